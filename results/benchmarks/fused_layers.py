@@ -31,7 +31,7 @@ def made(folder: Path, task: str, data: Path, fused: bool, **train: Any) -> Step
         lr_schedule="constant", warmup_ratio=0.0, **train,
     )  # fmt: skip
     steps = Steps(path)
-    packing = steps.training.loaded.packing
+    packing = steps.learner.loaded.packing
     assert packing is not None
     if not fused:
         packing.layers = []
@@ -42,9 +42,9 @@ def products(steps: Steps, tokens: int) -> float:
     """CPU seconds of the matrix products in the layers' forward and backward passes."""
     import torch
 
-    assert steps.training.loaded.packing is not None
-    layers = steps.training.loaded.packing.encoder.layer
-    dtype = torch.bfloat16 if steps.training.precision == "bf16" else torch.float32
+    assert steps.learner.loaded.packing is not None
+    layers = steps.learner.loaded.packing.encoder.layer
+    dtype = torch.bfloat16 if steps.setup.precision == "bf16" else torch.float32
     seconds = 0.0
     for module in (each for each in layers[0].modules() if isinstance(each, torch.nn.Linear)):
         weight = module.weight.detach().to(dtype)
@@ -75,7 +75,7 @@ def speed(folder: Path, task: str, data: Path, asked: Any) -> None:
             if number >= WARM_UP:
                 cpu[name].append(time.process_time() - began[0])
                 wall[name].append(time.perf_counter() - began[1])
-        tokens = both["fused"].training.reporter.counts()["tokens"] // (number + 1)
+        tokens = both["fused"].tokens // (number + 1)
     medians = {name: statistics.median(seconds) for name, seconds in cpu.items()}
     theirs, ours = medians.values()
     ideal = products(both["fused"], tokens)
@@ -101,10 +101,12 @@ def accuracy(folder: Path, task: str, data: Path, asked: Any) -> None:
             )  # fmt: skip
             for _ in range(asked.steps):
                 steps.step()
-            training = steps.training
-            count = len(training.data.validation)
-            predictions = training._predictions(training.data, np.arange(count), count)
-            metrics = training.task.compute(predictions, training.data)
+            tokens = steps.setup.data
+            count = len(tokens.validation)
+            predictions = steps.trainer.evaluator.predict_part(
+                tokens, np.arange(count), count, lambda: None
+            )
+            metrics = steps.setup.task.compute(predictions, tokens)
             found[name].append(100 * metrics["accuracy"])
             print(seed, name, metrics, flush=True)
     theirs, ours = found.values()

@@ -305,12 +305,12 @@ def checkpoint_cost_s(steps: Steps) -> float:
     for saves in (False, True):
         began = time.perf_counter()
         if saves:
-            steps.training._checkpoint()
+            steps.trainer.checkpointing.save()
         for _ in range(50):
             loss = steps.step()
         float(loss)  # the device is done
         seconds.append(time.perf_counter() - began)
-        steps.training.saver.wait()
+        steps.trainer.checkpointing.wait()
     return seconds[1] - seconds[0]
 
 

@@ -143,7 +143,7 @@ class Case(Steps):
 
     def step(self) -> Any:
         loss = super().step()
-        self.training.communication.end_step(self.training.position.step)
+        self.trainer.strategy.end_step(self.trainer.position.step)
         return loss
 
     def block(self, count: int) -> float:
@@ -165,19 +165,19 @@ class Case(Steps):
 def changed(is_plain: bool, whole_table: bool) -> Iterator[None]:
     """Trainings that are made in it: by plain DDP, with the whole embedding table."""
     from slurmft.train.engine import vocab_trim
-    from slurmft.train.parallel.grad_comm import GradientCommunication
+    from slurmft.train.parallel.replicated import Ddp
 
     def plain(self: Any, accelerator: Any, model: Any, optimizer: Any) -> Any:
         accelerator.ddp_handler = None
         return accelerator.prepare_model(model)
 
-    before = GradientCommunication.prepare, vocab_trim._SAVED_BYTES
+    before = Ddp.wrap, vocab_trim._SAVED_BYTES
     if is_plain:
-        GradientCommunication.prepare = plain  # type: ignore[method-assign]
+        Ddp.wrap = plain  # type: ignore[method-assign]
     if whole_table:
         vocab_trim._SAVED_BYTES = 2**40
     yield
-    GradientCommunication.prepare, vocab_trim._SAVED_BYTES = before  # type: ignore[method-assign]
+    Ddp.wrap, vocab_trim._SAVED_BYTES = before  # type: ignore[method-assign]
 
 
 def rank(link: str, data: Path, folder: Path, output: Path) -> None:
@@ -216,7 +216,7 @@ def make_cases(names: Sequence[str], data: Path, folder: Path) -> dict[str, Case
         world = cases[names[0]].world
         process_group.init = lambda backend, world=world: world  # type: ignore[misc]
         if is_main and not (folder / "tokens").exists():
-            shutil.copytree(cases[name].training.run_dir.tokens, folder / "tokens")
+            shutil.copytree(cases[name].setup.run_dir.tokens, folder / "tokens")
     return cases
 
 

@@ -222,33 +222,44 @@ class Steps:
         from slurmft.job import Job
         from slurmft.node.heartbeat import Heart
         from slurmft.runs.rundir import RunDir
-        from slurmft.train.loop.trainer import Training
+        from slurmft.train.loop.setup import Setup
+        from slurmft.train.loop.trainer import Trainer
 
         os.environ |= {} if "RANK" in os.environ else one_rank()
         heart = Heart(path / f"beat-{os.environ['RANK']}")
-        self.training = Training(Job(RunDir.open(path), heart=heart))
-        self.training.join()
-        self.training.prepare_data()
-        self.training.build(None)
-        self.training.model.train()
-        self.world = self.training.world
+        self.setup = Setup.prepare(Job(RunDir.open(path), heart=heart), None)
+        self.trainer = Trainer.build(self.setup)
+        self.trainer.reporter.start()
+        self.learner = self.trainer.learner
+        self.learner.model.train()
+        self.world = self.setup.world
+        self.tokens = 0
+        """Those of this rank's batches."""
         self._batches: Any = iter(())
         self._epoch = 0
 
     def samples(self) -> Any:
         """The samples of the next whole global batch."""
-        found = next(self._batches, None)
-        if found is None or len(found) < self.training.plan.global_batch_size:
-            self._batches = self.training._global_batches(self._epoch, 0)
+        from slurmft.train.loop.trainer import global_batches
+
+        samples = next(self._batches, None)
+        if samples is None or len(samples) < self.setup.plan.global_batch_size:
+            self._batches = global_batches(self.setup, self._epoch)
             self._epoch += 1
-            found = next(self._batches)
-        return found
+            samples = next(self._batches)
+        return samples
 
     def step(self) -> Any:
-        """One optimizer step; its loss."""
-        loss = self.training._step(self.samples())
-        self.training.position.step += 1
-        return loss
+        """Makes one optimizer step. Returns its loss."""
+        return self.whole_step(self.samples()).loss
+
+    def whole_step(self, samples: Any) -> Any:
+        """Makes one optimizer step. Returns all that the learner tells of it."""
+        batches = self.learner.micro_batches(samples)
+        self.tokens += sum(each.batch.tokens for each in batches)
+        step = self.learner.step(samples, batches)
+        self.trainer.position.step += 1
+        return step
 
     def leave(self) -> None:
         from slurmft.job import process_group

@@ -67,16 +67,16 @@ def measured(folder: Path, layers: int) -> dict[str, float]:
         steps = Steps(run)
     for _ in range(WARM_UP):
         steps.step()
-    assert steps.training.loaded.packing is not None
-    assert steps.training.loaded.packing.gpu_layers is not None
+    assert steps.learner.loaded.packing is not None
+    assert steps.learner.loaded.packing.gpu_layers is not None
     with Kernels() as kernels:
         steps.step()
     times = []
     for _ in range(STEPS):
         samples, began = steps.samples(), time.perf_counter()
-        parts = steps.training.parts(samples)
+        batches = steps.learner.micro_batches(samples)
         made = time.perf_counter()
-        steps.training._step(samples, parts)
+        steps.learner.step(samples, batches)
         times.append((made - began, time.perf_counter() - made))
     batch_s, step_s = (statistics.median(each) for each in zip(*times, strict=True))
     return {"kernels": kernels.count.total(), "step_ms": 1e3 * step_s, "batch_ms": 1e3 * batch_s}

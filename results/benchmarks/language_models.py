@@ -177,10 +177,10 @@ def by_slurmft(path: Path, work: Work) -> tuple[list[float], list[float], list[i
     steps = Steps(path)
     times, losses, tokens = [], [], []
     for _ in range(WARM_UP + work.steps):
-        before = steps.training.reporter.counts()["tokens"]
+        before = steps.tokens
         losses.append(float(steps.step()))
         times.append(time.perf_counter())
-        tokens.append(steps.training.reporter.counts()["tokens"] - before)
+        tokens.append(steps.tokens - before)
     return times, losses, tokens
 
 

@@ -15,6 +15,7 @@ every rank knows, medians of the rounds, as the main rank sees them:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import statistics
@@ -186,11 +187,11 @@ class Phase:
         return time.perf_counter() - began + self.share(lambda: found)
 
     def memory(self) -> float:
-        from slurmft.train.loop import evaluation
+        from slurmft.train.loop import evaluator
 
         self.begin_together()
         began = time.perf_counter()
-        whole = evaluation.gather(self.world, self.predictions[self.mine], self.sizes)
+        whole = evaluator.gather(self.world, self.predictions[self.mine], self.sizes)
         gather_s = time.perf_counter() - began
         return gather_s + self.share(lambda: self.compute(whole, self.labels))
 
@@ -212,23 +213,23 @@ def throughput_rank(run: Path) -> None:
     import numpy as np
 
     steps = Steps(run)
-    training = steps.training
+    world = steps.world
+    evaluator = steps.trainer.evaluator
+    train = steps.setup.data.train
     # As many samples as the published evaluation has for each of 16 GPUs.
-    training.data = type(training.data)(
-        training.data.train, training.data.train, training.data.labels, training.data.pad_id
-    )
-    parts = np.array_split(np.arange(len(training.data.validation)), training.world.size)
+    data = dataclasses.replace(steps.setup.data, validation=train, sizes=())
+    parts = np.array_split(np.arange(len(train)), world.size)
+    boundary = steps.trainer.checkpointing.stop_or_save
 
     def alone() -> None:
-        training.predicted = []
-        training._predictions(training.data, parts[training.world.rank], len(parts[0]))
-        training.world.on_some(False, lambda: None)
+        evaluator._predicted = []
+        evaluator.predict_part(data, parts[world.rank], len(parts[0]), boundary)
+        world.on_some(False, lambda: None)
 
     def with_metrics() -> None:
-        training.predicted = []
-        training.position.best = 2.0  # no evaluation is the best: no checkpoint
-        training._evaluate()
-        training.world.on_some(False, lambda: None)
+        evaluator._predicted = []
+        evaluator.measure(data, boundary)
+        world.on_some(False, lambda: None)
 
     def seconds(work: Callable[[], None]) -> float:
         began = time.perf_counter()
@@ -242,9 +243,9 @@ def throughput_rank(run: Path) -> None:
         took = {work: seconds(work) for work in order}
         pairs.append((took[alone], took[with_metrics]))
     shares = [100 * a / b for a, b in pairs]
-    if training.world.is_main:
+    if world.is_main:
         found = {
-            "samples": len(training.data.validation),
+            "samples": len(train),
             "throughput_percent": statistics.median(shares),
             "throughput_percent_95": confidence(shares),
             "evaluation_s": statistics.median(a for a, _ in pairs),

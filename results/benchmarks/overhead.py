@@ -75,7 +75,7 @@ def checkpoint_block(steps: Steps, with_it: bool) -> float:
     """Seconds of a block of steps, while a checkpoint is written or not."""
     began = time.perf_counter()
     if with_it:
-        steps.training._checkpoint()
+        steps.trainer.checkpointing.save()
     copy_s = time.perf_counter() - began
     steps.world.sum([0.0])  # both ranks begin together
     began = time.perf_counter()
@@ -83,23 +83,23 @@ def checkpoint_block(steps: Steps, with_it: bool) -> float:
         steps.step()
     steps.world.sum([0.0])
     seconds = copy_s + time.perf_counter() - began
-    steps.training.saver.wait()
+    steps.trainer.checkpointing.wait()
     return seconds
 
 
 def requests_block(steps: Steps, with_it: bool) -> float:
     """Seconds of a block of steps, with or without what training does between two of them."""
-    training = steps.training
-    training.job.begin_phase()  # the block without it, before, is no slow step of this one
+    job = steps.setup.job
+    job.begin_phase()  # the block without it, before, is no slow step of this one
     steps.world.sum([0.0])
     began = time.perf_counter()
     for _ in range(STEPS["requests"]):
         if with_it:
-            training.job.begin_step()
+            job.begin_step()
         steps.step()
         if with_it:
-            training.job.step(training.position.step)
-            training._stop_or_save()
+            job.step(steps.trainer.position.step)
+            steps.trainer.checkpointing.stop_or_save()
     steps.world.sum([0.0])
     return time.perf_counter() - began
 
@@ -110,7 +110,7 @@ def checkpoint_cost(steps: Steps, path: Path, pairs: list[tuple[float, float]]) 
     return {
         "cost_of_one_s": cost_s,
         "cost_percent_every_60_s": 100 * cost_s / CHECKPOINT_EVERY_S,
-        "save_s": steps.training.job._checkpoints.seconds,
+        "save_s": steps.setup.job._checkpoints.seconds,
         "checkpoint_mib": size / 2**20 / len(list(path.glob("checkpoints/step-*"))),
     }
 

@@ -189,8 +189,8 @@ def by_slurmft(path: Path, task: str) -> Trained:
     for _ in range(WARM_UP + WORK[task].steps):
         losses.append(steps.step())
         times.append(time.perf_counter())
-    training = steps.training
-    return times, losses, partial(f1_of, training.task, training.loaded.model, training.data)
+    model = steps.learner.loaded.model
+    return times, losses, partial(f1_of, steps.setup.task, model, steps.setup.data)
 
 
 def by_trainer(path: Path, task: str) -> Trained:

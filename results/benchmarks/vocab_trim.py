@@ -85,7 +85,7 @@ def case(data: Path, model: Path, rows: list[str], steps: int, folder: Path, out
     found = {
         "step_s": {each: times[each][WARM_UP:] for each in rows},
         "loss": losses[rows[0]],
-        "checkpoint_mib": checkpoint_mib(trainings[rows[0]].training),
+        "checkpoint_mib": checkpoint_mib(trainings[rows[0]].learner),
         "peak_memory_mib": peak_memory_mib(),
     }
     output.write_text(json.dumps(found))
@@ -106,10 +106,10 @@ def training_of(data: Path, model: Path, rows: str, folder: Path) -> Steps:
     return steps
 
 
-def checkpoint_mib(training: Any) -> float:
+def checkpoint_mib(learner: Any) -> float:
     """Of weights and the optimizer's state."""
-    state = list(training.loaded.model.parameters())
-    for each in training.optimizer.state.values():
+    state = list(learner.loaded.model.parameters())
+    for each in learner.optimizer.state.values():
         state += each.values()
     return float(sum(tensor.nbytes for tensor in state)) / 2**20
 

@@ -16,6 +16,7 @@ from slurmft.core.options import (
     check_credentials,
     check_options,
     option,
+    options,
 )
 from slurmft.core.program import Program
 from slurmft.train import own_task
@@ -513,14 +514,14 @@ class TrainConfig:
         return self.lora is not None and not self.merge
 
     @classmethod
-    def resolve(cls, **given: Any) -> "TrainConfig":
-        """The values that are given, over those of the recipe that they name or imply."""
-        return build(cls, fill(given))
+    def resolve(cls, **given: Any) -> "ResolvedConfig":
+        """Returns the values that are given, over those of the recipe that they name or imply."""
+        return resolved(build(cls, fill(given)))
 
     @classmethod
     def of(cls, program: Program) -> "TrainConfig":
-        """The configuration of a run of this program."""
-        return build(cls, program.settings)
+        """Returns the configuration of a run of this program, with what may be open in it."""
+        return build(TrainConfig, program.settings)
 
     def program(self) -> Program:
         """The built-in program with these options, as the toolkit knows it."""
@@ -535,6 +536,38 @@ class TrainConfig:
             paths=tuple(local),
             settings=dataclasses.asdict(self) | {"task_option": list(self.task_option)},
         )
+
+
+def _required(name: str) -> Any:
+    """Returns the field of an option of `TrainConfig` without its default."""
+    return dataclasses.field(metadata=TrainConfig.__dataclass_fields__[name].metadata)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedConfig(TrainConfig):
+    """The options of a run, where the recipe has given what nobody else has."""
+
+    epochs: int = _required("epochs")
+    batch_size: int = _required("batch_size")
+    eval_batch_size: int = _required("eval_batch_size")
+    learning_rate: float = _required("learning_rate")
+
+    @classmethod
+    def of(cls, program: Program) -> "ResolvedConfig":
+        """Returns the configuration of a run of this program."""
+        return resolved(TrainConfig.of(program))
+
+
+def resolved(config: TrainConfig) -> ResolvedConfig:
+    """Returns a configuration as a run needs it. What is open in it, as a prediction leaves the
+    options of a training, is as in the recipe."""
+    values = {name: getattr(config, name) for name in options(TrainConfig)}
+    required = ("epochs", "batch_size", "eval_batch_size", "learning_rate")
+    if any(values[name] is None for name in required):
+        names = ("task", "preset", "recipe", "as_published")
+        recipe = fill({name: values[name] for name in names})
+        values |= {name: recipe[name] for name in required if values[name] is None}
+    return ResolvedConfig(**values)
 
 
 def local_steps(grad_comm: str) -> int | None:

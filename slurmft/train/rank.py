@@ -46,13 +46,13 @@ def main(run_dir: str) -> None:
     with attach(run_dir) as job:
         prepare()  # here, what fails in it is recorded, too
         if job.config.program.kind == "predict":
-            from slurmft.train.predict.inference import Prediction
+            from slurmft.train.predict import prediction
 
-            Prediction(job, _imports_s).run()
+            prediction.run(job)
         else:
-            from slurmft.train.loop.trainer import Training
+            from slurmft.train.loop import trainer
 
-            Training(job, _imports_s).run()
+            trainer.run(job, _imports_s)
     end(0)
 
 

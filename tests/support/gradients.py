@@ -11,7 +11,8 @@ from accelerate import Accelerator
 
 from slurmft.job import process_group
 from slurmft.job.process_group import World
-from slurmft.train.parallel.grad_comm import GradientCommunication
+from slurmft.train.config import TrainConfig
+from slurmft.train.parallel.choice import choose_strategy
 
 WORDS = 9000
 SIZES = {
@@ -39,12 +40,12 @@ class Rank:
     def __init__(
         self, world: World, asked: str, model: Any = None, precision: str = "fp32"
     ) -> None:
-        self.communication = GradientCommunication(asked, world, precision)
+        self.strategy = choose_strategy(TrainConfig(grad_comm=asked), world, precision)
         self.accelerator = Accelerator(cpu=True)
         self.bare = model or make()
         self.optimizer = torch.optim.AdamW(self.bare.parameters(), lr=1e-3)
         self.world, self.step_number = world, 0
-        self.model = self.communication.prepare(self.accelerator, self.bare, self.optimizer)
+        self.model = self.strategy.wrap(self.accelerator, self.bare, self.optimizer)
 
     def backward(self, micro_steps: int = 1) -> None:
         for number in range(micro_steps):
@@ -61,7 +62,7 @@ class Rank:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step_number += 1
-        self.communication.end_step(self.step_number)
+        self.strategy.end_step(self.step_number)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         return {n: p.grad for n, p in self.bare.named_parameters() if p.grad is not None}
@@ -120,8 +121,8 @@ def check_rounded(world: World) -> None:
 def check_auto(world: World) -> None:
     """Gradients are rounded where the run computes in bf16."""
     for precision, expected in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32")):
-        communication = GradientCommunication("auto", world, precision)
-        assert communication.used == communication.facts()["used"] == expected
+        strategy = choose_strategy(TrainConfig(grad_comm="auto"), world, precision)
+        assert strategy.sends == expected
 
 
 def check_local(world: World) -> None:
@@ -130,7 +131,7 @@ def check_local(world: World) -> None:
     for step in range(1, 8):
         before = rank.weights()
         rank.step()
-        met = rank.communication.is_synchronized_after(step)
+        met = rank.strategy.is_synchronized_after(step)
         assert met == (step in (3, 6))
         assert same_everywhere(world, rank.weights()) == met
         moments = torch.cat([s["exp_avg"].reshape(-1) for s in rank.optimizer.state.values()])
@@ -138,7 +139,7 @@ def check_local(world: World) -> None:
         assert not torch.equal(before, rank.weights())
     start = before  # after step 6
     own = torch.stack([torch.tensor(w) for w in world.all_objects(rank.weights().tolist())])
-    rank.communication.average()
+    rank.strategy.synchronize()
     changes = own.mean(0) - start
     near = 0.02 * float((own - start).abs().max())  # of a sum whose parts are larger
     torch.testing.assert_close(rank.weights() - start, changes, rtol=0, atol=near)

@@ -21,13 +21,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurmft.core.errors import SlurmftError
-from slurmft.train.loop import timers, trainer
+from slurmft.train.loop import learner, timers, trainer
 from slurmft.train.loop.checkpoint import Saver
+from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.timers import CpuEvent
-from slurmft.train.parallel.optim import make_optimizer, steps_taken
+from slurmft.train.parallel.optim import make_optimizer
 from tests.support import CHECKOUT
 from tests.support.models import write_emotion, write_model
 
@@ -127,19 +129,32 @@ def make(folder: Path, **train: Any) -> Steps:
 
 def to_meta(steps: Steps) -> None:
     """Moves a training that has just been built."""
-    training = steps.training
-    training.world = dataclasses.replace(training.world, device=META)
-    training.communication.world = training.reporter.world = training.world
-    training.accelerator.state.device = META
+    steps.world = dataclasses.replace(steps.world, device=META)
+    steps.setup = dataclasses.replace(steps.setup, world=steps.world)
 
-    def made(model: Any, plan: Any, **how: Any) -> Any:
+    def make_on_meta(model: Any, plan: Any, **how: Any) -> Any:
         return make_optimizer(model.to(META), plan, **how)
 
+    def accelerator(_: Any) -> Any:
+        here = Accelerator(cpu=True)
+        here.state.device = META
+        return here
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "make_optimizer", made)
-        training._build_model()
-    training.model.train()
-    training._has_checked_count = True
+        patch.setattr(learner, "make_optimizer", make_on_meta)
+        patch.setattr(learner, "make_accelerator", accelerator)
+        steps.trainer = trainer.Trainer.build(steps.setup)
+    steps.learner = steps.trainer.learner
+    steps.learner.model.train()
+    steps.learner._has_checked_count = True
+
+
+def report(steps: Steps, number: int, samples: Any) -> Any:
+    """Makes a step, and has it noted."""
+    batches = steps.learner.micro_batches(samples)
+    step = steps.learner.step(samples, batches)
+    steps.trainer.reporter.step(number, step, len(samples), batches)
+    return step
 
 
 def check_no_waits(folder: Path) -> None:
@@ -148,15 +163,12 @@ def check_no_waits(folder: Path) -> None:
         with gpu() as device:
             steps = make(folder, batching=batching, dropout=0.1)
             to_meta(steps)
-            training = steps.training
-            training.reporter.begin_window()
+            reporter = steps.trainer.reporter
+            reporter.begin_window()
             with device:
-                for step in range(1, 29):
-                    samples = steps.samples()
-                    loss = training._step(samples)
-                    assert training.reporter._window.norms[-1].device == META
-                    training.reporter.step(step, loss, 0.1, len(samples))
-            assert len(training.reporter._full) == 1  # of two windows, one is read
+                for number in range(1, 29):
+                    assert report(steps, number, steps.samples()).norm.device == META
+            assert len(reporter._full) == 1  # of two windows, one is read
             assert device.received == 2
             if batching == "packed":
                 assert device.waits == []
@@ -170,9 +182,10 @@ def check_evaluation_waits_once(folder: Path) -> None:
     with gpu() as device:
         steps = make(folder, eval_batch_size=8)
         to_meta(steps)
-        training = steps.training
+        evaluator = steps.trainer.evaluator
+        samples = torch.arange(67).numpy()
         with device:
-            training._predictions(training.data, torch.arange(67).numpy(), most=67)
+            evaluator.predict_part(steps.setup.data, samples, 67, lambda: None)
         assert device.waits == ["copy from the device"]
 
 
@@ -193,7 +206,7 @@ def check_overflow(folder: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             steps = make(folder, max_grad_norm=norm, learning_rate=0.1, warmup_steps=0)
-            training = steps.training
+            training = steps.learner
             training.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
             training._has_checked_count = True  # of the first batch alone
             weight = training.loaded.model.classifier.weight
@@ -202,19 +215,19 @@ def check_overflow(folder: Path) -> None:
             rates, moved, scales = [], [], []
             for _ in range(5):
                 before = weight.detach().clone()
-                rates.append(training.scheduler.get_last_lr()[0])
                 samples = steps.samples()
                 with Scalars() as read:  # type: ignore[no-untyped-call]
-                    training._step(samples)
+                    step = steps.whole_step(samples)
                 assert read.count == 0
+                assert step.norm is None  # to overflow is no error
+                rates.append(step.learning_rate)
                 moved.append(not torch.equal(weight, before))
                 scales.append(training.scaler.get_scale())
         assert moved == [False, True, False, True, True]
         assert scales == [512.0, 512.0, 256.0, 256.0, 256.0]
-        total = training.plan.total_steps
+        total = steps.setup.plan.total_steps
         assert rates == pytest.approx([0.1 * (total - step) / total for step in range(5)])
-        assert training.reporter._window.norms == []  # to overflow is no error
-        assert steps_taken(training.optimizer) == 3
+        assert training.skipped_steps == 2
 
 
 class Scalars(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
@@ -233,59 +246,54 @@ def check_gradients_that_are_not_finite(folder: Path) -> None:
     cases = ((1.0, "the gradients' norm is nan at step 2"), (0.0, "weights are not finite after"))
     for norm, message in cases:
         steps = make(folder, max_grad_norm=norm)
-        training = steps.training
-        training.reporter.begin_window()
-        weight = training.loaded.model.classifier.weight
+        checkpointing = steps.trainer.checkpointing
+        steps.trainer.reporter.begin_window()
+        weight = steps.learner.loaded.model.classifier.weight
         factors = iter([1.0, torch.nan])
         weight.register_hook(lambda gradient, by=factors: gradient * next(by))
-        for step in (1, 2):
-            samples = steps.samples()
-            loss = training._step(samples)
-            assert loss.isfinite()
-            training.position.step = step
-            training.reporter.step(step, loss, 0.1, len(samples))
+        for number in (1, 2):
+            assert report(steps, number, steps.samples()).loss.isfinite()
+            steps.trainer.position.step = number
         with pytest.raises(SlurmftError, match=message) as error:
-            training._checkpoint()
+            checkpointing.save()
         assert "lower --learning-rate" in (error.value.hint or "")
-        training.saver.wait()
-        assert not list(training.run_dir.checkpoints.glob("step-*"))
+        checkpointing.wait()
+        assert not list(steps.setup.run_dir.checkpoints.glob("step-*"))
 
 
 def check_windows_are_read_late(folder: Path) -> None:
     """Steps are recorded a window later, and all of them before a checkpoint."""
     steps = make(folder, log_every=2)
-    training = steps.training
     recorded: list[int] = []
-    training.job.record = lambda event, *rows, **_: recorded.extend(  # type: ignore[method-assign]
+    steps.setup.job.record = lambda event, *rows, **_: recorded.extend(  # type: ignore[method-assign]
         row["step"] for row in rows if event == "step"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timers.CpuEvent, "query", lambda event: False)
-        training.reporter.begin_window()
-        for step in range(1, 8):
-            samples = steps.samples()
-            training.reporter.step(step, training._step(samples), 0.1, 8)
-            assert recorded == list(range(1, 2 * (step // 2) - 1))
-        training._snapshot()
+        steps.trainer.reporter.begin_window()
+        for number in range(1, 8):
+            report(steps, number, steps.samples())
+            assert recorded == list(range(1, 2 * (number // 2) - 1))
+        steps.trainer.checkpointing.save()
     assert recorded == list(range(1, 8))
 
 
 def check_memory(folder: Path) -> None:
     """A device that is full: what for, and what needs less of it."""
     steps = make(folder, batch_size=32)
-    training = steps.training
 
     def fails(*_: Any) -> None:
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB."
         )
 
-    training.join = training.prepare_data = lambda: None  # type: ignore[method-assign]
-    training.build = lambda checkpoint: None  # type: ignore[method-assign]
-    training.task.loss = fails  # type: ignore[assignment, method-assign]
-    with pytest.raises(SlurmftError) as error:
-        training.run()
-    batch = training.parts(next(training._global_batches(0, 0)))[0][0]
+    steps.setup.task.loss = fails  # type: ignore[assignment, method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Setup, "prepare", lambda *_: steps.setup)
+        with pytest.raises(SlurmftError) as error:
+            trainer.run(steps.setup.job)
+    samples = next(trainer.global_batches(steps.setup, 0))
+    batch = steps.learner.micro_batches(samples)[0].batch
     assert error.value.message.startswith(
         f"CUDA out of memory in step 1, on a batch of 32 samples and {batch.tokens} tokens, with "
     )
@@ -299,7 +307,7 @@ def check_memory(folder: Path) -> None:
 def check_slow_save(run: Path) -> None:
     """All ranks wait for a slow write where that may take long: not within the next step."""
     steps = Steps(run)
-    training = steps.training
+    checkpointing = steps.trainer.checkpointing
     write = Saver._write
 
     def slowly(*args: Any) -> None:
@@ -309,13 +317,13 @@ def check_slow_save(run: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Saver, "_write", slowly)
         steps.step()
-        training._checkpoint()
-        training.world.share_object(None)  # both ranks begin together
+        checkpointing.save()
+        steps.world.share_object(None)  # both ranks begin together
         steps.step()
         began = time.monotonic()
-        training._checkpoint()
+        checkpointing.save()
         assert time.monotonic() - began > 1.5, "the next step would wait in nccl"
-        training.saver.wait()
+        checkpointing.wait()
 
 
 if __name__ == "__main__":

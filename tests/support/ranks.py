@@ -10,7 +10,7 @@ import torch
 
 from slurmft.job import process_group
 from slurmft.job.process_group import PeerFailedError, World
-from slurmft.train.loop.evaluation import gather
+from slurmft.train.loop.evaluator import gather
 from slurmft.train.parallel.optim import MuonAdamW
 
 

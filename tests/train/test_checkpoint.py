@@ -14,15 +14,17 @@ import torch
 from safetensors import SafetensorError
 
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.job import Job
 from slurmft.job.checkpoints import verify
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.loop import checkpoint, saving
-from slurmft.train.loop.checkpoint import Saver, Snapshot
-from slurmft.train.loop.state import join_optimizer, rng_state, set_rng_state, split_optimizer
+from slurmft.train.loop.checkpoint import Checkpoint, Saver
+from slurmft.train.loop.generators import rng_state, set_rng_state
+from slurmft.train.loop.saving import PatientSave
+from slurmft.train.parallel.optim import join_optimizer, split_optimizer
 from tests.support import CHECKOUT
 
 CPU = torch.device("cpu")
@@ -34,9 +36,17 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
 
 
-def snapshot(step: int, value: float = 1.0, size: int = 1000) -> Snapshot:
+def made(step: int, value: float = 1.0, size: int = 1000) -> Checkpoint:
     tensors = {"model": {"w": torch.full((size,), value)}, "predicted": {"n": torch.empty(0)}}
-    return Snapshot("", {"step": step}, tensors)
+    return Checkpoint(step, "", {"world_size": 1}, {"position": {"step": step}}, tensors)
+
+
+def saver_of(run: RunDir) -> Saver:
+    """Of one rank."""
+    world: Any = SimpleNamespace(
+        is_main=True, on_main=lambda work: work(), share_object=lambda value: value
+    )
+    return Saver(Job(run), world)
 
 
 def warnings_of(run: RunDir) -> list[str]:
@@ -44,20 +54,37 @@ def warnings_of(run: RunDir) -> list[str]:
 
 
 def test_round_trip(run: RunDir) -> None:
-    assert Saver(Job(run)).save(snapshot(3, 0.5), patience_s=0)
+    assert saver_of(run).save(made(3, 0.5), patience_s=0)
     found = checkpoint.read(run.checkpoints / "step-00000003")
-    assert found.state == {"step": 3}
-    assert torch.equal(found.tensors["model"]["w"], torch.full((1000,), 0.5))
-    assert found.tensors["predicted"]["n"].numel() == 0
+    assert found.name == "step-00000003"
+    assert found.setup == {"world_size": 1}
+    position = found.state_of("position")
+    assert position.values == {"step": 3}
+    assert position.checkpoint == run.checkpoints / found.name
+    assert torch.equal(position.tensors["model"]["w"], torch.full((1000,), 0.5))
+    assert position.tensors["predicted"]["n"].numel() == 0
+
+
+def test_checkpoint_of_an_earlier_version_is_refused(run: RunDir) -> None:
+    """In two lines, with what to do."""
+    folder = run.checkpoints / "step-00000003"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text('{"step": 3, "position": {"step": 3}}')
+    with pytest.raises(UsageError) as error:
+        checkpoint.read(folder)
+    assert error.value.message.startswith("step-00000003 was written by an earlier version")
+    assert error.value.hint == (
+        "resume the run with the version that started it, or submit a new run"
+    )
 
 
 def test_full_disk(small_disk: Path) -> None:
     """The save fails with a warning, what is there stays, and the next save works again."""
     job = JobConfig(runs_dir=str(small_disk), keep_checkpoints=3)
     run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
-    saver = Saver(Job(run))
-    assert saver.save(snapshot(1), patience_s=0)
-    too_large = snapshot(2, size=2**20)
+    saver = saver_of(run)
+    assert saver.save(made(1), patience_s=0)
+    too_large = made(2, size=2**20)
     assert not saver.save(too_large, patience_s=0)
     warnings = warnings_of(run)
     assert len(warnings) == 1
@@ -67,7 +94,7 @@ def test_full_disk(small_disk: Path) -> None:
     assert run.checkpoint_names() == ["step-00000001"]
     verify(run.checkpoints / "step-00000001")
     assert not list(run.checkpoints.glob(".*"))
-    assert saver.save(snapshot(3), patience_s=0)
+    assert saver.save(made(3), patience_s=0)
 
 
 class Saves:
@@ -77,12 +104,13 @@ class Saves:
         self.errors, self.tries = errors, 0
         self.warnings: list[str] = []
         self.kept: list[int] = []
-        job = SimpleNamespace(
-            begin_phase=lambda: None, alive=lambda phase: None, should_stop=lambda: False,
-            warn=self.warnings.append, remove_checkpoints=lambda keep: self.kept.append(keep),
+        job: Any = SimpleNamespace(
+            run_dir=run.path, begin_phase=lambda: None, alive=lambda phase: None,
+            should_stop=lambda: False, warn=self.warnings.append,
+            remove_checkpoints=lambda keep: self.kept.append(keep),
         )  # fmt: skip
-        world = SimpleNamespace(on_main=lambda f: f())
-        self.training: Any = SimpleNamespace(run_dir=run, world=world, job=job)
+        world: Any = SimpleNamespace(on_main=lambda f: f())
+        self.patient = PatientSave(job, world, "the model", 2**20)
 
     def run(self) -> None:
         def save() -> None:
@@ -90,7 +118,7 @@ class Saves:
             if self.tries <= len(self.errors):
                 raise self.errors[self.tries - 1]
 
-        saving.save_patiently(self.training, "the model", 2**20, save)
+        self.patient.run(save)
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -128,14 +156,14 @@ def test_save_at_the_end_that_never_works_ends_in_words(
 
 
 def test_vanished_file_system(run: RunDir) -> None:
-    saver = Saver(Job(run))
+    saver = saver_of(run)
     gone = run.path.rename(run.path.with_name("gone"))
-    saver.start(snapshot(1))
+    saver.start(made(1))
     saver.wait()
     gone.rename(run.path)
     assert "no checkpoint of step 1" in warnings_of(run)[0]
     assert "make room" not in warnings_of(run)[0]
-    assert saver.save(snapshot(2), patience_s=0)
+    assert saver.save(made(2), patience_s=0)
 
 
 def test_random_generators_come_back() -> None:
@@ -172,7 +200,7 @@ def test_optimizer_comes_back() -> None:
 
 def test_safetensors_are_all_there_is(run: RunDir) -> None:
     """Nothing that would be unpickled."""
-    assert Saver(Job(run)).save(snapshot(1), patience_s=0)
+    assert saver_of(run).save(made(1), patience_s=0)
     suffixes = {path.suffix for path in (run.checkpoints / "step-00000001").iterdir()}
     assert suffixes == {".safetensors", ".json"}
     found = subprocess.run(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from slurmft.job.process_group import World
 from slurmft.train.data import stream
 from slurmft.train.data.tables import TokenTable
-from slurmft.train.parallel.grad_comm import GradientCommunication
+from slurmft.train.parallel.local_sgd import LocalSgd
 from tests.support import on_device, prepared
 
 META = torch.device("meta")
@@ -51,9 +51,8 @@ def test_local_sgd_sends_what_is_on_the_device(monkeypatch: pytest.MonkeyPatch) 
     world = World(rank=0, size=2, local_rank=0, device=META, backend="nccl", control=None)
     model = torch.nn.Linear(3, 3)
     accelerator = SimpleNamespace(prepare_model=lambda model, evaluation_mode: model.to(META))
-    communication = GradientCommunication("local:2", world, "fp32")
     optimizer = torch.optim.AdamW(model.parameters())
-    communication.prepare(accelerator, model, optimizer)
+    LocalSgd(world, 2).wrap(accelerator, model, optimizer)
     assert sent == [META, META]
 
 

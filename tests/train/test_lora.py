@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import ResolvedConfig, TrainConfig
 from slurmft.train.engine import lora, packing
 from slurmft.train.engine.lora import Adapter
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary
@@ -53,7 +53,7 @@ SIZES = (
 )
 
 
-def config(**given: Any) -> TrainConfig:
+def config(**given: Any) -> ResolvedConfig:
     return TrainConfig.resolve(**{"task": "emotion", "model": "m", "data": "d", "lora": 4} | given)
 
 

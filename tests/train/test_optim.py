@@ -13,16 +13,17 @@ from torch.optim import AdamW
 from slurmft.core.errors import UsageError
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import configure
-from slurmft.train.loop.state import join_optimizer, split_optimizer
 from slurmft.train.loop.step_plan import Plan
 from slurmft.train.parallel import optim
 from slurmft.train.parallel.optim import (
     MuonAdamW,
     hidden_matrices,
+    join_optimizer,
     make_optimizer,
     make_scheduler,
     orthogonal,
     split,
+    split_optimizer,
 )
 from slurmft.train.recipes import CHANGES, RECIPES
 

@@ -25,7 +25,7 @@ from slurmft.train.data.token_data import TokenData
 from slurmft.train.login import inputs
 from slurmft.train.login.formats import Question
 from slurmft.train.login.sources import localize
-from slurmft.train.loop.state import Predicted
+from slurmft.train.loop.evaluator import Predicted
 from slurmft.train.tasks import metrics
 from slurmft.train.tasks.squad import (
     MAX_ANSWER_TOKENS,

@@ -20,7 +20,7 @@ from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.loop.environment import import_times
-from slurmft.train.loop.loaded_model import choose_precision
+from slurmft.train.loop.setup import choose_precision
 from tests.conftest import HOSTILE, Done, Following, records, slurmft
 from tests.support import PATIENCE_S, until
 from tests.support.models import LABELS, write_emotion, write_model
@@ -187,10 +187,10 @@ def test_ranks_import_only_what_they_need(four_ranks: Done) -> None:
     """Of an emotion run: no rank needs datasets or evaluate, nor scikit-learn for an accuracy."""
     code = (
         "import sys; import slurmft.train.loop.trainer; from slurmft.train import tasks; "
-        "from slurmft.train.loop import evaluation; "
+        "from slurmft.train.loop import evaluator; "
         "from slurmft.runs.rundir import RunDir; from slurmft.train.config import TrainConfig; "
         "task = tasks.get(TrainConfig.of(RunDir.open(sys.argv[1]).load_config().program)); "
-        "evaluation.preload(task.metric_names); task.prepare(); "
+        "evaluator.preload(task.metric_names); task.prepare(); "
         "print([m for m in ('datasets', 'evaluate', 'sklearn', 'pandas') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(four_ranks.run.path)]

@@ -16,7 +16,7 @@ from slurmft.core.errors import UsageError, one_line
 from slurmft.core.text import shown, some
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.sources import check_packages
-from slurmft.train.loop.checkpoint import Tensors
+from slurmft.train.loop.state import Tensors
 
 _COMPARED = 2**16
 """Numbers of each frozen tensor that tell one model from another, about."""

@@ -99,7 +99,7 @@ def _trained(run: RunDir) -> TrainConfig:
 
 def _without_training_options(train: TrainConfig) -> TrainConfig:
     """Returns a configuration without the options that only a training has."""
-    changes: dict[str, Any] = dict.fromkeys(("lora", "epochs", "max_steps", "dropout"))
+    changes: dict[str, Any] = dict.fromkeys(("lora", "max_steps", "dropout"))
     switches = ("cpu_offload", "activation_checkpointing", "merge", "load_in_4bit")
     changes |= dict.fromkeys(switches, False)
     return dataclasses.replace(train, shard="none", **changes)

@@ -1,61 +1,124 @@
-"""Checkpoints of the trainer: its state as tensors and JSON, written beside the training.
+"""Checkpoints of the trainer: the states of its parts, as tensors and JSON, written beside it.
 
 Tensors are safetensors, everything else JSON: nothing is ever unpickled. The folders, their
 checksums and their number are the job's (`slurmft.job.checkpoints`).
 """
 
+import dataclasses
 import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load, save_file
 
+from slurmft.core.errors import UsageError
 from slurmft.job import Job
 from slurmft.job.checkpoints import checkpoint_name
+from slurmft.job.process_group import World
 from slurmft.runs.disk_space import is_full
 from slurmft.runs.rundir import RunDir
-
-Tensors = dict[str, torch.Tensor]
+from slurmft.train.loop.state import State, Tensors
 
 _STATE = "state.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Checkpoint:
     """The state of a run at one step boundary."""
 
+    step: int
+    """Optimizer steps done."""
     suffix: str
-    """Of the checkpoint's name: what was done after the step (see `RunDir.checkpoint_names`)."""
-    state: dict[str, Any]
-    """What JSON can hold."""
-    tensors: dict[str, Tensors]
-    """File name without suffix -> name -> CPU tensor."""
-    sharded: Tensors = field(default_factory=dict)
-    """Tensors of which each rank has its share (`slurmft.train.parallel.sharding`)."""
+    """What was done after the step, as the checkpoint's name says it: see
+    `RunDir.checkpoint_names`."""
+    setup: dict[str, Any] = field(default_factory=dict)
+    """What the run was set up with (`Setup.facts`)."""
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name of a part -> the values of its state."""
+    tensors: dict[str, Tensors] = field(default_factory=dict)
+    """File name without suffix -> name -> CPU tensor, of all parts."""
+    shares: Tensors = field(default_factory=dict)
+    """Tensors of which each rank has its share, before they are written."""
+    best: str | None = None
+    """Name of the checkpoint of the best evaluation so far."""
+    path: Path | None = None
+    """Where it was read from."""
+
+    @property
+    def name(self) -> str:
+        return checkpoint_name(self.step, self.suffix)
+
+    def state_of(self, part: str) -> State:
+        """Returns what one part gave to it."""
+        return State(self.parts[part], self.tensors, checkpoint=self.path)
 
 
-def write(folder: Path, snapshot: Snapshot) -> None:
+def write(folder: Path, checkpoint: Checkpoint) -> None:
     """Writes the files of a checkpoint. OSError or SafetensorError where it cannot."""
-    for name, tensors in snapshot.tensors.items():
+    for name, tensors in checkpoint.tensors.items():
         save_file(tensors, folder / f"{name}.safetensors")
-    (folder / _STATE).write_text(json.dumps(snapshot.state), encoding="utf-8")
+    values = {
+        "step": checkpoint.step,
+        "setup": checkpoint.setup,
+        "parts": checkpoint.parts,
+        "best": checkpoint.best,
+    }
+    (folder / _STATE).write_text(json.dumps(values), encoding="utf-8")
 
 
-def read(path: Path) -> Snapshot:
-    """Reads a checkpoint that is whole. OSError where the file system fails."""
-    state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+def read(path: Path) -> Checkpoint:
+    """Reads a checkpoint that is whole.
+
+    Raises:
+        OSError: the file system fails.
+        UsageError: an earlier version wrote it, in another form.
+    """
+    values = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    if "parts" not in values:
+        raise UsageError(
+            f"{path.name} was written by an earlier version of slurmft, and this one cannot resume "
+            "it",
+            "resume the run with the version that started it, or submit a new run",
+        )
     # Not mapped into memory: a file that is open cannot be pruned on every file system.
     tensors = {file.stem: load(file.read_bytes()) for file in path.glob("*.safetensors")}
-    return Snapshot(path.name.removeprefix(f"step-{state['step']:08d}"), state, tensors)
+    suffix = path.name.removeprefix(checkpoint_name(values["step"]))
+    return Checkpoint(**values, suffix=suffix, tensors=tensors, path=path)
+
+
+def newest(job: Job, world: World) -> Checkpoint | None:
+    """Returns the newest checkpoint that is whole, on every rank; None: there is none. Raises as
+    `read`."""
+    path = job.latest_checkpoint()
+    return None if path is None else read_for_all(world, lambda: read(path))
+
+
+def read_for_all(world: World, read: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+    """Returns what `read` returns on the main rank, on every rank."""
+    tensors: dict[str, Tensors] = {}
+
+    def read_values() -> Checkpoint | None:
+        checkpoint = read()
+        if checkpoint is None:
+            return None
+        tensors.update(checkpoint.tensors)
+        return dataclasses.replace(checkpoint, tensors={file: {} for file in tensors})
+
+    values: Checkpoint | None = world.on_main(read_values)
+    if values is None:
+        return None
+    # Tensors go by themselves: objects are pickled, and take twice their memory.
+    shared = {file: world.share_tensors(tensors.get(file, {})) for file in values.tensors}
+    return dataclasses.replace(values, tensors=shared)
 
 
 def copied(tensors: dict[str, Tensors]) -> dict[str, Tensors]:
-    """A contiguous copy in this host's memory, of tensors wherever they are."""
+    """Returns a contiguous copy in this host's memory, of tensors wherever they are."""
     return {
         file: {name: t.detach().to("cpu", copy=True).contiguous() for name, t in group.items()}
         for file, group in tensors.items()
@@ -63,74 +126,86 @@ def copied(tensors: dict[str, Tensors]) -> dict[str, Tensors]:
 
 
 class Saver:
-    """Writes snapshots in a thread; on the main rank alone.
+    """Writes checkpoints of which the main rank has all, in a thread. All ranks make the same
+    calls.
 
     A failure becomes a warning, and a later state is saved instead: the run continues, and the
     checkpoints that are there stay.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, world: World) -> None:
         self._job = job
+        self._world = world
         self._thread: threading.Thread | None = None
 
-    def start(self, snapshot: Snapshot, best: bool = False) -> None:
-        """Writes a snapshot in the background."""
-        self.wait()
-        checkpoint = self._job.checkpoint(snapshot.state["step"], snapshot.suffix, best)
+    def start(self, checkpoint: Checkpoint, best: bool = False) -> None:
+        """Writes a checkpoint in the background."""
+        if not self._world.is_main:
+            return
+        self._join()
+        folder = self._job.checkpoint(checkpoint.step, checkpoint.suffix, best)
 
-        def write() -> None:
-            self._warn(snapshot, self._write(snapshot, checkpoint))
+        def write_and_warn() -> None:
+            self._warn(checkpoint, self._write(checkpoint, folder))
 
-        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread = threading.Thread(target=write_and_warn, name="checkpoint")
         self._thread.start()
 
-    def save(self, snapshot: Snapshot, patience_s: float) -> bool:
-        """Writes a snapshot, trying again for `patience_s` seconds; whether it is there now."""
-        self.wait()
-        step, deadline = snapshot.state["step"], time.monotonic() + patience_s
+    def save(self, checkpoint: Checkpoint, patience_s: float) -> bool:
+        """Writes a checkpoint, trying again for `patience_s` seconds. Returns whether it is there
+        now."""
+        return bool(self._world.on_main(lambda: self._save(checkpoint, patience_s)))
+
+    def wait(self) -> None:
+        """Waits until no save is under way."""
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if self._world.share_object(is_busy):
+            # In the next step the others would wait for this rank in nccl, which gives up.
+            self._world.on_main(self._join)
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _save(self, checkpoint: Checkpoint, patience_s: float) -> bool:
+        self._join()
+        deadline = time.monotonic() + patience_s
         assert self._job.run_dir is not None
-        path = RunDir(self._job.run_dir).checkpoints / checkpoint_name(step, snapshot.suffix)
+        path = RunDir(self._job.run_dir).checkpoints / checkpoint.name
         if self._agreed(path.exists()):  # at the last evaluation, perhaps
             return True
-        while error := self._write(snapshot, self._job.checkpoint(step, snapshot.suffix)):
+        while error := self._write(checkpoint, self._new_folder(checkpoint)):
             if self._agreed(time.monotonic() > deadline):
-                self._warn(snapshot, error)
+                self._warn(checkpoint, error)
                 return False
             time.sleep(1.0)
         return True
 
+    def _new_folder(self, checkpoint: Checkpoint) -> AbstractContextManager[Path | None]:
+        return self._job.checkpoint(checkpoint.step, checkpoint.suffix)
+
     def _agreed(self, value: bool) -> bool:
-        """The main rank's value, on every rank that saves."""
+        """Returns the main rank's value, on every rank that saves."""
         return value
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a save is under way."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Waits for the save under way."""
-        if self._thread is not None:
-            self._thread.join()
-
     def _write(
-        self, snapshot: Snapshot, checkpoint: AbstractContextManager[Path | None]
+        self, checkpoint: Checkpoint, folder: AbstractContextManager[Path | None]
     ) -> Exception | None:
         """Returns what went wrong, whatever it is: the run continues without this checkpoint."""
         try:
-            with checkpoint as folder:
-                assert folder is not None  # on the main rank
-                write(folder, snapshot)
+            with folder as path:
+                assert path is not None  # on the main rank
+                write(path, checkpoint)
         except Exception as error:
             return error
         return None
 
-    def _warn(self, snapshot: Snapshot, error: Exception | None) -> None:
+    def _warn(self, checkpoint: Checkpoint, error: Exception | None) -> None:
         if error is None:
             return
         reason = getattr(error, "strerror", None) or str(error)
         room = f" (make room on the file system of {self._job.run_dir})" if is_full(error) else ""
         self._job.warn(
-            f"no checkpoint of step {snapshot.state['step']}: {reason}; the run continues and "
-            f"tries again{room}"
+            f"no checkpoint of step {checkpoint.step}: {reason}; the run continues and tries "
+            f"again{room}"
         )

@@ -1,6 +1,7 @@
 """What a training run records: steps, speed, metrics, its environment, its result."""
 
 import contextlib
+import dataclasses
 import math
 import platform
 import time
@@ -15,29 +16,42 @@ import torch.distributed as dist
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
-from slurmft.job import Job
-from slurmft.job.process_group import World
 from slurmft.node import hardware
 from slurmft.runs.progress import describe_epoch, result_table
-from slurmft.runs.rundir import RunDir
-from slurmft.train import own_task
-from slurmft.train.data.tables import Batch
-from slurmft.train.data.token_data import TokenData
 from slurmft.train.login import model_card
 from slurmft.train.loop.environment import describe_rank, import_times, peak_memory_bytes, versions
+from slurmft.train.loop.learner import STEADIER, MicroBatch, Step
 from slurmft.train.loop.loaded_model import LoadedModel
-from slurmft.train.loop.step_plan import Plan
+from slurmft.train.loop.setup import Setup
+from slurmft.train.loop.state import State
 from slurmft.train.loop.timers import OwnClock, PhaseClock, now, seconds_between
-
-OF_RANK = ("tokens", "padded_tokens", "flops")
-"""What each rank counts for itself."""
-_COUNTED = ("samples", *OF_RANK, "evaluated", "loss", "startup_s")
-STEADIER = "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32"
-"""What to do where numbers are no longer finite."""
 
 _RANKS_EVERY_S = 10.0
 _RANKS_AT_MOST_EVERY_S = 60.0
 """A record of all ranks has some ten characters for each: 64 ranks make 1 MB a day."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a run has done in all attempts."""
+
+    samples: int = 0
+    """Of training, on all ranks."""
+    tokens: int = 0
+    """Of training, on this rank; on the main one also those of all ranks before a resume."""
+    padded_tokens: int = 0
+    flops: float = 0.0
+    """Operations of the model for these tokens."""
+    evaluated: int = 0
+    """Samples of evaluations, on all ranks."""
+    loss: float = math.nan
+    """The loss of the last step that is recorded."""
+    startup_s: float = 0.0
+    """Seconds from the start of the job to the first step."""
+
+
+_OF_RANK = ("tokens", "padded_tokens", "flops")
+"""What each rank counts for itself."""
 
 
 class Reporter:
@@ -48,44 +62,43 @@ class Reporter:
     there, at the latest a window later.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        world: World,
-        plan: Plan,
-        clock: PhaseClock,
-        loaded: LoadedModel,
-        imports_s: float | None,
-    ) -> None:
+    def __init__(self, setup: Setup, loaded: LoadedModel, imports_s: float | None) -> None:
         """
         Args:
             imports_s: seconds from the start of this rank, or of the process that it was forked
                 from, until its imports were done.
         """
-        assert job.run_dir is not None
-        self.job, self.run_dir = job, RunDir(job.run_dir)
-        self.world, self.plan, self.clock = world, plan, clock
-        self._loaded, self._imports_s = loaded, imports_s
-        self._own_clock = OwnClock(loaded.model, world.device)
-        self.loss = math.nan
-        self.samples = self.tokens = self.padded_tokens = self.evaluated = 0
-        self.flops = self.startup_s = self._ran_before_s = 0.0
+        self._job = setup.job
+        self._run_dir = setup.run_dir
+        self._setup = setup
+        self._world = setup.world
+        self._plan = setup.plan
+        self._loaded = loaded
+        self.clock = PhaseClock(setup.world.device)
+        self.counts = Counts()
+        self._imports_s = imports_s
+        self._own_clock = OwnClock(loaded.model, setup.world.device)
+        self._ran_before_s = 0.0
         self._window = _Window(None)
         self._full: deque[_Window] = deque()
         self._facts: dict[str, Any] = {}
-        self._own_s, self._own_steps = np.zeros(world.size), 0
-        """Of every rank since the last record of ranks."""
+        self._own_s = np.zeros(setup.world.size)
+        """Seconds of every rank's own work since the last record of ranks."""
+        self._own_steps = 0
         self._ranks_recorded_at = 0.0
 
-    def start(self, data: TokenData) -> None:
+    # --- the start --------------------------------------------------------------------------------
+
+    def start(self) -> None:
         """Writes the environment and the first record. Called on every rank."""
-        ranks = self.world.gather_objects(describe_rank(self.world, self._imports_s))
-        if not self.world.is_main:
+        ranks = self._world.gather_objects(describe_rank(self._world, self._imports_s))
+        if not self._world.is_main:
             return
-        environment = {"versions": versions(), "python": platform.python_version()}
+        environment = {"versions": versions(), "python": platform.python_version(), "ranks": ranks}
         with contextlib.suppress(OSError):  # a full disk does not end a run
-            write_json(self.run_dir.environment, environment | {"ranks": ranks})
-        plan, vocabulary = self.plan, self._loaded.vocabulary
+            write_json(self._run_dir.environment, environment)
+        plan = self._plan
+        vocabulary = self._loaded.vocabulary
         self._facts = {
             "task": plan.config.task,
             "preset": plan.config.preset,
@@ -93,10 +106,10 @@ class Reporter:
             "parameters": self._loaded.parameters,
             "trained_parameters": self._loaded.trained_parameters,
             "vocabulary": vocabulary.facts() if vocabulary else None,
-            "world_size": self.world.size,
-            "nodes": len({r["node"] for r in ranks}),
+            "world_size": self._world.size,
+            "nodes": len({rank["node"] for rank in ranks}),
             "precision": plan.precision,
-            "backend": self.world.backend,
+            "backend": self._world.backend,
             "global_batch_size": plan.global_batch_size,
             "limited_from": plan.asked_batch_size if plan.is_limited else None,
             "total_steps": plan.total_steps,
@@ -104,86 +117,75 @@ class Reporter:
             "optimizer": plan.optimizer,
             "learning_rate": plan.learning_rate,
         }
-        self.job.record("start", self._facts | {"data": self._data_words(data)})
+        self._job.record("start", self._facts | {"data": self._data_words()})
         self._warn_of_nodes(ranks)
 
-    def _data_words(self, data: TokenData) -> list[str]:
-        """What the data has, in lines: as it was found at submission, where that was read there."""
-        config, inputs = self.plan.config, self.job.config.program.inputs
+    def _data_words(self) -> list[str]:
+        """Returns what the data has, in lines: as submission found it, where it was read there."""
+        config = self._plan.config
+        inputs = self._job.config.program.inputs
         read = [f"{Path(p).name}: {v['what']}" for p, v in inputs.items() if p != config.model]
-        return read or (data.words() if own_task.facts(config.task).splits else [])
+        if read:
+            return read
+        return self._setup.data.words() if self._setup.task.facts.splits else []
 
     def _warn_of_nodes(self, ranks: list[dict[str, Any]]) -> None:
-        """Where ranks are not on the cores, or of the environment, that they were to have."""
+        """Warns where ranks are not on the cores, or of the environment, that they were to have."""
         shared = sorted({rank["host"] for rank in ranks if not rank["is_staged"]})
-        if shared and self.job.config.job.stage_env:
-            self.job.warn(
+        if shared and self._job.config.job.stage_env:
+            self._job.warn(
                 f"--stage-env: {', '.join(shared)} imported from the shared environment; why: "
-                f"{self.run_dir.submitit}"
+                f"{self._run_dir.submitit}"
             )
         for rank in ranks:
-            cores, asked = rank["cores"], rank["cores_asked"]
-            if stray := {*hardware.numbers(cores)} - {*hardware.numbers(asked or cores)}:
-                self.job.warn(
+            cores = {*hardware.numbers(rank["cores"])}
+            allotted = {*hardware.numbers(rank["cores_asked"] or rank["cores"])}
+            if stray := cores - allotted:
+                self._job.warn(
                     f"rank {rank['rank']} on {rank['host']} also runs on the cores "
                     f"{hardware.as_list(stray)}, which are not its own"
                 )
 
+    # --- steps ------------------------------------------------------------------------------------
+
     def begin_window(self) -> None:
         """Begins what the next throughput is measured over."""
-        if not self.startup_s:
-            self.startup_s = time.time() - self.job.began_at
-        self._window = _Window(now(self.world.device))
+        if not self.counts.startup_s:
+            self.counts.startup_s = time.time() - self._job.began_at
+        self._window = _Window(now(self._world.device))
 
-    def count(self, batch: Batch) -> None:
-        """Counts the tokens of a training batch, and what the model computes for them."""
-        self.tokens += batch.tokens
-        self.padded_tokens += batch.padded_tokens
-        self.flops += self._loaded.flops.of_batch(batch.lengths)
-
-    def gradients(self, norm: Any) -> None:
-        """Notes the norm of a step's gradients, which is to be finite. Before `step`."""
-        self._window.norms.append(norm)
-
-    def step(self, step: int, loss: Any, learning_rate: float, samples: int) -> None:
+    def step(self, number: int, step: Step, samples: int, batches: list[MicroBatch]) -> None:
         """Notes an optimizer step.
 
         Args:
-            step: its number, from 1.
-            loss: this rank's share of the mean loss over the global batch.
-            learning_rate: the rate that it used.
+            number: that of the step, from 1.
+            step: what it did.
             samples: samples of the global batch.
+            batches: this rank's part of them.
         """
-        self.samples += samples
-        self._window.samples += samples
-        self._window.losses.append(loss)
-        epoch = step / self.plan.steps_per_epoch
-        self._window.steps.append({"step": step, "epoch": epoch, "learning_rate": learning_rate})
-        if step % self.plan.config.log_every == 0:
+        for each in batches:
+            if each.counts:
+                self.counts.tokens += each.batch.tokens
+                self.counts.padded_tokens += each.batch.padded_tokens
+                self.counts.flops += self._loaded.flops.of_batch(each.batch.lengths)
+        self.counts.samples += samples
+        window = self._window
+        window.samples += samples
+        window.losses.append(step.loss)
+        if step.norm is not None:
+            window.norms.append(step.norm)
+        epoch = number / self._plan.steps_per_epoch
+        window.steps.append({"step": number, "epoch": epoch, "learning_rate": step.learning_rate})
+        if number % self._plan.config.log_every == 0:
             self._end_window()
         self._read(1)
 
-    def counts(self) -> dict[str, Any]:
-        """What a resumed run does not count from 0; tokens are those of this rank."""
-        job = {"began_at": self.job.began_at, "ran_before_s": self._ran_before_s}
-        return {name: getattr(self, name) for name in (*_COUNTED, "ran_s")} | job
-
-    def set_counts(self, counts: dict[str, Any]) -> None:
-        """Continues from the counts of a checkpoint; the main rank's goes on with those of all."""
-        for name in _COUNTED:
-            if self.world.is_main or name not in OF_RANK:
-                setattr(self, name, counts[name])
-        same_job = counts["began_at"] == self.job.began_at  # its ranks were restarted within it
-        self._ran_before_s = counts["ran_before_s" if same_job else "ran_s"]
-
-    @property
-    def ran_s(self) -> float:
-        """Seconds that the job of this run has run, in all attempts that led here."""
-        return self._ran_before_s + time.time() - self.job.began_at
-
     def flush(self) -> None:
-        """Makes the noted losses known everywhere, and records them. SlurmftError where one is not
-        finite, on every rank alike."""
+        """Makes the noted losses known everywhere, and records them.
+
+        Raises:
+            SlurmftError: a loss, or a norm of gradients, is not finite; on every rank alike.
+        """
         self._end_window()
         self._read(0)
 
@@ -193,18 +195,21 @@ class Reporter:
         window = self._window
         if not window.steps:
             return
-        device, size, rank = self.world.device, self.world.size, self.world.rank
-        own = torch.zeros(2, size, dtype=torch.float64, pin_memory=device.type != "cpu")
-        own[0, rank] = self._own_clock.seconds()
-        own[1, rank] = peak_memory_bytes(device) >> 20
+        device = self._world.device
+        on_gpu = device.type != "cpu"
+        own = torch.zeros(2, self._world.size, dtype=torch.float64, pin_memory=on_gpu)
+        own[0, self._world.rank] = self._own_clock.seconds()
+        own[1, self._world.rank] = peak_memory_bytes(device) >> 20
         noted = torch.stack(window.losses + window.norms).double()
         sums = torch.cat([own.flatten().to(device, non_blocking=True), noted])
         dist.all_reduce(sums)
-        if device.type != "cpu":
+        if on_gpu:
             pinned = torch.empty_like(sums, device="cpu", pin_memory=True)
             sums = pinned.copy_(sums, non_blocking=True)
-        window.sums, window.ended = sums, now(device)
-        window.losses, window.norms = [], []
+        window.sums = sums
+        window.ended = now(device)
+        window.losses = []
+        window.norms = []
         self._full.append(window)
         self.begin_window()
 
@@ -216,76 +221,129 @@ class Reporter:
 
     def _record(self, window: "_Window") -> None:
         assert window.sums is not None
+        size = self._world.size
+        count = len(window.steps)
+        last = window.steps[-1]
         seconds = seconds_between(window.began, window.ended)
-        size, count, last = self.world.size, len(window.steps), window.steps[-1]
-        own_s, memory_mib, losses, norms = np.split(
-            window.sums.numpy(), [size, 2 * size, 2 * size + count]
-        )
+        ends = [size, 2 * size, 2 * size + count]
+        own_s, memory_mib, losses, norms = np.split(window.sums.numpy(), ends)
         for record, loss in zip(window.steps, losses.tolist(), strict=True):
             record["loss"] = loss
         last["samples_per_s"] = window.samples / seconds
-        last["left_s"] = (self.plan.total_steps - last["step"]) * seconds / count
-        last["total_steps"] = self.plan.total_steps
-        self.job.record("step", *window.steps)
+        last["left_s"] = (self._plan.total_steps - last["step"]) * seconds / count
+        last["total_steps"] = self._plan.total_steps
+        self._job.record("step", *window.steps)
         self._own_s += own_s
         self._own_steps += count
         self._record_ranks(last["step"], memory_mib)
-        self.loss = last["loss"]
-        for what, values in (("the loss is", losses), ("the gradients' norm is", norms)):
-            if bad := np.flatnonzero(~np.isfinite(values)).tolist():
-                step = last["step"] - len(values) + 1 + bad[0]
-                raise SlurmftError(f"{what} {values[bad[0]]} at step {step}", STEADIER)
+        self.counts.loss = last["loss"]
+        first = last["step"] - count + 1
+        _check_finite("the loss is", losses, first)
+        _check_finite("the gradients' norm is", norms, first)
 
     def _record_ranks(self, step: int, memory_mib: np.ndarray) -> None:
         """Records how the ranks differ, now and then."""
         now = time.time()
-        every_s = max(_RANKS_EVERY_S, min(_RANKS_AT_MOST_EVERY_S, (now - self.job.began_at) / 100))
+        every_s = (now - self._job.began_at) / 100
+        every_s = max(_RANKS_EVERY_S, min(_RANKS_AT_MOST_EVERY_S, every_s))
         if now - self._ranks_recorded_at < every_s:
             return
         own_ms = (1000 * self._own_s / self._own_steps).round(2).tolist()
         memory = memory_mib.astype(int).tolist()
-        self.job.record("ranks", step=step, own_ms=own_ms, memory_mib=memory)
-        self._own_s, self._own_steps = np.zeros(self.world.size), 0
+        self._job.record("ranks", step=step, own_ms=own_ms, memory_mib=memory)
+        self._own_s = np.zeros(self._world.size)
+        self._own_steps = 0
         self._ranks_recorded_at = now
 
     def epoch(self, epoch: float, metrics: dict[str, float]) -> None:
         """Records the metrics after an epoch; every rank's log has them."""
-        self.evaluated += self.plan.validation_samples
-        facts = {"epoch": epoch, "loss": self.loss, "phases_s": dict(self.clock.seconds)}
-        self.job.evaluated(facts, **metrics)
-        if not self.world.is_main:
-            self.job.say(describe_epoch(facts | {"metrics": metrics}))
+        self.counts.evaluated += self._plan.validation_samples
+        phases_s = dict(self.clock.seconds)
+        facts = {"epoch": epoch, "loss": self.counts.loss, "phases_s": phases_s}
+        self._job.evaluated(facts, **metrics)
+        if not self._world.is_main:
+            self._job.say(describe_epoch(facts | {"metrics": metrics}))
 
-    def result_facts(self, steps: int, gradients: dict[str, Any]) -> dict[str, Any]:
-        """What the result has beside the metrics. Called on every rank. `gradients` says how ranks
-        sent them (`GradientCommunication.facts`)."""
-        tokens, padded_tokens, flops = self.world.sum([getattr(self, n) for n in OF_RANK])
-        memory = [int(v) for v in self.world.all_values(peak_memory_bytes(self.world.device))]
-        phases = self.clock.seconds
-        train_s = phases["train"]
+    # --- its state --------------------------------------------------------------------------------
+
+    @property
+    def ran_s(self) -> float:
+        """Seconds that the job of this run has run, in all attempts that led here."""
+        return self._ran_before_s + time.time() - self._job.began_at
+
+    def state(self) -> State:
+        """Returns the counts of all ranks. Raises as `flush`: no checkpoint has what is not
+        finite."""
+        self.flush()
+        self.clock.mark()
+        counts = dataclasses.asdict(self.counts)
+        ranks = self._world.gather_objects(counts)
+        for name in _OF_RANK:
+            counts[name] = sum(rank[name] for rank in ranks)
+        return State(
+            {
+                "counts": counts,
+                "ran_s": self.ran_s,
+                "ran_before_s": self._ran_before_s,
+                "began_at": self._job.began_at,
+                "phases_s": self.clock.seconds,
+            }
+        )
+
+    def load(self, state: State) -> None:
+        """Continues from the counts of a checkpoint; the main rank's goes on with those of all."""
+        for name, value in state.values["counts"].items():
+            if self._world.is_main or name not in _OF_RANK:
+                setattr(self.counts, name, value)
+        # Ranks that were restarted within a job do not count the time before twice.
+        is_same_job = state.values["began_at"] == self._job.began_at
+        self._ran_before_s = state.values["ran_before_s" if is_same_job else "ran_s"]
+        self.clock.seconds.update(state.values["phases_s"])
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def result_facts(self, steps: int, sends: str) -> dict[str, Any]:
+        """Returns what the result has beside the metrics. Called on every rank.
+
+        Args:
+            steps: optimizer steps done.
+            sends: how ranks sent each other gradients (`Strategy.sends`).
+        """
+        counts = self.counts
+        tokens, padded_tokens, flops = self._world.sum([getattr(counts, name) for name in _OF_RANK])
+        memory = self._world.all_values(peak_memory_bytes(self._world.device))
+        phases_s = self.clock.seconds
+        train_s = phases_s["train"]
         return self._facts | {
-            "loss": self.loss,
+            "loss": counts.loss,
             "steps": steps,
-            "epochs": self.plan.epochs(steps),
-            "gradients": gradients,
-            "phases_s": phases,
-            "train_samples": self.samples,
-            "train_samples_per_s": self.samples / train_s,
+            "epochs": self._plan.epochs(steps),
+            "gradients": {"used": sends},
+            "phases_s": phases_s,
+            "train_samples": counts.samples,
+            "train_samples_per_s": counts.samples / train_s,
             "train_tokens_per_s": tokens / train_s,
             "train_padded_tokens_per_s": padded_tokens / train_s,
             "train_model_tflop_per_s": flops / train_s / 1e12,
-            "evaluate_samples": self.evaluated,
-            "evaluate_samples_per_s": self.evaluated / phases["evaluate"],
-            "peak_memory_bytes": memory,
-            "startup_s": self.startup_s,
+            "evaluate_samples": counts.evaluated,
+            "evaluate_samples_per_s": counts.evaluated / phases_s["evaluate"],
+            "peak_memory_bytes": [int(value) for value in memory],
+            "startup_s": counts.startup_s,
         }
 
     def finish(self, facts: dict[str, Any], metrics: dict[str, float]) -> None:
         """Writes the result, on the main rank. OSError where there is no room."""
-        result = self.job.result(facts | {"wall_s": self.ran_s}, **metrics)
+        result = self._job.result(facts | {"wall_s": self.ran_s}, **metrics)
         with contextlib.suppress(OSError, ValueError):  # `slurmft push` writes it, too
-            model_card.write(self.run_dir, result)
-        self.job.say(result_table(result))
+            model_card.write(self._run_dir, result)
+        self._job.say(result_table(result))
+
+
+def _check_finite(what: str, values: np.ndarray, first_step: int) -> None:
+    """Raises SlurmftError where one of the values of some steps is not finite."""
+    wrong = np.flatnonzero(~np.isfinite(values)).tolist()
+    if wrong:
+        raise SlurmftError(f"{what} {values[wrong[0]]} at step {first_step + wrong[0]}", STEADIER)
 
 
 @dataclass(slots=True)

@@ -4,95 +4,102 @@ import platform
 import shutil
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import new_folder
 from slurmft.core.run_files import Failure
+from slurmft.job import Job
+from slurmft.job.process_group import World
 from slurmft.runs.disk_space import is_full, no_room
+from slurmft.runs.rundir import RunDir
+from slurmft.train.loop.checkpointing import Stopped
+from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.setup import Setup
+from slurmft.train.parallel.strategy import Strategy
 
-if TYPE_CHECKING:
-    from slurmft.train.loop.trainer import Training
-
-_RETRY_S, _PATIENCE_S = 5.0, 3600.0
-"""How often saving is tried, and how long a finished run's nodes wait for room."""
-
-
-class Stopped(Exception):
-    """The ranks agreed to stop."""
+_RETRY_S = 5.0
+"""How often saving is tried."""
+_PATIENCE_S = 3600.0
+"""How long a finished run's nodes wait for room."""
 
 
-def save_patiently(
-    training: "Training",
-    what: str,
-    size: int,
-    save: Callable[[], Any],
-    gather: Callable[[], None] = lambda: None,
-) -> None:
-    """Saves on the main rank, again and again where the disk is full; checkpoints that the run no
-    longer needs give way first. Called on every rank.
+class PatientSave:
+    """Saves what a run ends with, on the main rank, again and again where the disk is full;
+    checkpoints that the run no longer needs give way first."""
 
-    Args:
-        what: is saved, in words; of `size` bytes, about.
-        gather: called on every rank before the main one saves.
+    def __init__(self, job: Job, world: World, what: str, size_bytes: int) -> None:
+        """
+        Args:
+            what: is saved, in words; of about so many bytes.
+        """
+        assert job.run_dir is not None
+        self._job = job
+        self._world = world
+        self._run_dir = RunDir(job.run_dir)
+        self._what = what
+        self._size_bytes = size_bytes
+        self._deadline = time.monotonic() + _PATIENCE_S
+        self._tries = 0
+        self._problem: SlurmftError | None = None
 
-    Raises:
-        Stopped: there is no room, and the job is to stop.
-        SlurmftError: there was none for an hour.
-    """
-    job, run_dir = training.job, training.run_dir
-    deadline, tries = time.monotonic() + _PATIENCE_S, 0
-    problem: SlurmftError | None = None
+    def run(self, save: Callable[[], Any], collect: Callable[[], None] = lambda: None) -> None:
+        """Saves. Called on every rank.
 
-    def attempt() -> bool:
-        nonlocal problem
+        Args:
+            collect: called on every rank before the main one saves.
+
+        Raises:
+            Stopped: there is no room, and the job is to stop.
+            SlurmftError: there was none for an hour.
+        """
+        self._job.begin_phase()
+        while True:
+            self._job.alive("save")
+            self._tries += 1
+            collect()
+            if self._world.on_main(lambda: self._try(save)):
+                return
+            if self._tries == 1:  # checkpoints have given way
+                continue
+            if self._job.should_stop():
+                if self._problem:
+                    where = f"rank 0 on {platform.node()}"
+                    self._run_dir.add(Failure.of(where, self._problem, retry=True))
+                raise Stopped
+            time.sleep(_RETRY_S)
+
+    def _try(self, save: Callable[[], Any]) -> bool:
+        """Returns whether there was room. On the main rank."""
         try:
             save()
             return True
         except (OSError, SafetensorError) as error:
             if not is_full(error):
                 raise
-        job.remove_checkpoints(keep=1)
-        if tries > 1 and problem is None:
-            problem = no_room(run_dir, what, size)
-            job.warn(f"{problem.message}; it is tried again: {problem.hint}")
-        if problem and time.monotonic() > deadline:
-            raise problem
+        self._job.remove_checkpoints(keep=1)
+        if self._tries > 1 and self._problem is None:
+            self._problem = no_room(self._run_dir, self._what, self._size_bytes)
+            self._job.warn(f"{self._problem.message}; it is tried again: {self._problem.hint}")
+        if self._problem and time.monotonic() > self._deadline:
+            raise self._problem
         return False
 
-    job.begin_phase()
-    while True:
-        job.alive("save")
-        tries += 1
-        gather()
-        if training.world.on_main(attempt):
-            return
-        if tries == 1:  # checkpoints have given way
-            continue
-        if job.should_stop():
-            if problem:
-                run_dir.add(Failure.of(f"rank 0 on {platform.node()}", problem, retry=True))
-            raise Stopped
-        time.sleep(_RETRY_S)
 
-
-def save_model(training: "Training") -> None:
-    """Saves the model with its tokenizer. Called on every rank. Raises as `save_patiently`."""
-    loaded, sharding, run_dir = training.loaded, training.sharding, training.run_dir
-    aside = run_dir.checkpoints / ".whole"
+def save_model(setup: Setup, loaded: LoadedModel, strategy: Strategy) -> None:
+    """Saves the model with its tokenizer. Called on every rank. Raises as `PatientSave.run`."""
+    run_dir = setup.run_dir
+    weights_folder = run_dir.checkpoints / ".whole"
 
     def save() -> None:
-        weights = sharding.whole(aside) if sharding else None
+        weights = strategy.collected_weights(weights_folder)
         with new_folder(run_dir.model) as folder:
             loaded.save(folder, weights)
             # Saved before training: at its end the tokenizer's source may be gone.
             shutil.copytree(run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
 
-    def gather() -> None:
-        if sharding:
-            sharding.gather(aside)
-
-    size = loaded.parameters * next(loaded.model.parameters()).element_size()
-    save_patiently(training, "the model", size, save, gather)
+    size_bytes = loaded.parameters * next(loaded.model.parameters()).element_size()
+    patient = PatientSave(setup.job, setup.world, "the model", size_bytes)
+    patient.run(save, lambda: strategy.collect_weights(weights_folder))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import ResolvedConfig
 
 _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """--lr-rule -> the power of the batch's growth that the learning rate grows by."""
@@ -13,7 +13,7 @@ _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 class Plan:
     """What follows from configuration, data and world size. The same on every rank."""
 
-    config: TrainConfig
+    config: ResolvedConfig
     world_size: int
     precision: str
     """fp32, bf16 or fp16: what was chosen, where the configuration says auto."""
@@ -25,7 +25,6 @@ class Plan:
     @property
     def micro_steps(self) -> int:
         """Batches of a rank that make up one optimizer step."""
-        assert self.config.batch_size is not None  # from the recipe
         return math.ceil(self.global_batch_size / (self.world_size * self.config.batch_size))
 
     @property
@@ -36,7 +35,6 @@ class Plan:
     @property
     def asked_batch_size(self) -> int:
         """Samples that ranks and micro-steps would make."""
-        assert self.config.batch_size is not None  # from the recipe
         return self.config.batch_size * self.world_size * self.config.gradient_accumulation_steps
 
     @property
@@ -75,8 +73,7 @@ class Plan:
         accuracy was lower, in one pair of runs (results/measured/large_batch.json)."""
         return self._grown(self.config.learning_rate)
 
-    def _grown(self, rate: float | None) -> float:
-        assert rate is not None  # from the recipe
+    def _grown(self, rate: float) -> float:
         return rate * math.pow(self.growth, _POWERS[self.config.lr_rule])
 
     @property
@@ -91,6 +88,5 @@ class Plan:
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        assert self.config.epochs is not None  # from the recipe
         steps = self.config.epochs * self.steps_per_epoch
         return min(steps, self.config.max_steps or steps)

@@ -1,4 +1,4 @@
-"""Clocks: where the time of a run goes, and what of a step is a rank's own work."""
+"""Clocks: where the time of a run goes, and how much of a step is a rank's own work."""
 
 import time
 from collections import deque
@@ -8,24 +8,26 @@ import torch
 
 
 class PhaseClock:
-    """Adds up the wall time of named phases, one after the other; each ends with its work on the
-    device."""
+    """Adds up the wall time of named phases. Each phase ends with its work on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds = {"train": 0.0, "evaluate": 0.0, "metric": 0.0, "broadcast": 0.0}
         self._device = torch.get_device_module(device)
-        self.restart()
-
-    def restart(self) -> None:
-        """Begins a phase: time since the last one belongs to none."""
-        self._device.synchronize()  # nothing, for the CPU
+        self._phase: str | None = None
         self._since = time.perf_counter()
 
-    def lap(self, phase: str) -> None:
-        """Ends a phase, and begins the next."""
-        before = self._since
-        self.restart()
-        self.seconds[phase] += self._since - before
+    def enter(self, phase: str | None) -> None:
+        """Ends the phase under way, and begins another. Time in None is counted to no phase."""
+        self.mark()
+        self._phase = phase
+
+    def mark(self) -> None:
+        """Counts the time of the phase under way up to now."""
+        self._device.synchronize()  # nothing, for the CPU
+        now = time.perf_counter()
+        if self._phase is not None:
+            self.seconds[self._phase] += now - self._since
+        self._since = now
 
 
 class OwnClock:
@@ -40,7 +42,8 @@ class OwnClock:
         model.register_forward_hook(self._end)
 
     def seconds(self) -> float:
-        """Of the passes since the last call that the device has done with: nothing waits."""
+        """Returns the seconds of the passes since the last call. Passes that the device is still
+        computing are left for the next call: nothing waits."""
         seconds = 0.0
         while self._passes and self._passes[0][1].query():
             seconds += seconds_between(*self._passes.popleft())
@@ -55,7 +58,7 @@ class OwnClock:
 
 
 class CpuEvent:
-    """What torch's events are of GPUs. A CPU has done what it was given before."""
+    """An event of a CPU, as torch has them for GPUs. A CPU has done what it was given before."""
 
     def __init__(self) -> None:
         self.time = time.perf_counter()
@@ -67,12 +70,12 @@ class CpuEvent:
         pass
 
     def elapsed_time(self, end: "CpuEvent") -> float:
-        """Milliseconds."""
+        """Returns milliseconds."""
         return 1000 * (end.time - self.time)
 
 
 def now(device: torch.device) -> Any:
-    """An event, which passes when the device has done all that it was given."""
+    """Returns an event, which passes when the device has done all that it was given."""
     if device.type == "cpu":
         return CpuEvent()
     event = torch.get_device_module(device).Event(enable_timing=True)
@@ -81,6 +84,6 @@ def now(device: torch.device) -> Any:
 
 
 def seconds_between(began: Any, ended: Any) -> float:
-    """Of two events; waits for the second."""
+    """Returns the seconds between two events; waits for the second."""
     ended.synchronize()
     return float(began.elapsed_time(ended)) / 1000

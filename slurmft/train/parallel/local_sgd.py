@@ -1,10 +1,57 @@
 """Local SGD (`--grad-comm local:K`): ranks train apart, and average their models every K steps."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from slurmft.job.process_group import World
+from slurmft.train.parallel.replicated import Replicated
+
+
+class LocalSgd(Replicated):
+    """Ranks train apart for K steps, and average their models then."""
+
+    has_equal_gradients = False
+
+    def __init__(self, world: World, period: int) -> None:
+        """
+        Args:
+            period: K, the optimizer steps after which all ranks have the same weights.
+        """
+        super().__init__(world)
+        self.sends = f"local:{period}"
+        self._period = period
+        self._has_local_steps = False
+        self._averaging: PeriodicAveraging | None = None
+
+    def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
+        prepared = accelerator.prepare_model(model, evaluation_mode=True)
+        for tensor in model.state_dict().values():  # on its device: nccl sends no other
+            dist.broadcast(tensor, src=0)
+        self._averaging = PeriodicAveraging(model, optimizer)
+        return prepared
+
+    def is_synchronized_after(self, step: int) -> bool:
+        return step % self._period == 0
+
+    def end_step(self, step: int) -> None:
+        self._has_local_steps = True
+        if self.is_synchronized_after(step):
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        """Averages the ranks' models and their optimizers' moments, where they differ: a checkpoint
+        holds both."""
+        if self._averaging and self._has_local_steps:
+            self._averaging.average()
+        self._has_local_steps = False
+
+    def restored(self, rehearse: Callable[[], None]) -> None:
+        if self._averaging:
+            self._averaging.begin()
 
 
 class PeriodicAveraging:
@@ -18,7 +65,7 @@ class PeriodicAveraging:
         """
         Args:
             model: where it is trained, with the same weights on all ranks.
-            optimizer: torch's own, with a state for each weight.
+            optimizer: torch's own, not Accelerate's, with a state for each weight.
         """
         self._weights = [p for p in model.parameters() if p.requires_grad]
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
@@ -26,12 +73,12 @@ class PeriodicAveraging:
         self.begin()
 
     def begin(self) -> None:
-        """All ranks have the same weights now: changes are counted from here."""
+        """Counts changes from here on, where all ranks have the same weights."""
         self._averaged = [p.detach().clone() for p in self._weights]
 
     @torch.no_grad()
     def average(self) -> None:
-        """Weights and moments become their means over the ranks, the same to the last bit."""
+        """Makes weights and moments their means over the ranks, the same to the last bit."""
         for weight, averaged in zip(self._weights, self._averaged, strict=True):
             weight.sub_(averaged)
         _average(self._buffers)
@@ -51,7 +98,7 @@ class PeriodicAveraging:
 
 
 def _average(tensors: list[Tensor], dtype: torch.dtype | None = None) -> None:
-    """Tensors become their means over the ranks, in place; they are sent as `dtype`."""
+    """Makes tensors their means over the ranks, in place; they are sent as `dtype`."""
     sent = [tensor.to(dtype or tensor.dtype) for tensor in tensors]
     for work in [dist.all_reduce(each, async_op=True) for each in sent]:
         work.wait()

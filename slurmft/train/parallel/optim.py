@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from transformers import get_scheduler
 
+from slurmft.train.loop.state import Tensors
 from slurmft.train.loop.step_plan import Plan
 
 Groups = list[dict[str, Any]]
+"""Settings of an optimizer, by the groups of its weights."""
 
 _MOMENTUM = 0.95
 """Muon's."""
@@ -171,3 +173,23 @@ def make_scheduler(optimizer: Any, plan: Plan) -> Any:
         warmup = round((config.warmup_ratio or 0.0) * total)
     name = "constant_with_warmup" if config.lr_schedule == "constant" else config.lr_schedule
     return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+
+
+def split_optimizer(optimizer: Optimizer) -> tuple[Tensors, Groups]:
+    """Returns an optimizer's state, which is of tensors alone, by "parameter.name"; and its
+    settings."""
+    whole = optimizer.state_dict()
+    tensors: Tensors = {}
+    for index, moments in whole["state"].items():
+        for name, tensor in moments.items():
+            tensors[f"{index}.{name}"] = tensor
+    return tensors, whole["param_groups"]
+
+
+def join_optimizer(optimizer: Optimizer, tensors: Tensors, groups: Groups) -> None:
+    """Puts a state that `split_optimizer` took apart back into an optimizer."""
+    state: dict[int, Tensors] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -33,8 +33,11 @@ from slurmft.job.process_group import World
 from slurmft.train.config import TrainConfig
 from slurmft.train.engine import cpu
 from slurmft.train.engine.vocab_trim import is_shared
-from slurmft.train.loop.checkpoint import Saver, Snapshot, Tensors, write
-from slurmft.train.parallel.grad_comm import GradientCommunication
+from slurmft.train.loop.checkpoint import Checkpoint, Saver, write
+from slurmft.train.loop.state import State, Tensors
+from slurmft.train.parallel.optim import split_optimizer
+from slurmft.train.parallel.replicated import rounding
+from slurmft.train.parallel.strategy import TrainedModel
 
 FOLDER = "sharded"
 """Of a checkpoint: the files of all ranks."""
@@ -42,29 +45,39 @@ _FILE_BYTES = 2**28
 """Of a file, about: torch makes it in memory before it writes it."""
 
 
-class Sharding(GradientCommunication):
-    """FSDP2, in place of DDP."""
+class Fsdp:
+    """Torch's FSDP2, by which each rank keeps its share."""
 
-    def __init__(self, config: TrainConfig, world: World, precision: str, in_fp32: bool) -> None:
+    keeps_whole_model = False
+    sends_every_micro_step = True
+    evaluates_together = True
+    has_equal_gradients = True
+
+    def __init__(
+        self, config: TrainConfig, world: World, precision: str, evaluates_in_fp32: bool
+    ) -> None:
         """
         Args:
-            in_fp32: layers get weights in fp32 also in a bf16 run, as the task evaluates so.
+            evaluates_in_fp32: layers get weights in fp32 also in a bf16 run.
         """
-        super().__init__(config.grad_comm, world, precision)
-        _check(config, world)
+        self.world = world
+        self.sends = "none" if world.size == 1 else rounding(config.grad_comm, precision)
         self._mesh = _mesh(config.shard, world)
-        of_weights = torch.bfloat16 if precision == "bf16" and not in_fp32 else None
-        of_sums = torch.bfloat16 if self.used == "bf16" else torch.float32
-        rounding = fsdp.MixedPrecisionPolicy(of_weights, of_sums)
-        self._options: dict[str, Any] = {"mesh": self._mesh, "mp_policy": rounding}
+        of_weights = torch.bfloat16 if precision == "bf16" and not evaluates_in_fp32 else None
+        of_sums = torch.bfloat16 if self.sends == "bf16" else torch.float32
+        policy = fsdp.MixedPrecisionPolicy(of_weights, of_sums)
+        self._options: dict[str, Any] = {"mesh": self._mesh, "mp_policy": policy}
         if config.cpu_offload:
             self._options["offload_policy"] = fsdp.CPUOffloadPolicy()
+        self._model: Any = None
+        self._weights: dict[str, Any] = {}
+        self._unwritten: Exception | None = None
 
     # --- a model becomes sharded ------------------------------------------------------------------
 
-    def in_turns(self, load: Callable[[], None]) -> None:
+    def load_model(self, load: Callable[[], None]) -> None:
         """Has every rank load and shard its model, which is whole until then: one after the other
-        on each node. Called on every rank."""
+        on each node."""
         for turn in range(max(self.world.all_objects(self.world.local_rank)) + 1):
             self.world.on_some(turn == self.world.local_rank, load)
         if self._mesh.ndim == 2:  # heads that nodes draw may differ in their last bits
@@ -73,8 +86,7 @@ class Sharding(GradientCommunication):
                 dist.broadcast(sent, group=self._mesh.get_group(0), group_src=0)
                 weight.detach().to_local().copy_(sent)
 
-    def shard(self, model: Any) -> None:
-        """Leaves this rank its share of a model's weights."""
+    def divide(self, model: Any) -> None:
         name = type(model).__name__
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
@@ -92,67 +104,95 @@ class Sharding(GradientCommunication):
             if isinstance(module, fsdp.FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
         self._model = model
-        self._weights: dict[str, Any] = dict(model.named_parameters())
+        self._weights = dict(model.named_parameters())
         first = {id(p): name for name, p in self._weights.items()}
         every = model.named_parameters(remove_duplicate=False)
         self._names = {name: first[id(p)] for name, p in every}
         if trim := cpu.glibc_trim():
             trim()  # the whole model's memory
 
-    def prepare(self, accelerator: Any, model: Any, _: Any) -> Any:
+    def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
         model = accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         if inner := getattr(model, "_original_forward", None):  # without hooks, too
             model._original_forward = lambda **inputs: model.unshard() or inner(**inputs)
         return model
 
     @torch.no_grad()
-    def clip_grad_norm_(self, _: Any, norm: float) -> torch.Tensor:
-        """Clips the gradients to a norm, that of all shares; returns what it was."""
+    def clip_grad_norm_(self, weights: list[torch.Tensor], norm: float) -> torch.Tensor:
+        """Clips the gradients to a norm, that of all shares. Returns what it was."""
         shares = [p.grad.to_local() for p in self._weights.values() if p.grad is not None]
         square = torch.stack([share.float().pow(2).sum() for share in shares]).sum()
         square = square.to(self.world.device)
         dist.all_reduce(square, group=self._mesh.get_group(self._mesh.ndim - 1))
-        found = square.sqrt()
-        factor = (norm / (found.double() + 1e-6)).clamp(max=1.0).to(shares[0])
+        norm_before = square.sqrt()
+        factor = (norm / (norm_before.double() + 1e-6)).clamp(max=1.0).to(shares[0])
         torch._foreach_mul_(shares, factor)
-        return found
+        return norm_before
+
+    def is_synchronized_after(self, step: int) -> bool:
+        return True
+
+    def end_step(self, step: int) -> None:
+        """Does nothing: each rank has updated its shares."""
+
+    def synchronize(self) -> None:
+        """Does nothing: each rank has its shares alone."""
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def state(self, optimizer: torch.optim.Optimizer | None = None) -> Tensors:
-        """This rank's shares of all that trains, of buffers, and of the optimizer's state."""
+    def saver(self, job: Job) -> Saver:
+        return ShardedSaver(job, self.world)
+
+    def state(self, model: Any, optimizer: torch.optim.Optimizer) -> State:
+        _, groups = split_optimizer(optimizer)
+        return State({"optimizer": groups}, shares=self._shares(optimizer))
+
+    def load(self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State) -> None:
+        """Reads this rank's shares, and the state of an AdamW."""
+        groups = state.values["optimizer"]
+        optimizer.load_state_dict({"state": {}, "param_groups": groups})
+        for weight in self._weights.values():
+            if weight.requires_grad:
+                moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
+                step = torch.zeros((), device=weight.to_local().device)
+                optimizer.state[weight] = {"step": step} | moments
+        self._read(state, self._shares(optimizer))
+
+    def load_weights(self, model: TrainedModel, state: State) -> None:
+        self._read(state, self._shares())
+
+    def restored(self, rehearse: Callable[[], None]) -> None:
+        """Does nothing: what was read is all."""
+
+    def _shares(self, optimizer: torch.optim.Optimizer | None = None) -> Tensors:
+        """Returns this rank's shares of all that trains, of buffers, and of the optimizer's
+        state."""
         trained = {n: p.detach() for n, p in self._weights.items() if p.requires_grad}
-        state = {f"model.{name}": t for name, t in (trained | self._buffers()).items()}
+        shares = {f"model.{name}": t for name, t in (trained | self._buffers()).items()}
         for name, weight in self._weights.items():
             moments = optimizer.state.get(weight, {}) if optimizer else {}
-            state |= {f"optimizer.{name}.{kind}": t for kind, t in moments.items()}
-        return state
+            shares |= {f"optimizer.{name}.{kind}": t for kind, t in moments.items()}
+        return shares
+
+    def _read(self, state: State, shares: Tensors) -> None:
+        """Reads the files of a checkpoint into this rank's shares."""
+        assert state.checkpoint is not None
+        reader = hf_storage.HuggingFaceStorageReader(str(state.checkpoint / FOLDER))
+        group = self.world.control
+        with _failures():
+            state_dict_loader.load(shares, storage_reader=reader, process_group=group)
 
     def _buffers(self) -> Tensors:
         state = self._model.state_dict()
         return {name: t for name, t in state.items() if name not in self._names}
 
-    def load(self, path: Path, optimizer: Any = None, groups: Any = None) -> None:
-        """Reads this rank's shares of a checkpoint, by whatever number of ranks it was written; and
-        the state of an AdamW, with the settings `groups`. Called on every rank."""
-        if optimizer:
-            optimizer.load_state_dict({"state": {}, "param_groups": groups})
-            for weight in (p for p in self._weights.values() if p.requires_grad):
-                moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
-                step = torch.zeros((), device=weight.to_local().device)
-                optimizer.state[weight] = {"step": step} | moments
-        reader = hf_storage.HuggingFaceStorageReader(str(path / FOLDER))
-        state, group = self.state(optimizer), self.world.control
-        with _failures():
-            state_dict_loader.load(state, storage_reader=reader, process_group=group)
-
     # --- the whole model --------------------------------------------------------------------------
 
-    def gather(self, folder: Path) -> None:
+    def collect_weights(self, folder: Path) -> None:
         """Gathers all weights on every rank, one by one; the main one writes them into files. No
-        rank holds more than one beside its share. A failure to write is raised by `whole`: until
-        the last the others gather."""
-        self._unwritten: Exception | None = None
+        rank holds more than one beside its share. A failure to write is raised by
+        `collected_weights`: until the last the others gather."""
+        self._unwritten = None
         for number, (name, weight) in enumerate(self._weights.items()):
             whole = weight.detach().to(self.world.device).full_tensor()
             if self.world.is_main and self._unwritten is None:
@@ -162,16 +202,12 @@ class Sharding(GradientCommunication):
                 except (OSError, SafetensorError) as error:
                     self._unwritten = error
 
-    def whole(self, folder: Path) -> Tensors:
-        """All weights, mapped into memory from what `gather` has written, and buffers.
-
-        Raises:
-            OSError, SafetensorError: there was no room.
-        """
+    def collected_weights(self, folder: Path) -> Tensors | None:
+        """Returns all weights, mapped into memory from their files, and buffers."""
         if self._unwritten:
             raise self._unwritten
-        found = ChainMap(*map(load_file, folder.iterdir()))
-        return {name: found[first] for name, first in self._names.items()} | self._buffers()
+        weights = ChainMap(*map(load_file, folder.iterdir()))
+        return {name: weights[first] for name, first in self._names.items()} | self._buffers()
 
 
 class ShardedSaver(Saver):
@@ -180,31 +216,31 @@ class ShardedSaver(Saver):
     Training waits: a copy, to write beside it, would take the memory that sharding saves.
     """
 
-    def __init__(self, job: Job, world: World) -> None:
-        super().__init__(job)
-        self._world = world
-
-    def start(self, snapshot: Snapshot, best: bool = False) -> None:
+    def start(self, checkpoint: Checkpoint, best: bool = False) -> None:
         self._job.alive("save")
-        checkpoint = self._job.checkpoint(snapshot.state["step"], snapshot.suffix, best)
-        self._warn(snapshot, self._write(snapshot, checkpoint))
+        folder = self._job.checkpoint(checkpoint.step, checkpoint.suffix, best)
+        self._warn(checkpoint, self._write(checkpoint, folder))
+
+    def save(self, checkpoint: Checkpoint, patience_s: float) -> bool:
+        return self._save(checkpoint, patience_s)
 
     def _agreed(self, value: bool) -> bool:
         return bool(self._world.share_object(value))
 
     def _write(
-        self, snapshot: Snapshot, checkpoint: AbstractContextManager[Path | None]
+        self, checkpoint: Checkpoint, folder: AbstractContextManager[Path | None]
     ) -> Exception | None:
         """A failure of one rank is that of all: then there is no checkpoint."""
-
-        def write_rest() -> None:
-            write(folder, snapshot)
-            (folder / MANIFEST).write_text(json.dumps({"files": files}), encoding="utf-8")
-
         try:
             with ExitStack() as stack:
-                folder = self._world.on_main(lambda: stack.enter_context(checkpoint))
-                files = self._write_shares(folder / FOLDER, snapshot.sharded)
+                path = self._world.on_main(lambda: stack.enter_context(folder))
+                files = self._write_shares(path / FOLDER, checkpoint.shares)
+                manifest = json.dumps({"files": files})
+
+                def write_rest() -> None:
+                    write(path, checkpoint)
+                    (path / MANIFEST).write_text(manifest, encoding="utf-8")
+
                 self._world.on_main(write_rest)
                 self._world.on_main(stack.close)
         except Exception as error:
@@ -241,7 +277,8 @@ def _failures() -> Iterator[None]:
         raise OSError(str(next(iter(error.failures.values()))[0])) from error
 
 
-def _check(config: TrainConfig, world: World) -> None:
+def check(config: TrainConfig, world: World) -> None:
+    """Raises UsageError where torch, or the device, cannot do what is asked for."""
     if not hasattr(fsdp.FSDPModule, "set_force_sum_reduction_for_comms"):
         raise UsageError(
             f"--shard needs torch 2.9 or later, and this is {torch.__version__}",

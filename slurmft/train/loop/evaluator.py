@@ -1,0 +1,254 @@
+"""Evaluations: every sample of a split is predicted once, on one rank; the main one computes.
+
+What is predicted of a batch is the head's: a task's, whose predictions have metrics, or that of
+`slurmft predict`, whose predictions are rows of a file.
+"""
+
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slurmft.job.process_group import World
+from slurmft.train.data.stream import prepared
+from slurmft.train.data.tables import Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
+from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.setup import Setup
+from slurmft.train.loop.state import State, Tensors
+from slurmft.train.loop.timers import PhaseClock
+from slurmft.train.tasks.metrics import SCORES
+
+_RECORD_EVERY_S = 1.0
+
+Boundary = Callable[[], None]
+"""Called between two batches, where all ranks can stop, or save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Predictions of a part of a split."""
+
+    samples: np.ndarray
+    """int64, (n,): indices into the split, without repetition."""
+    values: Any
+    """int64 or float64, (n, ...): an array; or a tensor, where nobody has waited for the device."""
+
+    @classmethod
+    def union(cls, parts: Sequence["Predicted"]) -> "Predicted":
+        """Returns all parts, sorted by sample; what several have is taken once."""
+        nothing = np.empty(0, dtype=np.int64)
+        # Empty parts of a resumed training know neither type nor shape of what is to come.
+        filled = [p for p in parts if len(p.samples)] or [cls(nothing, nothing)]
+        samples, first = np.unique(np.concatenate([p.samples for p in filled]), return_index=True)
+        values = [torch.as_tensor(p.values).cpu().numpy() for p in filled]
+        return cls(samples, np.concatenate(values)[first])
+
+    @classmethod
+    def from_tensors(cls, tensors: Tensors) -> "Predicted":
+        return cls(tensors["samples"].numpy(), tensors["values"].numpy())
+
+    def tensors(self) -> Tensors:
+        return {"samples": torch.from_numpy(self.samples), "values": torch.as_tensor(self.values)}
+
+
+class Head(Protocol):
+    """What an evaluation predicts of a batch."""
+
+    shape: tuple[int, ...]
+    """The shape of one prediction: () where it is one value."""
+    dtype: np.dtype[Any]
+    evaluates_in_fp32: bool
+    """Whether rounded logits would be seen in the results."""
+
+    def batch(self, batch: Batch, table: TokenTable) -> Batch:
+        """Returns what the model takes, from what the table has for it."""
+
+    def predict(self, model: Any, batch: Batch, data: TokenData) -> Any:
+        """Returns the predictions of a batch, on the device: (batch, *shape)."""
+
+    def note_progress(self, done: int, total: int) -> None:
+        """Notes how many of this rank's samples are predicted."""
+
+
+class TaskHead:
+    """The head of a task, for its metrics."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._task = setup.task
+        self._job = setup.job
+        self._recorded_at = 0.0
+        self.shape = setup.task.prediction_shape
+        self.dtype = setup.task.prediction_dtype
+        self.evaluates_in_fp32 = setup.task.evaluates_in_fp32
+
+    def batch(self, batch: Batch, table: TokenTable) -> Batch:
+        return self._task.batch(batch, table)
+
+    def predict(self, model: Any, batch: Batch, data: TokenData) -> Any:
+        return self._task.evaluate(model, batch, data)
+
+    def note_progress(self, done: int, total: int) -> None:
+        """Records it now and then; the main rank's stands for all."""
+        now = time.perf_counter()
+        if now - self._recorded_at >= _RECORD_EVERY_S:
+            self._recorded_at = now
+            self._job.record("evaluate", done=done, total=total)
+
+
+class Evaluator:
+    """Predicts the samples of a split, divided among all ranks. All ranks make the same calls."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        loaded: LoadedModel,
+        head: Head,
+        clock: PhaseClock,
+        evaluates_together: bool = False,
+    ) -> None:
+        """
+        Args:
+            evaluates_together: a rank without samples computes, too (see `Strategy`).
+        """
+        self._setup = setup
+        self._world = setup.world
+        self._loaded = loaded
+        self._head = head
+        self._clock = clock
+        self._evaluates_together = evaluates_together
+        self._predicted: list[Predicted] = []
+        """Of the evaluation under way: from before a resume, then of every batch of this rank."""
+
+    def state(self) -> State:
+        parts = self._world.gather_objects(Predicted.union(self._predicted))
+        whole = Predicted.union(parts)
+        return State({"samples": len(whole.samples)}, {"predicted": whole.tensors()})
+
+    def load(self, state: State) -> None:
+        self._predicted = [Predicted.from_tensors(state.tensors["predicted"])]
+
+    @property
+    def done(self) -> int:
+        """Samples that this rank knows to be predicted in the evaluation under way."""
+        return sum(len(part.samples) for part in self._predicted)
+
+    def measure(
+        self, data: TokenData, boundary: Boundary
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """Returns the metrics of a split, equal on every rank, and its classes (see
+        `Task.by_class`)."""
+        task = self._setup.task
+        if self._world.is_main:
+            preload(task.metric_names)
+        values = self.predictions(data, boundary)
+
+        def compute() -> tuple[dict[str, float], dict[str, Any]]:
+            assert values is not None  # on the main rank, which alone computes
+            self._clock.enter("metric")
+            metrics = task.compute(values, data)
+            by_class = task.by_class(values, data)
+            self._clock.enter("broadcast")
+            return metrics, by_class
+
+        self._clock.enter("broadcast")
+        metrics, by_class = self._world.on_main(compute)
+        self._clock.enter(None)
+        return metrics, by_class
+
+    def predictions(self, data: TokenData, boundary: Boundary) -> np.ndarray | None:
+        """Returns the predictions of a split, in its order, on the main rank; None elsewhere. A
+        resumed run goes on with the samples that are left.
+
+        Raises:
+            Stopped: at a boundary.
+        """
+        self._clock.enter("evaluate")
+        before = Predicted.union(self._predicted)
+        left = np.setdiff1d(np.arange(len(data.validation)), before.samples)
+        parts = np.array_split(left, self._world.size)
+        sizes = [len(part) for part in parts]
+        own = self.predict_part(data, parts[self._world.rank], max(sizes), boundary)
+        gathered = gather(self._world, own, sizes)
+        self._clock.enter(None)
+        self._predicted = []
+        if gathered is None:
+            return None
+        return np.asarray(Predicted.union([before, Predicted(left, gathered)]).values)
+
+    def predict_part(
+        self, data: TokenData, part: np.ndarray, most: int, boundary: Boundary
+    ) -> np.ndarray:
+        """Returns the predictions of this rank's samples, in their order. They are made in the
+        order of their lengths: similar lengths need little padding.
+
+        Every sample is predicted once, on one rank, however the split divides: there is nothing to
+        trim, as there is after gather_for_metrics on padded batches.
+
+        Args:
+            part: its samples.
+            most: how many the rank with the most has.
+        """
+        table = data.validation
+        job = self._setup.job
+        size = self._setup.config.eval_batch_size
+        by_length = np.argsort(table.lengths(part), kind="stable")
+        predictions: list[torch.Tensor] = []
+        done = 0
+        self._loaded.model.eval()
+        job.alive("evaluate")
+        job.begin_phase()
+
+        def batch(samples: np.ndarray) -> Batch:
+            some = samples if len(samples) else np.zeros(1, np.int64)
+            return self._head.batch(self._loaded.batch(table, some), table)
+
+        # As many boundaries on every rank.
+        batches = (part[by_length[start : start + size]] for start in range(0, most, size))
+        for indices, prepared_batch in prepared(batches, batch, self._world.device):
+            job.begin_step()
+            if len(indices):
+                predictions.append(self._predict(data, prepared_batch))
+                self._predicted.append(Predicted(indices, predictions[-1]))
+            elif self._evaluates_together:
+                self._predict(data, prepared_batch)
+            done += len(indices)
+            self._head.note_progress(done, len(part))
+            job.alive("evaluate")
+            boundary()
+        in_order = [np.empty((0, *self._head.shape), self._head.dtype)]
+        if predictions:
+            in_order.append(torch.cat(predictions).cpu().numpy())
+        return np.concatenate(in_order)[np.argsort(by_length)]
+
+    @torch.no_grad()  # not inference_mode: weights that are gathered then could not train
+    def _predict(self, data: TokenData, batch: Batch) -> Any:
+        model = self._loaded.model
+        if self._head.evaluates_in_fp32:  # Accelerate's wrapper lets it compute in bf16 or fp16
+            model = getattr(model, "_original_forward", model)
+        return self._head.predict(model, self._loaded.sent(batch, data.validation), data)
+
+
+def preload(names: Sequence[str]) -> None:
+    """Imports what computing these metrics needs (up to 1.5 s), outside of any clock."""
+    for name in names:
+        if name in SCORES:
+            importlib.import_module(SCORES[name].module)
+
+
+def gather(world: World, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray | None:
+    """Returns all ranks' arrays of (sizes[rank], ...), one after another, on the main rank; None
+    elsewhere. By tensors: objects take ten times as long where ranks are many."""
+    part = torch.from_numpy(array)
+    sent = part.new_zeros(max(1, *sizes), *part.shape[1:])
+    sent[: len(part)] = part
+    received = [torch.empty_like(sent) for _ in sizes] if world.is_main else None
+    dist.gather(sent, received, dst=0, group=world.control)
+    if received is None:
+        return None
+    return np.concatenate([part[:size] for part, size in zip(received, sizes, strict=True)])

@@ -1,0 +1,247 @@
+"""What learns: the model with its optimizer, its schedule and its scaler; and one step of it."""
+
+import contextlib
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch.distributed.tensor import DTensor
+
+from slurmft.core.errors import SlurmftError
+from slurmft.train.data.tables import Batch
+from slurmft.train.engine import lora
+from slurmft.train.engine.cpu import Heap
+from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.setup import Setup
+from slurmft.train.loop.state import State
+from slurmft.train.parallel.optim import make_optimizer, make_scheduler, steps_taken
+from slurmft.train.parallel.strategy import Strategy
+
+STEADIER = "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32"
+"""What to do where numbers are no longer finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """This rank's part of one micro-step."""
+
+    batch: Batch
+    counts: bool
+    """A rank without a share computes any sample with weight 0: the others wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one optimizer step did."""
+
+    loss: Any
+    """This rank's share of the mean loss over the global batch, on the device. Summed over all
+    ranks, the shares give that mean."""
+    norm: Any | None
+    """The norm of the gradients, on the device; None: nobody computed it, or a scaler skips steps
+    by it."""
+    learning_rate: float
+    """The rate that it used."""
+
+
+class Learner:
+    """The model that trains, as one rank has it. All ranks make the same calls."""
+
+    def __init__(self, setup: Setup, strategy: Strategy) -> None:
+        self._setup = setup
+        self._strategy = strategy
+        self._heap = Heap(os.environ)
+        self._has_checked_count = False
+        self._accelerator = make_accelerator(setup)
+        _fetch(setup)
+        strategy.load_model(self._load_model)
+        model = self.loaded.model
+        self.optimizer = make_optimizer(model, setup.plan, divided=strategy.has_equal_gradients)
+        self.model = strategy.wrap(self._accelerator, model, self.optimizer)
+        self._weights = [p for p in model.parameters() if p.requires_grad]
+        self.scaler = self._accelerator.scaler
+        self.scheduler = make_scheduler(self.optimizer, setup.plan)
+        # Dropout differs between ranks.
+        set_seed((setup.config.seed + 1 + setup.world.rank) % 2**32)
+
+    def _load_model(self) -> None:
+        is_whole = self._strategy.keeps_whole_model
+        self.loaded = LoadedModel(self._setup, trims=is_whole, fuses=is_whole)
+        self._strategy.divide(self.loaded.model)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return int(self.scheduler.last_epoch)
+
+    @property
+    def skipped_steps(self) -> int | None:
+        """Steps that moved no weight, as their gradients overflowed in fp16; None in others."""
+        return self.steps - steps_taken(self.optimizer) if self.scaler else None
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def micro_batches(self, samples: np.ndarray) -> list[MicroBatch]:
+        """Returns this rank's part of a global batch for each micro-step. Any thread may call
+        it."""
+        setup = self._setup
+        parts = np.array_split(samples, setup.plan.parts)  # the last batch of an epoch is small
+        micro_batches = []
+        for part in parts[setup.world.rank :: setup.world.size]:
+            counts = len(part) > 0
+            batch = self.loaded.batch(setup.data.train, part if counts else samples[:1])
+            micro_batches.append(MicroBatch(setup.task.batch(batch, setup.data.train), counts))
+        return micro_batches
+
+    def step(self, samples: np.ndarray, micro_batches: list[MicroBatch]) -> Step:
+        """Makes one optimizer step on a global batch.
+
+        The loss is the mean over the terms of the global batch, however samples and their lengths
+        divide among ranks and micro-steps.
+
+        Args:
+            samples: those of the whole global batch.
+            micro_batches: what `micro_batches` made of them for this rank.
+        """
+        terms = self._setup.task.count(self._setup.data.train, samples)
+        learning_rate = self.scheduler.get_last_lr()[0]
+        losses = []
+        for micro_batch in micro_batches:
+            is_last = micro_batch is micro_batches[-1]
+            with self._sending(is_last):
+                losses.append(self.backward(micro_batch.batch, micro_batch.counts / (terms or 1)))
+        norm = self._update()
+        return Step(sum(losses[1:], losses[0]), norm, learning_rate)
+
+    def _sending(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Has ranks send each other the gradients of a backward pass, or keep them for later."""
+        if is_last or self._strategy.sends_every_micro_step:
+            return contextlib.nullcontext()
+        keeps: contextlib.AbstractContextManager[Any] = self._accelerator.no_sync(self.model)
+        return keeps
+
+    def backward(self, batch: Batch, weight: float) -> torch.Tensor:
+        """Makes gradients of this rank's part of a global batch. Returns its share of the mean
+        loss.
+
+        Args:
+            weight: that of each term of the loss.
+        """
+        batch = self.loaded.sent(batch, self._setup.data.train)
+        loss, count = self._setup.task.loss(self.model(**batch.inputs), batch)
+        if not self._has_checked_count:
+            self._check_count(count, batch)
+        loss = loss * weight
+        world_size = self._setup.world.size
+        # DDP divides the sum of the ranks' gradients by their number.
+        scaled = loss * world_size if world_size > 1 else loss
+        if self.scaler:
+            scaled = self.scaler.scale(scaled)
+        torch.autograd.backward(scaled)
+        self._heap.after_batch()
+        return loss.detach().float()
+
+    def _update(self) -> Any | None:
+        """Clips the gradients, and moves the weights. Returns the norm that the gradients had.
+
+        fp16's scaler skips a step that overflows. The schedule goes on: it belongs to the steps, as
+        the data does, and to skip with it would need to wait for the device in every step.
+        """
+        norm = None
+        max_norm = self._setup.config.max_grad_norm
+        if max_norm:
+            if self.scaler:
+                self.scaler.unscale_(self.optimizer)
+            norm = self._strategy.clip_grad_norm_(self._weights, max_norm)
+        if self.scaler:
+            norm = None  # to overflow is no error
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _check_count(self, count: Any, batch: Batch) -> None:
+        """Raises SlurmftError where the loss sums other terms than the task counts beforehand."""
+        self._has_checked_count = True
+        counted = self._setup.task.count(self._setup.data.train, batch.indices)
+        if not math.isclose(float(count), counted, rel_tol=1e-6):
+            raise SlurmftError(
+                f"--task {self._setup.config.task}: its loss sums {float(count):g} terms in the "
+                f"first batch, its count() says {counted:g}",
+                "the mean over ranks needs both alike: mend loss() or count() of the task",
+            )
+
+    # --- its state --------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Returns all that trains, with optimizer, schedule and scaler.
+
+        Raises:
+            SlurmftError: weights are not finite: no checkpoint has them.
+        """
+        self._setup.world.on_some(True, self._check_finite)
+        state = self._strategy.state(self.loaded.model, self.optimizer)
+        state.values["lora"] = self.loaded.adapter.facts if self.loaded.adapter else None
+        state.values["scheduler"] = self.scheduler.state_dict()
+        state.values["scaler"] = self.scaler.state_dict() if self.scaler else None
+        return state
+
+    def load(self, state: State) -> None:
+        """Takes back all that trains. UsageError where its adapters are others than the run's."""
+        assert state.checkpoint is not None
+        name = state.checkpoint.name
+        adapters = state.values["lora"]
+        self._setup.world.on_main(lambda: lora.check_same(name, adapters, self.loaded.adapter))
+        self._strategy.load(self.loaded, self.optimizer, state)
+        self.scheduler.load_state_dict(state.values["scheduler"])
+        self._strategy.restored(self._rehearse)
+        if self.scaler and state.values["scaler"]:
+            self.scaler.load_state_dict(state.values["scaler"])
+
+    def load_weights(self, state: State) -> None:
+        """Takes back the weights of a state, and nothing else of it."""
+        self._strategy.load_weights(self.loaded, state)
+
+    def _rehearse(self) -> None:
+        """Makes one backward pass that changes nothing; none, where no step was made before."""
+        if not self.steps:
+            return
+        self.model.train()
+        train = self._setup.data.train
+        samples = np.arange(min(self._setup.plan.global_batch_size, len(train)))
+        self.backward(self.micro_batches(samples)[-1].batch, 1 / len(samples))
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _check_finite(self) -> None:
+        weights = [p.detach() for p in self._weights]
+        shares = [p.to_local() if isinstance(p, DTensor) else p for p in weights]
+        largest = torch.nn.utils.get_total_norm([p for p in shares if p.numel()], torch.inf)
+        if not largest.isfinite():
+            raise SlurmftError(f"weights are not finite after step {self.steps}", STEADIER)
+
+
+def make_accelerator(setup: Setup) -> Accelerator:
+    """Returns Accelerate's part: autocast, and the wrapper of the model."""
+    return Accelerator(
+        mixed_precision="no" if setup.precision == "fp32" else setup.precision,
+        cpu=setup.world.device.type == "cpu",
+    )
+
+
+def _fetch(setup: Setup) -> None:
+    """Has few ranks fetch a model of the hub: the main one, then one of every other node, as its
+    cache may be its own."""
+    if not setup.job.config.program.needs_hub:
+        return
+    world = setup.world
+    first_of_node = world.local_rank == 0 and not world.is_main
+    for fetches in (world.is_main, first_of_node):
+        world.on_some(fetches, lambda: setup.task.model(setup.data))

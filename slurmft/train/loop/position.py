@@ -1,0 +1,57 @@
+"""How far a run has come."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from slurmft.train.loop.state import State
+
+Phase = Literal["train", "evaluate", "done", "test"]
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a run has come: all that decides what it does next. The same on every rank."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Epochs whose training is done."""
+    batch: int = 0
+    """Optimizer steps done in the current epoch."""
+    phase: Phase = "train"
+    """train; evaluate, after each epoch; done; test, once after all that."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The metrics of the last evaluation."""
+    by_class: dict[str, Any] = field(default_factory=dict)
+    """The classes of the last evaluation, see `Task.by_class`."""
+    test: dict[str, float] = field(default_factory=dict)
+    """The metrics of the test split, of the model that is saved."""
+    best: float | None = None
+    """The best value of the task's first metric."""
+    since_best: int = 0
+    """Evaluations since the best one."""
+
+    def state(self) -> State:
+        return State(dataclasses.asdict(self))
+
+    def load(self, state: State) -> None:
+        for name, value in state.values.items():
+            setattr(self, name, value)
+
+    def is_best(self, value: float, lower_is_better: bool) -> bool:
+        """Counts an evaluation by its first metric. Returns whether it was the best so far."""
+        if self._improves(value, lower_is_better):
+            self.best = value
+            self.since_best = 0
+            return True
+        self.since_best += 1
+        return False
+
+    def _improves(self, value: float, lower_is_better: bool) -> bool:
+        if math.isnan(value):
+            return False
+        if self.best is None:
+            return True
+        return value < self.best if lower_is_better else value > self.best

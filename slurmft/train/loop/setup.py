@@ -1,0 +1,191 @@
+"""What a run is set up with, and what a resume may find changed."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurmft.core import fingerprint
+from slurmft.core.errors import UsageError
+from slurmft.core.files import new_folder
+from slurmft.job import Job
+from slurmft.job.process_group import World
+from slurmft.node import hardware, profiles
+from slurmft.runs.rundir import RunDir
+from slurmft.train import own_task, tasks
+from slurmft.train.config import ResolvedConfig
+from slurmft.train.data.token_data import TokenData, balanced
+from slurmft.train.loop import token_files
+from slurmft.train.loop.checkpoint import Checkpoint
+from slurmft.train.loop.step_plan import Plan
+from slurmft.train.parallel import choice
+
+FillTokens = Callable[[Path, tasks.Task, Job], None]
+"""Writes the tokens of a run into a folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What is settled before the first step, and stays. The same on every rank, but for its place
+    in the world."""
+
+    job: Job
+    run_dir: RunDir
+    config: ResolvedConfig
+    task: tasks.Task
+    world: World
+    precision: str
+    """fp32, bf16 or fp16: what was chosen, where the configuration says auto."""
+    data: TokenData
+    tokens_sha256: str | None
+    """The checksum of the training tokens, on the main rank."""
+    plan: Plan
+
+    @classmethod
+    def prepare(
+        cls, job: Job, checkpoint: Checkpoint | None, fill: FillTokens = token_files.fill
+    ) -> "Setup":
+        """Settles what a run needs; the main rank makes its tokens, all ranks load them.
+
+        Args:
+            checkpoint: where the run continues, with the global batch that it had.
+            fill: writes the tokens, where no earlier attempt has.
+
+        Raises:
+            UsageError: options do not go together here, or the checkpoint is of another run.
+        """
+        assert job.run_dir is not None
+        world = job.join()
+        run_dir = RunDir(job.run_dir)
+        own_task.use_code(job.config.program.code)
+        config = ResolvedConfig.of(job.config.program)
+        task = tasks.get(config)
+        precision = choose_precision(config, world)
+        choice.check(config, world, precision)
+        if config.shard != "none" and world.size == 1:
+            job.warn(f"--shard {config.shard}: one process has nothing to share")
+        world.on_main(lambda: _make_tokens(run_dir.tokens, task, job, fill))
+        data = TokenData.load(run_dir.tokens)
+        if config.class_weights == "balanced":
+            task.class_weights = balanced(data.train, len(data.labels))
+        tokens_sha256 = None
+        if world.is_main:
+            tokens_sha256 = fingerprint.of(run_dir.tokens / "train")["sha256"]
+            for note in data.notes:
+                job.say(note)
+        plan = Plan(
+            config=config,
+            world_size=world.size,
+            precision=precision,
+            train_samples=len(data.train),
+            validation_samples=len(data.validation),
+            resumed_batch_size=checkpoint.setup["global_batch_size"] if checkpoint else None,
+        )
+        setup = cls(
+            job=job,
+            run_dir=run_dir,
+            config=config,
+            task=task,
+            world=world,
+            precision=precision,
+            data=data,
+            tokens_sha256=tokens_sha256,
+            plan=plan,
+        )
+        if checkpoint:
+            world.on_main(lambda: setup.check_same_run(checkpoint))
+        return setup
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what a checkpoint says of the run that wrote it."""
+        return self._may_change() | {
+            "shard": self.config.shard,
+            "global_batch_size": self.plan.global_batch_size,
+            "tokens_sha256": self.tokens_sha256,
+        }
+
+    def _may_change(self) -> dict[str, Any]:
+        """What a resume may change; users are told."""
+        return {
+            "world_size": self.world.size,
+            "precision": self.precision,
+            "backend": self.world.backend,
+            "threads": torch.get_num_threads(),
+        }
+
+    def changes(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns, in words, what is not as it was when a checkpoint was written."""
+        before = checkpoint.setup
+        changes = [
+            f"{name} {before[name]} -> {value}"
+            for name, value in self._may_change().items()
+            if before[name] != value
+        ]
+        if before["world_size"] != self.world.size:
+            changes.append(
+                f"global batch stays {self.plan.global_batch_size}: {self.plan.micro_steps} "
+                f"micro-step(s) on {self.world.size} process(es); dropout draws other numbers"
+            )
+        return changes
+
+    def check_same_run(self, checkpoint: Checkpoint) -> None:
+        """Raises UsageError where the run cannot go on from a checkpoint; on the main rank."""
+        before = checkpoint.setup["shard"]
+        now = self.config.shard
+        if before != now and "none" in (before, now):
+            raise UsageError(
+                f"{checkpoint.name} was written with --shard {before}, and this run has {now}",
+                "put the run's config.json back as it was; or submit a new run",
+            )
+        if checkpoint.setup["tokens_sha256"] != self.tokens_sha256:
+            raise UsageError(
+                f"{checkpoint.name} was trained on other tokens than {self.run_dir.tokens} has "
+                "now: a resume would mix two data sets",
+                "bring data and tokenizer back as they were when the run started, and remove "
+                "that folder; or submit a new run",
+            )
+
+
+def has_finished(job: Job) -> bool:
+    """Returns whether the run has its result: an attempt that was killed at its very end had
+    finished. The same on every rank."""
+    assert job.run_dir is not None
+    return bool(job.join().share_object(RunDir(job.run_dir).result.exists()))
+
+
+def choose_precision(config: ResolvedConfig, world: World) -> str:
+    """Returns the precision asked for, or the fastest that every rank's hardware computes natively.
+    What remains in fp32 is computed in TF32 from then on, if that is asked for.
+
+    Raises:
+        UsageError: fp16 or TF32 on a CPU.
+    """
+    on_gpu = world.device.type != "cpu"
+    if not on_gpu and (config.precision == "fp16" or config.tf32):
+        flag = "--tf32" if config.tf32 else "--precision fp16"
+        raise UsageError(f"{flag} needs GPUs", "use --precision bf16")
+    if config.tf32:
+        torch.set_float32_matmul_precision("high")
+    if config.precision != "auto":
+        return config.precision
+    if on_gpu:
+        is_native = torch.get_device_module(world.device).is_bf16_supported(False)
+    else:
+        is_native = hardware.computes_bf16()
+    if all(world.all_values(float(is_native))):
+        return "bf16"
+    return "fp16" if on_gpu and config.shard == "none" else "fp32"
+
+
+def _make_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> None:
+    """Makes the tokens of a run, where no earlier attempt has; on the main rank."""
+    if folder.exists():
+        return
+    # All cores: the other ranks wait.
+    with profiles.all_cores(os.environ), new_folder(folder) as unfinished:
+        fill(unfinished, task, job)
+    for text in TokenData.load(folder).warnings:
+        job.warn(text)

@@ -1,0 +1,93 @@
+"""How ranks share a training: what each keeps of the model, and what they send each other."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from slurmft.job import Job
+from slurmft.job.process_group import World
+from slurmft.train.loop.checkpoint import Saver
+from slurmft.train.loop.state import State, Tensors
+
+
+class TrainedModel(Protocol):
+    """A model, as strategies know it."""
+
+    model: Any
+    """What transformers made."""
+
+    def load(self, weights: Tensors) -> None:
+        """Takes all weights that train."""
+
+
+class Strategy(Protocol):
+    """How one rank takes part in a training. All ranks make the same calls."""
+
+    world: World
+    sends: str
+    """What ranks send each other: none, or gradients as fp32 or bf16, or models by local:K."""
+    keeps_whole_model: bool
+    """So its vocabulary can be trimmed and its layers computed together."""
+    sends_every_micro_step: bool
+    """Whole gradients, not yet sent, would need the memory that sharding saves."""
+    evaluates_together: bool
+    """A rank without samples computes, too: the others wait for its shares."""
+    has_equal_gradients: bool
+    """All ranks have the same gradients when the optimizer makes its step."""
+
+    # --- a model becomes what trains --------------------------------------------------------------
+
+    def load_model(self, load: Callable[[], None]) -> None:
+        """Has this rank load its model, and divide it."""
+
+    def divide(self, model: Any) -> None:
+        """Leaves this rank its share of a model that is whole."""
+
+    def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
+        """Returns the model as it is called in training: on its device, in the run's precision,
+        with the same weights on all ranks."""
+
+    # --- in a step --------------------------------------------------------------------------------
+
+    def clip_grad_norm_(self, weights: list[torch.Tensor], norm: float) -> torch.Tensor:
+        """Clips the gradients to a norm. Returns what it was: a scalar, on their device."""
+
+    def is_synchronized_after(self, step: int) -> bool:
+        """Returns whether all ranks have the same model after an optimizer step, counted from 1."""
+
+    def end_step(self, step: int) -> None:
+        """Does what follows optimizer step `step`."""
+
+    def synchronize(self) -> None:
+        """Makes all ranks' models the same, where they differ."""
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def saver(self, job: Job) -> Saver:
+        """Returns what writes the checkpoints."""
+
+    def state(self, model: Any, optimizer: torch.optim.Optimizer) -> State:
+        """Returns all that trains, and the optimizer's state."""
+
+    def load(self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State) -> None:
+        """Takes a state back, by whatever number of ranks it was written."""
+
+    def load_weights(self, model: TrainedModel, state: State) -> None:
+        """Takes back all that trains; the optimizer stays as it is."""
+
+    def restored(self, rehearse: Callable[[], None]) -> None:
+        """A state has been loaded. `rehearse` is a backward pass that changes nothing."""
+
+    # --- the whole model --------------------------------------------------------------------------
+
+    def collect_weights(self, folder: Path) -> None:
+        """Brings all weights to the main rank, by files in `folder` where they are divided."""
+
+    def collected_weights(self, folder: Path) -> Tensors | None:
+        """Returns what `collect_weights` brought, on the main rank; None: the model has them.
+
+        Raises:
+            OSError, SafetensorError: there was no room for the files.
+        """

@@ -1,0 +1,140 @@
+"""What `slurmft predict` predicts of a row, by the kind of the task; and as columns of a file."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+
+from slurmft.train.data.tables import IGNORED, Batch
+from slurmft.train.data.token_data import TokenData
+from slurmft.train.task_facts import TASKS
+from slurmft.train.tasks.tokens import entities
+
+Columns = dict[str, list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is predicted of a row, as numbers and as columns of a file."""
+
+    shape: tuple[int, ...]
+    """The shape of one prediction."""
+    dtype: type
+    predict: Callable[[Any, Batch, TokenData], Any]
+    """Returns the predictions of a batch: (batch, *shape)."""
+    columns: Callable[[Sequence[Any], np.ndarray], Columns]
+    """Returns columns, from the texts of all rows and what is predicted of them."""
+
+
+def kind_of(task: Any, data: TokenData) -> Kind:
+    """Returns what a task's model predicts of the rows of `data`."""
+    match TASKS[task.config.task].module:
+        case "multi_label":
+            shape = (len(data.labels),)
+            return Kind(shape, np.float64, _probabilities, partial(_several_labels, data.labels))
+        case "tokens":
+            counts = data.validation.label_counts
+            assert counts is not None  # of rows of words
+            most = int(counts.max())
+            columns = partial(_entities, data.labels)
+            return Kind((most,), np.int64, partial(_labels_of_words, most), columns)
+        case "seq2seq":
+            most = task.config.max_target_length + 1
+            assert data.folder is not None  # ranks load it
+            tokenizer = AutoTokenizer.from_pretrained(data.folder / "tokenizer")
+            generate = partial(_generated, most, tokenizer.pad_token_id)
+            return Kind((most,), np.int64, generate, partial(_texts, tokenizer))
+        case _ if not data.labels:
+            return Kind((), np.float64, _numbers, _columns_of_numbers)
+        case _:
+            return Kind((2,), np.float64, _best_label, partial(_labels, data.labels))
+
+
+# --- classes --------------------------------------------------------------------------------------
+
+
+def _best_label(model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+    """Returns the class and its probability: (batch, 2)."""
+    best = model(**batch.inputs).logits.double().softmax(-1).max(-1)
+    return torch.stack([best.indices.double(), best.values], 1)
+
+
+def _labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Columns:
+    return {
+        "prediction": [names[int(i)] for i in values[:, 0]],
+        "probability": values[:, 1].round(6).tolist(),
+    }
+
+
+def _probabilities(model: Any, batch: Batch, data: TokenData) -> Any:
+    return model(**batch.inputs).logits.double().sigmoid()
+
+
+def _several_labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Columns:
+    """Returns the labels that are as probable as not, or more."""
+    predictions = []
+    probabilities = []
+    for row in values:
+        chosen = np.flatnonzero(row >= 0.5).tolist()
+        predictions.append([names[i] for i in chosen])
+        probabilities.append([round(float(row[i]), 6) for i in chosen])
+    return {"prediction": predictions, "probability": probabilities}
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def _numbers(model: Any, batch: Batch, data: TokenData) -> Any:
+    return model(**batch.inputs).logits.squeeze(-1).double()
+
+
+def _columns_of_numbers(texts: Sequence[Any], values: np.ndarray) -> Columns:
+    return {"prediction": values.tolist()}
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _labels_of_words(most: int, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+    """Returns the label of each word, and -1 behind the last: (batch, most)."""
+    logits = model(**batch.inputs).logits.flatten(0, -2)
+    is_first_token = batch.targets["labels"].flatten() != IGNORED
+    labels = logits[is_first_token].argmax(-1).cpu()
+    counts = data.validation.label_counts
+    assert counts is not None  # of rows of words
+    word_counts = counts[batch.indices].tolist()
+    rows = torch.full((len(word_counts), most), -1)
+    for row, labels_of_row in enumerate(labels.split(word_counts)):
+        rows[row, : len(labels_of_row)] = labels_of_row
+    return rows
+
+
+def _entities(names: list[str], rows: Sequence[Any], values: np.ndarray) -> Columns:
+    predictions = []
+    for words, labels in zip(rows, values, strict=True):
+        spans = entities([names[i] for i in labels if i >= 0])
+        predictions.append([_entity(words, *span) for span in spans])
+    return {"prediction": predictions}
+
+
+def _entity(words: Sequence[str], kind: str, first: int, last: int) -> dict[str, Any]:
+    text = " ".join(words[first : last + 1])
+    return {"entity": kind, "first": first, "last": last, "text": text}
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def _generated(most: int, padding: int, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+    """Returns the tokens of each text, with padding behind them: (batch, most)."""
+    inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
+    tokens = model.generate(**inputs)
+    return torch.nn.functional.pad(tokens, (0, most - tokens.shape[1]), value=padding)
+
+
+def _texts(tokenizer: Any, texts: Sequence[Any], values: np.ndarray) -> Columns:
+    return {"prediction": tokenizer.batch_decode(values, skip_special_tokens=True)}

@@ -1,0 +1,156 @@
+"""A prediction, as one rank runs it: an evaluation of rows without labels, by another head.
+
+Like a training it stops, saves and resumes; its samples are the rows of a file.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slurmft.core.files import read_json
+from slurmft.job import Job
+from slurmft.train.data.tables import Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
+from slurmft.train.login.predict import check_absent, texts_of
+from slurmft.train.login.rows import read_columns, write_rows
+from slurmft.train.loop import checkpoint as checkpoints
+from slurmft.train.loop.checkpoint import Saver
+from slurmft.train.loop.checkpointing import Checkpointing, Stopped
+from slurmft.train.loop.evaluator import Evaluator
+from slurmft.train.loop.learner import make_accelerator
+from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.out_of_memory import explained
+from slurmft.train.loop.position import Position
+from slurmft.train.loop.saving import PatientSave
+from slurmft.train.loop.setup import Setup, has_finished
+from slurmft.train.loop.state import Part
+from slurmft.train.loop.timers import PhaseClock
+from slurmft.train.predict.heads import Kind, kind_of
+from slurmft.train.tasks import Task
+
+_RECORD_EVERY_S = 1.0
+_RESULT_BYTES = 2**14
+
+
+def run(job: Job) -> None:
+    """Predicts the rows that are left, and writes all with their predictions. An agreed stop ends
+    it before its end; what is predicted is saved then."""
+    if has_finished(job):
+        return
+    checkpoint = checkpoints.newest(job, job.join())
+    setup = Setup.prepare(job, checkpoint, fill_tokens)
+    loaded = LoadedModel(setup)
+    make_accelerator(setup).prepare_model(loaded.model, evaluation_mode=True)
+    kind = kind_of(setup.task, setup.data)
+    head = RowsHead(setup, kind)
+    clock = PhaseClock(setup.world.device)
+    position = Position(phase="evaluate")
+    evaluator = Evaluator(setup, loaded, head, clock)
+    parts: dict[str, Part] = {"position": position, "evaluator": evaluator}
+    checkpointing = Checkpointing(setup, Saver(job, setup.world), parts)
+    if checkpoint:
+        checkpointing.restore(checkpoint)
+        head.before = evaluator.done
+        job.say(f"{head.before:,} of {head.rows:,} rows were predicted before")
+    try:
+        values = evaluator.predictions(setup.data, checkpointing.stop_or_save)
+        finish(setup, kind, values, head.rows - head.before, clock.seconds["evaluate"])
+    except Stopped:
+        checkpointing.save_last()
+    except torch.OutOfMemoryError as error:
+        raise explained(error, setup, loaded, position) from error
+
+
+class RowsHead:
+    """The head of a prediction."""
+
+    def __init__(self, setup: Setup, kind: Kind) -> None:
+        self.shape = kind.shape
+        self.dtype = np.dtype(kind.dtype)
+        self.evaluates_in_fp32 = setup.task.evaluates_in_fp32
+        self.rows = len(setup.data.validation)
+        self.before = 0
+        """Rows that were predicted before a resume."""
+        self._kind = kind
+        self._job = setup.job
+        self._world_size = setup.world.size
+        self._recorded_at = 0.0
+        self._recorded = 0
+
+    def batch(self, batch: Batch, table: TokenTable) -> Batch:
+        return batch
+
+    def predict(self, model: Any, batch: Batch, data: TokenData) -> Any:
+        return self._kind.predict(model, batch, data)
+
+    def note_progress(self, done: int, total: int) -> None:
+        """Records how far the prediction is: a step is a row."""
+        now = time.monotonic()
+        if now - self._recorded_at < _RECORD_EVERY_S and done != total:
+            return
+        samples = min(done * self._world_size, self.rows - self.before)
+        self._job.step(self.before + samples, self.rows, samples=samples - self._recorded)
+        self._recorded_at = now
+        self._recorded = samples
+
+
+def fill_tokens(folder: Path, task: Task, job: Job) -> None:
+    """Writes the tokens of the file's rows. The training table is one that nobody reads."""
+    config = task.config
+    model = Path(str(config.model))
+    file = Path(str(config.data))
+    id2label = (read_json(model / "config.json") or {}).get("id2label") or {}
+    labels = []
+    if task.facts.labels != ():
+        labels = [id2label[str(i)] for i in range(len(id2label))]
+    of_texts: Any = task
+    tokenizer = of_texts.tokenizer()
+    table = of_texts.unlabelled(tokenizer, texts_of(config, file))
+    first = TokenTable.build([table.tokens[: table.offsets[1]]], [0])
+    warnings = tuple(of_texts.warnings)
+    pad_id = tokenizer.pad_token_id
+    TokenData(first, table, labels, pad_id, texts=[], warnings=warnings).save(folder)
+    task.save_tokenizer(folder / "tokenizer")
+
+
+def finish(
+    setup: Setup, kind: Kind, values: np.ndarray | None, predicted: int, seconds: float
+) -> None:
+    """Writes the rows with their predictions, and the result. Raises as `PatientSave.run`.
+
+    Args:
+        values: all predictions, on the main rank.
+        predicted: rows that this attempt predicted.
+        seconds: how long that took.
+    """
+    job = setup.job
+    world = setup.world
+    settings = job.config.program.settings
+    source = Path(str(setup.config.data))
+    output = Path(settings["output"])
+    rows = len(setup.data.validation)
+
+    def write() -> None:
+        assert values is not None  # on the main rank
+        if not settings["overwrite"]:
+            check_absent(output)
+        columns = read_columns(source)
+        texts = columns[str(setup.config.text_column)]
+        write_rows(output, columns | kind.columns(texts, values))
+
+    facts = {
+        "task": setup.config.task,
+        "output": str(output),
+        "precision": setup.precision,
+        "backend": world.backend,
+        "phases_s": {"evaluate": seconds},
+        "steps": rows,
+        "evaluate_samples_per_s": predicted / seconds if seconds else None,
+    }
+    PatientSave(job, world, "the predictions", 2 * source.stat().st_size).run(write)
+    PatientSave(job, world, "the result", _RESULT_BYTES).run(lambda: job.result(facts))
+    job.say(f"{rows:,} rows with predictions: {output}")
+    world.on_main(job.remove_checkpoints)
