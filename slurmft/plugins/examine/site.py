@@ -10,15 +10,11 @@ from dataclasses import dataclass, replace
 from slurmft.cluster.slurm import allocation, sbatch_options
 from slurmft.cluster.slurm.commands import hostnames
 from slurmft.core.config import JobConfig
+from slurmft.core.options import options
 from slurmft.node import rendezvous
 
 _MINUTES = "5"
 """Time limit of a new allocation, if the user sets none."""
-_SALLOC = (
-    "nodes", "partition", "account", "qos", "reservation", "constraint", "gpus_per_node",
-    "cpus_per_task", "mem", "time",
-)  # fmt: skip
-"""Options of the job that salloc takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,17 +54,23 @@ def open_site(
         inside = {name: v for name, v in os.environ.items() if name.startswith("SLURM_")}
         yield allocated(inside, job.host_suffix)
         return
-    options: dict[str, str | None] = {"time": _MINUTES}
-    options |= sbatch_options.of_fields(job, _SALLOC)
+    requests: dict[str, str | None] = {"time": _MINUTES}
+    requests |= sbatch_options.of_fields(job, _salloc_options())
     if job.cpus_per_task is None:
-        options["exclusive"] = None  # speeds are those of whole nodes
+        requests["exclusive"] = None  # speeds are those of whole nodes
     else:
-        options["ntasks-per-node"] = "1"
+        requests["ntasks-per-node"] = "1"
     say(f"waiting for {job.nodes} node(s) ...")
     began = time.monotonic()
-    with allocation.allocation(sbatch_options.arguments(options.items()), wait_s) as variables:
+    with allocation.allocation(sbatch_options.arguments(requests.items()), wait_s) as variables:
         site = allocated(variables, job.host_suffix)
         yield replace(site, queued_s=time.monotonic() - began)
+
+
+def _salloc_options() -> list[str]:
+    """Returns the names of doctor's options that salloc takes."""
+    job_options = options(JobConfig).items()
+    return [name for name, each in job_options if each.sbatch and "doctor" in each.commands]
 
 
 def agent_command() -> list[str]:

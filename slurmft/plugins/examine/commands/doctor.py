@@ -27,21 +27,13 @@ from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
-from slurmft.core.options import build
+from slurmft.core.options import Command, build, options
 from slurmft.core.site import site_defaults
 from slurmft.plugins.examine import locks, node_use
 from slurmft.plugins.examine.examination import examine_cluster
 from slurmft.plugins.examine.site import Site, open_site
 from slurmft.train.login.configure import OPTIONS
 
-_WHERE = ("partition", "account", "qos", "reservation", "constraint", "time")
-"""Flags of `submit` that choose nodes."""
-_USE = ("profile", "nproc_per_node", "backend")
-"""Flags of `submit` that decide how a node is used."""
-_JOB = (
-    "nodes", "cluster", "runs_dir", *_WHERE, "gpus_per_node", "cpus_per_task", "mem", *_USE,
-    "host_suffix", "interface",
-)  # fmt: skip
 _CLUSTER_WAIT_S = 300.0
 _PART_WAIT_S = 3600.0
 _NODE_S = 60.0
@@ -49,11 +41,16 @@ _NODE_S = 60.0
 _WAIT = "how long to wait in the queue for nodes (%(default)g)"
 
 
+def _flags_of(command: Command) -> list[str]:
+    """Returns the names of the job's options that are flags of a command, too."""
+    return [name for name, each in options(JobConfig).items() if command in each.commands]
+
+
 def main(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-"):
         return run_part("slurmft doctor", PARTS, argv, "")
     arguments = parser().parse(argv)
-    job = _job(arguments, _JOB)
+    job = _job(arguments, "doctor")
     if job.cluster == "mpirun":
         raise UsageError("--cluster mpirun has no nodes to examine", "use slurm, local or auto")
     say: Callable[[str], None] = _say
@@ -83,7 +80,7 @@ def parser() -> Parser:
     limit = "time limit for the nodes' part; measurements beyond it are skipped (%(default)s)"
     add("--within", type=float, default=40, metavar="SECONDS", help=limit)
     add("--wait", type=float, default=_CLUSTER_WAIT_S, metavar="SECONDS", help=_WAIT)
-    return parser.add_options(JobConfig, "Where", _JOB)
+    return parser.add_options(JobConfig, "Where", _flags_of("doctor"))
 
 
 def _say(text: str) -> None:
@@ -94,8 +91,9 @@ def _say_nothing(text: str) -> None:
     pass
 
 
-def _job(arguments: argparse.Namespace, names: tuple[str, ...], **fields: object) -> JobConfig:
+def _job(arguments: argparse.Namespace, command: Command, **fields: object) -> JobConfig:
     """Returns the job that the flags and the site file ask for."""
+    names = _flags_of(command)
     defaults = site_defaults(OPTIONS)
     site = {name: defaults[name] for name in names if name in defaults}
     return build(JobConfig, site | given(arguments, names) | fields)
@@ -109,7 +107,7 @@ def node_parser() -> Parser:
     add = parser.add_argument
     add("--nodes", type=int, metavar="N", help="default: the allocation's, or 1")
     add("--here", action="store_true", help="this machine, even with Slurm")
-    return parser.add_options(JobConfig, "Where", (*_WHERE, *_USE))
+    return parser.add_options(JobConfig, "Where", _flags_of("doctor node"))
 
 
 def node_main(argv: list[str]) -> int:
@@ -123,11 +121,11 @@ def node_main(argv: list[str]) -> int:
     """
     arguments = node_parser().parse(argv)
     if arguments.here or not commands.available():
-        job = build(JobConfig, given(arguments, _USE))
+        job = build(JobConfig, given(arguments, _flags_of("doctor node")))
         print("\n".join(node_use.describe(job)), flush=True)
         return Exit.OK
     nodes = arguments.nodes or allocation.allocated_nodes() or 1
-    job = _job(arguments, (*_WHERE, *_USE), nodes=nodes)
+    job = _job(arguments, "doctor node", nodes=nodes)
     with open_site(job, _PART_WAIT_S, True, _say) as site:
         return _describe_nodes(site, job)
 
@@ -166,7 +164,7 @@ def locks_main(argv: list[str]) -> int:
     folder = absolute(arguments.dir)
     if not folder.is_dir():
         raise UsageError(f"no such folder: {str(folder)!r}", "give one that the nodes see, too")
-    job = locks.probe_job(_job(arguments, _WHERE), arguments.nodes)
+    job = locks.probe_job(_job(arguments, "doctor locks"), arguments.nodes)
     with open_site(job, arguments.wait, commands.available(), _say) as site:
         measurement = locks.measure(site, job.nodes, folder)
     if not arguments.json:  # before `conclude`, which fails where no lock holds
@@ -185,7 +183,9 @@ def locks_parser() -> Parser:
     add("dir", metavar="DIR", help="a folder on the file system in question")
     add("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")
     add("--wait", type=float, default=_PART_WAIT_S, metavar="SECONDS", help=_WAIT)
-    return parser.add_options(JobConfig, "Where, outside of an allocation", _WHERE)
+    return parser.add_options(
+        JobConfig, "Where, outside of an allocation", _flags_of("doctor locks")
+    )
 
 
 PARTS = {"locks": Part(locks_parser, locks_main), "node": Part(node_parser, node_main)}
