@@ -13,8 +13,8 @@ import time
 from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
-from slurmft.core.agents import AgentError
 from slurmft.core.files import write_json
+from slurmft.plugins.examine.agents import AgentError
 from tests.lab import tables
 from tests.lab.bench import bench
 from tests.lab.checks import CHECKS

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core import files
-from slurmft.core.agents import serve
 from slurmft.job import checkpoints
 from slurmft.job.checkpoints import Checkpoints
 from slurmft.plugins.examine import lock_operations
+from slurmft.plugins.examine.agents import serve
 from slurmft.runs.rundir import RunDir
 
 POLL_S = 0.002

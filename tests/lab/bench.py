@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.agents import AgentError, Agents
+from slurmft.plugins.examine.agents import AgentError, Agents
 from tests.lab.hosts import python
 from tests.lab.labs import Client, Lab
 

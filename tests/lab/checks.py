@@ -17,9 +17,9 @@ from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.agents import AgentError
 from slurmft.plugins.examine import lock_probe
 from slurmft.plugins.examine import locks as doctor_locks
+from slurmft.plugins.examine.agents import AgentError
 from slurmft.plugins.examine.site import Site, agent_command
 from tests.lab.bench import Bench, Remote
 from tests.lab.hosts import python

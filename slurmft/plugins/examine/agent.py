@@ -1,28 +1,26 @@
 """The agent on a node: `python -m slurmft.plugins.examine.agent [SIMULATED NODE]`.
 
-Its operations are all that an examination does there; `slurmft.core.agents` carries questions and
-answers. Every answer is JSON, from the dataclasses of `report`.
+Its operations are all that an examination does on a node; `agents` carries requests and answers.
 """
 
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slurmft.core import decode, process
-from slurmft.core.agents import serve
 from slurmft.core.config import JobConfig
 from slurmft.core.files import write_json
 from slurmft.core.options import build
 from slurmft.node import rendezvous, task
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.plugins.examine import connections, inspection, node_use
+from slurmft.plugins.examine.agents import serve
 from slurmft.plugins.examine.lock_operations import LockOperations
-from slurmft.plugins.examine.report import RankReport, SpeedReport
+from slurmft.plugins.examine.report import NodeReport, RankReport, SpeedReport
 
 REQUEST = "request.json"
 """File with the request to the microbenchmarks: {"backend": of --backend, "seconds": for all}."""
@@ -34,33 +32,21 @@ _TAIL = 1500
 class Agent:
     """The operations, by name. `job` has fields of JobConfig: how a run would use the node."""
 
+    listen = staticmethod(connections.listen)
+    reach = staticmethod(connections.reach_all)
+    send = staticmethod(connections.send)
+
     def __init__(self) -> None:
         self.lock = LockOperations().lock
 
-    def inspect(
-        self, folders: Mapping[str, str], job: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Returns the NodeReport; see `inspection.inspect`."""
+    def inspect(self, folders: dict[str, str], job: dict[str, Any] | None = None) -> NodeReport:
+        """Reports on the node; see `inspection.inspect`."""
         paths = {purpose: Path(path) for purpose, path in folders.items()}
-        report = inspection.inspect(paths, None if job is None else build(JobConfig, dict(job)))
-        return asdict(report)
+        return inspection.inspect(paths, None if job is None else build(JobConfig, job))
 
-    def describe(self, job: Mapping[str, Any]) -> list[str]:
+    def describe(self, job: dict[str, Any]) -> list[str]:
         """Returns lines that say what the node is, and how a run would use it."""
-        return node_use.describe(build(JobConfig, dict(job)))
-
-    def listen(self, token: str, job_id: str) -> dict[str, int]:
-        """Answers other nodes from now on; see `connections.listen`."""
-        return connections.listen(token, job_id)
-
-    def reach(self, peers: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Tries to reach other hosts; returns host -> LinkReport."""
-        links = connections.reach_all(peers, timeout_s)
-        return {host: asdict(link) for host, link in links.items()}
-
-    def send(self, host: str, port: int, seconds: float, timeout_s: float) -> float:
-        """Returns the bytes per second that arrive at another host."""
-        return connections.send(host, port, seconds, timeout_s)
+        return node_use.describe(build(JobConfig, job))
 
     def socket_interface(
         self, hosts: Sequence[str], rank: int, interface: str | None
@@ -74,12 +60,11 @@ class Agent:
         rank: int,
         port: int,
         id: str,
-        job: Mapping[str, Any],
+        job: dict[str, Any],
         timeout_s: float,
-    ) -> dict[str, Any]:
-        """Measures devices and collectives under torchrun, as a run starts it; returns the
-        SpeedReport."""
-        config = inspection.config(build(JobConfig, dict(job)))
+    ) -> SpeedReport:
+        """Measures devices and collectives under torchrun, as a run starts it."""
+        config = inspection.config(build(JobConfig, job))
         profile = task.use_of_node(config, os.environ)
         rdzv = _rendezvous(hosts, rank, config.job.interface, port, id)
         environment = task.training_environment(profile, rdzv, os.environ)
@@ -96,7 +81,7 @@ class Agent:
                 report = decode.read(path, RankReport)
                 if report is not None:  # else it was killed while it wrote
                     ranks.append(report)
-        return asdict(SpeedReport(problem=problem, is_late=is_late, ranks=tuple(ranks)))
+        return SpeedReport(problem=problem, is_late=is_late, ranks=tuple(ranks))
 
 
 def _run(

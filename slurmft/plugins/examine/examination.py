@@ -4,14 +4,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from slurmft.cluster.slurm import allocation, commands
-from slurmft.core.agents import AgentError, Agents
 from slurmft.core.config import JobConfig
-from slurmft.core.decode import DecodeError, decode
 from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.text import some
 from slurmft.plugins.examine import (
@@ -22,6 +20,7 @@ from slurmft.plugins.examine import (
     node_rules,
     speed_rules,
 )
+from slurmft.plugins.examine.agents import AgentError, Agents
 from slurmft.plugins.examine.checks import Check, Report, failure, merged, ok, problems, warning
 from slurmft.plugins.examine.comparison import Pair
 from slurmft.plugins.examine.host import software
@@ -138,30 +137,25 @@ class Examination:
     ) -> dict[str, T]:
         """Asks nodes for an operation; returns the answers, decoded as `kind`. Errors become
         failures under `about`."""
-        answers = self.agents.ask(operation, arguments, self._left_s(limit_s))
+        answers = self.agents.ask(operation, arguments, self._left_s(limit_s), kind)
         errors = []
-        decoded = {}
+        good_answers = {}
         for node in arguments:
             answer = answers[node]
-            try:
-                if isinstance(answer, AgentError):
-                    raise answer
-                decoded[node] = decode(answer, kind)
-            except AgentError as error:
-                errors.append((node, failure(about, error.message, hint)))
-            except DecodeError as error:
-                text = f"its answer is not understood ({error}): another version of slurmft?"
-                errors.append((node, failure(about, text, hint)))
+            if isinstance(answer, AgentError):
+                errors.append((node, failure(about, answer.message, hint)))
+            else:
+                good_answers[node] = answer
         # Nodes with the same error are one line.
         self.report.checks += merged(errors)
-        return decoded
+        return good_answers
 
     # --- the nodes ---
 
     def _inspect(self) -> None:
         folders = {purpose: str(path) for purpose, path in self.folders.items()}
         folders.pop("tmp", None)  # each node has its own
-        question = {"folders": folders, "job": asdict(self.job)}
+        question = {"folders": folders, "job": self.job}
         hint = "exclude it (--sbatch exclude=NODE for runs) and tell the site"
         requests = dict.fromkeys(self.site.hosts, question)
         self.nodes = self._ask("inspect", requests, _START_S, "nodes", NodeReport, hint)
@@ -328,7 +322,7 @@ class Examination:
             "hosts": [self.site.hosts[node] for node in usable],
             "port": self.ports[usable[0]]["torchrun"],
             "id": self.site.job_id,
-            "job": asdict(replace(self.job, nodes=len(usable))),
+            "job": replace(self.job, nodes=len(usable)),
             "timeout_s": left_s,
         }
         requests = {node: {**question, "rank": rank} for rank, node in enumerate(usable)}

@@ -1,11 +1,15 @@
-"""What `--preflight` does on the way of a job."""
+"""The hook of `--preflight`: an examination of the nodes before a job's programs start."""
 
 import os
+from collections.abc import Mapping
 
 from slurmft.core.config import RunConfig
 from slurmft.core.hooks import Examination, Hooks
-from slurmft.node.rendezvous import Rendezvous
+from slurmft.node.rendezvous import LOCAL_NODE, Rendezvous
 from slurmft.runs.rundir import RunDir
+
+NODES = 8
+"""With `--preflight auto`, jobs of at least so many nodes have one: it is worth its seconds."""
 
 
 class Examine(Hooks):
@@ -14,8 +18,16 @@ class Examine(Hooks):
     def examine_node(
         self, config: RunConfig, run: RunDir, rendezvous: Rendezvous
     ) -> Examination | None:
-        from slurmft.plugins.examine import preflight
-
-        if not preflight.is_due(config, os.environ):
+        if not is_due(config, os.environ):
             return None
-        return preflight.Preflight(run, rendezvous).passes
+        from slurmft.plugins.examine.preflight import Preflight  # only where there is one
+
+        return Preflight(run, rendezvous).passes
+
+
+def is_due(config: RunConfig, environment: Mapping[str, str]) -> bool:
+    """Tells if a job has a preflight. By default, simulated nodes have none: they share a
+    machine."""
+    if config.job.preflight == "auto":
+        return config.job.nodes >= NODES and LOCAL_NODE not in environment
+    return config.job.preflight == "on"

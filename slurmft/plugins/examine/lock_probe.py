@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slurmft import locks
-from slurmft.core.agents import AgentError, Agents
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.filesystem import LOCK_PRIMITIVES, FileSystem
+from slurmft.plugins.examine.agents import AgentError, Agents
 
 Ask = Callable[..., str]
 """ask(node, operation, primitive, name) -> the answer of `LockOperations.lock` on that node."""

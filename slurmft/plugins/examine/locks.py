@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.cluster.slurm import allocation, commands
-from slurmft.core.agents import AgentError, Agents
 from slurmft.core.config import JobConfig
-from slurmft.core.decode import decode
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import FileSystem
 from slurmft.core.text import aligned
 from slurmft.plugins.examine import lock_probe
+from slurmft.plugins.examine.agents import AgentError, Agents
 from slurmft.plugins.examine.lock_probe import Finding, Findings
 from slurmft.plugins.examine.report import NodeReport
 from slurmft.plugins.examine.site import Site
@@ -80,8 +79,12 @@ def measure(site: Site, nodes: int, folder: Path) -> Measurement:
     commands_of = {name: site.commands[name] for name in names}
     with Agents(commands_of, site.env) as agents:
         question = {"folders": {"locks": str(folder)}}
-        answers = agents.ask("inspect", dict.fromkeys(names, question), _START_S)
-        reports = [_report(name, answers[name]) for name in names]
+        requests = dict.fromkeys(names, question)
+        answers = agents.ask("inspect", requests, _START_S, NodeReport)
+        for name, answer in answers.items():
+            if isinstance(answer, AgentError):
+                raise AgentError(f"{name}: {answer.message}")
+        reports: list[NodeReport] = [answers[name] for name in names]
         seen_by_first = reports[0].folders["locks"]
         if seen_by_first.file_system is None:
             raise AgentError(f"{names[0]}: {seen_by_first.problem}")
@@ -92,12 +95,6 @@ def measure(site: Site, nodes: int, folder: Path) -> Measurement:
         file_system=seen_by_first.file_system,
         findings=findings,
     )
-
-
-def _report(name: str, answer: Any) -> NodeReport:
-    if isinstance(answer, AgentError):
-        raise AgentError(f"{name}: {answer.message}")
-    return decode(answer, NodeReport)
 
 
 def table(measurement: Measurement) -> list[str]:

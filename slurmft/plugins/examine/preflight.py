@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 from slurmft.core import process
-from slurmft.core.config import RunConfig
 from slurmft.core.decode import decode_or_none, loads
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Failure
@@ -25,7 +24,6 @@ from slurmft.node.hardware import host_name, visible_gpus
 from slurmft.node.peers import FAILED, PASSED, Peers
 from slurmft.node.rendezvous import (
     HOSTS,
-    LOCAL_NODE,
     Rendezvous,
     RendezvousError,
     answer_checks,
@@ -37,8 +35,6 @@ from slurmft.plugins.examine.report import LinkReport, NodeReport, Products
 from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir
 
-NODES = 8
-"""With `--preflight auto`, jobs of at least so many nodes have one: it is worth its seconds."""
 _PRODUCTS_S = 60.0
 _VERDICT_S = 30.0
 """How much longer than the others the head may take."""
@@ -46,14 +42,6 @@ _DELAY_S = 1.0
 """How long a report may be under way: times of reports are so uncertain."""
 _FOLDERS = ("tmp", "shm")
 _LONGEST_TEXT = 200
-
-
-def is_due(config: RunConfig, environment: Mapping[str, str]) -> bool:
-    """Tells if a job has a preflight. By default, simulated nodes have none: they share a
-    machine."""
-    if config.job.preflight == "auto":
-        return config.job.nodes >= NODES and LOCAL_NODE not in environment
-    return config.job.preflight == "on"
 
 
 class Preflight:

@@ -6,15 +6,14 @@ import os
 import re
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from slurmft.core.agents import Agents
 from slurmft.core.config import JobConfig
 from slurmft.node.rendezvous import LOCAL_NODE
 from slurmft.plugins.examine import examination as doctor_examination
+from slurmft.plugins.examine.agents import Agents
 from slurmft.plugins.examine.checks import Report
 from slurmft.plugins.examine.examination import Examination
 from slurmft.plugins.examine.site import Site, agent_command
@@ -25,19 +24,19 @@ SKEWED = """\
 import time
 now = time.time
 time.time = lambda: now() + 90
-from slurmft.core import agents
+from slurmft.plugins.examine import agents
 from slurmft.plugins.examine.agent import Agent
 agents.serve(Agent())
 """
 CLOSED = """\
-from slurmft.core import agents
+from slurmft.plugins.examine import agents
 from slurmft.plugins.examine.agent import Agent
 listen = Agent.listen
-Agent.listen = lambda *a, **k: listen(*a, **k) | {"rendezvous": 9}
+Agent.listen = staticmethod(lambda **k: listen(**k) | {"rendezvous": 9})
 agents.serve(Agent())
 """
 BROKEN_GPU = """\
-from slurmft.core import agents
+from slurmft.plugins.examine import agents
 from slurmft.plugins.examine import gpu_errors, inspection
 from slurmft.plugins.examine.agent import Agent
 log = "[1.5] NVRM: Xid (PCI:0000:17:00): 79, pid=1, GPU has fallen off the bus."
@@ -84,7 +83,7 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_node_describes_itself() -> None:
     with Agents({"n1": agent_command()}) as agents:
-        job = asdict(JobConfig(nodes=1, nproc_per_node=1))
+        job = JobConfig(nodes=1, nproc_per_node=1)
         (lines,) = agents.ask("describe", {"n1": {"job": job}}, PATIENCE_S).values()
     rows = dict(line.split("  ", 1) for line in lines if "  " in line[:12])
     assert rows["host"].strip() == os.uname().nodename

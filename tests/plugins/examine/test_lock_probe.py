@@ -11,9 +11,9 @@ import pytest
 
 from slurmft import locks
 from slurmft.core import filesystem
-from slurmft.core.agents import AgentError, Agents
 from slurmft.core.filesystem import FileSystem
 from slurmft.plugins.examine import lock_probe
+from slurmft.plugins.examine.agents import AgentError, Agents
 from slurmft.plugins.examine.lock_probe import Ask, Finding, ProbeError
 from slurmft.plugins.examine.site import agent_command
 from tests.conftest import HOSTILE

@@ -16,7 +16,7 @@ from slurmft.core.decode import decode
 from slurmft.core.program import Program
 from slurmft.node.peers import Peers
 from slurmft.node.rendezvous import LOCAL_NODE, answer_checks, check_reachable
-from slurmft.plugins.examine import gpu_errors, inspection, preflight
+from slurmft.plugins.examine import gpu_errors, hooks, inspection, preflight
 from slurmft.plugins.examine.matmul import best_tflop_s
 from slurmft.plugins.examine.report import LinkReport, NodeReport
 from tests.conftest import Done, records, slurmft
@@ -157,7 +157,7 @@ def test_when_it_is_due(asked: str, nodes: int, simulated: bool, due: bool) -> N
     program = Program(kind="test", name="test", module="tests.none")
     config = RunConfig(program=program, job=JobConfig(nodes=nodes, preflight=asked))
     environment = {LOCAL_NODE: "0"} if simulated else {}
-    assert preflight.is_due(config, environment) is due
+    assert hooks.is_due(config, environment) is due
 
 
 def test_reports_of_64_tasks_reach_the_head() -> None:

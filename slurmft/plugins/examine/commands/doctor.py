@@ -18,11 +18,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 
 from slurmft.cli.parser import Parser, Part, given, run_part
 from slurmft.cluster.slurm import allocation, commands
-from slurmft.core.agents import AgentError, Agents
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
@@ -30,6 +28,7 @@ from slurmft.core.filesystem import absolute
 from slurmft.core.options import Command, build, options
 from slurmft.core.site import site_defaults
 from slurmft.plugins.examine import locks, node_use
+from slurmft.plugins.examine.agents import AgentError, Agents
 from slurmft.plugins.examine.examination import examine_cluster
 from slurmft.plugins.examine.site import Site, open_site
 from slurmft.train.login.configure import OPTIONS
@@ -136,7 +135,7 @@ def _describe_nodes(site: Site, job: JobConfig) -> int:
     commands_of = {name: site.commands[name] for name in names}
     code = Exit.OK
     with Agents(commands_of, site.env) as agents:
-        question = {"job": asdict(job)}
+        question = {"job": job}
         answers = agents.ask("describe", dict.fromkeys(names, question), _NODE_S)
     for name in names:
         if isinstance(answers[name], AgentError):

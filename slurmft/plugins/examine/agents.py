@@ -19,12 +19,19 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
 from slurmft.core import process
+from slurmft.core.decode import DecodeError, decode
 from slurmft.core.errors import SlurmftError, one_line
+from slurmft.core.files import to_json
 
 MARK = "slurmft-agent "
 """Begins the lines of an agent: prologs and the like print, too."""
 
 _EXIT_S = 2.0
+_STDERR_LINES = 3
+"""How many of the last lines on stderr say why an agent ended."""
+
+Answer = dict[str, Any]
+"""A line of an agent: {"number": of the request, "answer": ...} or {"number", "error": text}."""
 
 
 class AgentError(SlurmftError):
@@ -40,9 +47,14 @@ class Agents:
     def __init__(
         self, commands: Mapping[str, Sequence[str]], env: Mapping[str, str] | None = None
     ) -> None:
-        """Starts them by their commands, with `env` in addition to the variables of this
-        process."""
-        self._answers: queue.SimpleQueue[tuple[str, dict[str, Any] | None]] = queue.SimpleQueue()
+        """Starts the agents.
+
+        Args:
+            commands: name -> the command that starts the agent.
+            env: variables in addition to those of this process.
+        """
+        self._answers: queue.SimpleQueue[tuple[str, Answer | None]] = queue.SimpleQueue()
+        """Agent -> its line, or None for the end of its output."""
         self._number = 0
         self._ended: set[str] = set()
         self._stderr = {name: tempfile.TemporaryFile() for name in commands}  # noqa: SIM115
@@ -71,6 +83,7 @@ class Agents:
             with contextlib.suppress(OSError):
                 child.stdin.close()
         for ending in (subprocess.Popen.terminate, subprocess.Popen.kill):
+            # All of them together have so long.
             deadline = time.monotonic() + _EXIT_S
             for child in self._processes.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -82,31 +95,43 @@ class Agents:
             self._stderr[name].close()
 
     def ask(
-        self, operation: str, arguments: Mapping[str, Mapping[str, Any]], timeout_s: float
+        self,
+        operation: str,
+        arguments: Mapping[str, Mapping[str, Any]],
+        timeout_s: float,
+        kind: Any = Any,
     ) -> dict[str, Any]:
-        """Asks some agents at the same time to do an operation, a method of what they serve, each
-        with arguments of its own. Returns each agent's answer, or the AgentError that says why
-        there is none."""
+        """Asks some agents at the same time to do an operation, a method of what they serve.
+
+        Args:
+            arguments: agent -> the arguments of the method.
+            kind: the type of the answers, which are decoded.
+
+        Returns each agent's answer, or the AgentError that says why there is none.
+        """
         self._number += 1
         answers: dict[str, Any] = {}
-        for name, given in arguments.items():
-            request = {"number": self._number, "operation": operation, "arguments": given}
-            if name in self._ended or not self._send(name, json.dumps(request) + "\n"):
+        for name, arguments_of_one in arguments.items():
+            request = {
+                "number": self._number,
+                "operation": operation,
+                "arguments": arguments_of_one,
+            }
+            if name in self._ended or not self._send(name, to_json(request) + "\n"):
                 answers[name] = self._why_ended(name)
         deadline = time.monotonic() + timeout_s
         while missing := arguments.keys() - answers.keys():
             try:
-                name, said = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                name, line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 late = AgentError(f"no answer in {timeout_s:.0f} s")
                 return answers | dict.fromkeys(missing, late)
-            if said is None:
+            if line is None:
                 self._ended.add(name)
                 if name in missing:
                     answers[name] = self._why_ended(name)
-            elif said["number"] == self._number:  # else a late answer to an earlier request
-                error = said.get("error")
-                answers[name] = AgentError(error) if error else said["answer"]
+            elif line["number"] == self._number:  # else a late answer to an earlier request
+                answers[name] = _decode(line, kind)
         return answers
 
     def _send(self, name: str, line: str) -> bool:
@@ -128,28 +153,41 @@ class Agents:
         self._answers.put((name, None))
 
     def _why_ended(self, name: str) -> AgentError:
-        """The last lines on stderr, most often srun's."""
+        """Reads the last lines on stderr, most often srun's."""
         self._stderr[name].seek(0)
-        lines = self._stderr[name].read().decode(errors="replace").strip().splitlines()[-3:]
-        text = " ".join(line.removeprefix("srun: ").removeprefix("error: ") for line in lines)
-        return AgentError(f"its agent ended: {text or 'no error message'}")
+        text = self._stderr[name].read().decode(errors="replace").strip()
+        reasons = []
+        for line in text.splitlines()[-_STDERR_LINES:]:
+            reasons.append(line.removeprefix("srun: ").removeprefix("error: "))
+        return AgentError(f"its agent ended: {' '.join(reasons) or 'no error message'}")
+
+
+def _decode(line: Answer, kind: Any) -> Any:
+    if line.get("error"):
+        return AgentError(line["error"])
+    try:
+        return decode(line["answer"], kind)
+    except DecodeError as error:
+        return AgentError(f"its answer is not understood ({error}): another version of slurmft?")
 
 
 # --- the agent ------------------------------------------------------------------------------------
 
 
 def serve(agent: object) -> NoReturn:
-    """Turns this process into an agent, whose operations are the methods of an object."""
+    """Turns this process into an agent, whose operations are the methods of an object. They return
+    JSON or dataclasses."""
     one_at_a_time = threading.Lock()
 
     def carry_out(request: dict[str, Any]) -> None:
-        said: dict[str, Any] = {"number": request["number"]}
+        answer: Answer = {"number": request["number"]}
         try:
-            said["answer"] = getattr(agent, request["operation"])(**request["arguments"])
+            operation = getattr(agent, request["operation"])
+            answer["answer"] = operation(**request["arguments"])
         except Exception as error:
-            said["error"] = one_line(error)
+            answer["error"] = one_line(error)
         with one_at_a_time:
-            print(MARK + json.dumps(said), flush=True)
+            print(MARK + to_json(answer), flush=True)
 
     for line in sys.stdin:
         threading.Thread(target=carry_out, args=(json.loads(line),), daemon=True).start()

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.agents import AgentError, Agents
+from slurmft.plugins.examine.agents import AgentError, Agents
 from tests.support import PATIENCE_S, until
 
 AGENT = """\
 import time
-from slurmft.core import agents
+from slurmft.plugins.examine import agents
 
 class Arithmetic:
     def double(self, value, after_s=0.0):
@@ -74,8 +74,8 @@ def test_an_agent_that_ended() -> None:
         """)
     with Agents({"n1": [sys.executable, "-c", ended]}) as agents:
         for _ in range(2):
-            said = ask(agents, "double", value=1)
-            assert said.message == "its agent ended: Node failure on n7"
+            error = ask(agents, "double", value=1)
+            assert error.message == "its agent ended: Node failure on n7"
 
 
 def test_an_srun_that_waits_gets_sigterm(tmp_path: Path) -> None:
@@ -85,3 +85,12 @@ def test_an_srun_that_waits_gets_sigterm(tmp_path: Path) -> None:
         ask(agents, "double", timeout_s=0.3, value=1)
         until(ready.exists)
     assert got.exists()
+
+
+def test_answers_are_decoded() -> None:
+    with Agents({"n1": COMMAND}) as agents:
+        arguments = {"n1": {"value": 1}}
+        assert agents.ask("double", arguments, PATIENCE_S, int) == {"n1": 2}
+        error = agents.ask("double", arguments, PATIENCE_S, str)["n1"]
+        assert isinstance(error, AgentError)
+        assert error.message.startswith("its answer is not understood (2 is no str)")
