@@ -17,6 +17,7 @@ from slurmft.core.credentials import HIDDEN, is_private, redact
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.core.text import clock, some
+from slurmft.plugins.examine.report import Measurements
 
 _WIDTH = 100
 _REPORTED = (
@@ -103,7 +104,7 @@ class Report:
     """The checks of an examination, and the measurements behind them."""
 
     checks: list[Check] = field(default_factory=list)
-    measured: dict[str, Any] = field(default_factory=dict)
+    measured: Measurements = field(default_factory=Measurements)
     seconds: float = 0.0
     """Duration of the examination, without the queue."""
     queued_s: float = 0.0

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from slurmft.plugins.examine.checks import Check, Report, failure, merged, ok, p
 from slurmft.plugins.examine.comparison import Pair
 from slurmft.plugins.examine.host import software
 from slurmft.plugins.examine.lock_operations import LockOperations
-from slurmft.plugins.examine.report import LinkReport, NodeReport, SpeedReport, System
+from slurmft.plugins.examine.report import LinkReport, Measurements, NodeReport, SpeedReport
 from slurmft.plugins.examine.site import Site, open_site
 
 T = TypeVar("T")
@@ -100,21 +100,24 @@ class Examination:
     """On time.monotonic(): what is not measured by then is left out."""
     report: Report
     """Takes the checks and the measurements."""
-    nodes: dict[str, NodeReport] = field(default_factory=dict)
-    """The reports of the nodes that answer."""
-    links: dict[str, dict[str, LinkReport]] = field(default_factory=dict)
-    """From -> to -> the connections."""
-    ports: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Node -> the ports on which its agent listens, by purpose."""
+
+    @property
+    def _measured(self) -> Measurements:
+        return self.report.measured
+
+    @property
+    def _nodes(self) -> dict[str, NodeReport]:
+        """The reports of the nodes that answer."""
+        return self.report.measured.nodes
 
     def run(self, quick: bool) -> None:
         """Runs one part after another; a part that fails leaves the others alone. `quick` leaves
         out devices and collectives."""
         self._inspect()
-        parts = [self._nodes, self._network, self._folders]
+        parts = [self._systems, self._network, self._folders]
         if not quick:
             parts.append(self._speeds)
-        if not self.nodes:
+        if not self._nodes:
             return
         for part in parts:
             try:
@@ -158,20 +161,16 @@ class Examination:
         question = {"folders": folders, "job": self.job}
         hint = "exclude it (--sbatch exclude=NODE for runs) and tell the site"
         requests = dict.fromkeys(self.site.hosts, question)
-        self.nodes = self._ask("inspect", requests, _START_S, "nodes", NodeReport, hint)
-        self.report.measured["nodes"] = self.nodes
-        if len(self.nodes) == len(requests):
-            self.report.checks.append(ok("nodes", f"{some(list(self.nodes))} answer"))
+        nodes = self._ask("inspect", requests, _START_S, "nodes", NodeReport, hint)
+        self._measured.nodes = nodes
+        if len(nodes) == len(requests):
+            self.report.checks.append(ok("nodes", f"{some(list(nodes))} answer"))
 
-    @property
-    def _systems(self) -> dict[str, System]:
-        return {node: report.system for node, report in self.nodes.items() if report.system}
-
-    def _nodes(self) -> Iterator[Check]:
-        systems = self._systems
+    def _systems(self) -> Iterator[Check]:
+        systems = {node: report.system for node, report in self._nodes.items() if report.system}
         yield from node_rules.cores(systems, self.job.cpus_per_task)
         yield from node_rules.devices(systems, self.job.gpus_per_node)
-        yield from node_rules.gpus(self.nodes)
+        yield from node_rules.gpus(self._nodes)
         yield from node_rules.memory(systems)
         yield from node_rules.versions(systems, software())
         yield node_rules.hub(systems)
@@ -181,18 +180,19 @@ class Examination:
     def _network(self) -> Iterator[Check]:
         # A host that answers with another token is not the node of that name.
         secret = secrets.token_hex(8)
-        tokens = {node: f"{node} {secret}" for node in self.nodes}
+        tokens = {node: f"{node} {secret}" for node in self._nodes}
         requests = {}
         for node, token in tokens.items():
             requests[node] = {"token": token, "job_id": self.site.job_id}
-        self.ports = self._ask("listen", requests, _ANSWER_S, "ports", dict[str, int])
-        self.report.measured["ports"] = self.ports
-        yield from self._fabric(list(self.ports))
-        self._reach(tokens)
-        yield from network_rules.reach(self.links)
-        # What follows would only wait for the others.
-        self.report.measured["usable"] = network_rules.usable(list(self.links), self.links)
-        yield from network_rules.clocks_of_links(self.links)
+        ports = self._ask("listen", requests, _ANSWER_S, "ports", dict[str, int])
+        self._measured.ports = ports
+        yield from self._fabric(list(ports))
+        links = self._reach(tokens)
+        self._measured.links = links
+        yield from network_rules.reach(links)
+        # What follows would only wait for the other nodes.
+        self._measured.usable = network_rules.usable(list(links), links)
+        yield from network_rules.clocks_of_links(links)
         yield from self._rates()
 
     def _fabric(self, names: Sequence[str]) -> list[Check]:
@@ -206,26 +206,32 @@ class Examination:
             }
         kind: Any = str | None
         chosen = self._ask("socket_interface", requests, _ANSWER_S, "fabric", kind)
-        self.report.measured["interfaces"] = chosen
-        networks = {name: self._systems[name].networks for name in chosen}
+        self._measured.interfaces = chosen
+        networks = {}
+        for name in chosen:
+            system = self._nodes[name].system
+            networks[name] = system.networks if system else ()
         return network_rules.fabric(networks, chosen)
 
-    def _reach(self, tokens: Mapping[str, str]) -> None:
-        """Lets the nodes try to reach their partners."""
+    def _reach(self, tokens: Mapping[str, str]) -> dict[str, dict[str, LinkReport]]:
+        """Lets the nodes try to reach their partners; returns from -> to -> the connections."""
+        hosts = self.site.hosts
+        ports = {}
+        for node, all_ports in self._measured.ports.items():
+            # torchrun's is left free.
+            ports[node] = {name: all_ports[name] for name in ("rendezvous", "ephemeral")}
         requests = {}
-        for start, goals in comparison.partners(list(self.ports)).items():
-            peers = {}
-            for goal in goals:
-                ports = {name: self.ports[goal][name] for name in ("rendezvous", "ephemeral")}
-                peers[self.site.hosts[goal]] = (tokens[goal], ports)
+        for start, goals in comparison.partners(list(ports)).items():
+            peers = {hosts[goal]: (tokens[goal], ports[goal]) for goal in goals}
             requests[start] = {"peers": peers, "timeout_s": _REACH_S}
         kind = dict[str, LinkReport]
         answers = self._ask("reach", requests, _REACH_S + _UNDER_WAY_S, "network", kind)
-        # Agents know the names of the fabric.
-        nodes = {self.site.hosts[node]: node for node in self.ports}
-        for start, links in answers.items():
-            self.links[start] = {nodes[host]: link for host, link in links.items()}
-        self.report.measured["reach"] = self.links
+        # Agents know the names of the fabric; the report has Slurm's.
+        node_of = {hosts[node]: node for node in ports}
+        links = {}
+        for start, link_to in answers.items():
+            links[start] = {node_of[host]: link for host, link in link_to.items()}
+        return links
 
     def _rates(self) -> list[Check]:
         """Measures the links between neighbours in a ring; no node is in two pairs at the same
@@ -233,14 +239,14 @@ class Examination:
         rates: dict[Pair, float] = {}
         checks: list[Check] = []
         for _ in range(_SEND_TRIES):
-            for pairs in comparison.rounds(self.report.measured["usable"]):
+            for pairs in comparison.rounds(self._measured.usable):
                 for pair, rate in self._send(pairs).items():
                     rates[pair] = max(rate, rates.get(pair, 0.0))
             checks = list(network_rules.links(rates))
             if not problems(checks):
                 break
-        measured = {f"{start} to {goal}": rate for (start, goal), rate in rates.items()}
-        self.report.measured["links_bytes_s"] = measured
+        for (start, goal), rate in rates.items():
+            self._measured.links_bytes_s[f"{start} to {goal}"] = rate
         return checks
 
     def _send(self, pairs: Sequence[Pair]) -> dict[Pair, float]:
@@ -249,7 +255,7 @@ class Examination:
         for start, goal in pairs:
             requests[start] = {
                 "host": self.site.hosts[goal],
-                "port": self.ports[goal]["ephemeral"],
+                "port": self._measured.ports[goal]["ephemeral"],
                 "seconds": _SEND_S,
                 "timeout_s": _REACH_S,
             }
@@ -260,8 +266,8 @@ class Examination:
 
     def _folders(self) -> Iterator[Check]:
         for purpose in _ON_NODES:
-            yield from node_rules.folders(purpose, self.nodes)
-            if purpose in ("runs", "cache") and len(self.nodes) > 1:
+            yield from node_rules.folders(purpose, self._nodes)
+            if purpose in ("runs", "cache") and len(self._nodes) > 1:
                 yield from self._sharing(purpose, self.folders[purpose])
 
     def _sharing(self, purpose: str, folder: Path) -> list[Check]:
@@ -272,7 +278,7 @@ class Examination:
         if here.lock(str(place), "write", "-", mark) != "yes":
             return []  # the check of the folder says why
         question = {"folder": str(place), "operation": "see", "primitive": "-", "name": mark}
-        requests = dict.fromkeys(self.nodes, question)
+        requests = dict.fromkeys(self._nodes, question)
         try:
             seen = self._ask("lock", requests, _ANSWER_S, purpose, str)
         finally:
@@ -288,10 +294,10 @@ class Examination:
 
     def _locks(self, purpose: str, place: Path) -> list[Check]:
         about = f"{purpose} locks"
-        names = list(self.nodes)
-        file_system = self.nodes[names[0]].folders[purpose].file_system
         if self.site.simulated:
             return [ok(about, "not measured: one machine")]
+        names = list(self._nodes)
+        file_system = self._nodes[names[0]].folders[purpose].file_system
         if file_system is None or not file_system.is_shared:
             return [ok(about, f"not measured: {file_system}, not shared by its type")]
         ask = lock_probe.ask_agents(self.agents, names, place, self._left_s(_ANSWER_S))
@@ -302,15 +308,15 @@ class Examination:
         with suppress(OSError, RuntimeError):
             lock_probe.record(file_system, findings, len(names))
         text = f"{choice} holds between {some(names)} on {file_system}"
-        bad = [name for name, each in findings.items() if name != choice and not each.good]
-        if bad:
-            text += f"; {', '.join(bad)} does not"
+        for name, finding in findings.items():
+            if name != choice and not finding.good:
+                text += f"; {name} does not"
         return [ok(about, text, choice=choice)]
 
     # --- devices and collectives ---
 
     def _speeds(self) -> Iterator[Check]:
-        usable = self.report.measured.get("usable", [])
+        usable = self._measured.usable
         if not usable:
             return
         left_s = self.deadline - time.monotonic() - _MARGIN_S
@@ -320,15 +326,15 @@ class Examination:
             return
         question = {
             "hosts": [self.site.hosts[node] for node in usable],
-            "port": self.ports[usable[0]]["torchrun"],
+            "port": self._measured.ports[usable[0]]["torchrun"],
             "id": self.site.job_id,
             "job": replace(self.job, nodes=len(usable)),
             "timeout_s": left_s,
         }
         requests = {node: {**question, "rank": rank} for rank, node in enumerate(usable)}
         speeds = self._ask("speeds", requests, left_s + _MARGIN_S, "speeds", SpeedReport)
-        self.report.measured["speeds"] = speeds
-        missing = [node for node in self.nodes if node not in usable]
+        self._measured.speeds = speeds
+        missing = [node for node in self._nodes if node not in usable]
         if missing:
             text = f"measured without {some(missing)}"
             yield warning("speeds", text, "the checks of names and ports say why")

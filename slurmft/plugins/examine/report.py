@@ -129,3 +129,23 @@ class SpeedReport:
     """The reason why torchrun failed, or None."""
     is_late: bool = False
     """True if torchrun reached the time limit."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Measurements:
+    """All that an examination measured on nodes, for the report to support."""
+
+    nodes: dict[str, NodeReport] = field(default_factory=dict)
+    """The reports of the nodes that answer."""
+    ports: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Node -> the ports on which its agent listens, by purpose."""
+    interfaces: dict[str, str | None] = field(default_factory=dict)
+    """Node -> the interface that collectives would use."""
+    links: dict[str, dict[str, LinkReport]] = field(default_factory=dict)
+    """From -> to -> the connections."""
+    usable: list[str] = field(default_factory=list)
+    """The nodes that reach each other."""
+    links_bytes_s: dict[str, float] = field(default_factory=dict)
+    """Pair, as "n1 to n2" -> bytes per second."""
+    speeds: dict[str, SpeedReport] = field(default_factory=dict)
+    """Devices and collectives of the usable nodes."""

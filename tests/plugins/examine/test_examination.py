@@ -76,7 +76,7 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "n5: n1, n2, n3, n4 cannot resolve it: " in lines
     assert "n4: n1, n2, n3, n5 cannot reach it on a rendezvous port: Connection refused" in lines
     assert re.search(r"failure: n3: its clock is (89|90)\.\d s ahead of the others", lines), lines
-    assert report.measured["usable"] == ["n1", "n2", "n3"]
+    assert report.measured.usable == ["n1", "n2", "n3"]
     assert not list(tmp_path.iterdir())  # nothing is left in the folders
     assert all(child.returncode is not None for child in agents._processes.values())
 
