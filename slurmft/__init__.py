@@ -7,9 +7,10 @@ job: `slurmft.attach()`. Between the two is the run directory, and nothing else.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slurmft.api import Run, run, submit
+    from slurmft.api import Run, run
     from slurmft.core.errors import SlurmftError
     from slurmft.job import Job, attach
+    from slurmft.train.api import submit
 
 try:  # written by the build, from git's tags
     from slurmft._version import __version__ as __version__
@@ -24,7 +25,7 @@ _HOMES = {
     "SlurmftError": "core.errors",
     "attach": "job",
     "run": "api",
-    "submit": "api",
+    "submit": "train.api",
 }
 """Public name -> its module, which is imported when the name is first used: commands and ranks
 import this package, too."""

@@ -1,12 +1,13 @@
 """slurmft for scripts and notebooks: `from slurmft import Run, run, submit`.
 
-Both call the functions that the commands call, and import no torch.
+They call the functions that the commands call, and import no torch. `submit` is the trainer's:
+`slurmft.train.api`.
 """
 
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
-from slurmft.train.login.configure import OPTIONS, configure
 
 
 class Run:
@@ -182,26 +182,11 @@ class Run:
                 right.
             SlurmftError: the job was refused; or the run is another user's, or others can write it.
         """
-        flags = _typed("resume()", where, [n for n in options(JobConfig) if n != "runs_dir"])
-        provenance = cluster_submit.provenance_of(_call("Run.resume", where))
+        known = {name: o for name, o in options(JobConfig).items() if name != "runs_dir"}
+        flags = typed_options("resume()", where, known)
+        provenance = cluster_submit.provenance_of(call_text("Run.resume", where))
         cluster_submit.resume(self._files, flags, provenance)
         return self
-
-
-def submit(**given: Any) -> Run:
-    """Submits a run, as `slurmft submit` does; returns at once.
-
-    Args:
-        given: options by the names of the command's flags: task="emotion", nodes=4, time=30,
-            setup=["module load cuda"]; `slurmft submit --help` lists them. None: not given.
-            Defaults are those of the recipe and the site file.
-
-    Raises:
-        UsageError: no such option, or a value that cannot be right.
-        SlurmftError: the job was refused.
-    """
-    config = configure(_typed("submit()", given, OPTIONS))
-    return _submitted(config, _call("submit", given))
 
 
 def run(*words: str | os.PathLike[str], **given: Any) -> Run:
@@ -217,23 +202,32 @@ def run(*words: str | os.PathLike[str], **given: Any) -> Run:
         UsageError: no such program or option, or a value that cannot be right.
         SlurmftError: the job was refused.
     """
-    command, known = [os.fspath(word) for word in words], OPTIONS | FLAGS
-    config = submission.configure(command, _typed("run()", given, known), known)
-    return _submitted(config, _call("run", given, command))
+    command = [os.fspath(word) for word in words]
+    flags = typed_options("run()", given, options(JobConfig) | FLAGS)
+    config = submission.configure(command, flags, site.all_options())
+    return submit_config(config, call_text("run", given, command))
 
 
-def _submitted(config: RunConfig, call: str) -> Run:
-    cluster, provenance = cluster_submit.check(config.job), cluster_submit.provenance_of(call)
+def submit_config(config: RunConfig, call: str) -> Run:
+    """Submits the job of a configuration; `call` is the Python call, for the records."""
+    cluster = cluster_submit.check(config.job)
+    provenance = cluster_submit.provenance_of(call)
     return Run(cluster_submit.submit_with(config, cluster, provenance).path)
 
 
-def _typed(where: str, given: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Options as their fields have them; tuples and paths may stand for lists and texts."""
+def typed_options(
+    where: str, given: dict[str, Any], known: Mapping[str, site.Option]
+) -> dict[str, Any]:
+    """Returns options as their fields have them; tuples and paths may stand for lists and texts.
+
+    Raises:
+        UsageError: `known` lacks an option, or a value is of another type.
+    """
     for name in given:
         if name not in known:
             raise unknown(f"option of {where}", name, list(known))
     plain = {name: _plain(value) for name, value in given.items() if value is not None}
-    return site.typed_values(where, plain, OPTIONS | FLAGS)
+    return site.typed_values(where, plain, known)
 
 
 def _plain(value: Any) -> Any:
@@ -242,7 +236,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 
-def _call(name: str, given: dict[str, Any], words: Iterable[str] = ()) -> str:
-    """The call as it was written, for the records."""
+def call_text(name: str, given: dict[str, Any], words: Iterable[str] = ()) -> str:
+    """Returns a call as it was written, for the records."""
     arguments = [*map(repr, words), *(f"{k}={v!r}" for k, v in given.items())]
     return f"slurmft.{name}({', '.join(arguments)})"

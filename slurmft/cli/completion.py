@@ -11,17 +11,17 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slurmft.cli.parser import Parser
 from slurmft.core import plugins, site
 from slurmft.core.errors import Exit
-from slurmft.train.login.configure import OPTIONS
-from slurmft.train.task_facts import TASKS
 
 SHELLS = ("bash", "zsh")
+_NAMES = {"cluster": plugins.LAUNCHERS, "task": plugins.TASKS}
+"""Options whose values are the names of plug-ins. There may be others, which TAB cannot know."""
 
 
 def parser() -> Parser:
@@ -63,8 +63,9 @@ def whole_parser() -> argparse.ArgumentParser:
             below = added.add_subparsers(parser_class=argparse.ArgumentParser)
             for part_name, part in parts.items():
                 _add(below, part_name, f"slurmft {name} {part_name}", part.parser())
+    known = site.all_options()
     for action in _all_actions(root):
-        _explain(action, shtab.FILE, shtab.DIRECTORY)
+        _explain(action, known, shtab.FILE, shtab.DIRECTORY)
     return root
 
 
@@ -82,13 +83,15 @@ def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from _all_actions(below)
 
 
-def _explain(action: Any, file: dict[str, str], folder: dict[str, str]) -> None:
+def _explain(
+    action: Any, known: Mapping[str, site.Option], file: dict[str, str], folder: dict[str, str]
+) -> None:
     """Adds what values an argument takes, where its parser leaves that to later checks."""
     action.help = re.sub(r"\s+", " ", action.help or "")
-    if action.dest == "task":  # there may be others, which TAB cannot know
-        action.choices = tuple(TASKS)
-    elif action.dest in OPTIONS and OPTIONS[action.dest].choices:
-        action.choices = OPTIONS[action.dest].choices
+    if group := _NAMES.get(action.dest):
+        action.choices = tuple(plugins.entries(group))
+    elif (option := known.get(action.dest)) and option.choices:
+        action.choices = option.choices
     if action.choices or action.nargs == 0:
         return
     metavar = str(action.metavar or action.dest).upper()

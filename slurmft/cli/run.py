@@ -22,7 +22,7 @@ from slurmft.cli.parser import Parser, given
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.options import options
-from slurmft.core.site import OPTIONS_OF_ON, site_file
+from slurmft.core.site import OPTIONS_OF_ON, all_options, site_file
 from slurmft.programs.description import FLAGS, OwnProgram
 
 
@@ -48,8 +48,6 @@ def main(argv: list[str]) -> int:
     known = options(JobConfig) | FLAGS
     flags = given(arguments, known)
     if site_file().is_file() or OPTIONS_OF_ON in os.environ:  # with options of trainings, too
-        from slurmft.train.login.configure import OPTIONS
-
-        known |= OPTIONS
+        known |= all_options()
     config = submission.configure(words, flags, known, not arguments.dry_run)
     return submit_or_show(config, arguments, "run", argv)

@@ -1,22 +1,16 @@
 """Where a job runs: each launcher submits a run, reports the state of its job, and cancels it."""
 
-import importlib
 import os
 from typing import Protocol
 
 from slurmft.cluster.job_state import JobState, Report, by_record, combine
 from slurmft.cluster.slurm.commands import available, cluster_name
+from slurmft.core import plugins
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.run_files import Job
 from slurmft.runs.rundir import RunDir
-
-_MODULES = {
-    "slurm": "slurmft.cluster.slurm.launcher",
-    "local": "slurmft.cluster.local",
-    "mpirun": "slurmft.cluster.mpirun",
-}
 
 
 class Launcher(Protocol):
@@ -36,8 +30,12 @@ class Launcher(Protocol):
 
 
 def choose(cluster: str) -> str:
-    """The launcher's name: the one asked for, or Slurm's where there is one; SlurmftError where
-    Slurm was asked for and is not here."""
+    """Returns the launcher's name: the one asked for, or Slurm's where there is one.
+
+    Raises:
+        UsageError: there is no such launcher.
+        SlurmftError: Slurm was asked for and is not here.
+    """
     if cluster == "auto":
         return "slurm" if available() else "local"
     if cluster == "slurm" and not available():
@@ -46,15 +44,17 @@ def choose(cluster: str) -> str:
             "log in to a Slurm login node, or use --cluster local",
             Exit.SUBMIT,
         )
+    plugins.get(plugins.LAUNCHERS, cluster, "--cluster")
     return cluster
 
 
 def get(cluster: str) -> Launcher:
     """The launcher of that name (imported here: submitit takes 90 ms); SlurmftError where there is
     none: for pods, or a damaged run directory."""
-    if cluster not in _MODULES:
+    entry = plugins.find(plugins.LAUNCHERS, cluster)
+    if entry is None:
         raise SlurmftError(f"no command here knows the jobs of {cluster!r}")
-    launcher: Launcher = importlib.import_module(_MODULES[cluster])
+    launcher: Launcher = entry.load()
     return launcher
 
 

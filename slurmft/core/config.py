@@ -33,7 +33,6 @@ from slurmft.core.program import Program
 
 BACKENDS = ("auto", "gloo", "nccl", "ccl")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
-CLUSTERS = ("auto", "slurm", "local", "mpirun")
 TRACKERS = (
     "tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml", "clearml", "dvclive", "swanlab",
 )  # fmt: skip
@@ -92,7 +91,7 @@ class JobConfig:
         "the hosts of --hostfile",
         affects="speed",
         at="submission",
-        choices=CLUSTERS,
+        metavar="auto|slurm|local|mpirun",  # and launchers of other packages
         varies=False,
         commands=("doctor",),
     )

@@ -27,6 +27,11 @@ HOOKS = "slurmft.hooks"
 LAUNCHERS = "slurmft.launchers"
 """Modules or objects with the functions of `slurmft.cluster.launcher.Launcher`."""
 
+OPTIONS = "slurmft.options"
+"""Dataclasses with the options of a program: keys of the site file."""
+TASKS = "slurmft.tasks"
+"""Subclasses of `slurmft.train.tasks.Task`: what --task names."""
+
 OURS = "slurmft"
 """The package of the entries that come with slurmft."""
 

@@ -6,12 +6,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.options import Option, options
 
 OPTIONS_OF_ON = "SLURMFT_SITE_OPTIONS"
 """Variable with site options, in JSON, of a command that came from elsewhere by `--on`."""
+
+
+def all_options() -> dict[str, Option]:
+    """Returns the options of a job and of every program that is installed, by their names: what the
+    site file may have."""
+    found = dict(options(JobConfig))
+    for entry in plugins.entries(plugins.OPTIONS).values():
+        found |= options(entry.load())
+    return found
 
 
 def site_file() -> Path:

@@ -12,15 +12,13 @@ import inspect
 import os
 import sys
 import sysconfig
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import plugins
 from slurmft.core.errors import UsageError, one_line, unknown
 from slurmft.core.options import TYPE_NAMES
 from slurmft.train.task_facts import TASKS, TaskDeclaration, TaskFacts
-
-GROUP = "slurmft.tasks"
 
 
 @functools.cache
@@ -62,10 +60,10 @@ def _import_class(name: str) -> Any:
         if os.getcwd() not in sys.path:  # as `python -m` does, and console scripts do not
             sys.path.insert(0, os.getcwd())
         return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in installed:
-        raise unknown("--task", name, [*TASKS, *installed, "package.module:Class"])
-    return installed[name].load()
+    entry = plugins.find(plugins.TASKS, name)
+    if entry is None:
+        raise unknown("--task", name, [*plugins.entries(plugins.TASKS), "package.module:Class"])
+    return entry.load()
 
 
 def facts(name: str) -> TaskFacts:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import plugins
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskFacts:
     """Facts of a task for which nothing needs to be imported."""
 
-    module: str = "sequence"
-    """Module of `slurmft.train.tasks` that has its class, `Task`."""
     splits: tuple[str, ...] = ("train", "validation")
     """Names of its data files; none: its data is generated."""
     rows: Any = "Texts"
@@ -54,3 +54,8 @@ def _read_tasks() -> dict[str, TaskFacts]:
 
 TASKS = _read_tasks()
 """Name of each task that comes with slurmft -> its facts."""
+
+
+def module_name(task: str) -> str:
+    """Returns the name of the module of `slurmft.train.tasks` that has the class of a task."""
+    return plugins.get(plugins.TASKS, task, "--task").module.rpartition(".")[2]

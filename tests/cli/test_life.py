@@ -638,7 +638,7 @@ def test_public_names_are_cheap() -> None:
         # These modules must not hide the function.
         "import slurmft.train.commands.submit, slurmft.cluster.submit\n"
         "from slurmft import Run, SlurmftError, submit\n"
-        "assert callable(submit) and submit.__module__ == 'slurmft.api'\n"
+        "assert callable(submit) and submit.__module__ == 'slurmft.train.api'\n"
         "assert {'Run', 'submit'} <= set(dir(slurmft))\n"
         f"print([m for m in {HEAVY} if m in sys.modules])\n"
         "try: slurmft.sumbit\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurmft import api
+from slurmft import submit
 from slurmft.cluster import dependency, status
 from slurmft.cluster.slurm.sbatch_options import all_options
 from slurmft.core import process
@@ -101,7 +101,7 @@ def test_from_python(
     monkeypatch.chdir(tmp_path)
     run = other(tmp_path, "one", "cancelled", "3")
     with pytest.raises(UsageError, match="--after one: that run is cancelled"):
-        api.submit(task="synthetic", cluster="local", after=[run.path])
+        submit(task="synthetic", cluster="local", after=[run.path])
     assert not (tmp_path / "runs").exists()
 
 

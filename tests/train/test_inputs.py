@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmft import api
+from slurmft import submit
 from slurmft.core import terminal
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.train import tasks
@@ -394,7 +394,7 @@ def test_every_door_has_the_check(tmp_path: Path) -> None:
     fact = "1 of 5 rows have no label: row 5"
     source = ["--task", "text-classification", "--data", str(data)]
     with pytest.raises(UsageError, match=fact):
-        api.submit(task="text-classification", data=data, cluster="local", runs_dir=tmp_path)
+        submit(task="text-classification", data=data, cluster="local", runs_dir=tmp_path)
     with pytest.raises(UsageError, match=fact):
         fetch.main(["some/model", str(data), *source[:2]])
 

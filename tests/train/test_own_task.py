@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.core import plugins
 from slurmft.core.errors import UsageError
 from slurmft.train import own_task, tasks
 from slurmft.train.config import TrainConfig
@@ -147,10 +148,8 @@ def test_login_node_imports_no_torch_for_an_own_task(folder: Path) -> None:
 
 def test_entry_point(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A package offers a task by name."""
-    from importlib.metadata import EntryPoint
-
-    entry = EntryPoint("stars", task_of(folder), own_task.GROUP)
-    monkeypatch.setattr(own_task, "entry_points", lambda group: [entry])
+    entry = plugins.Entry(plugins.TASKS, "stars", task_of(folder), "stars")
+    monkeypatch.setattr(plugins, "_others", lambda group: [entry])
     own_task.load.cache_clear()
     config = TrainConfig.resolve(task="stars", data="data", model="me/model")
     assert type(tasks.get(config)).__name__ == "Stars"

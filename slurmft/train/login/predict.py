@@ -16,7 +16,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login.cells import check_texts, describe_rows
 from slurmft.train.login.configure import OPTIONS
 from slurmft.train.login.rows import no_column, read_columns
-from slurmft.train.task_facts import TASKS
+from slurmft.train.task_facts import TASKS, module_name
 
 KIND = "predict"
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -87,7 +87,7 @@ def _trained(run: RunDir) -> TrainConfig:
         raise UsageError(f"{where} has no finished model: {reason}", "slurmft status RUN says more")
     train = TrainConfig.of(program)
     facts = TASKS.get(train.task)
-    if facts is None or not facts.splits or facts.module not in MODULES:
+    if facts is None or not facts.splits or module_name(train.task) not in MODULES:
         raise UsageError(
             f"{where}: slurmft predict knows no rows of --task {train.task}",
             f"load its model by transformers: {run.model}",
@@ -156,7 +156,7 @@ def texts_of(train: TrainConfig, file: Path, most: int | None = None) -> list[li
         if name not in columns:
             raise no_column(where, name, list(columns))
         texts.append(columns[name])
-    if TASKS[train.task].module == "tokens":
+    if module_name(train.task) == "tokens":
         _check_words(texts[0], where)
     else:
         for values in texts:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from slurmft.train.data.tables import IGNORED, Batch
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.task_facts import TASKS
+from slurmft.train.task_facts import module_name
 from slurmft.train.tasks.tokens import entities
 
 Columns = dict[str, list[Any]]
@@ -32,7 +32,7 @@ class Kind:
 
 def kind_of(task: Any, data: TokenData) -> Kind:
     """Returns what a task's model predicts of the rows of `data`."""
-    match TASKS[task.config.task].module:
+    match module_name(task.config.task):
         case "multi_label":
             shape = (len(data.labels),)
             return Kind(shape, np.float64, _probabilities, partial(_several_labels, data.labels))

@@ -3,14 +3,12 @@
 What own tasks are made of is here, see `slurmft.train.own_task`.
 """
 
-import importlib
-
 from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import RowFormat
-from slurmft.train.task_facts import TASKS, TaskFacts
+from slurmft.train.task_facts import TaskFacts
 from slurmft.train.tasks.base import Task
 from slurmft.train.tasks.hub import Pretrained, Rows
 
@@ -22,9 +20,5 @@ __all__ = [
 
 def get(config: TrainConfig) -> Task:
     """The task that a configuration names."""
-    if config.task in TASKS:
-        module = importlib.import_module(f"slurmft.train.tasks.{TASKS[config.task].module}")
-        kind: type[Task] = module.Task
-    else:
-        kind = own_task.load(config.task)
-    return kind(config)
+    task_class: type[Task] = own_task.load(config.task)
+    return task_class(config)

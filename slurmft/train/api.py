@@ -1,0 +1,22 @@
+"""The trainer for scripts and notebooks: `from slurmft import submit`."""
+
+from typing import Any
+
+from slurmft.api import Run, call_text, submit_config, typed_options
+from slurmft.train.login.configure import OPTIONS, configure
+
+
+def submit(**given: Any) -> Run:
+    """Submits a run, as `slurmft submit` does; returns at once.
+
+    Args:
+        given: options by the names of the command's flags: task="emotion", nodes=4, time=30,
+            setup=["module load cuda"]; `slurmft submit --help` lists them. None: not given.
+            Defaults are those of the recipe and the site file.
+
+    Raises:
+        UsageError: no such option, or a value that cannot be right.
+        SlurmftError: the job was refused.
+    """
+    config = configure(typed_options("submit()", given, OPTIONS))
+    return submit_config(config, call_text("submit", given))
