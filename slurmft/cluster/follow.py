@@ -4,7 +4,7 @@ import math
 
 from slurmft.cluster.job_state import LOST
 from slurmft.cluster.wait import JobWatch
-from slurmft.programs.description import OwnProgram
+from slurmft.core.program import kind_of
 from slurmft.runs.logfiles import log_of_rank
 from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordReader
@@ -18,9 +18,9 @@ def follow(
     its job's state; TimeoutError where the job has not ended by then."""
     run, reader, said = job.run, RecordReader(job.run.records), ""
     recent = reader.read_recent("start")
-    is_own = OwnProgram.of(run.load_config().program) is not None
-    # What a program of the user's own prints: it may record nothing.
-    log = log_of_rank(run, 0) if is_own and not progress.only_bar else None
+    attaches = kind_of(run.load_config().program).attaches
+    # What the program prints, where it may record nothing.
+    log = None if attaches or progress.only_bar else log_of_rank(run, 0)
     try:
         for record in () if only_new else recent:
             progress.show(record)

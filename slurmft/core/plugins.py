@@ -29,6 +29,8 @@ LAUNCHERS = "slurmft.launchers"
 
 OPTIONS = "slurmft.options"
 """Dataclasses with the options of a program: keys of the site file."""
+PROGRAMS = "slurmft.programs"
+"""Subclasses of `slurmft.core.program.ProgramKind`, by the kind that a run records."""
 TASKS = "slurmft.tasks"
 """Subclasses of `slurmft.train.tasks.Task`: what --task names."""
 

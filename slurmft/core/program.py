@@ -1,8 +1,12 @@
 """What a job runs, as far as the toolkit has to know it."""
 
+import functools
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmft.core import plugins
 from slurmft.core.files import fits
 
 _SHAPE = {
@@ -12,13 +16,17 @@ _SHAPE = {
 }  # fmt: skip
 
 
+OWN = "own"
+"""The kind of the programs of `slurmft run`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
     """A program that every rank of a job runs. Whoever submits it describes it; the toolkit reads
     nothing else of it."""
 
     kind: str
-    """Which program it is: "train", the built-in one."""
+    """Which program it is: "train", the built-in one; a name in the group `slurmft.programs`."""
     name: str
     """What it does, in a word: begins the name of the run directory."""
     module: str
@@ -41,3 +49,63 @@ class Program:
         if not fits(values, _SHAPE):
             raise TypeError("its program is none")
         return cls(**values | {"paths": tuple(values["paths"])})
+
+
+class ProgramKind:
+    """What the kernel asks of a kind of program.
+
+    The answers here are those of a program whose ranks torchrun starts, and that attaches to its
+    job. Another kind subclasses this, as an entry point of the group `slurmft.programs`.
+    """
+
+    attaches = True
+    """Its processes send heartbeats and record what they do. False: what they print is all that is
+    known of them."""
+    per = "torchrun"
+    """What a node starts: a torchrun, or the program once a "node", a "process" or a "gpu"."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    @property
+    def python(self) -> str:
+        """The Python whose packages it uses."""
+        return sys.executable
+
+    def newest_checkpoint(self) -> str | None:
+        """Returns its newest checkpoint outside of the run directory, in words; None: none."""
+        return None
+
+    def checkpoint_place(self) -> str:
+        """Returns where it writes checkpoints, for messages; "": into the run directory."""
+        return ""
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Returns what it has measured, at its end; None: it records its result by itself.
+
+        Raises:
+            LookupError: it was to write its result, and has not.
+        """
+        return None
+
+    def node_variables(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Returns further variables of its processes on this node."""
+        return {}
+
+    @staticmethod
+    def varied(settings: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
+        """Returns the settings in which runs of it differ; `cell` is that of its study."""
+        return settings
+
+
+def kind_of(program: Program) -> ProgramKind:
+    """Returns what the kernel may ask of a program."""
+    return kind_class(program.kind)(program)
+
+
+@functools.cache
+def kind_class(name: str) -> type[ProgramKind]:
+    """Returns the class of a kind of program; that of any program for an unknown name."""
+    entry = plugins.find(plugins.PROGRAMS, name)
+    kind: type[ProgramKind] = entry.load() if entry else ProgramKind
+    return kind

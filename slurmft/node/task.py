@@ -16,6 +16,7 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
+from slurmft.core.program import kind_of
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import ccl, hardware, heartbeat, profiles, signals
 from slurmft.node.hardware import host_name
@@ -23,8 +24,6 @@ from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
-from slurmft.programs import node_environment
-from slurmft.programs.description import OwnProgram
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RUN_DIR
 
@@ -106,14 +105,14 @@ def node_command(
         nodes: the number of nodes where it may change, as "2:4".
     """
     module = config.program.module
-    program = OwnProgram.of(config.program)
+    kind = kind_of(config.program)
     node_count = str(len(rendezvous.hosts))
-    if program and program.per != "torchrun":
-        count = "1" if program.per == "node" else nproc
+    if kind.per != "torchrun":
+        count = "1" if kind.per == "node" else nproc
         return [
             sys.executable, "-m", "slurmft.node.processes",
             module, str(run_dir),
-            program.per, count,
+            kind.per, count,
             str(rendezvous.node_rank), node_count,
             rendezvous.head, str(rendezvous.port),
         ]  # fmt: skip
@@ -147,18 +146,16 @@ def run_child(
     profile: Profile,
 ) -> int:
     """Runs the child in the environment of this node's ranks; returns the task's exit code."""
-    program = OwnProgram.of(config.program)
-    knows_steps = program is None
+    kind = kind_of(config.program)
     environment = training_environment(profile, rendezvous, os.environ)
     if config.program.needs_hub and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
         environment["HF_HUB_OFFLINE"] = "1"
     with (
         hooks.node_python(lambda: bool(supervisor.stop_signal)) as provided,
-        contextlib.closing(Watchdog(config.job.hang_timeout_s, knows_steps)) as watchdog,
+        contextlib.closing(Watchdog(config.job.hang_timeout_s, kind.attaches)) as watchdog,
     ):
         environment |= provided.variables
-        if program and program.accelerate_config:
-            environment |= node_environment.accelerate_variables(program, environment)
+        environment |= kind.node_variables(environment)
         environment |= locks.environment(config.job.file_locks, environment)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         environment[RUN_DIR] = str(supervisor.run.path)

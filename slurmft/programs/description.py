@@ -10,15 +10,13 @@ import shlex
 import signal
 import sys
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.core.options import Needs, build, check_options, option, options
-from slurmft.core.program import Program
+from slurmft.core.program import OWN, Program
 
-KIND = "own"
 MODULE = "slurmft.programs.process"
 """What every rank runs: it starts the program, and stays beside it."""
 
@@ -169,7 +167,7 @@ class OwnProgram:
     @classmethod
     def of(cls, program: Program) -> "OwnProgram | None":
         """The one that a job runs; None: it runs another kind of program."""
-        return build(cls, program.settings) if program.kind == KIND else None
+        return build(cls, program.settings) if program.kind == OWN else None
 
     @property
     def is_python(self) -> bool:
@@ -183,7 +181,7 @@ class OwnProgram:
     def program(self, name: str, **more: Any) -> Program:
         """As the toolkit knows it."""
         return Program(
-            kind=KIND, name=name, module=MODULE, settings=dataclasses.asdict(self), **more
+            kind=OWN, name=name, module=MODULE, settings=dataclasses.asdict(self), **more
         )
 
     def path(self, name: str) -> Path:
@@ -249,12 +247,6 @@ OWN_FILES = tuple(name for name, each in FLAGS.items() if each.path == "output")
 def signal_of(name: str) -> signal.Signals:
     """The signal of a name with or without SIG."""
     return signal.Signals[f"SIG{name.removeprefix('SIG')}"]
-
-
-def in_words(checkpoint: Path) -> str:
-    """Its name, and when it was written: a program may write the same name again."""
-    written = datetime.fromtimestamp(checkpoint.stat().st_mtime)
-    return f"{checkpoint.name} ({written.isoformat(sep=' ', timespec='seconds')})"
 
 
 def _may_be_checkpoint(path: Path) -> bool:

@@ -14,10 +14,9 @@ from typing import Any
 from slurmft.core import fingerprint, hooks
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
-from slurmft.core.files import is_number, read_json
+from slurmft.core.program import kind_of
 from slurmft.core.run_files import Attempt, Failure, Transition, current_attempt
 from slurmft.core.text import some
-from slurmft.programs.description import OwnProgram
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
 
@@ -137,8 +136,7 @@ def _record_packages(run: RunDir, number: int) -> dict[str, str]:
     config = run.load_config()
     if config.job.container is not None:  # its packages are its own
         return {}
-    own = OwnProgram.of(config.program)
-    packages = fingerprint.packages(own.python if own else sys.executable)
+    packages = fingerprint.packages(kind_of(config.program).python)
     if not packages:
         return {}
     by_attempt = read(run.packages, dict[str, dict[str, str]]) or {}
@@ -162,19 +160,18 @@ def end(run: RunDir, outcome: Outcome) -> Callable[[], None]:
 
 
 def _record_result(run: RunDir) -> None:
-    """Writes the result of a program of the user's own that has written none: the numbers in its
-    --result-file, and how long it took."""
+    """Writes the result of a program that does not record it by itself, and has not: what it has
+    measured, and how long it took."""
     config = run.load_config()
-    own = OwnProgram.of(config.program)
-    if own is None or run.result.exists():
+    if run.result.exists():
         return
-    metrics = {}
-    if own.result_file is not None:
-        path = own.result()
-        values = (read_json(path) if path else None) or {}
-        metrics = {name: value for name, value in values.items() if is_number(value)}
-        if not metrics:
-            warn(run.records, f"--result-file {own.result_file!r}: no numbers were written there")
+    try:
+        metrics = kind_of(config.program).read_result()
+    except LookupError as error:
+        warn(run.records, str(error.args[0]))
+        metrics = {}
+    if metrics is None:
+        return
     starts = [each.time for each in run.history() if each.state == "running"]
     began_at = starts[0] if starts else time.time()
     result: dict[str, Any] = {
@@ -272,8 +269,8 @@ def saved(run: RunDir) -> str:
     """What a stopped run can resume from, in words."""
     if checkpoint := run.newest_checkpoint():
         return f"the newest checkpoint is {checkpoint}"
-    own = OwnProgram.of(run.load_config().program)
-    where = f" in --checkpoint-dir {own.checkpoint_dir!r}" if own and own.checkpoint_dir else ""
+    place = kind_of(run.load_config().program).checkpoint_place()
+    where = f" in {place}" if place else ""
     return f"the newest checkpoint is none{where}: it will start again"
 
 

@@ -26,6 +26,7 @@ from slurmft.core.decode import read
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.core.filesystem import absolute
+from slurmft.core.program import kind_of
 from slurmft.core.run_files import (
     FINAL_STATES,
     Attempt,
@@ -37,7 +38,6 @@ from slurmft.core.run_files import (
     Transition,
     current_attempt,
 )
-from slurmft.programs.description import OwnProgram, in_words
 from slurmft.runs import shapes
 
 RUN_DIR = "SLURMFT_RUN_DIR"
@@ -345,9 +345,9 @@ class RunDir:
         """What a resume starts from, by name: of the run's own checkpoints, or of those that a
         program writes into its --checkpoint-dir; None: nothing."""
         with contextlib.suppress(OSError, SlurmftError):  # the folder, or the whole run, is gone
-            own = OwnProgram.of(self.load_config().program)
-            if own and (found := own.newest_checkpoint()):
-                return in_words(found)
+            checkpoint = kind_of(self.load_config().program).newest_checkpoint()
+            if checkpoint is not None:
+                return checkpoint
         return next(reversed(self.checkpoint_names()), None)
 
     # --- failures ---------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ JSON that they are, and what cannot be read is said, never dropped.
 """
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
+from slurmft.core.program import OWN, kind_class
 from slurmft.core.run_files import Environment, State
-from slurmft.programs.description import KIND, OWN_FILES
 from slurmft.runs import shapes
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
@@ -80,7 +79,7 @@ class MeasuredRun:
     @property
     def is_own(self) -> bool:
         """Whether it is of a program of the user's own, not a training of slurmft's."""
-        return bool(self.config["program"].get("kind") == KIND)
+        return bool(self.config["program"].get("kind") == OWN)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -97,8 +96,9 @@ class MeasuredRun:
         """All fields of the configuration in which measurements differ, and repeats do not. Of a
         program of the user's own: the placeholders of its study, or its arguments."""
         cell = (self.study or {}).get("cell")
-        own = cell if isinstance(cell, dict) else _arguments(self.settings)
-        both = (own if self.is_own else self.settings) | self.config["job"]
+        kind = kind_class(str(self.config["program"].get("kind")))
+        varied = kind.varied(self.settings, cell if isinstance(cell, dict) else None)
+        both = varied | self.config["job"]
         return {k: v for k, v in both.items() if k not in _NOT_VARIED}
 
     @property
@@ -126,18 +126,6 @@ class MeasuredRun:
     def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """The lines of records.jsonl, or those of one event; steps done again are there twice."""
         return RecordReader(RunDir(self.path).records).read(event)
-
-
-def _arguments(settings: dict[str, Any]) -> dict[str, str]:
-    """A program's command line by its options: {"command": "train.py data.csv", "--lr": "0.1"};
-    without those that name its own files."""
-    argv, own = settings.get("argv") or [""], [settings.get(key) for key in OWN_FILES]
-    has_more = os.path.basename(argv[0]).startswith("python") and len(argv) > 1
-    first, *words = argv[1:] if has_more else argv
-    command, *named = re.split(r"\0(?=--)", "\0".join([os.path.basename(first), *words]))
-    pairs = (re.split("[=\0]", each, maxsplit=1) for each in named)
-    found = {"command": command} | {name: " ".join(value) for name, *value in pairs}
-    return {k: v.replace("\0", " ") for k, v in found.items() if v not in own}
 
 
 def find(

@@ -1,0 +1,87 @@
+"""What the kernel asks of a program of the user's own."""
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.files import is_number, read_json
+from slurmft.core.options import build
+from slurmft.core.program import Program, ProgramKind
+from slurmft.programs.description import OWN_FILES, OwnProgram
+
+
+class OwnProgramKind(ProgramKind):
+    """A program of the user's own: its checkpoints and its result are files that it writes."""
+
+    attaches = False
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self._own = build(OwnProgram, program.settings)
+        self.per = self._own.per
+
+    @property
+    def python(self) -> str:
+        return self._own.python
+
+    def newest_checkpoint(self) -> str | None:
+        checkpoint = self._own.newest_checkpoint()
+        return in_words(checkpoint) if checkpoint else None
+
+    def checkpoint_place(self) -> str:
+        folder = self._own.checkpoint_dir
+        return f"--checkpoint-dir {folder!r}" if folder else ""
+
+    def read_result(self) -> dict[str, Any]:
+        if self._own.result_file is None:
+            return {}
+        path = self._own.result()
+        values = (read_json(path) if path else None) or {}
+        metrics = {name: value for name, value in values.items() if is_number(value)}
+        if not metrics:
+            raise LookupError(
+                f"--result-file {self._own.result_file!r}: no numbers were written there"
+            )
+        return metrics
+
+    def node_variables(self, variables: Mapping[str, str]) -> dict[str, str]:
+        if self._own.accelerate_config is None:
+            return {}
+        from slurmft.programs import node_environment
+
+        return node_environment.accelerate_variables(self._own, variables)
+
+    @staticmethod
+    def varied(settings: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
+        """Returns the placeholders of its study, or else its arguments."""
+        return arguments(settings) if cell is None else cell
+
+
+def in_words(checkpoint: Path) -> str:
+    """Returns the name of a checkpoint and when it was written: a program may write the same name
+    again."""
+    written = datetime.fromtimestamp(checkpoint.stat().st_mtime)
+    return f"{checkpoint.name} ({written.isoformat(sep=' ', timespec='seconds')})"
+
+
+def arguments(settings: dict[str, Any]) -> dict[str, str]:
+    """Returns a program's command line by its options: {"command": "train.py data.csv",
+    "--lr": "0.1"}, without those that name the run's own files."""
+    argv = settings.get("argv") or [""]
+    if os.path.basename(argv[0]).startswith("python") and len(argv) > 1:
+        argv = argv[1:]
+    words = [os.path.basename(argv[0]), *argv[1:]]
+    command, *flags = re.split(r"\0(?=--)", "\0".join(words))
+    by_name = {"command": command}
+    for text in flags:
+        name, *value = re.split("[=\0]", text, maxsplit=1)
+        by_name[name] = " ".join(value)
+    files_of_run = [settings.get(key) for key in OWN_FILES]
+    return {
+        name: value.replace("\0", " ")
+        for name, value in by_name.items()
+        if value not in files_of_run
+    }
