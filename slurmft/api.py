@@ -19,7 +19,7 @@ from slurmft.cluster import wait as cluster_wait
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import unknown
-from slurmft.core.options import options
+from slurmft.core.options import Option, options
 from slurmft.core.terminal import plain
 from slurmft.programs import submission
 from slurmft.programs.description import FLAGS
@@ -215,9 +215,7 @@ def submit_config(config: RunConfig, call: str) -> Run:
     return Run(cluster_submit.submit_with(config, cluster, provenance).path)
 
 
-def typed_options(
-    where: str, given: dict[str, Any], known: Mapping[str, site.Option]
-) -> dict[str, Any]:
+def typed_options(where: str, given: dict[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
     """Returns options as their fields have them; tuples and paths may stand for lists and texts.
 
     Raises:

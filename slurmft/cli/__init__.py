@@ -144,7 +144,8 @@ def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv:
     if arguments.json:
         facts = {"run": str(run.path), "name": run.path.name, "job": job.id, "cluster": job.cluster}
         return print_json(facts)
-    print(f"job {job.id} submitted {_WHERE[job.cluster].format(config.job.nodes)}")
+    where = _WHERE.get(job.cluster, f"to {job.cluster}: {{}} node(s)")
+    print(f"job {job.id} submitted {where.format(config.job.nodes)}")
     if run.load_config().submission.get("time") != submission["time"]:
         print("before the connection was cut; to submit another, type the command once more")
     print(f"run directory: {run.path}", flush=True)

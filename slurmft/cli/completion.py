@@ -18,6 +18,7 @@ from typing import Any
 from slurmft.cli.parser import Parser
 from slurmft.core import plugins, site
 from slurmft.core.errors import Exit
+from slurmft.core.options import Option
 
 SHELLS = ("bash", "zsh")
 _NAMES = {"cluster": plugins.LAUNCHERS, "task": plugins.TASKS}
@@ -84,7 +85,7 @@ def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _explain(
-    action: Any, known: Mapping[str, site.Option], file: dict[str, str], folder: dict[str, str]
+    action: Any, known: Mapping[str, Option], file: dict[str, str], folder: dict[str, str]
 ) -> None:
     """Adds what values an argument takes, where its parser leaves that to later checks."""
     action.help = re.sub(r"\s+", " ", action.help or "")

@@ -110,7 +110,6 @@ def test_train_values_that_cannot_be_right(values: dict[str, object], message: s
         ({"sbatch": ("output=x",)}, "slurmft sets output itself"),
         ({"runs_dir": "/runs/%j"}, "holds '%j', which Slurm replaces"),
         ({"runs_dir": "/runs/a\\b"}, "which Slurm replaces"),
-        ({"cluster": "slrm"}, "did you mean slurm?"),
         ({"stage_dir": "tmp"}, "--stage-dir tmp must be an absolute path"),
     ],
 )

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from slurmft.cli import usage
+from slurmft.cluster import launcher
 from slurmft.core import hooks, plugins
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.plugins import COMMANDS, PluginError
 from slurmft.core.program import Program
 from slurmft.runs.rundir import RunDir
+from slurmft.train.task_facts import TASKS
 from tests.support import CHECKOUT
 
 HELLO = '''"""Says hello. It does nothing else."""
@@ -51,7 +53,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_command_of_ours_has_a_short_summary() -> None:
     entries = plugins.entries(COMMANDS)
-    assert len(entries) >= 24
+    assert {"submit", "run", "study", "doctor", "pull", "render"} <= entries.keys()
     for name, entry in entries.items():
         assert entry.package == "slurmft"
         assert 10 < len(entry.summary()) <= 66, name
@@ -140,6 +142,19 @@ def test_hooks_of_another_package(
     warning = "warning: 'bad' of the package bad-hooks cannot be imported: ZeroDivisionError("
     assert capsys.readouterr().err.startswith(warning)
     assert len(hooks._members()) == 5
+
+
+def test_launcher_of_another_package(site: Path) -> None:
+    package(site, "flux", "[slurmft.launchers]\nflux = flux_launcher\n", flux_launcher="plan = 1")
+    assert launcher.choose("flux") == "flux"
+    assert launcher.get("flux").plan == 1  # type: ignore[comparison-overlap]
+    with pytest.raises(UsageError, match="unknown --cluster 'slrm'") as error:
+        launcher.choose("slrm")
+    assert error.value.hint == "did you mean slurm?"
+
+
+def test_every_task_of_ours_has_facts_and_a_class() -> None:
+    assert plugins.entries(plugins.TASKS).keys() == TASKS.keys()
 
 
 def test_name_of_two_packages(site: Path) -> None:

@@ -134,12 +134,14 @@ def test_messages_are_slurmfts_own(message: str) -> None:
 @pytest.mark.parametrize("block", pages.blocks("toml"))
 def test_toml(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a study file, all keys are those of a study; of a site file, all are options; of the file
-    that names clusters, all are theirs."""
+    that names clusters, all are theirs; of a pyproject.toml, all are groups of entry points."""
     (tmp_path / "file.toml").write_text(block)
     if block.startswith("[juwels]"):
         monkeypatch.setenv("SLURMFT_CLUSTERS", str(tmp_path / "file.toml"))
         assert [c.name for c in clusters.named("all")] == list(tomllib.loads(block))
         assert clusters.named("juwels")[0].site.keys() <= OPTIONS.keys()
+    elif block.startswith("[project.entry-points"):
+        assert tomllib.loads(block)["project"]["entry-points"].keys() <= GROUPS
     elif study_name(block):
         assert spec.read_study(str(tmp_path / "file.toml")).cells
     else:

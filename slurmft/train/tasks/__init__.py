@@ -3,12 +3,13 @@
 What own tasks are made of is here, see `slurmft.train.own_task`.
 """
 
+from slurmft.core import plugins
 from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import RowFormat
-from slurmft.train.task_facts import TaskFacts
+from slurmft.train.task_facts import TASKS, TaskFacts
 from slurmft.train.tasks.base import Task
 from slurmft.train.tasks.hub import Pretrained, Rows
 
@@ -20,5 +21,9 @@ __all__ = [
 
 def get(config: TrainConfig) -> Task:
     """The task that a configuration names."""
-    task_class: type[Task] = own_task.load(config.task)
+    task_class: type[Task]
+    if config.task in TASKS:
+        task_class = plugins.get(plugins.TASKS, config.task, "--task").load()
+    else:
+        task_class = own_task.load(config.task)
     return task_class(config)
