@@ -18,7 +18,7 @@ from typing import Any
 from harness import parser, save
 
 from tests.conftest import Following
-from tests.slurm.test_jobs import assert_nodes_are_clean
+from tests.slurm.commands import assert_nodes_are_clean
 from tests.support.cluster import Cluster
 from tests.support.faults import BASE, FAULTS, Fault, recovery_s, steps_lost
 from tests.support.models import write_emotion, write_model

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 from slurmft.cluster import local
 from slurmft.cluster.local import LocalNodes
@@ -49,6 +50,7 @@ class MpiRun(LocalNodes):
         number = attempts.begin(run, hosts, str(os.getpid()))
         os.environ[ATTEMPT] = str(number)
         command = mpirun_command(config, hosts, str(run.path))
+        os.environ.update(fabric_variables(command[0]))
         with open(run.logs / "mpirun.log", "ab") as log:
             start = log.tell()
             mpirun = process.start(command, stdout=log, stderr=log, start_new_session=True)
@@ -149,6 +151,23 @@ def choose_program(dialect: str) -> tuple[str, str]:
         f"--cluster mpirun, but the PATH has no {wanted}",
         'load the MPI module of your site, or activate its environment (--setup "...")',
     )
+
+
+def fabric_variables(program: str) -> dict[str, str]:
+    """Returns the variables that show Intel MPI the libfabric of its own installation.
+
+    The packages of PyPI and conda (`impi-rt`) install it into the environment's `lib`, where the
+    loader does not look, and have no `vars.sh` that would say so. Without it, ranks on several
+    hosts end in MPI_Init. What the user has set stays.
+    """
+    folder = Path(program).parent.parent / "lib"
+    library = folder / "libfabric.so.1"
+    if "I_MPI_OFI_LIBRARY" in os.environ or not library.exists():
+        return {}
+    variables = {"I_MPI_OFI_LIBRARY": str(library)}
+    if "FI_PROVIDER_PATH" not in os.environ:
+        variables["FI_PROVIDER_PATH"] = str(folder)
+    return variables
 
 
 def _speaks(path: str, dialect: str) -> bool:

@@ -22,7 +22,7 @@ from slurmft.core.errors import UsageError, run_main
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, Following, assert_two_lines, slurmft
-from tests.slurm.test_jobs import assert_nodes_are_clean
+from tests.slurm.commands import assert_nodes_are_clean
 from tests.support import images
 from tests.support.cluster import Cluster
 from tests.support.faults import steps_lost

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.cluster.local import LocalNodes
-from slurmft.cluster.mpirun import choose_program, hosts_of, read_hostfile
+from slurmft.cluster.mpirun import choose_program, fabric_variables, hosts_of, read_hostfile
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.node import mpi as node_mpi
@@ -362,6 +362,23 @@ def test_whose_mpirun_it_is(
             choose_program("openmpi")
     else:
         assert choose_program("openmpi") == ("openmpi", str(tmp_path / program))
+
+
+def test_fabric_beside_intels_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip and conda install it. What the user has set stays."""
+    for name in ("I_MPI_OFI_LIBRARY", "FI_PROVIDER_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    program = str(tmp_path / "bin" / "mpiexec.hydra")
+    assert fabric_variables(program) == {}
+    library = tmp_path / "lib" / "libfabric.so.1"
+    library.parent.mkdir()
+    library.touch()
+    both = {"I_MPI_OFI_LIBRARY": str(library), "FI_PROVIDER_PATH": str(library.parent)}
+    assert fabric_variables(program) == both
+    monkeypatch.setenv("FI_PROVIDER_PATH", "/opt/providers")
+    assert fabric_variables(program) == {"I_MPI_OFI_LIBRARY": str(library)}
+    monkeypatch.setenv("I_MPI_OFI_LIBRARY", "/opt/libfabric.so")
+    assert fabric_variables(program) == {}
 
 
 def test_tasks_of_slurm_are_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

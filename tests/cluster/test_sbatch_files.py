@@ -19,7 +19,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.commands.prepare import find_run, job_values
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, Done, records, slurmft
-from tests.slurm.test_jobs import assert_nodes_are_clean
+from tests.slurm.commands import assert_nodes_are_clean
 from tests.support import CHECKOUT, until
 from tests.support.cluster import Cluster
 from tests.support.models import write_emotion, write_model, write_pairs, write_squad

@@ -1,20 +1,16 @@
-"""Runs that wait for others, and arrays of own programs, on the real Slurm."""
+"""Runs that wait for others, and arrays of own programs, on the fake Slurm."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import pytest
-
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
 from tests.plugins.studies.test_programs import FILE, FIT
-from tests.slurm.test_jobs import slurmft
+from tests.slurm.commands import slurmft
 from tests.slurm.test_studies import await_state, await_totals, runs_of, status, study
-from tests.support.cluster import Cluster
-
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+from tests.support.fake_slurm import FakeSlurm
 
 WAITS = """\
 #!/bin/sh
@@ -24,7 +20,7 @@ exit "$(cat "$1")"
 """Ends when a file is there, with the exit code that it holds."""
 
 
-def submit(cluster: Cluster, folder: Path, file: str, *flags: str) -> Done:
+def submit(cluster: FakeSlurm, folder: Path, file: str, *flags: str) -> Done:
     """A run that ends when a file is there."""
     (folder / "waits.sh").write_text(WAITS)
     (folder / "waits.sh").chmod(0o755)
@@ -38,34 +34,34 @@ def run_of(done: Done) -> RunDir:
     return RunDir(Path(line.partition(": ")[2]))
 
 
-def listed(cluster: Cluster, folder: Path) -> dict[str, str]:
+def listed(cluster: FakeSlurm, folder: Path) -> dict[str, str]:
     """Name -> state and reason."""
     done = slurmft(cluster, "list", "--json", "--runs-dir", str(folder / "runs"))
     runs = json.loads(done.out)["runs"]
     return {run["name"]: f"{run['state']}: {run['reason']}" for run in runs}
 
 
-def test_a_chain(idle_cluster: Cluster, tmp_path: Path) -> None:
+def test_a_chain(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """After a run that is requeued, and after one that fails; in whatever way it ends."""
     (tmp_path / "now").write_text("0")
-    good, bad = (run_of(submit(idle_cluster, tmp_path, name)) for name in ("good", "bad"))
-    on_good = run_of(submit(idle_cluster, tmp_path, "now", "--after", str(good.path)))
+    good, bad = (run_of(submit(fake_slurm, tmp_path, name)) for name in ("good", "bad"))
+    on_good = run_of(submit(fake_slurm, tmp_path, "now", "--after", str(good.path)))
     job = json.loads(bad.job.read_text())["id"]
-    on_bad = run_of(submit(idle_cluster, tmp_path, "now", "--after", job))
+    on_bad = run_of(submit(fake_slurm, tmp_path, "now", "--after", job))
     on_both = run_of(
-        submit(idle_cluster, tmp_path, "now", "--after", good.path.name, "--after-any", job)
+        submit(fake_slurm, tmp_path, "now", "--after", good.path.name, "--after-any", job)
     )
     await_state(good, "running")
     await_state(bad, "running")
-    found = listed(idle_cluster, tmp_path)
+    found = listed(fake_slurm, tmp_path)
     assert found[on_good.path.name] == f"pending: waits for {good.path.name}"
     assert found[on_both.path.name] == f"pending: waits for {good.path.name}, {bad.path.name}"
-    idle_cluster.run(["scancel", "--signal=USR2", json.loads(good.job.read_text())["id"]])
+    fake_slurm.run(["scancel", "--signal=USR2", json.loads(good.job.read_text())["id"]])
     await_state(good, "requeued")
-    assert listed(idle_cluster, tmp_path)[on_good.path.name].startswith("pending")
+    assert listed(fake_slurm, tmp_path)[on_good.path.name].startswith("pending")
     (tmp_path / "bad").write_text("3")
     await_state(bad, "failed")
-    refused = submit(idle_cluster, tmp_path, "now", "--after", job)
+    refused = submit(fake_slurm, tmp_path, "now", "--after", job)
     assert refused.code == 2
     assert f"--after {bad.path.name}: that run is failed: " in refused.err
     assert "(rank 0 on" in refused.err
@@ -75,27 +71,27 @@ def test_a_chain(idle_cluster: Cluster, tmp_path: Path) -> None:
     await_state(on_both, "finished")
     assert on_good.history()[1].time >= good.history()[-1].time
     words = f"cancelled: Slurm found that it can never start after {bad.path.name}"
-    assert listed(idle_cluster, tmp_path)[on_bad.path.name] == words
-    shown = slurmft(idle_cluster, "status", str(on_bad.path))
+    assert listed(fake_slurm, tmp_path)[on_bad.path.name] == words
+    shown = slurmft(fake_slurm, "status", str(on_bad.path))
     assert (shown.code, words in shown.out) == (0, True)
     (tmp_path / "bad").unlink()
     for each in (bad, on_bad):
-        done = slurmft(idle_cluster, "resume", str(each.path))
+        done = slurmft(fake_slurm, "resume", str(each.path))
         assert done.code == 0, done.err
-    assert listed(idle_cluster, tmp_path)[on_bad.path.name].endswith(f"for {bad.path.name}")
+    assert listed(fake_slurm, tmp_path)[on_bad.path.name].endswith(f"for {bad.path.name}")
     (tmp_path / "bad").write_text("0")
     await_state(on_bad, "finished")
     assert bad.get_state().state == "finished"
 
 
-def test_an_array_of_programs(idle_cluster: Cluster, tmp_path: Path) -> None:
+def test_an_array_of_programs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(FIT)
     text = FILE.replace("fit.py", f"{tmp_path}/fit.py").replace("out/", f"{tmp_path}/out/")
     (tmp_path / "s.toml").write_text(text.replace("repeats = 2", "repeats = 1"))
-    done = study(idle_cluster, tmp_path, "run", "--time", "5")
+    done = study(fake_slurm, tmp_path, "run", "--time", "5")
     assert done.code == 0, done.err
-    await_totals(idle_cluster, tmp_path, lambda t: t["finished"] == 2)
-    jobs = {json.loads(run.job.read_text())["id"] for run in runs_of(idle_cluster, tmp_path)}
+    await_totals(fake_slurm, tmp_path, lambda t: t["finished"] == 2)
+    jobs = {json.loads(run.job.read_text())["id"] for run in runs_of(fake_slurm, tmp_path)}
     assert {job.partition("_")[2] for job in jobs} == {"0", "1"}
-    metrics = [r["metrics"]["error"] for r in status(idle_cluster, tmp_path)["repeats"]]
+    metrics = [r["metrics"]["error"] for r in status(fake_slurm, tmp_path)["repeats"]]
     assert metrics == [0.0001, 1e-05]

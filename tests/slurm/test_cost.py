@@ -1,4 +1,4 @@
-"""What a run cost, by the accounting of a real Slurm; and who is told of its end."""
+"""What a run cost, by Slurm's accounting; and who is told of its end."""
 
 from __future__ import annotations
 
@@ -12,37 +12,45 @@ import pytest
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, slurmft
 from tests.support import until
-from tests.support.cluster import Cluster
+from tests.support.fake_slurm import FakeSlurm
 from tests.support.own_programs import write
-
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 PROGRAM = """\
 import time
 taken = b"x" * 400 * 2**20
-time.sleep(8)
+time.sleep(4)
 """
 
 
-def test_all_attempts_are_counted(idle_cluster: Cluster, tmp_path: Path) -> None:
+def test_all_attempts_are_counted(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """The job is requeued by an admin, in the middle of it."""
     program = write(tmp_path, "program.py", PROGRAM)
     told = tmp_path / "told"
     done = command(
-        idle_cluster,
-        *("run", "--runs-dir", str(tmp_path / "runs"), "--nodes", "2", "--cpus-per-task", "1"),
+        fake_slurm,
+        *(
+            "run",
+            "--runs-dir",
+            str(tmp_path / "runs"),
+            "--nodes",
+            "2",
+            "--cpus-per-task",
+            "1",
+            "--per",
+            "node",
+        ),
         *("--time", "1:00:00", "--mem", "2G", "--notify-command", f"cat >> '{told}'"),
         *("--", str(program)),
     )
     run, job = done.run, json.loads((done.run.job).read_text())["id"]
     wait_for(run, "running", attempts=1)
-    time.sleep(4)
-    idle_cluster.run(["scontrol", "requeue", job])
+    time.sleep(2)
+    fake_slurm.run(["scontrol", "requeue", job])
     wait_for(run, "finished", attempts=2)
-    idle_cluster.wait_idle()
-    rows = idle_cluster.accounting(job, "ElapsedRaw,AllocCPUS", "-D", starts=2)
+    fake_slurm.wait_idle()
+    rows = fake_slurm.accounting(job, "ElapsedRaw,AllocCPUS", "-D", starts=2)
 
-    facts = status(idle_cluster, run)
+    facts = status(fake_slurm, run)
     cost = facts["cost"]
     starts = [[int(each) for each in row] for row in rows]
     assert cost["source"] == "Slurm's accounting"
@@ -55,22 +63,22 @@ def test_all_attempts_are_counted(idle_cluster: Cluster, tmp_path: Path) -> None
     assert "asked for --time 1:00:00, ran " in cost["advice"]
 
     where = ("--runs-dir", str(tmp_path / "runs"))
-    text = command(idle_cluster, "status", "last", *where).out
+    text = command(fake_slurm, "status", "last", *where).out
     assert "of 2.0 GiB a node" in text
     assert "energy unknown" in text
-    assert "2.0 GiB" in command(idle_cluster, "list", "--cost", *where).out
-    assert "node-hours" in command(idle_cluster, "report", str(tmp_path / "runs")).out
+    assert "2.0 GiB" in command(fake_slurm, "list", "--cost", *where).out
+    assert "node-hours" in command(fake_slurm, "report", str(tmp_path / "runs")).out
     (line,) = (x for x in told.read_text().splitlines() if x.startswith("slurmft: "))
     assert line == f"slurmft: {run.path.name}: finished"
 
 
-def command(cluster: Cluster, *arguments: str) -> Done:
+def command(cluster: FakeSlurm, *arguments: str) -> Done:
     done = slurmft(*arguments, env=cluster.env)
     assert done.code == 0, done.err
     return done
 
 
-def status(cluster: Cluster, run: RunDir) -> dict[str, Any]:
+def status(cluster: FakeSlurm, run: RunDir) -> dict[str, Any]:
     """When accounting has the job's end."""
     found: dict[str, Any] = {}
 

@@ -1,26 +1,25 @@
-"""Several jobs of one run, on a real Slurm: only one of them has it."""
+"""Several jobs of one run, on the fake Slurm: only one of them has it."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from slurmft.cluster import launcher
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Following
-from tests.slurm.test_jobs import LONG, follow, slurmft, submit
-from tests.support import PATIENCE_S, faults, until
-from tests.support.cluster import Cluster
+from tests.slurm.commands import LONG, follow, slurmft, submit
+from tests.support import PATIENCE_S, until
+from tests.support.fake_slurm import FakeSlurm
+from tests.train.test_resume import pids
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-
-def end_of_second_job(cluster: Cluster, run: RunDir) -> tuple[str, str]:
+def end_of_second_job(cluster: FakeSlurm, run: RunDir) -> tuple[str, str]:
     """Submits the script of a run once more, behind the back of slurmft, as a second resume does
     where file locks do not work. Returns its id, and what it says, in one line, when it ends."""
     (script, *_) = sorted(run.submitit.glob("*.sh"))
@@ -34,29 +33,29 @@ def end_of_second_job(cluster: Cluster, run: RunDir) -> tuple[str, str]:
     return job, line
 
 
-def test_a_run_has_one_job(idle_cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_has_one_job(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """Two resume it at the same moment; a second job starts while the first runs, and another one
     after it has finished."""
     go = tmp_path / "go"
     srun = f"srun() {{ until [ -e {shlex.quote(str(go))} ]; do sleep 0.1; done; }}"
-    run = submit(idle_cluster, tmp_path / "runs", "--setup", srun).run
+    run = submit(fake_slurm, tmp_path / "runs", "--setup", srun).run
     until(lambda: run.attempt_number() == 1, run.history)
-    assert slurmft(idle_cluster, "cancel", str(run.path)).code == 0
-    idle_cluster.wait_idle()
+    assert slurmft(fake_slurm, "cancel", str(run.path)).code == 0
+    fake_slurm.wait_idle()
 
     command = [sys.executable, "-m", "slurmft", "resume", str(run.path)]
     both = [
-        subprocess.Popen(command, env=idle_cluster.env, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(command, env=fake_slurm.env, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     words = [process.communicate(timeout=PATIENCE_S)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], words
     assert any(w in "".join(words) for w in ("is under way", "is pending", "is running"))
     until(lambda: run.attempt_number() == 2, run.history)
-    assert len(idle_cluster.run(["squeue", "-h"]).stdout.splitlines()) == 1
+    assert len(fake_slurm.run(["squeue", "-h"]).stdout.splitlines()) == 1
     has_it = launcher.job_of(run).id
 
-    second, line = end_of_second_job(idle_cluster, run)
+    second, line = end_of_second_job(fake_slurm, run)
     attempt = json.loads(run.attempt.read_text())
     has = f"has {run.path}, in attempt 2 on {attempt['hosts'][0]}"
     assert line == f"the job {second} ends at once: the job {has_it} {has}"
@@ -67,19 +66,17 @@ def test_a_run_has_one_job(idle_cluster: Cluster, tmp_path: Path) -> None:
     ]  # fmt: skip
     go.touch()
     until(lambda: run.get_state().state == "finished", run.history)
-    third, line = end_of_second_job(idle_cluster, run)
+    third, line = end_of_second_job(fake_slurm, run)
     assert line == f"the job {third} ends at once: the run {run.path} is finished"
     assert run.attempt_number() == 2
 
 
-def test_task_that_is_killed_is_the_reason(idle_cluster: Cluster, tmp_path: Path) -> None:
+def test_task_that_is_killed_is_the_reason(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """As by the kernel, for its memory. The ranks of the other node only tell that they lost it."""
     flags = ("--max-restarts", "0", "--max-requeues", "0")
-    job: Following = follow(idle_cluster, tmp_path, "--nodes", "2", *LONG, *flags)
+    job: Following = follow(fake_slurm, tmp_path, "--nodes", "2", *LONG, *flags)
     job.until("step 1/")
-    host = faults.hosts_of(idle_cluster, job)[-1]
-    (task,) = faults.processes(idle_cluster, host, "slurmft.node.task")[:1]
-    subprocess.run(["kill", "-KILL", str(task)], check=True)
+    os.kill(pids(job.run, "slurmft.node.task")[-1], signal.SIGKILL)
     code, text = job.end()
     reason = "the task of a node was killed by SIGKILL (out of memory?)"
     assert code == 1

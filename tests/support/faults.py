@@ -51,6 +51,8 @@ class Fault:
     """The line of progress after which the harm is done."""
     check: Callable[[RunDir], None] | None = None
     """What else must be there at the end."""
+    needs_slurm: bool = True
+    """Else any job suffers it, and the harm does not look at the cluster."""
     slow: bool = False
     """Takes more than a minute: left to results/benchmarks/faults.py."""
 
@@ -85,16 +87,16 @@ def admin_requeue(cluster: Cluster, job: Following) -> None:
     cluster.run(["scontrol", "requeue", job.job_id])
 
 
-def kill_rank(cluster: Cluster, job: Following) -> None:
-    os.kill(of_last_host(cluster, job, "slurmft.train.rank"), signal.SIGKILL)
+def kill_rank(cluster: object, job: Following) -> None:
+    os.kill(rank_pids(job.run)[-1], signal.SIGKILL)
 
 
 def kill_torchrun(cluster: Cluster, job: Following) -> None:
     os.kill(of_last_host(cluster, job, "slurmft.node.torchrun"), signal.SIGKILL)
 
 
-def stop_rank(cluster: Cluster, job: Following) -> None:
-    os.kill(of_last_host(cluster, job, "slurmft.train.rank"), signal.SIGSTOP)
+def stop_rank(cluster: object, job: Following) -> None:
+    os.kill(rank_pids(job.run)[-1], signal.SIGSTOP)
 
 
 def kill_slurmd(cluster: Cluster, job: Following) -> None:
@@ -132,13 +134,13 @@ def restart_slurmctld(cluster: Cluster, job: Following) -> None:
     cluster.restart_slurmctld()
 
 
-def flip_byte(cluster: Cluster, job: Following) -> None:
+def flip_byte(cluster: object, job: Following) -> None:
     """A byte of the newest checkpoint changes on the disk, and a rank dies."""
     _damage(job.run, flip=True)
     kill_rank(cluster, job)
 
 
-def truncate(cluster: Cluster, job: Following) -> None:
+def truncate(cluster: object, job: Following) -> None:
     """The newest checkpoint loses its end, and a rank dies."""
     _damage(job.run, flip=False)
     kill_rank(cluster, job)
@@ -153,7 +155,7 @@ def _damage(run: RunDir, flip: bool) -> None:
         file.write_bytes(data if flip else data[: len(data) // 2])
 
 
-def kill_during_save(cluster: Cluster, job: Following) -> None:
+def kill_during_save(cluster: object, job: Following) -> None:
     """The main rank dies while a checkpoint is half written."""
     ranks = rank_pids(job.run)
     deadline = time.monotonic() + PATIENCE_S
@@ -168,7 +170,7 @@ def kill_during_save(cluster: Cluster, job: Following) -> None:
     raise AssertionError("no save was caught half way")
 
 
-def fill_disk(cluster: Cluster, job: Following) -> None:
+def fill_disk(cluster: object, job: Following) -> None:
     """The file system of the run is full while two checkpoints are due, then has room again."""
     ballast = fill(job.run.path.parent)
     goal = furthest_step(job.run) + 2 * EVERY
@@ -198,12 +200,21 @@ def hang_up(cluster: Cluster, job: Following) -> None:
 
 
 def furthest_step(run: RunDir) -> int:
-    """The optimizer step that the ranks of a run have reached, by their heartbeats on this machine,
-    which has those of others' runs, too."""
-    tasks = pids(run, "slurmft.node.task")
-    paths = [p for pid in tasks for p in Path("/dev/shm").glob(f"slurmft-*-{pid}-*/beat-*")]
+    """The optimizer step that the ranks of a run have reached, by the heartbeats on their nodes."""
+    paths = [path for pid in pids(run, "slurmft.node.task") for path in heartbeats(pid)]
     beats = map(heartbeat.read, paths)
     return max((beat.step for beat in beats if beat), default=0)
+
+
+def heartbeats(task: int) -> list[Path]:
+    """The heartbeat files of a node's task, which may have a /dev/shm and process ids of its own;
+    none if it has ended."""
+    try:
+        status = Path(f"/proc/{task}/status").read_text()
+    except OSError:
+        return []
+    (own_pid,) = (line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
+    return list(Path(f"/proc/{task}/root/dev/shm").glob(f"slurmft-*-{own_pid}-*/beat-*"))
 
 
 def shows_where_it_hung(run: RunDir) -> None:
@@ -219,11 +230,14 @@ FAULTS = [
     Fault(name="preemption by a higher partition", harm=preempt, signalled=True),
     Fault(name="scancel --signal=TERM", harm=scancel_signal, signalled=True),
     Fault(name="scontrol requeue by an administrator", harm=admin_requeue, flags=CHECKPOINTS),
-    Fault(name="SIGKILL of a rank", harm=kill_rank, flags=CHECKPOINTS, attempts=1),
+    Fault(
+        name="SIGKILL of a rank", harm=kill_rank, needs_slurm=False, flags=CHECKPOINTS, attempts=1
+    ),
     Fault(name="SIGKILL of torchrun on one node", harm=kill_torchrun, flags=CHECKPOINTS),
     Fault(
         name="SIGSTOP of a rank",
         harm=stop_rank,
+        needs_slurm=False,
         flags=(*CHECKPOINTS, "--hang-timeout-s", "4"),
         check=shows_where_it_hung,
     ),
@@ -237,16 +251,33 @@ FAULTS = [
     Fault(name="power of a node cut", harm=kill_host, flags=CHECKPOINTS),
     Fault(name="slurmctld restarted", harm=restart_slurmctld, attempts=1),
     Fault(
-        name="byte of the newest checkpoint flipped", harm=flip_byte, flags=CHECKPOINTS, attempts=1
+        name="byte of the newest checkpoint flipped",
+        harm=flip_byte,
+        needs_slurm=False,
+        flags=CHECKPOINTS,
+        attempts=1,
     ),
-    Fault(name="newest checkpoint truncated", harm=truncate, flags=CHECKPOINTS, attempts=1),
+    Fault(
+        name="newest checkpoint truncated",
+        harm=truncate,
+        needs_slurm=False,
+        flags=CHECKPOINTS,
+        attempts=1,
+    ),
     Fault(
         name="SIGKILL during a save",
         harm=kill_during_save,
+        needs_slurm=False,
         flags=("--checkpoint-every-steps", "5"),
         attempts=1,
     ),
-    Fault(name="disk full during a save", harm=fill_disk, flags=CHECKPOINTS, attempts=1),
+    Fault(
+        name="disk full during a save",
+        harm=fill_disk,
+        needs_slurm=False,
+        flags=CHECKPOINTS,
+        attempts=1,
+    ),
     Fault(name="disk full when the stop comes", harm=stop_on_full_disk, flags=SHORT_STOP),
     Fault(name="SIGHUP to the batch script", harm=hang_up, flags=CHECKPOINTS, attempts=1),
 ]

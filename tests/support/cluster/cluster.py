@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.support import PATIENCE_S
-from tests.support.cluster import config, lock, network, system
+from tests.support.cluster import config, lock, network, node, system
 from tests.support.cluster.config import DEFAULT_ROOT, Site
 from tests.support.cluster.system import ClusterError
 
@@ -164,6 +164,9 @@ class Cluster:
         self._start_munged()
         self._start_database()
         network.create(self.hosts)
+        node.share_mounts()
+        for host in self.hosts:
+            self._start_node(host)
         system.wait_until("mariadbd listens", lambda: system.listening(config.MARIADB_PORT))
         self._start_slurm("slurmdbd", config.SLURMDBD_PORT)
         self.run(["sacctmgr", "-i", "add", "cluster", "slurmft"])
@@ -215,12 +218,18 @@ class Cluster:
 
         system.wait_until("all nodes idle", ready, PATIENCE_S + 2 * len(self.hosts))
 
+    def _start_node(self, host: str) -> None:
+        self._spawn(node.mark(host), node.first_command(host))
+        system.wait_until(f"{host} is up", lambda: node.is_up(host))
+
     def _spawn_slurmd(self, host: str, shown: tuple[Path, Path] | None = None) -> int:
         slurmd = ["slurmd", "-D", "-N", host]
         if shown is not None:
             bind = 'mount --bind "$0" "$1" && shift && exec "$@"'
             slurmd = ["unshare", "--mount", "bash", "-c", bind, *map(str, shown), *slurmd]
-        argv = network.as_host(host, slurmd)
+        if not node.is_up(host):  # its power was cut
+            self._start_node(host)
+        argv = node.inside_command(host, slurmd)
         return self._spawn(f"slurmd-{host}", argv, log=f"slurmd-{host}.out")
 
     def _spawn(self, name: str, argv: Sequence[str], log: str | None = None) -> int:
@@ -308,7 +317,7 @@ class Cluster:
         found = []
         for pid in sorted(system.inside([network.namespace(self._host(host))])):
             argv = system.argv_of(pid)
-            if argv and argv[0] != "slurmd":
+            if argv and argv[0] != "slurmd" and not node.is_of_the_node(argv):
                 found.append((pid, " ".join(argv)))
         return found
 
