@@ -142,6 +142,7 @@ def test_own_program(
     assert_two_lines(refused, "--per node")
 
 
+@pytest.mark.extra("mpi")
 @pytest.mark.parametrize("mpi", ["intel"], indirect=True)
 def test_cancel_saves_and_resume_goes_on(
     mpi: Mpi,
@@ -245,6 +246,7 @@ def test_host_that_cannot_be_reached(mpi: Mpi, tmp_path: Path) -> None:
     assert states(job.run)[-1] == "failed"
 
 
+@pytest.mark.extra("mpi")
 def test_two_ranks_a_host(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
     dialect, env = mpi
     where = ("--hostfile", str(hostfile), "--dialect", dialect, "--runs-dir", str(tmp_path))

@@ -185,6 +185,7 @@ def test_requeue_keeps_the_run_directory(idle_cluster: Cluster, tmp_path: Path) 
 STUDIES = {"mn4_emotion": "mn4-emotion", "icelake_glue": "icelake-mrpc", "spr_squad": "spr-squad"}
 
 
+@pytest.mark.extra("sbatch")
 @pytest.mark.slurm
 @pytest.mark.parametrize(
     ("name", "options", "flags"),

@@ -41,6 +41,7 @@ def keep_umask() -> object:
 # --- who may read ---------------------------------------------------------------------------------
 
 
+@pytest.mark.extra("caches")
 def test_run_of_a_group_with_a_token(tmp_path: Path) -> None:
     """All that login node, task, ranks and submitit write can be read by the group, under a umask
     that lets everybody write. The token comes to the processes by the environment: no file of the

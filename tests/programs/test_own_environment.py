@@ -57,6 +57,7 @@ print(os.environ["ACCELERATE_DYNAMO_MODE"], os.environ["MASTER_ADDR"])
 """
 
 
+@pytest.mark.extra("environments")
 def test_accelerate_has_what_its_file_says(here: Path) -> None:
     write(here, "state.py", STATE)
     write(here, "fsdp.yaml", FSDP)
@@ -92,6 +93,7 @@ def test_refused_files(here: Path, text: str | None, words: str) -> None:
     assert not (here / "runs").exists()
 
 
+@pytest.mark.extra("environments")
 def test_what_only_accelerate_can_see_ends_the_run_in_its_words(here: Path) -> None:
     write(here, "x.py", "print('ran')")
     write(here, "a.yaml", "distributed_type: MULTI_GPU\nmixed_precision: fp7\nnum_processes: 2")
@@ -151,6 +153,7 @@ def test_other_programs_have_its_path(here: Path) -> None:
     assert lines_of(done.run, 0)[-1] == "theirs"
 
 
+@pytest.mark.extra("environments")
 def test_conda_environments_are_named_as_conda_does(here: Path) -> None:
     env = make_venv(here / "env")
     (env / "conda-meta").mkdir()

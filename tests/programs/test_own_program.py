@@ -84,7 +84,14 @@ def stop_once(done: RunDir) -> None:
             os.kill(int(path.parent.name), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("given", ["SIGTERM", "SIGUSR1", "none"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "SIGTERM",
+        pytest.param("SIGUSR1", marks=pytest.mark.extra("programs")),
+        pytest.param("none", marks=pytest.mark.extra("programs")),
+    ],
+)
 def test_stop_and_resume(here: Path, given: str) -> None:
     """What handles the signal ends with 0 and has saved; what does not dies of it, and starts from
     the checkpoint before."""

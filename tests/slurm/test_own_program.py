@@ -17,7 +17,7 @@ from tests.support import faults, until
 from tests.support.cluster import Cluster
 from tests.support.own_programs import ATTACHES, GLUE, NLP, write
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extra("programs"), pytest.mark.slurm, pytest.mark.timeout(900)]
 
 JOB = ("--nodes", "2", "--cpus-per-task", "1", "--time", "10", "--max-requeues", "20")
 RESUMES = (

@@ -80,12 +80,10 @@ def check_unused_rows(before: Path, after: Path) -> None:
     assert not np.allclose(now[:-UNUSED], was[:-UNUSED], rtol=0.01)
 
 
-@pytest.mark.parametrize(("mode", "micro_steps"), [("fp32", 1), ("local:3", 2)])
-def test_resume_is_exact(
-    mode: str, micro_steps: int, tmp_path: Path, large_data: Path, large_model: Path
-) -> None:
+def test_resume_is_exact(tmp_path: Path, large_data: Path, large_model: Path) -> None:
     """Stopped between two meetings of the ranks, too: they stop at the next one. And rows of words
     that the data has not are in the model that is saved."""
+    mode, micro_steps = "local:3", 2
     flags = (
         *EXACT, "--nodes", "2", "--batch-size", str(4 // micro_steps), "--epochs", "2",
         "--gradient-accumulation-steps", str(micro_steps), "--grad-comm", mode,
@@ -99,12 +97,12 @@ def test_resume_is_exact(
     assert f"{rows['used']:,} of {rows['all']:,} tokens in use" in whole.out
     check_unused_rows(large_model, whole.run.model)
     job = Following(*flags, imported=True)
-    job.at_step(20)
+    job.at_step(10)
     os.kill(rank_pids(job.run)[1], signal.SIGTERM)
     code, text = job.end()
     assert code == 0, text
     assert steps_twice(job.run) == 0
     (stop,) = records(job.run, "stopping")
     meetings = [*range(3, 53, 3), 26, 52]  # and the ends of the epochs
-    assert mode == "fp32" or stop["step"] in meetings
+    assert stop["step"] in meetings
     assert_same(job.run, whole.run)

@@ -35,6 +35,7 @@ def test_one_process_of_a_node_fetches(hub: Hub, tmp_path: Path, tiny_data: Path
     assert not list((tmp_path / "hf home").rglob(".slurmft-*"))
 
 
+@pytest.mark.extra("caches")
 def test_death_of_the_one_that_fetches(tiny_model: Path, tmp_path: Path, tiny_data: Path) -> None:
     """Nothing half fetched is taken for whole, and no lock keeps the next one waiting."""
     with Hub(tiny_model, pause_s=8) as hub:  # less than its client waits

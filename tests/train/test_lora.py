@@ -113,7 +113,14 @@ def test_modules_without_weights_train_whole(tiny_model: Path, tmp_path: Path) -
     assert any("pooler.dense.lora_A" in name for name in trained(found))
 
 
-@pytest.mark.parametrize("name", ["Bert", "DistilBert", "Roberta"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Bert",
+        pytest.param("DistilBert", marks=pytest.mark.extra("models")),
+        pytest.param("Roberta", marks=pytest.mark.extra("models")),
+    ],
+)
 @pytest.mark.parametrize("given", [{}, {"use_dora": True, "use_rslora": True}])
 def test_packed_batches_give_the_same(name: str, given: dict[str, Any]) -> None:
     padded = adapted(name, **given)

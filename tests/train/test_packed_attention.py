@@ -14,6 +14,9 @@ from slurmft.train.engine.packing import Form
 from tests.support import flash_attention
 from tests.train.test_packing import LENGTHS, announced, batch, make, pack
 
+UNUSUAL = pytest.mark.extra("models")
+"""Families that only a change of the engine concerns."""
+
 H100 = torch.device("cuda:0")
 
 
@@ -71,12 +74,12 @@ def errors(found: Any, exact: Any) -> list[float]:
         ("Bert", "ForSequenceClassification", Form.FIRST),
         ("Bert", "ForTokenClassification", Form.FLAT),
         ("Bert", "ForQuestionAnswering", Form.ROWS),
-        ("DistilBert", "ForSequenceClassification", Form.FIRST),
-        ("ModernBert", "ForTokenClassification", Form.FLAT),
         ("Llama", "ForCausalLM", Form.FLAT),
-        ("Llama", "ForSequenceClassification", Form.LAST),
-        ("Mistral", "ForCausalLM", Form.FLAT),
-        ("Gemma3Text", "ForCausalLM", Form.FLAT),
+        pytest.param("DistilBert", "ForSequenceClassification", Form.FIRST, marks=UNUSUAL),
+        pytest.param("ModernBert", "ForTokenClassification", Form.FLAT, marks=UNUSUAL),
+        pytest.param("Llama", "ForSequenceClassification", Form.LAST, marks=UNUSUAL),
+        pytest.param("Mistral", "ForCausalLM", Form.FLAT, marks=UNUSUAL),
+        pytest.param("Gemma3Text", "ForCausalLM", Form.FLAT, marks=UNUSUAL),
     ],
 )
 def test_one_call_a_layer(name: str, head: str, form: Form, again: bool) -> None:

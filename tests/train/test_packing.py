@@ -58,8 +58,16 @@ MEANS = {"EuroBert", "ModernBert"}
 """Families whose classifiers take the mean of all tokens here."""
 FUSED = {"Bert", "Camembert", "DistilBert", "Electra", "Roberta", "XLMRoberta"}
 DECODERS = ["GPT2", "Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3"]
+USUAL = {"Bert", "DistilBert", "ModernBert", "Gemma2", "Llama", "MPNet"}
+"""Families whose tests always run: each packs in a way of its own."""
 LENGTHS = [5, 12, 1, 12, 7, 3, 9, 2, 12]
 CPU = torch.device("cpu")
+
+
+def families(names: list[str]) -> list[Any]:
+    """The families as cases of a test; the unusual ones are for changes of the engine."""
+    unusual = pytest.mark.extra("models")
+    return [name if name in USUAL else pytest.param(name, marks=unusual) for name in names]
 
 
 def make(name: str, head: str = "ForSequenceClassification", **more: Any) -> Any:
@@ -114,7 +122,7 @@ def assert_same_gradients(padded: Any, bare: Any, rtol: float = 1e-4) -> None:
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", families(ENCODERS))
 def test_classifiers(name: str, fuse: bool) -> None:
     """Logits and gradients are those of the padded batch; no layer sees padding."""
     if fuse and name not in FUSED:
@@ -140,7 +148,7 @@ def test_classifiers(name: str, fuse: bool) -> None:
     assert_same_gradients(padded, bare)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", families(DECODERS))
 def test_classifiers_that_look_at_the_last_token(name: str) -> None:
     padded = make(name)
     bare = copy.deepcopy(padded)
@@ -153,7 +161,7 @@ def test_classifiers_that_look_at_the_last_token(name: str) -> None:
     assert_same_gradients(padded, bare)
 
 
-@pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
+@pytest.mark.parametrize("name", families([*ENCODERS, *DECODERS]))
 @pytest.mark.parametrize("lengths", [LENGTHS, [4]])
 def test_heads_of_tokens(name: str, lengths: list[int]) -> None:
     """They get all tokens; decoders compute logits of those alone that are asked for."""

@@ -172,23 +172,30 @@ def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path
     assert "has finished" in again.err
 
 
-def test_stop_in_the_evaluation(tmp_path: Path, tiny_model: Path) -> None:
-    """What was predicted before is kept, and every sample is predicted once."""
+def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
+    """In that of an epoch, and in that of the test split: what was predicted before is kept, and
+    every sample is predicted once."""
     data = write_emotion(tmp_path / "data", train=24, validation=3000)
+    rows = (data / "validation.jsonl").read_text().splitlines(keepends=True)
+    (data / "test.jsonl").write_text("".join(rows[:2000]))
     flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
     job = Following(*EXACT, *flags, *source, imported=True)
     job.at_step(2)
-    reader = RecordReader(job.run.records)
-    until(lambda: any(r["done"] > 1 for r in reader.read("evaluate")), every_s=0.01)
-    os.kill(one_rank(job.run), signal.SIGTERM)
+    for total in (1500, 1000):  # batches of a rank: of the validation data, of the test split
+        reader = RecordReader(job.run.records)
+        until(
+            lambda r=reader, n=total: any(e["total"] == n for e in r.read("evaluate")), every_s=0.01
+        )
+        os.kill(one_rank(job.run), signal.SIGTERM)
+        job.until("resumes after step")
     code, text = job.end()
     assert code == 0, text
-    assert "stopping after step 2" in text
     assert "(from step-00000002-e" in text
-    result = json.loads(job.run.result.read_text())
-    assert result["evaluate_samples"] == 3000
+    assert "(from step-00000002-t" in text
     assert steps_twice(job.run) == 0
+    result = json.loads(job.run.result.read_text())
+    assert result["evaluate_samples"] == 5000
     whole = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
     assert whole.result["metrics"] == result["metrics"]
 
@@ -303,25 +310,3 @@ def test_full_disk_at_the_model(tmp_path: Path, tiny_data: Path) -> None:
         assert max(len(weight) for weight in saved.values()) > 16384  # all words are there
         assert json.loads(job.run.result.read_text())["steps"] == 13
         assert not list(job.run.path.glob(".model*"))
-
-
-def test_stop_in_the_test_evaluation(tmp_path: Path, tiny_model: Path) -> None:
-    """It goes on where it was: every sample of the test split is predicted once."""
-    data = write_emotion(tmp_path / "data", train=24, validation=3000)
-    lines = (data / "validation.jsonl").read_text()
-    (data / "test.jsonl").write_text(lines)
-    (data / "validation.jsonl").write_text("".join(lines.splitlines(keepends=True)[:20]))
-    flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
-    source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
-    job = Following(*EXACT, *flags, *source, imported=True)
-    job.at_step(2)
-    reader = RecordReader(job.run.records)
-    until(lambda: any(r["total"] > 100 for r in reader.read("evaluate")), every_s=0.01)
-    os.kill(one_rank(job.run), signal.SIGTERM)
-    code, text = job.end()
-    assert code == 0, text
-    assert "(from step-00000002-t" in text
-    result = json.loads(job.run.result.read_text())
-    assert result["evaluate_samples"] == 3020
-    whole = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
-    assert whole.result["metrics"] == result["metrics"]

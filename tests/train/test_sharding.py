@@ -29,7 +29,7 @@ from tests.train.test_trainer import assert_gone, emotion
 FLAGS = (
     *("--cluster", "local", "--precision", "fp32", "--dropout", "0", "--log-every", "1"),
     *("--batch-size", "4", "--gradient-accumulation-steps", "2", "--eval-batch-size", "8"),
-    *("--epochs", "8", "--max-steps", "50", "--learning-rate", "1e-2"),
+    *("--epochs", "8", "--max-steps", "16", "--learning-rate", "1e-2"),
 )
 TWO_BY_TWO = ("--nodes", "2", "--nproc-per-node", "2")
 
@@ -80,7 +80,7 @@ def logits(done: Done) -> torch.Tensor:
 
 def test_losses_are_those_of_ddp(unsharded: Done, sharded: Done) -> None:
     """With micro-steps, clipping, a last batch that leaves unequal shares, uneven evaluations."""
-    assert len(losses(sharded.run)) == 50
+    assert len(losses(sharded.run)) == 16
     assert losses(sharded.run) == pytest.approx(losses(unsharded.run), abs=1e-5)
     metrics = [[r["metrics"] for r in records(d.run, "epoch")] for d in (sharded, unsharded)]
     assert metrics[0] == metrics[1]
@@ -106,7 +106,7 @@ def test_hybrid(unsharded: Done, train: Trains) -> None:
 
 def test_resume_on_fewer_ranks(unsharded: Done, train: Trains) -> None:
     job = train.following(*TWO_BY_TWO, "--shard", "full", "--no-requeue")
-    job.at_step(20)
+    job.at_step(3)
     os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
     assert job.end()[0] == 75
     newest = job.run.checkpoints / job.run.checkpoint_names()[-1]
@@ -156,7 +156,7 @@ def half_written(run: RunDir) -> list[Path]:
 def test_kill_while_all_ranks_write(sharded: Done, train: Trains) -> None:
     """What is half written is never seen; the run resumes from what is whole, exactly."""
     job = train.following(*TWO_BY_TWO, "--shard", "full", "--checkpoint-every-steps", "1")
-    job.at_step(10)
+    job.at_step(3)
     pids = rank_pids(job.run)
 
     def killed_in_a_save() -> bool:

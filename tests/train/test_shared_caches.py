@@ -73,6 +73,7 @@ def load(user: User, cache: Path, hub: Hub, with_data: bool = True) -> str:
     return user.python(code, HF_HOME=str(cache), HF_ENDPOINT=hub.url(), HF_DATASETS_OFFLINE="1")
 
 
+@pytest.mark.extra("caches")
 def test_users_of_one_group() -> None:
     with shared_cache(0o2770, same_group=True) as (ada, eve, cache, hub):
         for user in (ada, eve):
@@ -89,6 +90,7 @@ def test_users_of_one_group() -> None:
             assert {mode & 0o777 for mode in own["folders"] | own["files"]} == {0o700, 0o600}
 
 
+@pytest.mark.extra("caches")
 def test_users_of_no_group() -> None:
     with shared_cache(0o1777, same_group=False) as (ada, eve, cache, hub):
         for user in (ada, eve):  # the second one reads what the first one may show

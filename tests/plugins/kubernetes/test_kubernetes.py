@@ -252,6 +252,7 @@ def configured(folder: Path, kind: str, *more: str, program: tuple[str, ...] = (
     return path
 
 
+@pytest.mark.extra("kubernetes")
 def test_pods_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On oneCCL, which needs the name of the interface in every pod."""
     binding = stand_in(tmp_path / "lib", torch_version())["PYTHONPATH"]
@@ -265,6 +266,7 @@ def test_pods_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.get_state().state == "finished"
 
 
+@pytest.mark.extra("kubernetes")
 def test_pods_run_a_program_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "place.py").write_text(PLACES)
     run = RunDir(tmp_path / "runs" / "place")
@@ -275,6 +277,7 @@ def test_pods_run_a_program_of_ones_own(tmp_path: Path) -> None:
     assert run.get_state().state == "finished"
 
 
+@pytest.mark.extra("kubernetes")
 @pytest.mark.timeout(600)
 def test_evicted_pod_and_those_that_start_again(tmp_path: Path) -> None:
     """The first life stops and saves; the second is another attempt, and goes on from there."""

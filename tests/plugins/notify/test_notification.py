@@ -113,6 +113,7 @@ def test_a_failure_begins_with_its_cause(server: Server, where: str, tmp_path: P
     assert told.read_text().splitlines()[0] == message["title"]
 
 
+@pytest.mark.extra("notify")
 def test_a_hang_and_its_requeue(server: Server, tmp_path: Path) -> None:
     """The second ends the run: by then it made no progress twice."""
     flags = ("--notify", "env:TELL", "--hang-timeout-s", "2", "--max-requeues", "1")
@@ -126,6 +127,7 @@ def test_a_hang_and_its_requeue(server: Server, tmp_path: Path) -> None:
     assert not any(SECRET in text for text in texts(done.run))
 
 
+@pytest.mark.extra("notify")
 @pytest.mark.parametrize("trouble", ["refused", "slow", "no server"])
 def test_no_run_suffers(server: Server, where: str, tmp_path: Path, trouble: str) -> None:
     if trouble == "refused":

@@ -141,6 +141,7 @@ def shared_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+@pytest.mark.extra("stage_env")
 @pytest.mark.parametrize("with_site", [False, True])
 def test_program_and_its_interpreter_are_staged(
     tmp_path: Path,
@@ -329,6 +330,7 @@ def test_script_goes_on_without_it(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.extra("stage_env")
 @pytest.mark.slurm
 def test_ranks_on_slurm_run_from_the_disk_of_their_node(
     idle_cluster: Cluster, tmp_path: Path, small_venv: Path, tiny_data: Path, tiny_model: Path
@@ -351,6 +353,7 @@ def test_ranks_on_slurm_run_from_the_disk_of_their_node(
     assert f"sent to {disk}" in log.read_text()
 
 
+@pytest.mark.extra("stage_env")
 @pytest.mark.slurm
 def test_own_program_on_slurm_runs_from_the_disk_of_its_node(
     idle_cluster: Cluster, tmp_path: Path, small_venv: Path

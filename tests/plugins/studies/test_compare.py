@@ -45,6 +45,7 @@ def by_repeats(generator: np.random.Generator, count: float, slower: float) -> A
     return ratio_of_repeats(sides[0], sides[1])
 
 
+@pytest.mark.extra("studies")
 @pytest.mark.parametrize(
     ("found_by", "setting"),
     [(by_windows, 0.0), (by_windows, 0.4), (by_repeats, 3), (by_repeats, 5)],

@@ -182,6 +182,7 @@ def test_a_study_after_a_run(fake: FakeSlurm, folder: Path) -> None:
     assert len(fake.submitted) == 2
 
 
+@pytest.mark.extra("studies")
 def test_here_from_start_to_report(folder: Path) -> None:
     """Really run; again: nothing; its metrics in status, report and a comparison."""
     done = slurmft("study", "run", "fits.toml", "--cluster", "local")

@@ -351,6 +351,7 @@ def with_f1(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.extra("studies")
 def test_every_metric_is_everywhere(with_f1: Path) -> None:
     texts = {form: report(with_f1, "--format", form) for form in ("text", "markdown", "latex")}
     for form, text in texts.items():
@@ -421,6 +422,7 @@ def test_a_title_of_ones_own(tmp_path: Path) -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.extra("studies")
 def test_all_files_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for nodes in (1, 2, 4):
@@ -510,6 +512,7 @@ def test_published_values_that_are_no_points(tmp_path: Path) -> None:
         assert len(csv_of(out.partition("\n")[2])) == (3 if name == "chart" else len(rows))
 
 
+@pytest.mark.extra("studies")
 def test_names_that_matplotlib_hides(tmp_path: Path) -> None:
     for name in ("_a", "_" + "b" * 70):
         for nodes in (1, 2):

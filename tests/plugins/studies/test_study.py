@@ -548,6 +548,7 @@ def test_status_imports_nothing_heavy(tmp_path: Path) -> None:
 # --- on this machine ------------------------------------------------------------------------------
 
 
+@pytest.mark.extra("studies")
 @pytest.mark.timeout(600)
 def test_on_this_machine(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> None:
     """Two cells, then only the one that is missing; interrupted, nothing half is left."""
