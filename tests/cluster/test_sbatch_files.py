@@ -19,10 +19,14 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.commands.prepare import find_run, job_values
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, Done, records, slurmft
-from tests.slurm.commands import assert_nodes_are_clean
+from tests.slurm.commands import AnySlurm, assert_nodes_are_clean
+from tests.slurm.conftest import fake_slurm
 from tests.support import CHECKOUT, until
 from tests.support.cluster import Cluster
+from tests.support.fake_slurm import FakeSlurm
 from tests.support.models import write_emotion, write_model, write_pairs, write_squad
+
+__all__ = ["fake_slurm"]  # a fixture
 
 FOLDER = CHECKOUT / "sbatch"
 FILES = sorted(FOLDER.glob("*.sbatch"))
@@ -112,11 +116,11 @@ def test_mistakes(arguments: list[str], words: str) -> None:
     assert done.out == ""
 
 
-# --- on the real Slurm ----------------------------------------------------------------------------
+# --- on Slurm -----------------------------------------------------------------------------------
 
 
 def sbatch(
-    cluster: Cluster, folder: Path, file: Path, *options: str, flags: tuple[str, ...]
+    cluster: AnySlurm, folder: Path, file: Path, *options: str, flags: tuple[str, ...]
 ) -> str:
     """Submits a file from a folder; returns the job's id."""
     python = {"SLURMFT_PYTHON": sys.executable}
@@ -134,7 +138,7 @@ def run_of(folder: Path, job: str) -> RunDir:
     return RunDir.open(path)
 
 
-def follow(cluster: Cluster, run: RunDir) -> Done:
+def follow(cluster: AnySlurm, run: RunDir) -> Done:
     command = [sys.executable, "-m", "slurmft", "follow", str(run.path)]
     done = cluster.run(command, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
@@ -225,19 +229,17 @@ def test_file(
     assert TrainConfig.of(run.load_config().program).recipe == STUDIES.get(name, "synthetic")
 
 
-@pytest.mark.slurm
-def test_study_on_nodes_that_cannot_do_it(idle_cluster: Cluster, tmp_path: Path) -> None:
+def test_study_on_nodes_that_cannot_do_it(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """The benchmark's fp16 needs GPUs."""
     file = FOLDER / "mn4_benchmark.sbatch"
-    job = sbatch(idle_cluster, tmp_path, file, "--nodes=1", "--gpus-per-node=0", flags=())
+    job = sbatch(fake_slurm, tmp_path, file, "--nodes=1", "--gpus-per-node=0", flags=())
     run = run_of(tmp_path, job)
-    done = follow(idle_cluster, run)
+    done = follow(fake_slurm, run)
     assert done.code == 2
     assert "--precision fp16 needs GPUs" in done.err
     assert TrainConfig.of(run.load_config().program).recipe == "mn4-benchmark"
 
 
-@pytest.mark.slurm
 @pytest.mark.parametrize(
     ("options", "flags", "words"),
     [
@@ -251,13 +253,13 @@ def test_job_that_cannot_be_right(
     options: tuple[str, ...],
     flags: tuple[str, ...],
     words: str,
-    idle_cluster: Cluster,
+    fake_slurm: FakeSlurm,
     tmp_path: Path,
 ) -> None:
     file = FOLDER / "multi_node.sbatch"
     command = ["sbatch", "--wait", "--parsable", "--time=5", *options, str(file), *flags]
     env = {"SLURMFT_PYTHON": sys.executable}
-    done = idle_cluster.run(command, cwd=tmp_path, env=env, check=False)
+    done = fake_slurm.run(command, cwd=tmp_path, env=env, check=False)
     assert done.returncode == 2
     assert words in (tmp_path / f"slurm-{done.stdout.strip()}.out").read_text()
     assert not (tmp_path / "runs").exists()

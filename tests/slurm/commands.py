@@ -27,6 +27,15 @@ def submit(slurm: AnySlurm, runs: Path, *arguments: str) -> Done:
     return slurmft(slurm, "submit", "--runs-dir", str(runs), "--time", "5", *arguments)
 
 
+def run_script(slurm: AnySlurm, folder: Path, script: str, *arguments: str) -> Done:
+    """Submits a program, lines of a shell script: what takes no training needs no torch."""
+    program = folder / "program.sh"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    place = ("--runs-dir", str(folder / "runs"), "--time", "5")
+    return slurmft(slurm, "run", *place, *arguments, "--", str(program))
+
+
 def follow(slurm: AnySlurm, runs: Path, *arguments: str) -> Following:
     return Following("--runs-dir", str(runs), "--time", "5", *arguments, env=slurm.env)
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests import conftest
-from tests.conftest import Done
-from tests.slurm.commands import QUICK, job_fields, slurmft, submit
+from tests.slurm.commands import QUICK, job_fields, run_script, slurmft, submit
 from tests.support import PATIENCE_S, until
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.made_runs import write_run
@@ -21,19 +20,10 @@ from tests.support.made_runs import write_run
 SLEEPS = "exec sleep 600"
 
 
-def run(fake_slurm: FakeSlurm, folder: Path, program: str, *arguments: str) -> Done:
-    """Submits a program, lines of a shell script, which needs no torch."""
-    script = folder / "program.sh"
-    script.write_text(f"#!/bin/sh\n{program}\n")
-    script.chmod(0o755)
-    place = ("--runs-dir", str(folder / "runs"), "--time", "5")
-    return slurmft(fake_slurm, "run", *place, *arguments, "--", str(script))
-
-
 def test_submit_returns_at_once_with_the_next_commands(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
-    done = run(fake_slurm, tmp_path, SLEEPS, "--nodes", "2")
+    done = run_script(fake_slurm, tmp_path, SLEEPS, "--nodes", "2")
     assert done.code == 0
     for text in (
         "submitted to Slurm: 2 node(s)",
@@ -53,8 +43,8 @@ def test_submit_returns_at_once_with_the_next_commands(
 def test_living_with_runs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """One job runs and is requeued, one waits behind it, one is known to nobody, and one is another
     cluster's."""
-    runs = run(fake_slurm, tmp_path, SLEEPS, "--nodes", "1").run
-    waits = run(fake_slurm, tmp_path, SLEEPS, "--nodes", "4", "--exclusive").run
+    runs = run_script(fake_slurm, tmp_path, SLEEPS, "--nodes", "1").run
+    waits = run_script(fake_slurm, tmp_path, SLEEPS, "--nodes", "4", "--exclusive").run
     gone = write_run(tmp_path / "gone", state="running")
     gone.job.write_text('{"cluster": "slurm", "id": "999999"}')
     until(lambda: runs.get_state().state == "running")  # its ranks need not have started
@@ -116,7 +106,7 @@ def test_refused(
 
 
 def test_cancelled_by_scancel_while_following(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    started = run(fake_slurm, tmp_path, SLEEPS, "--nodes", "2").run
+    started = run_script(fake_slurm, tmp_path, SLEEPS, "--nodes", "2").run
     until(lambda: started.get_state().state == "running", started.history)
     follow = [sys.executable, "-m", "slurmft", "follow", str(started.path)]
     env = os.environ | fake_slurm.env
@@ -155,7 +145,7 @@ def test_environment_that_is_not_exported(
 ) -> None:
     program = '[ -z "${FROM_LOGIN-}" ]'
     monkeypatch.setenv("FROM_LOGIN", "yes")
-    done = run(fake_slurm, tmp_path, program, "--follow", "--sbatch", "export=NONE")
+    done = run_script(fake_slurm, tmp_path, program, "--follow", "--sbatch", "export=NONE")
     assert done.code == 0, done.err
 
 

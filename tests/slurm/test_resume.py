@@ -12,8 +12,7 @@ from pathlib import Path
 
 from slurmft.cluster import launcher
 from slurmft.runs.rundir import RunDir
-from tests.conftest import Following
-from tests.slurm.commands import LONG, follow, slurmft, submit
+from tests.slurm.commands import run_script, slurmft, submit
 from tests.support import PATIENCE_S, until
 from tests.support.fake_slurm import FakeSlurm
 from tests.train.test_resume import pids
@@ -72,13 +71,15 @@ def test_a_run_has_one_job(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
 
 
 def test_task_that_is_killed_is_the_reason(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    """As by the kernel, for its memory. The ranks of the other node only tell that they lost it."""
-    flags = ("--max-restarts", "0", "--max-requeues", "0")
-    job: Following = follow(fake_slurm, tmp_path, "--nodes", "2", *LONG, *flags)
-    job.until("step 1/")
-    os.kill(pids(job.run, "slurmft.node.task")[-1], signal.SIGKILL)
-    code, text = job.end()
+    """As by the kernel, for its memory. The other node's program is ended with it."""
+    flags = ("--nodes", "2", "--max-restarts", "0", "--max-requeues", "0")
+    run = run_script(fake_slurm, tmp_path, "exec sleep 600", *flags).run
+    until(lambda: len(pids(run, "slurmft.node.task")) >= 2, run.history)
+    until(lambda: run.get_state().state == "running", run.history)
+    os.kill(pids(run, "slurmft.node.task")[-1], signal.SIGKILL)
+    followed = slurmft(fake_slurm, "follow", str(run.path))
     reason = "the task of a node was killed by SIGKILL (out of memory?)"
-    assert code == 1
-    assert f"error: {reason}" in text
-    assert job.run.history()[-1].reason.startswith(f"{reason}; no new checkpoint")
+    assert followed.code == 1
+    assert f"error: {reason}" in followed.err
+    assert run.history()[-1].reason.startswith(f"{reason}; no new checkpoint")
+    fake_slurm.wait_idle()

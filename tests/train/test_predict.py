@@ -79,7 +79,7 @@ def test_predictions_are_those_of_the_model(trained: Done, tmp_path: Path, tiny_
 
 def test_stop_and_resume(trained: Done, tmp_path: Path, tiny_data: Path) -> None:
     """What was predicted before a stop is not predicted again; the file is the same."""
-    own = texts(tiny_data) * 60
+    own = texts(tiny_data) * 30
     file = write(tmp_path / "new.jsonl", {"text": own})
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
     assert predict(trained.run, file, "--output", str(whole)).code == 0

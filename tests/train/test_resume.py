@@ -172,6 +172,12 @@ def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path
     assert "has finished" in again.err
 
 
+def await_evaluation(run: RunDir, total: int) -> None:
+    """Waits until a rank evaluates that many samples."""
+    reader = RecordReader(run.records)
+    until(lambda: any(record["total"] == total for record in reader.read("evaluate")), every_s=0.01)
+
+
 def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     """In that of an epoch, and in that of the test split: what was predicted before is kept, and
     every sample is predicted once."""
@@ -182,11 +188,8 @@ def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
     job = Following(*EXACT, *flags, *source, imported=True)
     job.at_step(2)
-    for total in (1500, 1000):  # batches of a rank: of the validation data, of the test split
-        reader = RecordReader(job.run.records)
-        until(
-            lambda r=reader, n=total: any(e["total"] == n for e in r.read("evaluate")), every_s=0.01
-        )
+    for total in (1500, 1000):  # samples of a rank: of the validation data, of the test split
+        await_evaluation(job.run, total)
         os.kill(one_rank(job.run), signal.SIGTERM)
         job.until("resumes after step")
     code, text = job.end()
