@@ -54,8 +54,8 @@ def scancel(*words: str) -> int:
     table = Table.of_environment()
     with table.changing() as jobs:
         named = [job for job in jobs if any(job.is_named(name) for name in names)]
-        found = [job for job in jobs if job.user == user] if user else named
-        for job in found:
+        chosen = [job for job in jobs if job.user == user] if user else named
+        for job in chosen:
             if number:
                 job.requests.append(["signal", number, scope])
             else:
@@ -151,11 +151,11 @@ def _show(what: str, *words: str) -> int:
 
 
 def _show_jobs(name: str) -> None:
-    known = [job for job in Table.of_environment().read() if job.is_known_to_controller]
-    found = [job for job in known if job.is_named(name)]
-    if not found:
+    in_memory = [job for job in Table.of_environment().read() if job.is_known_to_controller]
+    chosen = [job for job in in_memory if job.is_named(name)]
+    if not chosen:
         raise RefusedError("slurm_load_jobs error: Invalid job id specified")
-    for job in found:
+    for job in chosen:
         print(job_text(job))
 
 

@@ -36,12 +36,12 @@ def compress_numbers(numbers: Sequence[int]) -> str:
 
 def expand_numbers(text: str) -> list[str]:
     """Returns "01", "02" and "5" for "01-02,5": zeros before a number are kept."""
-    found = []
+    numbers = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         width = len(first)
-        found += [str(n).zfill(width) for n in range(int(first), int(last or first) + 1)]
-    return found
+        numbers += [str(n).zfill(width) for n in range(int(first), int(last or first) + 1)]
+    return numbers
 
 
 def _parts(hostlist: str) -> Iterator[str]:

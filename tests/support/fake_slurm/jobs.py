@@ -186,7 +186,7 @@ def find(jobs: list[Job], name: str) -> list[Job]:
     Raises:
         RefusedError: there are none.
     """
-    found = [job for job in jobs if job.is_named(name) and job.is_known_to_controller]
-    if not found:
+    matching = [job for job in jobs if job.is_named(name) and job.is_known_to_controller]
+    if not matching:
         raise RefusedError(f"Invalid job id specified for job {name}")
-    return found
+    return matching

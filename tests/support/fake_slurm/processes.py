@@ -23,13 +23,13 @@ def descendants(root: int) -> set[int]:
         fields = _stat(name) if name.isdigit() else []
         if fields and fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(int(name))
-    found: set[int] = set()
+    below: set[int] = set()
     new = [root]
     while new:
-        below = [child for parent in new for child in children.get(parent, [])]
-        new = [pid for pid in below if not _is_background(pid)]
-        found.update(new)
-    return found
+        children_of_new = [child for parent in new for child in children.get(parent, [])]
+        new = [pid for pid in children_of_new if not _is_background(pid)]
+        below.update(new)
+    return below
 
 
 def session_of(pid: int) -> int:

@@ -50,17 +50,17 @@ def squeue(*words: str) -> int:
     names = [name for name in (options.get("jobs") or options.get("j") or "").split(",") if name]
     states = options.get("states") or options.get("t") or ""
     text = options.get("format") or options.get("o") or "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
-    known = [job for job in Table.of_environment().read() if job.is_known_to_controller]
-    found = [job for job in known if not names or any(job.is_named(name) for name in names)]
-    if not found and len(names) == 1:
+    in_memory = [job for job in Table.of_environment().read() if job.is_known_to_controller]
+    shown = [job for job in in_memory if not names or any(job.is_named(name) for name in names)]
+    if not shown and len(names) == 1:
         raise RefusedError("slurm_load_jobs error: Invalid job id specified")
     if states != "all":
-        wanted = states.split(",") if states else ("PENDING", "RUNNING", "COMPLETING")
-        found = [job for job in found if job.state in wanted]
+        listed_states = (states or "PENDING,RUNNING,COMPLETING").split(",")
+        shown = [job for job in shown if job.state in listed_states]
     if not options.keys() & {"noheader", "h"}:
         print(re.sub(r"%(\.?\d*)(\w)", lambda match: _HEADERS[match[2]], text))
     is_each_task_shown = bool(options.keys() & {"array", "r"})
-    for name, job in _rows(found, is_each_task_shown):
+    for name, job in _rows(shown, is_each_task_shown):
         print(re.sub(r"%(\.?\d*)(\w)", lambda match: _field(match[2], name, job), text))  # noqa: B023
     return 0
 
@@ -73,14 +73,15 @@ def _rows(jobs: Sequence[Job], is_each_task_shown: bool) -> Iterable[tuple[str, 
             yield job.shown_id, job
         elif job.array not in shown_arrays:
             shown_arrays.add(job.array)
-            yield _pending_tasks(job, jobs), job
+            yield _tasks_text([j for j in jobs if j.array == job.array and j.is_pending]), job
 
 
-def _pending_tasks(job: Job, jobs: Sequence[Job]) -> str:
-    """Returns the tasks of an array that wait, such as 10_[2-3%2]."""
-    tasks = [other.task for other in jobs if other.array == job.array and other.is_pending]
-    at_most = f"%{job.at_most}" if job.at_most else ""
-    return f"{job.array}_[{hostlist.compress_numbers(tasks)}{at_most}]"
+def _tasks_text(tasks: Sequence[Job]) -> str:
+    """Returns the tasks of an array as one, such as 10_[2-3%2]."""
+    numbers = hostlist.compress_numbers([job.task for job in tasks])
+    at_most = tasks[0].at_most
+    limit = f"%{at_most}" if at_most else ""
+    return f"{tasks[0].array}_[{numbers}{limit}]"
 
 
 def _field(letter: str, name: str, job: Job) -> str:
@@ -120,94 +121,115 @@ def sacct(*words: str) -> int:
     fields = (options.get("format") or options.get("o") or default).split(",")
     if not options.keys() & {"noheader", "n"}:
         print("|".join(fields))
-    jobs = [job for job in Table.of_environment().read() if _is_wanted(job, names)]
+    with_steps = not options.keys() & {"allocations", "X"}
+    with_all_starts = bool(options.keys() & {"duplicates", "D"})
+
+    jobs = Table.of_environment().read()
+    if names:
+        jobs = [job for job in jobs if any(job.is_named(name) for name in names)]
     jobs.sort(key=lambda job: (job.array or job.id, job.task))
-    never_started = [job for job in jobs if job.array and not job.started]
-    for job in jobs:
-        if job in never_started:
-            continue
-        starts = _starts(job)
-        for start in starts if options.keys() & {"duplicates", "D"} else starts[-1:]:
-            print("|".join(_accounted(f, job.shown_id, job, start) for f in fields))
-            if start.started and not options.keys() & {"allocations", "X"}:
-                print("|".join(_accounted(f, f"{job.shown_id}.batch", job, start) for f in fields))
-    for array in {job.array for job in never_started}:
-        tasks = [job for job in never_started if job.array == array]
-        if "CANCELLED" not in {job.state for job in tasks} or len(tasks) == tasks[0].array_tasks:
-            name = _shared_name(tasks)
-            print("|".join(_accounted(f, name, tasks[0], _starts(tasks[0])[0]) for f in fields))
+    for row in _rows_of_jobs(jobs, with_all_starts, with_steps):
+        print("|".join(row[field] for field in fields))
     return 0
 
 
-def _is_wanted(job: Job, names: Sequence[str]) -> bool:
-    """Accounting finds no task of an array by its own id that never started."""
-    if not names:
-        return True
-    return any(job.is_named(name) for name in names)
+Row = dict[str, str]
+"""sacct's name of a field -> its value."""
 
 
-def _shared_name(tasks: Sequence[Job]) -> str:
-    at_most = f"%{tasks[0].at_most}" if tasks[0].at_most else ""
-    return f"{tasks[0].array}_[{hostlist.compress_numbers([t.task for t in tasks])}{at_most}]"
+def _rows_of_jobs(jobs: Sequence[Job], with_all_starts: bool, with_steps: bool) -> Iterable[Row]:
+    """Yields the lines of jobs, and of their batch steps. Tasks of an array that never started have
+    a line in common, after all others."""
+    started = [job for job in jobs if job.started or not job.array]
+    for job in started:
+        starts = _starts(job)
+        if not with_all_starts:
+            starts = starts[-1:]
+        for start in starts:
+            yield _job_row(job.shown_id, job, start)
+            if with_steps and start.hosts:
+                yield _step_row(job, start)
+    for array in dict.fromkeys(job.array for job in jobs if job not in started):
+        tasks = [job for job in jobs if job.array == array and job not in started]
+        # A task that was cancelled alone is in no line.
+        is_cancelled = any(job.state == "CANCELLED" for job in tasks)
+        if not is_cancelled or len(tasks) == tasks[0].array_tasks:
+            yield _job_row(_tasks_text(tasks), tasks[0], _starts(tasks[0])[0])
 
 
 def _starts(job: Job) -> list[Start]:
-    """Returns the starts of a job, the one that goes on or waits included."""
-    if job.has_ended and job.starts:
+    """Returns the starts of a job, with the one that goes on or is waited for."""
+    if job.starts and (job.has_ended or job.is_pending):
         return job.starts
-    now = Start(job.state, job.started if not job.is_pending else 0.0, 0.0, job.hosts)
-    if job.state == "COMPLETING":
-        now.state = "RUNNING"
-    if job.has_ended:  # it never started
-        now.started = now.ended = job.ended
-    return [*job.starts, *([] if job.is_pending and job.starts else [now])]
+    if job.is_running:
+        return [*job.starts, Start("RUNNING", job.started, 0.0, job.hosts)]
+    # It never started: accounting has the moment of its end for both.
+    return [Start(job.state, job.ended, job.ended, [])]
 
 
-def _accounted(field: str, name: str, job: Job, start: Start) -> str:
-    """Returns a field of sacct, of a start or of its batch step."""
-    is_step = "." in name
+def _job_row(name: str, job: Job, start: Start) -> Row:
     cpus = job.nodes * job.tasks_per_node * job.cpus_per_task
-    memory = _total(job.memory or f"{MEMORY_MB}M", job.nodes)
-    requested = f"billing={cpus},cpu={cpus},mem={memory},node={job.nodes}"
-    end = start.ended or time.time()
-    values = {
+    memory = _memory_of_all_nodes(job)
+    row = _common_row(job, start) | {
         "JobID": name,
-        "JobName": "batch" if is_step else job.name,
-        "Partition": "" if is_step else job.partition,
+        "JobName": job.name,
+        "Partition": job.partition,
+        "State": start.state,
+        "ReqTRES": f"billing={cpus},cpu={cpus},mem={memory},node={job.nodes}",
+        "AllocTRES": "",
+        "AllocCPUS": "0",
+        "MaxRSS": "",
+        "ConsumedEnergyRaw": "",
+    }
+    if start.hosts:
+        row["AllocTRES"] = f"cpu={cpus},mem={memory},node={job.nodes}"
+        row["AllocCPUS"] = str(cpus)
+    if start.state == "CANCELLED" and job.cancelled_by is not None:
+        row["State"] = f"CANCELLED by {job.cancelled_by}"
+    return row
+
+
+def _step_row(job: Job, start: Start) -> Row:
+    """The line of the batch step, which has the memory that was used."""
+    row = _common_row(job, start) | {
+        "JobID": f"{job.shown_id}.batch",
+        "JobName": "batch",
+        "Partition": "",
+        "State": start.state,
+        "ReqTRES": "",
+        "AllocTRES": f"cpu={job.tasks_per_node * job.cpus_per_task},node=1",
+        "AllocCPUS": str(job.tasks_per_node * job.cpus_per_task),
+        "MaxRSS": "",
+        "ConsumedEnergyRaw": "0",
+    }
+    if start.ended:
+        row["MaxRSS"] = f"{start.peak_kib}K"
+    if start.state in ("REQUEUED", "TIMEOUT"):
+        row["State"] = "CANCELLED"
+    return row
+
+
+def _common_row(job: Job, start: Start) -> Row:
+    signal = start.signal
+    if start.state in ("CANCELLED", "TIMEOUT"):  # accounting has no signal of what Slurm ends
+        signal = 0
+    elapsed_s = 0.0
+    if start.started:
+        elapsed_s = (start.ended or time.time()) - start.started
+    return {
         "Account": job.user,
-        "State": _accounted_state(start, job, is_step),
-        "ExitCode": _accounted_code(start),
+        "ExitCode": f"{start.exit_code}:{signal}",
         "Start": time_text(start.started),
         "End": time_text(start.ended),
-        "ElapsedRaw": str(int(end - start.started) if start.started else 0),
-        "AllocCPUS": str(cpus if start.hosts else 0),
+        "ElapsedRaw": str(int(elapsed_s)),
         "NodeList": hostlist.compress(start.hosts) or "None assigned",
-        "ReqTRES": "" if is_step else requested,
-        "AllocTRES": f"cpu={cpus},mem={memory},node={job.nodes}" if start.hosts else "",
-        "MaxRSS": f"{start.peak_kib}K" if is_step and start.ended else "",
-        "ConsumedEnergyRaw": "0" if is_step else "",
     }
-    return values[field]
 
 
-def _total(memory: str, nodes: int) -> str:
-    """Returns the memory of all nodes: "4G" for "2G" on two."""
-    unit = memory[-1] if memory[-1].isalpha() else "M"
-    return f"{int(memory.rstrip('KMGT')) * nodes}{unit}"
-
-
-def _accounted_code(start: Start) -> str:
-    """Accounting has no signal of a job that Slurm itself has ended."""
-    number = 0 if start.state in ("CANCELLED", "TIMEOUT") else start.signal
-    return f"{start.exit_code}:{number}"
-
-
-def _accounted_state(start: Start, job: Job, is_step: bool) -> str:
-    if start.state == "CANCELLED" and job.cancelled_by is not None and not is_step:
-        return f"CANCELLED by {job.cancelled_by}"
-    if is_step and start.state in ("REQUEUED", "TIMEOUT"):
-        return "CANCELLED"
-    return start.state
+def _memory_of_all_nodes(job: Job) -> str:
+    """Returns "4G" for --mem=2G on two nodes."""
+    amount, unit = re.fullmatch(r"(\d+)([KMGT]?)", job.memory or f"{MEMORY_MB}M").groups()  # type: ignore[union-attr]
+    return f"{int(amount) * job.nodes}{unit or 'M'}"
 
 
 # --- sinfo, sacctmgr ------------------------------------------------------------------------------

@@ -117,12 +117,12 @@ class Runner:
 
     def _processes(self, scope: str) -> set[int]:
         """Those of the batch script, of the steps that srun has started, or all."""
-        found = processes.descendants(os.getpid())
+        alive = processes.descendants(os.getpid())
         if scope == "all":
-            return found
+            return alive
         assert self.script is not None
-        batch = {pid for pid in found if processes.session_of(pid) == self.script.pid}
-        return batch if scope == "batch" else found - batch
+        batch = {pid for pid in alive if processes.session_of(pid) == self.script.pid}
+        return batch if scope == "batch" else alive - batch
 
     def _finish(self, code: int) -> None:
         with self.table.changing() as jobs:
@@ -174,7 +174,7 @@ def environment_of(job: Job) -> dict[str, str]:
     saved: dict[str, str] = json.loads(Path(job.environment).read_text())
     hosts = hostlist.compress(job.hosts)
     tasks = str(job.nodes * job.tasks_per_node)
-    found = saved | {
+    variables = saved | {
         "SLURMD_NODENAME": job.hosts[0],
         "SLURM_CLUSTER_NAME": CLUSTER_NAME,
         "SLURM_CPUS_ON_NODE": str(min(CPUS_PER_NODE, job.tasks_per_node * job.cpus_per_task)),
@@ -195,14 +195,14 @@ def environment_of(job: Job) -> dict[str, str]:
         "SLURM_SUBMIT_DIR": job.work_dir,
     }
     if job.restarts:
-        found["SLURM_RESTART_COUNT"] = str(job.restarts)
+        variables["SLURM_RESTART_COUNT"] = str(job.restarts)
     if job.array:
-        found |= {
+        variables |= {
             "SLURM_ARRAY_JOB_ID": str(job.array),
             "SLURM_ARRAY_TASK_ID": str(job.task),
             "SLURM_ARRAY_TASK_COUNT": str(job.array_tasks),
         }
-    return found
+    return variables
 
 
 def wake(delay_s: str) -> None:

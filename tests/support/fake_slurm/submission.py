@@ -209,14 +209,14 @@ def _jobs_of(
 
 def _environment(options: Mapping[str, str]) -> dict[str, str]:
     """Returns what a job takes over from the environment of its submission."""
-    found = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_"))}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_"))}
     export = options.get("export", "ALL")
     if not export.startswith("ALL"):
         kept = {"PATH", "HOME", "USER", "FAKE_SLURM", *export.split(",")}
-        found = {name: value for name, value in found.items() if name in kept}
+        variables = {name: value for name, value in variables.items() if name in kept}
     if "cpus-per-task" in options:
-        found["SLURM_CPUS_PER_TASK"] = options["cpus-per-task"]
-    return found
+        variables["SLURM_CPUS_PER_TASK"] = options["cpus-per-task"]
+    return variables
 
 
 def _hosts(text: str) -> list[str]:
