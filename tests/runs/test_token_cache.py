@@ -168,6 +168,7 @@ def test_sources_are_all_that_decides(tmp_path: Path, tiny_data: Path, tiny_mode
     assert sources(task="synthetic", data=None, model=None) is None
 
 
+@pytest.mark.extra("caches")
 def test_run_takes_the_tokens_of_the_one_before(
     tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, records
-from tests.slurm.commands import LONG, slurmft
+from tests.job.test_job import SCRIPT
+from tests.slurm.commands import slurmft
 from tests.support import until
 from tests.support.fake_slurm import FakeSlurm
 
@@ -23,6 +24,21 @@ time = 5
 [grid]
 nodes = [1, 2]
 """
+
+
+ATTACHED = """\
+name = "two-shapes"
+repeats = 2
+at_most = 2
+[fixed]
+time = 5
+[program]
+command = "{program} 100000 {{lr}}"
+per = "node"
+[grid]
+lr = [1, 2]
+"""
+"""Programs that attach, one process each: they need no torch."""
 
 
 def study(cluster: FakeSlurm, folder: Path, command: str, *arguments: str) -> Done:
@@ -85,9 +101,10 @@ def test_study(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
 
 def test_array_task_is_a_job_like_others(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """One of two that run is stopped, requeues itself and goes on; it is cancelled and resumed."""
-    one = FILE.replace("nodes = [1, 2]", "learning_rate = [1e-3, 1e-4]")
-    (tmp_path / "s.toml").write_text(one.replace("[fixed]", "at_most = 2\n[fixed]"))
-    assert study(fake_slurm, tmp_path, "run", *LONG, "--task", "synthetic").code == 0
+    (tmp_path / "counts.py").write_text(SCRIPT)
+    (tmp_path / "s.toml").write_text(ATTACHED.format(program=tmp_path / "counts.py"))
+    done = study(fake_slurm, tmp_path, "run")
+    assert done.code == 0, done.err
     runs = runs_of(fake_slurm, tmp_path)
     jobs = [json.loads(r.job.read_text())["id"] for r in runs]
     array = jobs[0].partition("_")[0]
