@@ -13,17 +13,11 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
-from slurmft.core.program import OWN, kind_class
+from slurmft.core.program import OWN
 from slurmft.core.run_files import Environment, State
 from slurmft.runs import shapes
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-
-_NOT_VARIED = frozenset({
-    "name", "runs_dir", "share_with_group", "job_name", "comment", "log_with", "seed", "--seed",
-    "after", "after_any",
-})  # fmt: skip
-"""Fields in which repeats of one measurement may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +84,6 @@ class MeasuredRun:
     def value(self, field: str) -> Any:
         """A field of the configuration, of its program or its job; None where it has none such."""
         return self.settings.get(field, self.config["job"].get(field))
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """All fields of the configuration in which measurements differ, and repeats do not. Of a
-        program of the user's own: the placeholders of its study, or its arguments."""
-        cell = (self.study or {}).get("cell")
-        kind = kind_class(str(self.config["program"].get("kind")))
-        varied = kind.varied(self.settings, cell if isinstance(cell, dict) else None)
-        both = varied | self.config["job"]
-        return {k: v for k, v in both.items() if k not in _NOT_VARIED}
 
     @property
     def code(self) -> str:
@@ -195,20 +179,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
-
-
-def varied(runs: Iterable[MeasuredRun]) -> list[str]:
-    """The fields of the configuration that are not the same in all runs."""
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        for field, value in run.fields.items():
-            values.setdefault(field, set()).add(repr(value))
-    return [field for field, found in values.items() if len(found) > 1]
-
-
-def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
-    """Runs grouped by measurement: repeats differ in seed, folder and name alone."""
-    groups: dict[str, list[MeasuredRun]] = {}
-    for run in runs:
-        groups.setdefault(repr(sorted(run.fields.items())), []).append(run)
-    return list(groups.values())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurmft.core.errors import UsageError
-from slurmft.runs.scan import MeasuredRun, cells, find, varied
+from slurmft.runs.scan import MeasuredRun, find
 from tests.support.made_runs import write_run
 
 
@@ -57,15 +57,6 @@ def test_a_folder_without_runs_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=name):
         find([tmp_path / name])
-
-
-def test_repeats_are_one_cell(tmp_path: Path) -> None:
-    for nodes in (1, 2):
-        for seed in (1, 2):
-            write_run(tmp_path / f"{nodes}-{seed}", nodes=nodes, seed=seed)
-    runs, _ = find([tmp_path])
-    assert varied(runs) == ["nodes"]
-    assert [[run.name for run in cell] for cell in cells(runs)] == [["1-1", "1-2"], ["2-1", "2-2"]]
 
 
 def test_links_make_no_repeats(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.options import flag
 from slurmft.core.site import in_file, merge, site_defaults
 from slurmft.core.text import some
-from slurmft.plugins.studies import programs, spec
+from slurmft.plugins.studies import cells, programs, spec
 from slurmft.plugins.studies.folder import Repeat, StudyStatus
 from slurmft.plugins.studies.spec import Study
 from slurmft.programs import submission
@@ -39,13 +39,8 @@ from slurmft.train.login.configure import OPTIONS, configure
 
 _CANCEL_S = 60
 
-_MAY_DIFFER = frozenset({
-    "runs_dir", "share_with_group", "job_name", "account", "qos", "time", "mem", "reservation",
-    "comment", "hostfile", "rdzv_timeout_s", "stop_lead_s", "requeue", "max_requeues",
-    "max_restarts", "hang_timeout_s", "log_with", "since_ns", "code",
-    "after", "after_any",
-})  # fmt: skip
-"""Settings that change whether a run finishes, not what it measures."""
+_OF_COMMAND = ("argv", "folder", "file")
+"""Fields of a program of the user's own that are no options, and say what runs."""
 
 
 def with_flags(study: Study, flags: dict[str, Any]) -> Study:
@@ -184,7 +179,12 @@ def _difference(run: MeasuredRun, config: RunConfig) -> str:
     if run.is_own:  # what it was started with before its code was copied
         words = [settings["file"] if w.startswith(code) else w for w in settings["argv"]]
         settings = settings | {"argv": [w for n, w in enumerate(words) if (n, w) != (1, "-P")]}
-    before = {k: v for k, v in (settings | run.config["job"]).items() if k not in _MAY_DIFFER}
+    declared = cells.declarations(run)
+    before = {
+        name: value
+        for name, value in (settings | run.config["job"]).items()
+        if name in _OF_COMMAND or (name in declared and declared[name].affects_measurement)
+    }
     now = wanted["job"] | wanted["program"]["settings"]
     found = [  # an older version may not know a setting
         f"{name} was {old!r}, is {now[name]!r}"

@@ -43,14 +43,11 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """Keys of a study file; a value has the type of its default."""
 _TYPES = TYPE_NAMES | {dict: "a table", list: "a list of tables"}
-_NOT_VARIED = {
-    "cluster": "a study runs on one cluster: give it in [fixed], or as a flag",
+_OF_REPEATS = {
     "seed": "the repeats have seeds of their own; the first one goes into [fixed]",
-    "job_name": "give it in [fixed]",
-    "after": "the whole study waits: give it in [fixed]",
-    "after_any": "the whole study waits: give it in [fixed]",
     "repeat": "its values are 1 to repeats",
 }
+"""What differs between the repeats of a cell, and so cannot vary between cells."""
 _MAX_RUNS = 100_000
 
 Cell = dict[str, Any]
@@ -246,8 +243,11 @@ def _typed_cell(where: str, cell: Cell, own: bool) -> Cell:
 
 def _check_varied(where: str, field: str, fixed: dict[str, Any]) -> None:
     """Raises UsageError for a field that cannot be varied, or is fixed."""
-    if field in _NOT_VARIED:
-        raise UsageError(f"{where} varies {field}", _NOT_VARIED[field])
+    if field in _OF_REPEATS:
+        raise UsageError(f"{where} varies {field}", _OF_REPEATS[field])
+    if field in OPTIONS and not OPTIONS[field].varies:
+        hint = "all runs of a study have the same: give it in [fixed], or as a flag"
+        raise UsageError(f"{where} varies {field}", hint)
     if field in fixed:
         holder = "fixed" if field in OPTIONS or field == GLOBAL_BATCH_SIZE else "program"
         raise UsageError(

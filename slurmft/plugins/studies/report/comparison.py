@@ -10,7 +10,7 @@ import numpy as np
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import Shape, fits, is_number
-from slurmft.plugins.studies import stats
+from slurmft.plugins.studies import cells, stats
 from slurmft.plugins.studies.report.provenance import of_ranks, readers
 from slurmft.plugins.studies.stats import Array
 from slurmft.runs import resolve, scan
@@ -169,8 +169,8 @@ def _read_side(name: str, path: str) -> Side:
             f"{path!r} holds no finished run, but {len(runs)} other(s)",
             "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
         )
-    if len(scan.cells(usable)) > 1:
-        fields = ", ".join(scan.varied(usable))
+    if len(cells.cells(usable)) > 1:
+        fields = ", ".join(cells.varied(usable))
         raise UsageError(
             f"the runs in {path!r} are not repeats: they differ in {fields}",
             "give a folder for each kind of run",
@@ -208,8 +208,8 @@ def _missing_values(run: MeasuredRun) -> str:
 
 def _differences(a: Side, b: Side) -> list[Difference]:
     """Lists the settings that differ, then the environment, then packages."""
-    fields_a = a.runs[0].fields
-    fields_b = b.runs[0].fields
+    fields_a = cells.fields_of(a.runs[0])
+    fields_b = cells.fields_of(b.runs[0])
     pairs = [
         Difference(name, _text(fields_a.get(name)), _text(fields_b.get(name)))
         for name in dict.fromkeys((*fields_a, *fields_b))

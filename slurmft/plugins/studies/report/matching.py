@@ -4,26 +4,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from slurmft.plugins.studies.cells import DEVICE_FIELDS
 from slurmft.plugins.studies.published import CONFIGURATION, PublishedTable, with_unit
 from slurmft.plugins.studies.report.formats import Column, Table, Value, column, decimals_of
 from slurmft.plugins.studies.report.measures import SCALED, Row, metric_name
 from slurmft.plugins.studies.report.tables import state_value
 from slurmft.plugins.studies.spec import GLOBAL_BATCH_SIZE
+from slurmft.train.login.configure import OPTIONS
 
-_FIELDS = {
-    "task": "task",
-    "dataset": "task",
-    "model": "model",
-    "nodes": "nodes",
-    "precision": "precision",
-    "batch_size_per_gpu": "batch_size",
-    "batch_size_per_process": "batch_size",
-    "eval_batch_size": "eval_batch_size",
-    "max_seq_length": "max_length",
-    "learning_rate": "learning_rate",
-    "epochs": "epochs",
-}
-"""Published column or setting -> field of a run's configuration."""
+
+def _published_names() -> dict[str, str]:
+    """Returns published column or setting -> option: both under its own name and under others."""
+    names: dict[str, str] = {}
+    for name, each in OPTIONS.items():
+        if each.affects_measurement:
+            names |= dict.fromkeys((name, *each.published), name)
+    return names
+
+
+_FIELDS = _published_names()
 
 _MEASURES = {
     "time_s": "train_s",
@@ -108,7 +107,7 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
     if "batch_size" in used:
         used.add(GLOBAL_BATCH_SIZE)
     if "gpus" in published.columns:
-        used |= {"nodes", "nproc_per_node", "gpus_per_node"}
+        used |= set(DEVICE_FIELDS)
     ours = [f for f in fields if f not in used]
     ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
     title, notes = f"{published.name}: published / ours", _notes(published, rows, found)

@@ -16,11 +16,11 @@ from typing import Any, Self
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import fits, is_number
-from slurmft.plugins.studies import spec
+from slurmft.plugins.studies import cells, spec
+from slurmft.plugins.studies.cells import BATCH_FIELDS, DEVICE_FIELDS, fields_of, varied
 from slurmft.plugins.studies.spec import GLOBAL_BATCH_SIZE, Cell, Study
-from slurmft.runs import scan
 from slurmft.runs.rundir import RunDir
-from slurmft.runs.scan import MeasuredRun, varied
+from slurmft.runs.scan import MeasuredRun
 
 # --- sets of runs ---------------------------------------------------------------------------------
 
@@ -71,9 +71,12 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
     made = [_of_study(name, folder, found) for (name, folder), found in studies.items()]
     for kind, found in others.items():
         words = f"{title or 'Runs'}: {kind}" if len(others) > 1 and kind else title
-        fields = scan.varied(found)
-        cells = [({f: c[0].fields.get(f) for f in fields}, c) for c in scan.cells(found)]
-        made.append(RunSet("runs", words or "Runs", fields, cells))
+        fields = varied(found)
+        groups = [
+            ({name: fields_of(repeats[0]).get(name) for name in fields}, repeats)
+            for repeats in cells.cells(found)
+        ]
+        made.append(RunSet("runs", words or "Runs", fields, groups))
     return made
 
 
@@ -130,9 +133,6 @@ def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
 
 
 # --- what a run measures --------------------------------------------------------------------------
-
-DEVICE_FIELDS = ("nodes", "nproc_per_node", "gpus_per_node")
-"""Fields of the configuration that say on how many devices a run is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ def _sortable(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _common(runs: Sequence[MeasuredRun]) -> Cell:
     """The fields that are the same in all runs; `auto` as resolved, if that is the same."""
     differ = set(varied(runs))
-    same = {k: v for k, v in runs[0].fields.items() if k not in differ} if runs else {}
+    same = {k: v for k, v in fields_of(runs[0]).items() if k not in differ} if runs else {}
     for name in [k for k, v in same.items() if v == "auto"]:
         resolved = {str(r.result[name]) for r in runs if r.result and name in r.result}
         if len(resolved) == 1:
@@ -407,7 +407,7 @@ def _baseline(row: Row, rows: Iterable[Row], runset: RunSet) -> Row | None:
     """
 
     def rest(r: Row) -> dict[str, Any]:
-        return {k: v for k, v in others(r, runset.fields).items() if k not in _BATCH}
+        return {k: v for k, v in others(r, runset.fields).items() if k not in BATCH_FIELDS}
 
     def distance(r: Row) -> tuple[int, float]:
         pairs = zip(batches_of(row), batches_of(r), strict=True)
@@ -417,9 +417,6 @@ def _baseline(row: Row, rows: Iterable[Row], runset: RunSet) -> Row | None:
     return min(found, key=distance, default=None)
 
 
-_BATCH = ("batch_size", "gradient_accumulation_steps")
-
-
 def number_of(value: Any) -> float:
     """A value of a file as a number; 0 if it is none."""
     return float(value) if is_number(value) else 0.0
@@ -427,8 +424,8 @@ def number_of(value: Any) -> float:
 
 def batches_of(row: Row) -> tuple[float, float]:
     """Samples of an optimizer step: per process, and global."""
-    size, steps = (row.value(field) for field in _BATCH)
-    per_process = number_of(size) * (number_of(steps) or 1)
+    micro_steps = number_of(row.value("gradient_accumulation_steps")) or 1
+    per_process = number_of(row.value("batch_size")) * micro_steps
     return per_process, per_process * (row.devices or 0)
 
 

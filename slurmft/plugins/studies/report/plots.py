@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from slurmft.core.files import is_number
+from slurmft.plugins.studies.cells import DEVICE_FIELDS
 from slurmft.plugins.studies.published import PublishedTable, with_unit
 from slurmft.plugins.studies.report import measures
 from slurmft.plugins.studies.report.formats import (
@@ -23,7 +24,7 @@ from slurmft.plugins.studies.report.formats import (
     without_folders,
 )
 from slurmft.plugins.studies.report.matching import keys_of
-from slurmft.plugins.studies.report.measures import DEVICE_FIELDS, Row, RunSet, Spread, label
+from slurmft.plugins.studies.report.measures import Row, RunSet, Spread, label
 from slurmft.runs.records import add_point
 from slurmft.runs.scan import MeasuredRun
 

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import fits
+from slurmft.plugins.studies.cells import COST_FIELDS
 from slurmft.plugins.studies.scaling.model import Row, Workload
 from slurmft.runs.scan import MeasuredRun
-
-_IDENTITY = (
-    "task", "preset", "model", "data", "max_length", "precision", "backend", "grad_comm", "profile",
-    "partition",
-)  # fmt: skip
-"""Fields that are the same in all runs of a series, as costs may depend on them."""
 
 _RESOLUTION_S = {
     "startup": 0.5,
@@ -64,8 +59,8 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
     if left := len(runs) - len(finished):
         notes.append(f"{left} run(s) that have not finished are left out")
     # What a run used, where its configuration may say auto.
-    used = [{n: (run.result or {}).get(n) or run.value(n) for n in _IDENTITY} for run, _ in rows]
-    named = [n for n in _IDENTITY if n == "task" or len({repr(u[n]) for u in used}) > 1]
+    used = [{n: (run.result or {}).get(n) or run.value(n) for n in COST_FIELDS} for run, _ in rows]
+    named = [n for n in COST_FIELDS if n == "task" or len({repr(u[n]) for u in used}) > 1]
     groups: dict[str, list[tuple[MeasuredRun, Row]]] = {}
     for each, identity in zip(rows, used, strict=True):
         groups.setdefault(" ".join(str(identity[n]) for n in named), []).append(each)
