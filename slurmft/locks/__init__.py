@@ -35,8 +35,8 @@ from slurmft.core.filesystem import LOCK_PRIMITIVES, FileSystem
 VARIABLE = "SLURMFT_FILE_LOCKS"
 """The primitive, or auto, for processes that `environment` prepares."""
 
+# Modules that hold a UnixFileLock calling `fcntl.flock`; datasets 2 brings its own copy.
 _TARGETS = ("filelock._unix", "datasets.utils.filelock")
-"""Modules that hold a UnixFileLock calling `fcntl.flock`; datasets 2 brings its own copy."""
 
 _SHIM_FOLDER = str(Path(__file__).parent / "shim")
 

@@ -15,12 +15,12 @@ from slurmft.node.hardware import host_name
 
 MODULE = "oneccl_bindings_for_pytorch"
 """Importing it registers the backend."""
+# The torch that its last release is for.
 _LAST_TORCH = "2.8"
-"""The torch that its last release is for."""
+# Variables that a shell itself sets or changes.
 _SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")
-"""Variables that a shell itself sets or changes."""
+# Sources a script, and prints the variables. Arguments left in place would be the script's.
 _SOURCE = 'script=$1; shift; source "$script" >/dev/null 2>&1; env -0'
-"""Sources a script, and prints the variables. Arguments left in place would be the script's."""
 
 
 @dataclass(frozen=True, slots=True)

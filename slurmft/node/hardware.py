@@ -12,10 +12,10 @@ from typing import Any
 
 from slurmft.core import process
 
+# CPU flags that decide the precision and the profile, best first.
 _FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
-"""CPU flags that decide the precision and the profile, best first."""
+# How long nvidia-smi may take.
 _QUERY_S = 20.0
-"""How long nvidia-smi may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,19 +289,19 @@ def _memory_mib(root: Path) -> int:
 # --- GPUs and networks ----------------------------------------------------------------------------
 
 
+# Variables that choose among a vendor's GPUs, in the order in which they apply: each chooses
+# among those that the one before has left. Of several in one place, the first that is set counts.
 _SELECT = {
     "NVIDIA": (("CUDA_VISIBLE_DEVICES",),),
     "AMD": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
     "Intel": (("ZE_AFFINITY_MASK",),),
 }
-"""Variables that choose among a vendor's GPUs, in the order in which they apply: each chooses among
-those that the one before has left. Of several in one place, the first that is set counts."""
 
 
+# A line such as " MIG 1g.10gb Device 0: (UUID: MIG-...)": name, GiB, UUID.
 _MIG = re.compile(r"\s+(MIG \S*?(\d+)gb\S*) .*\(UUID: (MIG-\S+)\)")
-"""A line such as "  MIG 1g.10gb     Device  0: (UUID: MIG-...)": name, GiB, UUID."""
+# AMD's data centre GPUs, from MI25 on: MI100 is gfx908, MI300X gfx942.
 _INSTINCT = "gfx(9(0[068a]|[45].)|125.)"
-"""AMD's data centre GPUs, from MI25 on: MI100 is gfx908, MI300X gfx942."""
 
 
 def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:

@@ -29,17 +29,17 @@ def hardware_file(folder: Path) -> Path:
 OUTPUT = "output"
 """Phase of beats that are lines of output, from a program that reports no steps."""
 
+# Phase after a step of training.
 _STEP = "train"
-"""Phase after a step of training."""
+# Number of steps from which the duration of the next one is estimated.
 _LAST_STEPS = 50
-"""Number of steps from which the duration of the next one is estimated."""
+# With fewer steps there is no estimate.
 _FEWEST_STEPS = 10
-"""With fewer steps there is no estimate."""
 
 _LAYOUT = struct.Struct("<dddq16s")
+# How many times longer than a step these phases may take. A start imports, tokenizes and
+# compiles; a save may be the last one.
 _PATIENCE = {"start": 6.0, "save": 6.0, OUTPUT: 1.0}
-"""How many times longer than a step these phases may take. A start imports, tokenizes and compiles;
-a save may be the last one."""
 
 
 @dataclass(frozen=True, slots=True)

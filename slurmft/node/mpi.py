@@ -37,11 +37,11 @@ from slurmft.node.task import run_child, use_of_node
 from slurmft.runs.rundir import RunDir
 
 _OMPI = "OMPI_COMM_WORLD"
+# Open MPI's variables, and those of Hydra (Intel MPI, MPICH).
 _NAMES = (
     (f"{_OMPI}_RANK", f"{_OMPI}_SIZE", f"{_OMPI}_LOCAL_RANK", f"{_OMPI}_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""Open MPI's variables, and those of Hydra (Intel MPI, MPICH)."""
 
 _LOOK_EVERY_S = 1.0
 

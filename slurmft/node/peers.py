@@ -22,8 +22,8 @@ STOP = "stop"
 PASSED = "passed"
 """Word: all nodes are good."""
 _WORDS = frozenset({FAILED, HANG, STOP, PASSED})
+# Begins a line that is for the head alone.
 _REPORT = "report "
-"""Begins a line that is for the head alone."""
 _LONGEST_LINE = 2**14
 
 

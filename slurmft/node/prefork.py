@@ -21,13 +21,13 @@ from typing import Any
 
 from slurmft.core import process
 
+# Variables by which an OpenMP library decides, when it is loaded, where threads run: before the
+# rank is bound to its cores.
 _BIND_AT_LOAD = {
     "KMP_AFFINITY", "KMP_HW_SUBSET", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND",
 }  # fmt: skip
-"""Variables by which an OpenMP library decides, when it is loaded, where threads run: before the
-rank is bound to its cores."""
+# Device files of GPUs.
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-"""Device files of GPUs."""
 _POLL_S = 0.02
 
 # Fields of /proc/PID/stat, counted from the state on: where the command line is in memory.

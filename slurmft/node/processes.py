@@ -15,8 +15,8 @@ from slurmft.core.errors import UsageError, run_main
 from slurmft.node import signals
 from slurmft.node.hardware import host_name, select, visible_gpus
 
+# Between SIGTERM and SIGKILL to the processes that outlive one that failed.
 _END_S = 5.0
-"""Between SIGTERM and SIGKILL to the processes that outlive one that failed."""
 _POLL_S = 0.05
 
 

@@ -24,13 +24,12 @@ GPUS = "SLURMFT_GPUS"
 
 _TCMALLOC = ("libtcmalloc.so", "libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 _IOMP = ("libiomp5.so",)
+# Settings of torch's allocator on GPUs; the second is their name up to torch 2.8.
 _ALLOCATOR = "PYTORCH_ALLOC_CONF"
-"""Settings of torch's allocator on GPUs."""
 _OLD_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-"""Their name up to torch 2.8."""
-_MOST_COMM_CORES = 4
+# With oneCCL, one core of each eight of a process is reserved for communication, up to four.
 _CORES_PER_COMM_CORE = 8
-"""With oneCCL, one core of so many is reserved for communication."""
+_MOST_COMM_CORES = 4
 
 
 class Setting(NamedTuple):

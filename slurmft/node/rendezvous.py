@@ -32,12 +32,12 @@ LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 _LOOPBACK = "127.0.0.1"
 _LOWEST_PORT = 10000
 _HIGHEST_PORT = 65535
+# How long one try to connect may take.
 _CONNECT_S = 5.0
-"""How long one try to connect may take."""
 _RETRY_S = 0.2
 _LONGEST_LINE = 1000
+# Any port does: nothing is sent to it.
 _DISCARD_PORT = 9
-"""Any port does: nothing is sent to it."""
 
 _NETWORK_HINT = (
     "`slurmft doctor --nodes 2` checks the nodes' names, ports and links; --host-suffix and "

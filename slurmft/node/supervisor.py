@@ -30,13 +30,13 @@ from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, log_head
 
 _POLL_S = 0.5
+# How often the head looks into the run directory.
 _HEAD_LOOKS_EVERY_S = 2.0
-"""How often the head looks into the run directory."""
+# How often all other tasks together look into the run directory.
 _LOOKS_PER_S = 1
-"""How often all other tasks together look into the run directory."""
 _CAUSE_WAIT_S = 5
+# The usual soft limit, 1024, is less than the connections of a job of a thousand ranks.
 _OPEN_FILES = 65536
-"""The usual soft limit, 1024, is less than the connections of a job of a thousand ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

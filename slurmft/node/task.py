@@ -27,12 +27,12 @@ from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RUN_DIR
 
+# How long torchrun waits for the other nodes' torchrun: importing torch from a cold shared file
+# system takes minutes. That the head can be reached is known before (`Rendezvous.check`).
 _START_TIMEOUT_S = 600
-"""How long torchrun waits for the other nodes' torchrun: importing torch from a cold shared file
-system takes minutes. That the head can be reached is known before (`Rendezvous.check`)."""
 
+# How long torchrun waits between SIGTERM and SIGKILL to the ranks of a failed node.
 _STOP_TIMEOUT_S = 5
-"""How long torchrun waits between SIGTERM and SIGKILL to the ranks of a failed node."""
 
 
 def run_node(supervisor: Supervisor) -> int:

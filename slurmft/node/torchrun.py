@@ -19,11 +19,11 @@ from slurmft.node.rendezvous import LISTEN
 from slurmft.runs import log_times
 
 _BACKLOG = 2048
+# Where torchrun and the ranks create their stores.
 _MODULES = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.distributed.rendezvous",
 )
-"""Where torchrun and the ranks create their stores."""
 
 
 def bind_stores() -> None:

@@ -18,23 +18,23 @@ from slurmft.core.text import duration
 from slurmft.node import heartbeat
 from slurmft.runs.rundir import RunDir
 
+# States of a process that got SIGSTOP, or that is being debugged.
 _STOPPED = ("T", "t")
-"""States of a process that got SIGSTOP, or that is being debugged."""
 
+# How long ranks have to write their stacks, here and on other nodes.
 _DUMP_S = 5.0
-"""How long ranks have to write their stacks, here and on other nodes."""
+# A watchdog that did not check for so long was itself stopped.
 _ASLEEP_S = 10
-"""A watchdog that did not check for so long was itself stopped."""
 
+# A rank may take this many times its longest pause between beats. This holds where a rank may do
+# other things than steps: an evaluation, a program of the user's.
 _SLOW_BEATS = 20
-"""A rank may take this many times its longest pause between beats. This holds where a rank may do
-other things than steps: an evaluation, a program of the user's."""
+# In training, a rank may take this many times the slowest of its last steps.
 _SLOW_STEPS = 10
-"""In training, a rank may take this many times the slowest of its last steps."""
+# In training, a rank may take so long at least.
 _LEAST_S = 60
-"""In training, a rank may take so long at least."""
+# In training, a rank may take this many times its slowest step, even beyond the timeout.
 _SLOWER_STEPS = 3
-"""In training, a rank may take this many times its slowest step, even beyond the timeout."""
 
 _PY_SPY_S = 20
 

@@ -25,8 +25,8 @@ from slurmft.plugins.examine.report import NodeReport, RankReport, SpeedReport
 REQUEST = "request.json"
 """File with the request to the microbenchmarks: {"backend": of --backend, "seconds": for all}."""
 
+# Characters of torchrun's log in which its error is looked for.
 _TAIL = 1500
-"""Characters of torchrun's log in which its error is looked for."""
 
 
 class Agent:

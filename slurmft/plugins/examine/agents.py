@@ -27,8 +27,8 @@ MARK = "slurmft-agent "
 """Begins the lines of an agent: prologs and the like print, too."""
 
 _EXIT_S = 2.0
+# How many of the last lines on stderr say why an agent ended.
 _STDERR_LINES = 3
-"""How many of the last lines on stderr say why an agent ended."""
 
 Answer = dict[str, Any]
 """A line of an agent: {"number": of the request, "answer": ...} or {"number", "error": text}."""

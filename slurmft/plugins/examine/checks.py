@@ -20,12 +20,12 @@ from slurmft.core.text import clock, some
 from slurmft.plugins.examine.report import Measurements
 
 _WIDTH = 100
+# Prefixes of the variables that affect runs; no others are reported.
 _REPORTED = (
     "APPTAINER_", "CCL_", "CONDA_", "CUDA_", "FI_", "GLOO_", "HF_", "I_MPI_", "KMP_", "LANG", "LC_",
     "LD_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PATH", "PMI", "PYTHON", "SLURM",
     "SRUN_", "TMPDIR", "TORCH", "TRANSFORMERS_", "UCX_", "VIRTUAL_ENV", "XDG_CACHE_HOME",
 )  # fmt: skip
-"""Prefixes of the variables that affect runs; no others are reported."""
 
 
 class Level(StrEnum):

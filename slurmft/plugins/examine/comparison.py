@@ -14,8 +14,8 @@ from slurmft.core.text import some
 Name = TypeVar("Name")
 Pair = tuple[str, str]
 
+# Up to so many nodes try to reach each other in all pairs.
 _ALL_PAIRS = 8
-"""Up to so many nodes try to reach each other in all pairs."""
 
 
 @dataclass(frozen=True, slots=True)

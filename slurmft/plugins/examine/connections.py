@@ -14,8 +14,8 @@ from slurmft.plugins.examine.host import call_all
 from slurmft.plugins.examine.report import LinkReport
 
 _CHUNK = bytes(2**20)
+# Every port gets at least so long.
 _LEAST_S = 0.5
-"""Every port gets at least so long."""
 
 
 class _PeerServer(socketserver.StreamRequestHandler):

@@ -30,22 +30,23 @@ from slurmft.plugins.examine.site import Site, open_site
 
 T = TypeVar("T")
 
+# How long an agent may take to start and to report.
 _START_S = 20.0
-"""How long an agent may take to start and to report."""
 _ANSWER_S = 8.0
+# How long a node tries to reach its partners.
 _REACH_S = 4.0
+# How long an answer may be under way, beside what is measured.
 _UNDER_WAY_S = 4.0
-"""How long an answer may be under way, beside what is measured."""
+# How long each pair of neighbours sends, and how often where a link looks slow.
 _SEND_S = 0.3
-"""How long each pair of neighbours sends."""
 _SEND_TRIES = 2
+# How long the agents may take to end torchrun at the time limit.
 _MARGIN_S = 2.0
-"""How long the agents may take to end torchrun at the time limit."""
+# With less time left, devices and collectives are not measured.
 _LEAST_SPEEDS_S = 5.0
-"""With less time left, devices and collectives are not measured."""
 
+# The folders that are checked on nodes.
 _ON_NODES = ("runs", "cache", "tmp", "shm")
-"""The folders that are checked on nodes."""
 
 
 def examine_cluster(

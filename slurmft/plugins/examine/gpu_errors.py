@@ -9,6 +9,7 @@ from slurmft.plugins.examine.thresholds import XID_AGE_S
 
 _QUERY_S = 10.0
 _ECC_FIELDS = "ecc.errors.uncorrected.volatile.total,remapped_rows.pending,remapped_rows.failure"
+# NVIDIA's numbers of the errors that no program makes by itself.
 _XIDS = {
     48: "double-bit ECC error",
     64: "row remapping failed",
@@ -17,7 +18,6 @@ _XIDS = {
     95: "uncontained ECC error",
     119: "GSP time-out",
 }
-"""NVIDIA's numbers of the errors that no program makes by itself."""
 
 
 def find() -> tuple[str, ...]:

@@ -21,8 +21,8 @@ from slurmft.plugins.examine import gpu_errors
 from slurmft.plugins.examine.host import call_all, software
 from slurmft.plugins.examine.report import FolderReport, NodeReport, System
 
+# How long a look may take: nvidia-smi starts the driver where nothing else has.
 _LIMIT_S = 12.0
-"""How long a look may take: nvidia-smi starts the driver where nothing else has."""
 _HUB_S = 4.0
 
 MICROBENCHMARKS = Program(kind="doctor", name="doctor", module="slurmft.plugins.examine.microbench")

@@ -18,10 +18,10 @@ from slurmft.plugins.examine.agents import AgentError, Agents
 Ask = Callable[..., str]
 """ask(node, operation, primitive, name) -> the answer of `LockOperations.lock` on that node."""
 
+# A lock that was given up may stay for a while: clients tell the server about a dead process, and
+# remember a second long that a file was there.
 _RELEASE_TRIES = 40
 _RELEASE_PAUSE_S = 0.05
-"""A lock that was given up may stay for a while: clients tell the server about a dead process, and
-remember a second long that a file was there."""
 
 
 class ProbeError(SlurmftError):

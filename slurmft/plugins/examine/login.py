@@ -48,8 +48,8 @@ def examine_this_host(job: JobConfig) -> list[Check]:
 
 # --- Slurm ----------------------------------------------------------------------------------------
 
+# Slurm's settings that a report shows.
 _SETTINGS = ("KillWait", "PreemptMode", "PreemptType", "MaxArraySize", "SelectType", "TaskPlugin")
-"""Slurm's settings that a report shows."""
 
 
 def controller(job: JobConfig) -> list[Check]:

@@ -34,10 +34,10 @@ _MIB = 2**20
 SIZES_BYTES = (8, 64 * 2**10, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB)
 _MOST_BYTES_CPU = 64 * _MIB
 _MOST_ROUNDS = 20
+# How long one size is measured at most.
 _MOST_SIZE_S = 0.5
-"""How long one size is measured at most."""
+# A larger size takes at most so many times longer. A small one is all latency.
 _MOST_GROWTH = 16.0
-"""A larger size takes at most so many times longer. A small one is all latency."""
 
 
 def main(argv: list[str]) -> None:

@@ -15,13 +15,13 @@ from slurmft.plugins.examine.thresholds import CLOCK_SKEW_S
 Links = Mapping[str, Mapping[str, LinkReport]]
 """From -> to -> the connections."""
 
+# Purpose of a port -> words for what needs it, and for a port.
 _USES = {
     "rendezvous": ("torchrun's store needs", "a rendezvous port"),
     "ephemeral": ("collectives need", "an ephemeral port"),
 }
-"""Purpose of a port -> words for what needs it, and for a port."""
+# An interface is worth a hint if it is so many times faster than the one in use.
 _FASTER = 1.5
-"""An interface is worth a hint if it is so many times faster than the one in use."""
 
 
 def fabric(

@@ -22,8 +22,8 @@ Systems = Mapping[str, System]
 """By node."""
 
 _EXCLUDE = "exclude it (--sbatch exclude=NODE for runs) and tell the site"
+# Purpose of a folder -> the option or variable that chooses another one.
 _CHOSEN_BY = {"runs": "--runs-dir", "cache": "HF_HOME", "tmp": "TMPDIR"}
-"""Purpose of a folder -> the option or variable that chooses another one."""
 
 
 # --- one node by itself: doctor and preflight -----------------------------------------------------

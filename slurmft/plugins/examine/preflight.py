@@ -36,10 +36,10 @@ from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir
 
 _PRODUCTS_S = 60.0
+# How much longer than the others the head may take.
 _VERDICT_S = 30.0
-"""How much longer than the others the head may take."""
+# How long a report may be under way: times of reports are so uncertain.
 _DELAY_S = 1.0
-"""How long a report may be under way: times of reports are so uncertain."""
 _FOLDERS = ("tmp", "shm")
 _LONGEST_TEXT = 200
 

@@ -13,8 +13,8 @@ from slurmft.core.config import JobConfig
 from slurmft.core.options import options
 from slurmft.node import rendezvous
 
+# Time limit of a new allocation, if the user sets none.
 _MINUTES = "5"
-"""Time limit of a new allocation, if the user sets none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

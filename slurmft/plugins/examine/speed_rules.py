@@ -11,8 +11,8 @@ from slurmft.plugins.examine.report import RankReport, SpeedReport
 Speeds = Mapping[str, SpeedReport]
 """By node."""
 
+# A sum of that size measures the latency alone.
 _LATENCY_BYTES = 8
-"""A sum of that size measures the latency alone."""
 
 
 def torchrun(speeds: Speeds) -> list[Check]:

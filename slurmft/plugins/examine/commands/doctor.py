@@ -35,8 +35,8 @@ from slurmft.train.login.configure import OPTIONS
 
 _CLUSTER_WAIT_S = 300.0
 _PART_WAIT_S = 3600.0
+# How long a node may take to describe itself; its agent starts in that time.
 _NODE_S = 60.0
-"""How long a node may take to describe itself; its agent starts in that time."""
 _WAIT = "how long to wait in the queue for nodes (%(default)g)"
 
 
