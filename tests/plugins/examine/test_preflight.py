@@ -16,7 +16,7 @@ from slurmft.core.decode import decode
 from slurmft.core.program import Program
 from slurmft.node.peers import Peers
 from slurmft.node.rendezvous import LOCAL_NODE, answer_checks, check_reachable
-from slurmft.plugins.examine import gpu_errors, hooks, inspection, preflight
+from slurmft.plugins.examine import gpu_errors, hooks, inspection, verdict
 from slurmft.plugins.examine.matmul import best_tflop_s
 from slurmft.plugins.examine.report import LinkReport, NodeReport
 from tests.conftest import Done, records, slurmft
@@ -39,7 +39,7 @@ def bad(*reports: NodeReport, without: str | None = None) -> dict[str, str]:
     nodes = {name: node(name) for name in NAMES if name != without}
     nodes |= {report.host: report for report in reports}
     arrived = [(1000.1, report) for report in nodes.values()]
-    return preflight.failures_by_host(preflight.judge(arrived, NAMES))
+    return verdict.failures_by_host(verdict.judge(arrived, NAMES))
 
 
 def test_good_nodes_pass() -> None:
@@ -66,7 +66,7 @@ def test_a_clock_that_is_off(rank: int) -> None:
     if rank == 0:
         arrived = [(1900.1, node(name)) for name in NAMES[1:]]
         arrived.append((1900.1, node(NAMES[0], time_s=1900.0)))
-        failures = preflight.failures_by_host(preflight.judge(arrived, NAMES))
+        failures = verdict.failures_by_host(verdict.judge(arrived, NAMES))
     else:
         failures = bad(node(NAMES[rank], time_s=1900.0))
     text = "its clock is 900.0 s ahead of the others (give or take 1.000 s)"
