@@ -118,7 +118,7 @@ def cost() -> dict[str, Any]:
     20 and 40 steps differ by, and Muon's work and messages besides."""
     import torch
 
-    from slurmft.train.parallel.optim import split
+    from slurmft.train.parallel.muon import split
 
     shapes = [(HIDDEN, HIDDEN)] * 4 * LAYERS + [(INNER, HIDDEN)] * 2 * LAYERS
     matrices = [torch.empty(shape, device="meta") for shape in shapes]

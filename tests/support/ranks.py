@@ -11,7 +11,7 @@ import torch
 from slurmft.job import process_group
 from slurmft.job.process_group import PeerFailedError, World
 from slurmft.train.loop.evaluator import gather
-from slurmft.train.parallel.optim import MuonAdamW
+from slurmft.train.parallel.muon import MuonAdamW
 
 
 def check_collectives(world: World) -> None:

@@ -28,7 +28,8 @@ from slurmft.train.engine.lora import Adapter
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary
 from slurmft.train.loop.loaded_model import recompute_activations
 from slurmft.train.loop.step_plan import Plan
-from slurmft.train.parallel.optim import MuonAdamW, make_optimizer
+from slurmft.train.parallel.muon import MuonAdamW
+from slurmft.train.parallel.optim import make_optimizer
 from slurmft.train.recipes import RECIPES
 from slurmft.train.tasks.sequence import Task
 from tests.conftest import Done, Following, assert_two_lines, records, slurmft

@@ -14,15 +14,13 @@ from slurmft.core.errors import UsageError
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import configure
 from slurmft.train.loop.step_plan import Plan
-from slurmft.train.parallel import optim
+from slurmft.train.parallel import muon
+from slurmft.train.parallel.muon import MuonAdamW, orthogonal, split
 from slurmft.train.parallel.optim import (
-    MuonAdamW,
     hidden_matrices,
     join_optimizer,
     make_optimizer,
     make_scheduler,
-    orthogonal,
-    split,
     split_optimizer,
 )
 from slurmft.train.recipes import CHANGES, RECIPES
@@ -148,7 +146,7 @@ def test_as_one_they_do_what_each_does_alone() -> None:
     train(one, make_optimizer(one, plan(optimizer="muon", learning_rate=1e-2), True), range(3))
     hidden = hidden_matrices(other)
     rest = [p for p in other.parameters() if all(p is not h for h in hidden)]
-    muon: torch.optim.Optimizer = torch.optim.Muon(
+    theirs: torch.optim.Optimizer = torch.optim.Muon(
         hidden, lr=1e-2, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
     )
     decays = [{"params": [p for p in rest if p.ndim > 1], "weight_decay": 0.01}]
@@ -157,7 +155,7 @@ def test_as_one_they_do_what_each_does_alone() -> None:
     for step in range(3):
         tokens = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(step))
         other(input_ids=tokens, labels=tokens[:, 0] % 2).loss.backward()
-        muon.step()
+        theirs.step()
         adamw.step()
         other.zero_grad()
     begun = torch.cat([p.detach().flatten() for p in small_bert().parameters()])
@@ -250,10 +248,10 @@ def test_orthogonal_matrices_are_those_of_torch(shape: tuple[int, int]) -> None:
     for update, found in zip(updates, orthogonal(updates), strict=True):
         p = torch.nn.Parameter(torch.zeros(shape))
         p.grad = update
-        muon: torch.optim.Optimizer = torch.optim.Muon(
+        theirs: torch.optim.Optimizer = torch.optim.Muon(
             [p], lr=1.0, momentum=0.0, weight_decay=0.0, nesterov=False
         )
-        muon.step()
+        theirs.step()
         expected = -p.detach() / max(1, shape[0] / shape[1]) ** 0.5
         assert (found - expected).norm() < 0.01 * expected.norm()
 
@@ -265,11 +263,11 @@ def test_matrices_of_one_shape_take_one_product(monkeypatch: pytest.MonkeyPatch)
         seen.append(updates.shape)
         return orthogonal(updates)
 
-    monkeypatch.setattr(optim, "orthogonal", see)
+    monkeypatch.setattr(muon, "orthogonal", see)
     model = small_bert()
     train(model, make_optimizer(model, plan(optimizer="muon")), range(1))
     assert sorted(seen) == [(2, 16, 24), (2, 24, 16), (9, 16, 16)]
-    monkeypatch.setattr(optim, "_TOGETHER", 4 * 16 * 16)
+    monkeypatch.setattr(muon, "_TOGETHER", 4 * 16 * 16)
     train(model, make_optimizer(model, plan(optimizer="muon")), range(1))
     assert seen[3:].count((4, 16, 16)) == 2
 
