@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +22,10 @@ def test_a_thousand_ranks_take_less_than_a_megabyte(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setenv(profiles.CORES, ";".join(",".join(map(str, range(256))) for _ in range(8)))
     monkeypatch.setenv("LOCAL_RANK", "7")
-    world = SimpleNamespace(rank=1023, device=torch.device("cpu"), local_rank=0)
+    world: Any = SimpleNamespace(rank=1023, device=torch.device("cpu"), local_rank=0)
+    second: Any = SimpleNamespace(rank=1023, device=world.device, local_rank=1)
     first = environment.describe_rank(world, 2.5)
-    other = environment.describe_rank(
-        SimpleNamespace(rank=1023, device=world.device, local_rank=1), None
-    )
+    other = environment.describe_rank(second, None)
     assert first["cores"] == first["cores_asked"] == first["hardware"]["cpus"] == "0-255"
     assert len(to_json({"ranks": [first] * 1024}, indent=2)) < 2**20
     assert len(to_json({"ranks": [other] * 1024}, indent=2)) < 2**20

@@ -15,6 +15,7 @@ import torch
 import slurmft
 from slurmft.core.files import read_json
 from slurmft.job import devices
+from slurmft.job.process_group import World
 from slurmft.node import copies, hardware, heartbeat, profiles
 
 _PACKAGES = (
@@ -24,54 +25,64 @@ _PACKAGES = (
 
 
 def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Seconds from the start of ranks until their imports were done, as `describe_rank` has them:
-    of the fastest, the median and the slowest node (a node is as slow as its slowest rank), and the
-    slowest's host. None where a rank does not know."""
-    nodes: dict[str, tuple[float, str]] = {}
+    """Returns the seconds from the start of ranks until their imports were done, as `describe_rank`
+    has them: of the fastest, the median and the slowest node, and the slowest's host. None where a
+    rank does not know."""
+    slowest: dict[str, tuple[float, str]] = {}
     for rank in ranks:
         if rank["imports_s"] is None:
             return None
-        own = (float(rank["imports_s"]), str(rank["host"]))
-        nodes[rank["node"]] = max(own, nodes.get(rank["node"], own))
-    seconds = [slowest for slowest, _ in nodes.values()]
+        # A node is as slow as its slowest rank.
+        time_and_host = (float(rank["imports_s"]), str(rank["host"]))
+        slowest[rank["node"]] = max(time_and_host, slowest.get(rank["node"], time_and_host))
+    seconds = [node_s for node_s, _ in slowest.values()]
     return {
         "min": round(min(seconds), 2),
         "median": round(statistics.median(seconds), 2),
         "max": round(max(seconds), 2),
-        "slowest": max(nodes.values())[1],
+        "slowest": max(slowest.values())[1],
     }
 
 
-def describe_rank(world: Any, imports_s: float | None) -> dict[str, Any]:
-    """What a rank runs on, and how long its imports took."""
-    asked = os.environ.get(profiles.CORES)  # None: it is not bound to cores
-    if asked is not None:
-        own = asked.split(";")[int(os.environ["LOCAL_RANK"])]
-        asked = hardware.as_list(hardware.numbers(own))
-    return {
+def describe_rank(world: World, imports_s: float | None) -> dict[str, Any]:
+    """Returns what a rank runs on, and how long its imports took."""
+    facts = {
         "rank": world.rank,
         "node": os.environ.get("GROUP_RANK", "0"),
         "host": platform.node(),
         "device": devices.name_of(world.device),
         "threads": torch.get_num_threads(),
         "cores": hardware.as_list(os.sched_getaffinity(0)),
-        "cores_asked": asked,
+        "cores_asked": _allotted_cores(),
         "kernel": platform.release(),
         "prefix": sys.prefix,
         "is_staged": copies.VARIABLE in os.environ,
         "imports_s": imports_s,
-    } | (describe_node() if world.local_rank == 0 else {})
+    }
+    if world.local_rank == 0:
+        facts |= describe_node()
+    return facts
+
+
+def _allotted_cores() -> str | None:
+    """Returns the cores that this rank is to be bound to; None: to none in particular."""
+    cores_of_ranks = os.environ.get(profiles.CORES)
+    if cores_of_ranks is None:
+        return None
+    cores = cores_of_ranks.split(";")[int(os.environ["LOCAL_RANK"])]
+    return hardware.as_list(hardware.numbers(cores))
 
 
 def describe_node() -> dict[str, Any]:
-    """What the node gives this job: as its task found it, since this rank is bound to its cores."""
+    """Returns what the node gives this job."""
+    # Its task saw the whole node; this rank is bound to its cores.
     folder = os.environ.get(heartbeat.FOLDER)
     facts = read_json(heartbeat.hardware_file(Path(folder))) if folder else None
     return {"hardware": facts or hardware.detect(os.environ).facts()}
 
 
 def versions() -> dict[str, str]:
-    """Versions of the installed packages that a result depends on."""
+    """Returns the versions of the installed packages that a result depends on."""
     installed = {"slurmft": slurmft.__version__}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -80,7 +91,8 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory that this rank ever held: of its GPU, or resident on the CPU."""
+    """Returns the most memory that this rank ever held: of its GPU, or resident on the CPU."""
     if device.type != "cpu":
         return int(torch.get_device_module(device).max_memory_allocated(device))
+    # Linux counts it in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -42,12 +42,15 @@ class Predicted:
     @classmethod
     def union(cls, parts: Sequence["Predicted"]) -> "Predicted":
         """Returns all parts, sorted by sample; what several have is taken once."""
-        nothing = np.empty(0, dtype=np.int64)
         # Empty parts of a resumed training know neither type nor shape of what is to come.
-        filled = [p for p in parts if len(p.samples)] or [cls(nothing, nothing)]
-        samples, first = np.unique(np.concatenate([p.samples for p in filled]), return_index=True)
-        values = [torch.as_tensor(p.values).cpu().numpy() for p in filled]
-        return cls(samples, np.concatenate(values)[first])
+        filled = [part for part in parts if len(part.samples)]
+        if not filled:
+            nothing = np.empty(0, dtype=np.int64)
+            return cls(nothing, nothing)
+        samples = np.concatenate([part.samples for part in filled])
+        values = np.concatenate([torch.as_tensor(part.values).cpu().numpy() for part in filled])
+        samples, first = np.unique(samples, return_index=True)
+        return cls(samples, values[first])
 
     @classmethod
     def from_tensors(cls, tensors: Tensors) -> "Predicted":
@@ -58,7 +61,7 @@ class Predicted:
 
 
 class Head(Protocol):
-    """What an evaluation predicts of a batch."""
+    """The part of an evaluation that depends on what is predicted."""
 
     shape: tuple[int, ...]
     """The shape of one prediction: () where it is one value."""
@@ -148,6 +151,7 @@ class Evaluator:
             preload(task.metric_names)
         values = self.predictions(data, boundary)
 
+        # One rank computes, and all get the values, or the error: so all decide alike.
         def compute() -> tuple[dict[str, float], dict[str, Any]]:
             assert values is not None  # on the main rank, which alone computes
             self._clock.enter("metric")
@@ -170,16 +174,19 @@ class Evaluator:
         """
         self._clock.enter("evaluate")
         before = Predicted.union(self._predicted)
-        left = np.setdiff1d(np.arange(len(data.validation)), before.samples)
+        samples = np.arange(len(data.validation))
+        left = np.setdiff1d(samples, before.samples)
         parts = np.array_split(left, self._world.size)
         sizes = [len(part) for part in parts]
-        own = self.predict_part(data, parts[self._world.rank], max(sizes), boundary)
-        gathered = gather(self._world, own, sizes)
+        part = self.predict_part(data, parts[self._world.rank], max(sizes), boundary)
+        gathered = gather(self._world, part, sizes)
         self._clock.enter(None)
+        # The next evaluation begins with nothing.
         self._predicted = []
         if gathered is None:
             return None
-        return np.asarray(Predicted.union([before, Predicted(left, gathered)]).values)
+        whole = Predicted.union([before, Predicted(left, gathered)])
+        return np.asarray(whole.values)
 
     def predict_part(
         self, data: TokenData, part: np.ndarray, most: int, boundary: Boundary
@@ -205,26 +212,29 @@ class Evaluator:
         job.begin_phase()
 
         def batch(samples: np.ndarray) -> Batch:
-            some = samples if len(samples) else np.zeros(1, np.int64)
-            return self._head.batch(self._loaded.batch(table, some), table)
+            if not len(samples):
+                samples = np.zeros(1, np.int64)  # any sample: its prediction is not kept
+            return self._head.batch(self._loaded.batch(table, samples), table)
 
-        # As many boundaries on every rank.
+        # As many batches on every rank as the one with the most has, so that all meet at each
+        # boundary; the last ones may be empty.
         batches = (part[by_length[start : start + size]] for start in range(0, most, size))
         for indices, prepared_batch in prepared(batches, batch, self._world.device):
             job.begin_step()
+            if len(indices) or self._evaluates_together:
+                values = self._predict(data, prepared_batch)
             if len(indices):
-                predictions.append(self._predict(data, prepared_batch))
-                self._predicted.append(Predicted(indices, predictions[-1]))
-            elif self._evaluates_together:
-                self._predict(data, prepared_batch)
+                predictions.append(values)
+                self._predicted.append(Predicted(indices, values))
             done += len(indices)
             self._head.note_progress(done, len(part))
             job.alive("evaluate")
             boundary()
-        in_order = [np.empty((0, *self._head.shape), self._head.dtype)]
+        # A rank without samples has the type and the shape, too: the ranks gather.
+        arrays = [np.empty((0, *self._head.shape), self._head.dtype)]
         if predictions:
-            in_order.append(torch.cat(predictions).cpu().numpy())
-        return np.concatenate(in_order)[np.argsort(by_length)]
+            arrays.append(torch.cat(predictions).cpu().numpy())
+        return np.concatenate(arrays)[np.argsort(by_length)]
 
     @torch.no_grad()  # not inference_mode: weights that are gathered then could not train
     def _predict(self, data: TokenData, batch: Batch) -> Any:

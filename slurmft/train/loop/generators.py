@@ -29,11 +29,9 @@ class Generators:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """Returns the state of every generator of this process, as JSON can hold it."""
-    version, python_state, gauss = random.getstate()
-    numpy_state: Any = np.random.get_state()
     state = {
-        "python": [version, _encode(np.asarray(python_state, dtype=np.uint64)), gauss],
-        "numpy": [numpy_state[0], _encode(numpy_state[1]), *numpy_state[2:]],
+        "python": _python_state(),
+        "numpy": _numpy_state(),
         "torch": _encode(torch.get_rng_state().numpy()),
     }
     if device.type != "cpu":
@@ -42,10 +40,22 @@ def rng_state(device: torch.device) -> dict[str, Any]:
     return state
 
 
+def _python_state() -> list[Any]:
+    version, numbers, gauss = random.getstate()
+    # The last of them is a place, which needs more than the 32 bits of the others.
+    return [version, _encode(np.asarray(numbers, dtype=np.uint64)), gauss]
+
+
+def _numpy_state() -> list[Any]:
+    state: Any = np.random.get_state()
+    name, keys, *rest = state
+    return [name, _encode(keys), *rest]
+
+
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     """Sets every generator to a state that `rng_state` returned."""
-    version, python_state, gauss = state["python"]
-    numbers = tuple(int(number) for number in _decode(python_state, np.uint64))
+    version, text, gauss = state["python"]
+    numbers = tuple(_decode(text, np.uint64).tolist())
     random.setstate((version, numbers, gauss))
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, _decode(keys, np.uint32), *rest))

@@ -1,4 +1,4 @@
-"""What learns: the model with its optimizer, its schedule and its scaler; and one step of it."""
+"""The learner: a model with its optimizer, its schedule and its scaler; and one step of it."""
 
 import contextlib
 import math
@@ -37,7 +37,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one optimizer step did."""
+    """The outcome of one optimizer step."""
 
     loss: Any
     """This rank's share of the mean loss over the global batch, on the device. Summed over all
@@ -89,14 +89,18 @@ class Learner:
     def micro_batches(self, samples: np.ndarray) -> list[MicroBatch]:
         """Returns this rank's part of a global batch for each micro-step. Any thread may call
         it."""
-        setup = self._setup
-        parts = np.array_split(samples, setup.plan.parts)  # the last batch of an epoch is small
-        micro_batches = []
-        for part in parts[setup.world.rank :: setup.world.size]:
-            counts = len(part) > 0
-            batch = self.loaded.batch(setup.data.train, part if counts else samples[:1])
-            micro_batches.append(MicroBatch(setup.task.batch(batch, setup.data.train), counts))
-        return micro_batches
+        world = self._setup.world
+        # The last batch of an epoch is small: some parts may be empty.
+        parts = np.array_split(samples, self._setup.plan.parts)
+        return [self._micro_batch(part, samples) for part in parts[world.rank :: world.size]]
+
+    def _micro_batch(self, part: np.ndarray, samples: np.ndarray) -> MicroBatch:
+        counts = len(part) > 0
+        if not counts:
+            part = samples[:1]
+        table = self._setup.data.train
+        batch = self.loaded.batch(table, part)
+        return MicroBatch(self._setup.task.batch(batch, table), counts)
 
     def step(self, samples: np.ndarray, micro_batches: list[MicroBatch]) -> Step:
         """Makes one optimizer step on a global batch.
@@ -109,14 +113,19 @@ class Learner:
             micro_batches: what `micro_batches` made of them for this rank.
         """
         terms = self._setup.task.count(self._setup.data.train, samples)
+        # Before the schedule goes on.
         learning_rate = self.scheduler.get_last_lr()[0]
         losses = []
         for micro_batch in micro_batches:
             is_last = micro_batch is micro_batches[-1]
+            # A batch of an empty part weighs nothing; a global batch may have no terms at all.
+            weight = micro_batch.counts / (terms or 1)
             with self._sending(is_last):
-                losses.append(self.backward(micro_batch.batch, micro_batch.counts / (terms or 1)))
+                losses.append(self.backward(micro_batch.batch, weight))
         norm = self._update()
-        return Step(sum(losses[1:], losses[0]), norm, learning_rate)
+        # `sum` would begin with an integer, which is one kernel more on a GPU.
+        loss = sum(losses[1:], losses[0])
+        return Step(loss, norm, learning_rate)
 
     def _sending(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         """Has ranks send each other the gradients of a backward pass, or keep them for later."""
@@ -133,7 +142,9 @@ class Learner:
             weight: that of each term of the loss.
         """
         batch = self.loaded.sent(batch, self._setup.data.train)
-        loss, count = self._setup.task.loss(self.model(**batch.inputs), batch)
+        output = self.model(**batch.inputs)
+        loss, count = self._setup.task.loss(output, batch)
+        # Once: to read the count waits for the device.
         if not self._has_checked_count:
             self._check_count(count, batch)
         loss = loss * weight
@@ -143,7 +154,7 @@ class Learner:
         if self.scaler:
             scaled = self.scaler.scale(scaled)
         torch.autograd.backward(scaled)
-        self._heap.after_batch()
+        self._heap.after_batch()  # a CPU's memory, which the allocator would keep
         return loss.detach().float()
 
     def _update(self) -> Any | None:
@@ -188,8 +199,9 @@ class Learner:
             SlurmftError: weights are not finite: no checkpoint has them.
         """
         self._setup.world.on_some(True, self._check_finite)
+        adapter = self.loaded.adapter
         state = self._strategy.state(self.loaded.model, self.optimizer)
-        state.values["lora"] = self.loaded.adapter.facts if self.loaded.adapter else None
+        state.values["lora"] = adapter.facts if adapter else None
         state.values["scheduler"] = self.scheduler.state_dict()
         state.values["scaler"] = self.scaler.state_dict() if self.scaler else None
         return state
@@ -198,13 +210,15 @@ class Learner:
         """Takes back all that trains. UsageError where its adapters are others than the run's."""
         assert state.checkpoint is not None
         name = state.checkpoint.name
-        adapters = state.values["lora"]
-        self._setup.world.on_main(lambda: lora.check_same(name, adapters, self.loaded.adapter))
+        values = state.values
+        adapter = self.loaded.adapter
+        self._setup.world.on_main(lambda: lora.check_same(name, values["lora"], adapter))
         self._strategy.load(self.loaded, self.optimizer, state)
-        self.scheduler.load_state_dict(state.values["scheduler"])
+        self.scheduler.load_state_dict(values["scheduler"])
         self._strategy.restored(self._rehearse)
-        if self.scaler and state.values["scaler"]:
-            self.scaler.load_state_dict(state.values["scaler"])
+        # After the rehearsal, which a scaler would scale.
+        if self.scaler and values["scaler"]:
+            self.scaler.load_state_dict(values["scaler"])
 
     def load_weights(self, state: State) -> None:
         """Takes back the weights of a state, and nothing else of it."""
@@ -215,15 +229,21 @@ class Learner:
         if not self.steps:
             return
         self.model.train()
-        train = self._setup.data.train
-        samples = np.arange(min(self._setup.plan.global_batch_size, len(train)))
-        self.backward(self.micro_batches(samples)[-1].batch, 1 / len(samples))
+        count = min(self._setup.plan.global_batch_size, len(self._setup.data.train))
+        # As in the last micro-step of a step, in which DDP sends.
+        micro_batch = self.micro_batches(np.arange(count))[-1]
+        self.backward(micro_batch.batch, 1 / count)
         self.optimizer.zero_grad(set_to_none=True)
 
     def _check_finite(self) -> None:
-        weights = [p.detach() for p in self._weights]
-        shares = [p.to_local() if isinstance(p, DTensor) else p for p in weights]
-        largest = torch.nn.utils.get_total_norm([p for p in shares if p.numel()], torch.inf)
+        shares = []
+        for weight in self._weights:
+            share = weight.detach()
+            if isinstance(share, DTensor):
+                share = share.to_local()
+            if share.numel():  # a rank may have none of a small weight
+                shares.append(share)
+        largest = torch.nn.utils.get_total_norm(shares, torch.inf)
         if not largest.isfinite():
             raise SlurmftError(f"weights are not finite after step {self.steps}", STEADIER)
 

@@ -40,7 +40,7 @@ class Position:
         for name, value in state.values.items():
             setattr(self, name, value)
 
-    def is_best(self, value: float, lower_is_better: bool) -> bool:
+    def note_evaluation(self, value: float, lower_is_better: bool) -> bool:
         """Counts an evaluation by its first metric. Returns whether it was the best so far."""
         if self._improves(value, lower_is_better):
             self.best = value
@@ -54,4 +54,6 @@ class Position:
             return False
         if self.best is None:
             return True
-        return value < self.best if lower_is_better else value > self.best
+        if lower_is_better:
+            return value < self.best
+        return value > self.best

@@ -40,19 +40,22 @@ class Plan:
     @property
     def global_batch_size(self) -> int:
         """Samples of one optimizer step."""
-        limit = self.config.max_global_batch_size or self.asked_batch_size
-        return self.resumed_batch_size or min(self.asked_batch_size, limit)
+        if self.resumed_batch_size:
+            return self.resumed_batch_size
+        limit = self.config.max_global_batch_size
+        return min(self.asked_batch_size, limit) if limit else self.asked_batch_size
 
     @property
     def is_limited(self) -> bool:
-        """Whether the limit made steps smaller."""
+        """True where --max-global-batch-size made steps smaller."""
         return self.resumed_batch_size is None and self.global_batch_size < self.asked_batch_size
 
     @property
     def growth(self) -> float:
         """How many times the reference batch an optimizer step takes; at least 1: what holds for
         the reference batch holds for smaller ones."""
-        return max(1.0, self.global_batch_size / (self.config.reference_batch_size or math.inf))
+        reference = self.config.reference_batch_size
+        return max(1.0, self.global_batch_size / reference) if reference else 1.0
 
     @property
     def optimizer(self) -> str:

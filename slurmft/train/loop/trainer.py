@@ -164,7 +164,7 @@ class Trainer:
         self.reporter.epoch(self.setup.plan.epochs(at.step), at.metrics)
         task = self.setup.task
         # The value is the same on every rank, and so are the decisions.
-        is_best = at.is_best(at.metrics[task.metric_names[0]], task.lower_is_better)
+        is_best = at.note_evaluation(at.metrics[task.metric_names[0]], task.lower_is_better)
         self._choose_phase()
         if is_best:
             self.checkpointing.save(is_best=True)

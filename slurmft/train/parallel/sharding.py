@@ -40,9 +40,9 @@ from slurmft.train.parallel.replicated import rounding
 from slurmft.train.parallel.strategy import TrainedModel
 
 FOLDER = "sharded"
-"""Of a checkpoint: the files of all ranks."""
+"""The folder of a checkpoint with the files of all ranks."""
 _FILE_BYTES = 2**28
-"""Of a file, about: torch makes it in memory before it writes it."""
+"""About the size of a file: torch makes it in memory before it writes it."""
 
 
 class Fsdp:
@@ -78,43 +78,69 @@ class Fsdp:
     def load_model(self, load: Callable[[], None]) -> None:
         """Has every rank load and shard its model, which is whole until then: one after the other
         on each node."""
-        for turn in range(max(self.world.all_objects(self.world.local_rank)) + 1):
+        turns = max(self.world.all_objects(self.world.local_rank)) + 1
+        for turn in range(turns):
             self.world.on_some(turn == self.world.local_rank, load)
-        if self._mesh.ndim == 2:  # heads that nodes draw may differ in their last bits
-            for weight in self._weights.values():
-                sent = weight.detach().to_local().to(self.world.device)
-                dist.broadcast(sent, group=self._mesh.get_group(0), group_src=0)
-                weight.detach().to_local().copy_(sent)
+        is_hybrid = self._mesh.ndim == 2
+        if is_hybrid:
+            self._copy_from_first_node()
+
+    def _copy_from_first_node(self) -> None:
+        """Makes the shares of all nodes the same: heads that nodes draw may differ in their last
+        bits."""
+        same_share = self._mesh.get_group(0)
+        for weight in self._weights.values():
+            share = weight.detach().to_local()
+            sent = share.to(self.world.device)
+            dist.broadcast(sent, group=same_share, group_src=0)
+            share.copy_(sent)
 
     def divide(self, model: Any) -> None:
-        name = type(model).__name__
+        class_name = type(model).__name__
+        self._shard_modules(model)
+        # FSDP renames the class, and the name gets into the configuration of the saved model.
+        type(model).__name__ = class_name
+        self._model = model
+        self._weights = dict(model.named_parameters())
+        first_names = {id(p): name for name, p in self._weights.items()}
+        every_name = model.named_parameters(remove_duplicate=False)
+        self._names = {name: first_names[id(p)] for name, p in every_name}
+        # The memory of the whole model goes back to the system before the next rank loads its own.
+        trim = cpu.glibc_trim()
+        if trim:
+            trim()
+
+    def _shard_modules(self, model: Any) -> None:
+        """Has each layer gathered by itself, the embedding table too; and all else with the
+        model."""
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 fsdp.fully_shard(module, **self._options)
         with contextlib.suppress(NotImplementedError):  # transformers' own: it does not say
             table = model.get_input_embeddings()
+            # A table that is the head's weight, too, has to be there for both.
             if not is_shared(model, table):
                 fsdp.fully_shard(table, **self._options)
         fsdp.fully_shard(model, **self._options)
         if hasattr(model, "generate"):  # gathers as a forward pass, until all ranks have done
             fsdp.register_fsdp_forward_method(model, "generate")
             model._is_fsdp_managed_module = True
-        type(model).__name__ = name  # it gets into the configuration of the saved model
         for module in model.modules():
             if isinstance(module, fsdp.FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
-        self._model = model
-        self._weights = dict(model.named_parameters())
-        first = {id(p): name for name, p in self._weights.items()}
-        every = model.named_parameters(remove_duplicate=False)
-        self._names = {name: first[id(p)] for name, p in every}
-        if trim := cpu.glibc_trim():
-            trim()  # the whole model's memory
 
     def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
         model = accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
-        if inner := getattr(model, "_original_forward", None):  # without hooks, too
-            model._original_forward = lambda **inputs: model.unshard() or inner(**inputs)
+        # What evaluates in fp32 calls the forward pass below autocast, which has no hooks that
+        # gather weights.
+        inner = getattr(model, "_original_forward", None)
+        if inner:
+
+            def forward(**inputs: Any) -> Any:
+                model.unshard()
+                return inner(**inputs)
+
+            model._original_forward = forward
         return model
 
     @torch.no_grad()
@@ -123,6 +149,7 @@ class Fsdp:
         shares = [p.grad.to_local() for p in self._weights.values() if p.grad is not None]
         square = torch.stack([share.float().pow(2).sum() for share in shares]).sum()
         square = square.to(self.world.device)
+        # The last dimension: nodes of a hybrid mesh have the same shares.
         dist.all_reduce(square, group=self._mesh.get_group(self._mesh.ndim - 1))
         norm_before = square.sqrt()
         factor = (norm / (norm_before.double() + 1e-6)).clamp(max=1.0).to(shares[0])
@@ -151,6 +178,7 @@ class Fsdp:
         """Reads this rank's shares, and the state of an AdamW."""
         groups = state.values["optimizer"]
         optimizer.load_state_dict({"state": {}, "param_groups": groups})
+        # Room for what is read: torch reads into tensors that are there.
         for weight in self._weights.values():
             if weight.requires_grad:
                 moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
@@ -167,11 +195,12 @@ class Fsdp:
     def _shares(self, optimizer: torch.optim.Optimizer | None = None) -> Tensors:
         """Returns this rank's shares of all that trains, of buffers, and of the optimizer's
         state."""
-        trained = {n: p.detach() for n, p in self._weights.items() if p.requires_grad}
-        shares = {f"model.{name}": t for name, t in (trained | self._buffers()).items()}
+        shares = {f"model.{name}": buffer for name, buffer in self._buffers().items()}
         for name, weight in self._weights.items():
+            if weight.requires_grad:
+                shares[f"model.{name}"] = weight.detach()
             moments = optimizer.state.get(weight, {}) if optimizer else {}
-            shares |= {f"optimizer.{name}.{kind}": t for kind, t in moments.items()}
+            shares |= {f"optimizer.{name}.{kind}": moment for kind, moment in moments.items()}
         return shares
 
     def _read(self, state: State, shares: Tensors) -> None:
@@ -195,12 +224,13 @@ class Fsdp:
         self._unwritten = None
         for number, (name, weight) in enumerate(self._weights.items()):
             whole = weight.detach().to(self.world.device).full_tensor()
-            if self.world.is_main and self._unwritten is None:
-                try:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    save_file({name: whole.cpu()}, folder / f"{number}.safetensors")
-                except (OSError, SafetensorError) as error:
-                    self._unwritten = error
+            if not self.world.is_main or self._unwritten:
+                continue
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                save_file({name: whole.cpu()}, folder / f"{number}.safetensors")
+            except (OSError, SafetensorError) as error:
+                self._unwritten = error
 
     def collected_weights(self, folder: Path) -> Tensors | None:
         """Returns all weights, mapped into memory from their files, and buffers."""
@@ -251,30 +281,34 @@ class ShardedSaver(Saver):
         """Writes the shares of this rank. Returns fingerprints of the files of all ranks: the main
         one need not read them, nor see them, on a shared file system, at once."""
         self._world.on_main(folder.mkdir)
-        file_of, size = {}, 0
+        file_numbers = {}
+        size_bytes = 0
         for name, tensor in shares.items():
-            file_of[name] = 1 + size // _FILE_BYTES
-            size += tensor.nbytes // self._world.size
-        writer = hf_storage.HuggingFaceStorageWriter(str(folder), file_of, save_distributed=True)
+            file_numbers[name] = 1 + size_bytes // _FILE_BYTES
+            size_bytes += tensor.nbytes // self._world.size
+        writer = hf_storage.HuggingFaceStorageWriter(
+            str(folder), file_numbers, save_distributed=True
+        )
         with _failures():
             state_dict_saver.save(shares, storage_writer=writer, process_group=self._world.control)
         files: dict[str, Any] = {}
 
-        def note_own() -> None:
+        def note_files() -> None:
             for path in folder.glob(f"shard-{self._world.rank + 1:05d}-*"):
                 files[f"{FOLDER}/{path.name}"] = fingerprint(path)
 
-        self._world.on_some(True, note_own)
+        self._world.on_some(True, note_files)
         return dict(ChainMap(*self._world.all_objects(files)))
 
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """A rank's failure is raised on all; torch's own, of all ranks, is no `Exception`."""
+    """Raises a failure of any rank as an OSError on all: torch's own is no `Exception`."""
     try:
         yield
     except CheckpointException as error:
-        raise OSError(str(next(iter(error.failures.values()))[0])) from error
+        first, _ = next(iter(error.failures.values()))
+        raise OSError(str(first)) from error
 
 
 def check(config: TrainConfig, world: World) -> None:
@@ -291,9 +325,14 @@ def check(config: TrainConfig, world: World) -> None:
 
 
 def _mesh(shard: str, world: World) -> Any:
-    """The ranks in which weights are divided: all; or (nodes, ranks of a node). SlurmftError where
-    nodes have different numbers of ranks."""
-    sizes = set(world.all_objects(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    """Returns the ranks among which weights are divided: all; or (nodes, ranks of a node).
+
+    Raises:
+        SlurmftError: nodes have different numbers of ranks.
+    """
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    sizes = set(world.all_objects(local_size))
+    # All ranks are on one node: its shares are those of all.
     if shard == "full" or sizes == {world.size}:
         return init_device_mesh(world.device.type, (world.size,))
     if len(sizes) > 1:
@@ -301,5 +340,7 @@ def _mesh(shard: str, world: World) -> Any:
             f"--shard node needs as many processes on each node, and there are {sorted(sizes)}",
             "give --nproc-per-node, or use --shard full",
         )
-    shape = world.size // min(sizes), min(sizes)
-    return init_device_mesh(world.device.type, shape, mesh_dim_names=("nodes", "ranks"))
+    nodes = world.size // local_size
+    return init_device_mesh(
+        world.device.type, (nodes, local_size), mesh_dim_names=("nodes", "ranks")
+    )

@@ -1,4 +1,4 @@
-"""What `slurmft predict` predicts of a row, by the kind of the task; and as columns of a file."""
+"""The predictions of `slurmft predict`, by the kind of the task: as numbers, and as columns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is predicted of a row, as numbers and as columns of a file."""
+    """A kind of predictions: as numbers, of a batch, and as columns of a file, of all rows."""
 
     shape: tuple[int, ...]
     """The shape of one prediction."""
@@ -59,14 +59,18 @@ def kind_of(task: Any, data: TokenData) -> Kind:
 
 def _best_label(model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
     """Returns the class and its probability: (batch, 2)."""
-    best = model(**batch.inputs).logits.double().softmax(-1).max(-1)
+    logits = model(**batch.inputs).logits
+    # In double: probabilities near 1 stay apart.
+    best = logits.double().softmax(-1).max(-1)
     return torch.stack([best.indices.double(), best.values], 1)
 
 
 def _labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Columns:
+    classes = values[:, 0].astype(int)
+    probabilities = values[:, 1].round(6)
     return {
-        "prediction": [names[int(i)] for i in values[:, 0]],
-        "probability": values[:, 1].round(6).tolist(),
+        "prediction": [names[number] for number in classes],
+        "probability": probabilities.tolist(),
     }
 
 
@@ -102,6 +106,7 @@ def _columns_of_numbers(texts: Sequence[Any], values: np.ndarray) -> Columns:
 def _labels_of_words(most: int, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
     """Returns the label of each word, and -1 behind the last: (batch, most)."""
     logits = model(**batch.inputs).logits.flatten(0, -2)
+    # The first token of a word stands for it: only that one has a label.
     is_first_token = batch.targets["labels"].flatten() != IGNORED
     labels = logits[is_first_token].argmax(-1).cpu()
     counts = data.validation.label_counts
