@@ -27,10 +27,10 @@ from slurmft.runs import records as runs_records
 from slurmft.runs import resolve
 from slurmft.runs.log_text import LogText
 from slurmft.runs.logfiles import Choice
-from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
+from slurmft.show.progress import Progress
 
 
 class Run:

@@ -16,8 +16,9 @@ from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster.wait import JobWatch
 from slurmft.core import hooks
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.runs.progress import Progress, result_table
 from slurmft.runs.rundir import RunDir
+from slurmft.show.progress import Progress
+from slurmft.show.result_table import result_table
 
 
 def follow(run: RunDir, only_new: bool = False) -> int:

@@ -13,8 +13,6 @@ examples:
 
 import argparse
 import sys
-from collections import Counter
-from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -22,53 +20,12 @@ from typing import Any
 from slurmft.cli.parser import Parser, count, print_json
 from slurmft.cluster import cost, status
 from slurmft.cluster.job_state import Phase
-from slurmft.cluster.status import note
-from slurmft.core.config import STAMP
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import is_number
-from slurmft.core.text import ScreenColumn, brief, duration, on_screen, screen_width
 from slurmft.runs import resolve
-from slurmft.runs.progress import metrics_words
 from slurmft.runs.resolve import problem_line
+from slurmft.show import costs, run_table
 
-
-def table(runs: Sequence[dict[str, Any]]) -> str:
-    """A line for every run; of the columns, those that the terminal has room for."""
-    several = len({run["user"] for run in runs}) > 1
-    names = [run["name"] for run in runs]
-    # What is told apart by time needs no random part.
-    short = [name.rpartition("-")[0] if STAMP.search(name) else name for name in names]
-    once = {name for name, count in Counter(short).items() if count == 1}
-    shown = [s if s in once else name for s, name in zip(short, names, strict=True)]
-    steps = [f"{r['steps_done']}/{r['steps_total']}" if r["steps_total"] else "-" for r in runs]
-    speeds = ["-" if (v := r["samples_per_s"]) is None else f"{v:,.0f}" for r in runs]
-    least = 15 if screen_width() >= 80 else 20
-    columns = [
-        ScreenColumn("run", shown, 0, 26),
-        ScreenColumn("user", [str(run["user"] or "-") if several else "-" for run in runs], 4),
-        ScreenColumn("job", [str(run["job"] or "-") for run in runs], 5),
-        ScreenColumn("state", [run["state"] for run in runs]),
-        ScreenColumn("data", [_last_part(run["data"] or run["task"]) for run in runs], 1, 12),
-        ScreenColumn("model", [_last_part(run["model"]) for run in runs], 2, 8),
-        ScreenColumn("steps", steps, 3),
-        ScreenColumn("samples/s", speeds, 7),
-        ScreenColumn("left", [duration(s) if (s := run["left_s"]) else "-" for run in runs], 6),
-        ScreenColumn("result", [_result(run) for run in runs], 0, least),
-    ]
-    return "\n".join(on_screen(columns))
-
-
-def _last_part(source: str | None) -> str:
-    return (source or "-").rstrip("/").rpartition("/")[2]
-
-
-def _result(run: dict[str, Any]) -> str:
-    """What it has reached; of one that failed, why."""
-    words = [brief(note(run)), metrics_words(run["metrics"])]
-    return "; ".join(filter(None, words if run["state"] in _FAILED else reversed(words))) or "-"
-
-
-_FAILED = ("failed", "vanished", "cancelled")
 _SORTED_BY = (
     "submitted", "name", "state", "user", "task", "data", "model", "nodes", "steps_done",
     "samples_per_s", "left_s", "loss",
@@ -142,7 +99,7 @@ def main(argv: list[str]) -> int:
         print(f"warning: left out: {problem_line(found['problems'])}", file=sys.stderr)
     runs = found["runs"]
     if runs and arguments.cost:
-        print("\n".join(cost.table([r["name"] for r in runs], [r["cost"] for r in runs])))
+        print("\n".join(costs.table([r["name"] for r in runs], [r["cost"] for r in runs])))
     else:
-        print(table(runs) if runs else f"no such runs in {found['runs_dir']}")
+        print(run_table.table(runs) if runs else f"no such runs in {found['runs_dir']}")
     return Exit.OK

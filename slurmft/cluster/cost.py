@@ -11,14 +11,14 @@ from typing import Any
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobUse
 from slurmft.core.config import time_limit_min
+from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError
-from slurmft.core.files import is_number
-from slurmft.core.text import ScreenColumn, duration, in_bytes, on_screen
+from slurmft.core.run_files import Result
+from slurmft.core.text import duration, in_bytes
 from slurmft.node.hardware import numbers
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
-_HOURS = {"node_hours": "node", "gpu_hours": "GPU", "cpu_hours": "CPU"}
 _ROOM = 1.5
 """Memory to ask for, in peaks: Slurm measures it every half a minute."""
 _MUCH_BYTES, _MUCH_TIME = 4 * 2**30, 4
@@ -106,40 +106,14 @@ def _by_records(run: MeasuredRun) -> dict[str, Any]:
 
 def _own_peak(run: MeasuredRun) -> int | None:
     """The most that the ranks of a node took, by their own account (bytes)."""
-    each = (run.result or {}).get("peak_memory_bytes")
+    each = decode_leniently(run.result, Result).peak_memory_bytes
     ranks = RunDir(run.path).read_environment().ranks
-    if not isinstance(each, list) or len(each) != len(ranks) or not all(map(is_number, each)):
+    if each is None or len(each) != len(ranks):
         return None
     hosts: dict[str, int] = {}
     for rank, size in zip(ranks, each, strict=True):
         hosts[rank.host] = hosts.get(rank.host, 0) + int(size)
     return max(hosts.values(), default=None)
-
-
-# --- for people -----------------------------------------------------------------------------------
-
-
-def words(cost: dict[str, Any]) -> str:
-    """ "2.50 node-hours, 10.00 GPU-hours; 9.1 GiB of 64.0 GiB a node; energy unknown" """
-    parts = [f"{hours(cost[key])} {name}-hours" for key, name in _HOURS.items() if cost[key]]
-    return "; ".join(filter(None, (", ".join(parts), memory(cost), f"energy {energy(cost)}")))
-
-
-def hours(value: float | None) -> str:
-    """ "2.50", "0.0042"; "-" where it is not known."""
-    if value is None:
-        return "-"
-    return f"{value:,.2f}" if value >= 0.1 or not value else f"{value:.2g}"
-
-
-def memory(cost: dict[str, Any]) -> str:
-    """ "9.1 GiB of 64.0 GiB a node"; "" where the peak is not known."""
-    peak, asked = cost["peak_memory_bytes"], cost["asked_memory_bytes"]
-    return f"{in_bytes(peak)}{f' of {in_bytes(asked)}' if asked else ''} a node" if peak else ""
-
-
-def energy(cost: dict[str, Any]) -> str:
-    return f"{cost['energy_j'] / 3.6e6:,.3g} kWh" if cost["energy_j"] else "unknown"
 
 
 def advice(cost: dict[str, Any], run: MeasuredRun) -> str:
@@ -157,19 +131,3 @@ def advice(cost: dict[str, Any], run: MeasuredRun) -> str:
             used = duration(longest_s)
             found.append(f"asked for --time {limit}, ran {used}: a shorter one may start sooner")
     return "; ".join(found)
-
-
-def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each run, and the sum, as the terminal has room for it."""
-    total = {key: sum(cost[key] or 0 for cost in costs) for key in (*_HOURS, "energy_j")}
-    rows = [*costs, total]
-    memories = [memory(cost).removesuffix(" a node") or "-" for cost in costs]
-    return on_screen([
-        ScreenColumn("run", [*names, "in all"], 0, 20),
-        *(
-            ScreenColumn(f"{name}-h", [hours(row[key]) for row in rows], rank)
-            for rank, (key, name) in zip((0, 1, 3), _HOURS.items(), strict=True)
-        ),
-        ScreenColumn("memory a node", [*memories, ""], 2),
-        ScreenColumn("energy", [energy(row) for row in rows], 4),
-    ])  # fmt: skip

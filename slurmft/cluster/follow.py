@@ -6,9 +6,9 @@ from slurmft.cluster.job_state import LOST
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.program import kind_of
 from slurmft.runs.logfiles import log_of_rank
-from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import read_log_head
+from slurmft.show.progress import Progress
 
 
 def follow(

@@ -11,9 +11,9 @@ from slurmft.cluster import cost, launcher
 from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine, unasked
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint
-from slurmft.core.files import pick
-from slurmft.core.run_files import Job
-from slurmft.runs import records, shapes
+from slurmft.core.decode import decode_leniently
+from slurmft.core.run_files import Job, Result
+from slurmft.runs import records
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
@@ -234,16 +234,15 @@ def _progress(status: RunStatus) -> dict[str, Any]:
     records."""
     result = status.run.result
     if status.state is Phase.FINISHED and result is not None:
-        numbers = ("steps", "total_steps", "epochs", "train_samples_per_s", "loss")
-        known = pick(result, dict.fromkeys(numbers, float) | {"metrics": shapes.METRICS})
+        numbers = decode_leniently(result, Result)
         return {
-            "steps_done": known["steps"],
-            "steps_total": known["total_steps"] or known["steps"],
-            "epoch": known["epochs"],
-            "samples_per_s": known["train_samples_per_s"],
+            "steps_done": numbers.steps,
+            "steps_total": numbers.total_steps or numbers.steps,
+            "epoch": numbers.epochs,
+            "samples_per_s": numbers.train_samples_per_s,
             "left_s": 0.0,
-            "loss": known["loss"],
-            "metrics": known["metrics"],
+            "loss": numbers.loss,
+            "metrics": numbers.metrics,
         }
     latest = records.latest(status.run.path)
     del latest["evaluating"], latest["last_record"]
@@ -312,16 +311,3 @@ def checkpoints(run: RunDir) -> list[dict[str, Any]]:
             path = run.checkpoints / name
             found.append({"name": name, "bytes": size_of(path), "time": path.stat().st_mtime})
     return found
-
-
-def note(facts: dict[str, Any]) -> str:
-    """Returns the details of a state: its reason, the expected start, the number of requeues."""
-    reason = str(facts["reason"])
-    state = facts["state"]
-    reason = reason.removeprefix(f"{state}: ").removeprefix(f"{state}; ")
-    details = [] if reason == state or state == "finished" else [reason]
-    if facts["expected_start"]:
-        details.append(f"starts about {facts['expected_start'].replace('T', ' ')}")
-    if count := facts["requeues"]:
-        details.append("requeued once" if count == 1 else f"requeued {count} times")
-    return "; ".join(filter(None, details))

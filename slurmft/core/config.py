@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmft.core.decode import loads
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.files import fits
 from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
 from slurmft.core.options import (
     Command,
@@ -519,14 +519,21 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, text: str) -> "RunConfig":
-        raw: dict[str, Any] = json.loads(text)
-        if not fits(raw, {"program": dict, "job": dict, "submission": dict}):
-            raise TypeError("it is not the configuration of a run")
+        parts = loads(text, _Parts)
         return cls(
-            program=Program.from_json(raw["program"]),
-            job=build(JobConfig, raw["job"]),
-            submission=raw["submission"],
+            program=Program.from_json(parts.program),
+            job=build(JobConfig, parts.job),
+            submission=parts.submission,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The parts of config.json."""
+
+    program: dict[str, Any]
+    job: dict[str, Any]
+    submission: dict[str, Any]
 
 
 STAMP = re.compile(r"-(\d{8}-\d{6})-")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from slurmft.core.files import read_text
+from slurmft.core.files import is_number, read_text
 
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]
@@ -54,6 +54,16 @@ def decode_or_none(value: Any, kind: type[T]) -> T | None:
         return decode(value, kind)
     except DecodeError:
         return None
+
+
+def matches(value: Any, kind: Any) -> bool:
+    """Returns whether a value of JSON fits a type."""
+    decoder: Decoder = _decoder(kind)
+    try:
+        decoder(value)
+    except DecodeError:
+        return False
+    return True
 
 
 def decode_leniently(value: Any, kind: type[T]) -> T:
@@ -110,8 +120,7 @@ def _number(kind: type[int] | type[float]) -> Decoder:
     """Numbers are finite and fit into 64 bits; true and false are none."""
 
     def decode_number(value: Any) -> Any:
-        is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
-        if not is_number or not abs(value) < 2**63:
+        if not is_number(value) or not isinstance(value, (int, kind)):
             raise DecodeError(f"{value!r} is no {kind.__name__}")
         return value
 

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
 """Names that `aside_of` makes."""
@@ -87,11 +87,6 @@ def exists_now(path: Path) -> bool:
     return path.exists()
 
 
-Shape: TypeAlias = Any
-"""What JSON may be: a type, None, a range of integers, a tuple of alternatives, [shape of every
-item], or {key: shape}: "key?" may be absent, `...` is any key; an object may have further keys."""
-
-
 def read_text(path: Path) -> str:
     """Reads a text file, again and again while another client of a shared file system replaces it.
 
@@ -109,46 +104,21 @@ def read_text(path: Path) -> str:
         time.sleep(_STALE_PAUSE_S)
 
 
-def read_json(path: Path, shape: Shape = dict) -> dict[str, Any] | None:
-    """A JSON object, or None where the file is absent or holds none of that shape."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Reads a JSON object; None where the file is absent or damaged. What has known fields is read
+    by `core.decode`."""
     try:
         value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) and fits(value, shape) else None
-
-
-def fits(value: Any, shape: Shape) -> bool:
-    """Whether a value from JSON has a shape. Numbers are finite, and fit into 64 bits."""
-    if isinstance(shape, tuple):
-        return any(fits(value, each) for each in shape)
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(fits(item, shape[0]) for item in value)
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(_has(value, k, s) for k, s in shape.items())
-    if isinstance(shape, range):
-        return fits(value, int) and value in shape
-    if shape in (int, float):
-        is_number = isinstance(value, (int, shape)) and not isinstance(value, bool)
-        return is_number and abs(value) < 2**63
-    return value is None if shape is None else isinstance(value, shape)
-
-
-def pick(value: dict[str, Any], shape: dict[str, Shape]) -> dict[str, Any]:
-    """The keys of a shape; None for those that are absent, or do not fit."""
-    return {k: value[k] if k in value and fits(value[k], s) else None for k, s in shape.items()}
-
-
-def _has(value: dict[str, Any], key: Any, shape: Shape) -> bool:
-    if key is ...:
-        return all(fits(inner, shape) for inner in value.values())
-    name = key.removesuffix("?")
-    return fits(value[name], shape) if name in value else name != key
+    return value if isinstance(value, dict) else None
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a file can be calculated with: files may be foreign, or hold NaN."""
-    return fits(value, float)
+    """Returns whether a value of a file can be calculated with: files may be foreign, or hold
+    NaN."""
+    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_plain and abs(value) < 2**63
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmft.core import plugins
-from slurmft.core.files import fits
+from slurmft.core.decode import DecodeError, decode
 
-_SHAPE = {
-    "kind": str, "name": str, "module": str, "needs_hub": bool, "paths": [str], "code": str,
-    "inputs": {...: {"bytes": int, "mtime_ns": int, "sha256": str, "what": str}},
-    "settings": dict,
-}  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """What is recorded of a file that must not change."""
+
+    bytes: int
+    mtime_ns: int
+    sha256: str
+    what: str
 
 
 OWN = "own"
@@ -46,9 +50,12 @@ class Program:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Program":
         """From what `dataclasses.asdict` and JSON made of one; TypeError for all else."""
-        if not fits(values, _SHAPE):
-            raise TypeError("its program is none")
-        return cls(**values | {"paths": tuple(values["paths"])})
+        try:
+            program = decode(values, cls)
+            decode(program.inputs, dict[str, _Input])
+        except DecodeError as error:
+            raise TypeError(f"its program is none: {error}") from None
+        return program
 
 
 class ProgramKind:

@@ -173,3 +173,89 @@ class Environment:
     def hosts(self) -> list[str]:
         """The hosts in the order of the ranks, each once."""
         return list(dict.fromkeys(rank.host for rank in self.ranks))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassScores:
+    """How well one class was predicted."""
+
+    precision: float
+    recall: float
+    f1: float
+    support: int
+    """How many texts are of the class."""
+    predicted_as: dict[str, int] | None = None
+    """Class -> how many of these texts were taken for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What the toolkit itself reads of result.json, which the program writes. A value that is
+    absent, or of another type, is None: read it by `decode_leniently`."""
+
+    metrics: Metrics | None = None
+    loss: float | None = None
+    steps: float | None = None
+    total_steps: float | None = None
+    epochs: float | None = None
+    train_samples_per_s: float | None = None
+    classes: dict[str, ClassScores] | None = None
+    peak_memory_bytes: list[float] | None = None
+    """By rank."""
+
+
+RESULT_KEYS = ("metrics", "phases_s", "world_size", "nodes", "steps", "wall_s")
+"""What every result has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Settings:
+    task: str | None = None
+    model: str | None = None
+    data: str | None = None
+    epochs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Input:
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Program:
+    name: str = ""
+    settings: _Settings = field(default_factory=_Settings)
+    inputs: dict[str, _Input] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _JobOptions:
+    nodes: Count = 1
+    cluster: str = ""
+    requeue: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Git:
+    commit: str | None
+    dirty: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Submission:
+    time: str = ""
+    host: str = ""
+    user: str | None = None
+    command: str = ""
+    slurmft: str = ""
+    git: _Git | None = None
+    study: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnyConfig:
+    """What is checked of a config.json of any version before its run is listed or reported."""
+
+    program: _Program
+    job: _JobOptions
+    submission: _Submission

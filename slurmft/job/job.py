@@ -42,9 +42,9 @@ from slurmft.job.checkpoints import Checkpoints
 from slurmft.node.heartbeat import Heart
 from slurmft.node.profiles import bind_rank
 from slurmft.node.signals import StopRequest
-from slurmft.runs.progress import Progress
 from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RUN_DIR, RunDir
+from slurmft.show.progress import Progress
 
 if TYPE_CHECKING:
     from slurmft.job.process_group import World

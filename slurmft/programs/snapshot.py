@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core import filesystem, git
+from slurmft.core.decode import read
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.files import aside_of, read_json, write_bytes
+from slurmft.core.files import aside_of, write_bytes
+from slurmft.core.run_files import AnyConfig
 from slurmft.core.text import in_bytes
-from slurmft.runs import shapes
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
 
@@ -198,7 +199,7 @@ def _holds_no_code(folder: Path, runs_dir: Path | None) -> bool:
     """Returns whether a folder is a cache, a Python environment, a run, or the folder of runs."""
     if folder.name == "__pycache__" or folder == runs_dir:
         return True
-    is_run = read_json(folder / "config.json", shapes.CONFIG) is not None
+    is_run = read(folder / "config.json", AnyConfig) is not None
     return is_run or _is_environment(folder)
 
 

@@ -8,11 +8,14 @@ import os
 import statistics
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slurmft.core.files import exists_now, pick, to_json
-from slurmft.runs import shapes
+from slurmft.core.decode import decode_leniently
+from slurmft.core.files import exists_now, to_json
+from slurmft.core.run_files import Metrics
+from slurmft.core.run_records import is_record
 from slurmft.runs.rundir import RunDir
 
 
@@ -130,7 +133,7 @@ def _parsed(lines: bytes, mark: bytes) -> Iterator[dict[str, Any]]:
         if mark in line:
             with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads(line)
-                if shapes.is_record(record):
+                if is_record(record):
                     yield record
 
 
@@ -168,8 +171,32 @@ def add_point(curve: list[tuple[float, float]], step: float, value: float) -> No
     curve.append((step, value))
 
 
+@dataclass(frozen=True)
+class _Progress:
+    """What the newest record with `total_steps` says; None: nothing."""
+
+    step: int | None = None
+    total_steps: float | None = None
+    epoch: float | None = None
+    samples_per_s: float | None = None
+    left_s: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class _LastMetrics:
+    metrics: Metrics | None = None
+
+
+_START = _mark("start")
+_RESUME = _mark("resume")
+_EPOCH = _mark("epoch")
+_TOTAL = b'"total_steps"'
+_TIME = b'"time"'
+
+
 def latest(path: Path) -> dict[str, Any]:
-    """The last words of the records of the run in a directory; None is what is not known.
+    """Returns the last news in the records of the run in a directory; None is what is not known.
 
     Returns:
         steps_done, steps_total (None before the ranks have met), epoch, samples_per_s, left_s
@@ -177,29 +204,36 @@ def latest(path: Path) -> dict[str, Any]:
         evaluating (samples done and in all, of an evaluation under way), last_record (when it last
         said anything, in Unix seconds).
     """
-    begins, total, epoch = {_mark("start"), _mark("resume")}, b'"total_steps"', _mark("epoch")
-    found: dict[bytes, dict[str, Any]] = {}
+    newest = _newest_of_each_kind(path)
+    progress = decode_leniently(newest.get(_TOTAL, {}), _Progress)
+    steps_done = progress.step
+    if _TOTAL in newest and steps_done is None:  # it has just started
+        begin = next((newest[mark] for mark in newest if mark in (_START, _RESUME)), {})
+        steps_done = begin.get("step", 0)
+    last = newest.get(_TIME, {})
+    is_evaluation = last.get("event") == "evaluate"
+    return {
+        "steps_done": steps_done,
+        "steps_total": progress.total_steps,
+        "epoch": progress.epoch,
+        "samples_per_s": progress.samples_per_s,
+        "left_s": progress.left_s,
+        "loss": progress.loss,
+        "metrics": decode_leniently(newest.get(_EPOCH, {}), _LastMetrics).metrics,
+        "evaluating": (last["done"], last["total"]) if is_evaluation else None,
+        "last_record": last.get("time"),
+    }
+
+
+def _newest_of_each_kind(path: Path) -> dict[bytes, dict[str, Any]]:
+    """Returns the newest record with each mark, the newest first: in the last 64 KiB of the file;
+    that of an evaluation may lie further back."""
+    newest: dict[bytes, dict[str, Any]] = {}
     with contextlib.suppress(OSError), open(RunDir(path).records, "rb") as file:
         end = file.seek(0, os.SEEK_END)
-        found = _newest(file, end, {*begins, total, epoch, b'"time"'}, max(0, end - _TAIL_BYTES))
-        if (pick(found.get(total, {}), _PROGRESS)["epoch"] or 0) >= 1:  # it may lie further back
-            found = _newest(file, end, {epoch} - found.keys()) | found
-    progress, now = pick(found.get(total, {}), _PROGRESS), found.get(b'"time"', {})
-    done, steps = progress.pop("step"), progress.pop("total_steps")
-    if total in found and done is None:  # it has just started
-        done = next((found[mark] for mark in found if mark in begins), {}).get("step", 0)
-    is_evaluation = now.get("event") == "evaluate"
-    return (
-        {"steps_done": done, "steps_total": steps}
-        | progress
-        | {
-            "metrics": pick(found.get(epoch, {}), {"metrics": shapes.METRICS})["metrics"],
-            "evaluating": (now["done"], now["total"]) if is_evaluation else None,
-            "last_record": now.get("time"),
-        }
-    )
-
-
-_PROGRESS = {"step": int} | dict.fromkeys(
-    ("total_steps", "epoch", "samples_per_s", "left_s", "loss"), float
-)
+        marks = (_START, _RESUME, _TOTAL, _EPOCH, _TIME)
+        newest = _newest(file, end, marks, max(0, end - _TAIL_BYTES))
+        epoch = decode_leniently(newest.get(_TOTAL, {}), _Progress).epoch
+        if epoch is not None and epoch >= 1 and _EPOCH not in newest:
+            newest = _newest(file, end, [_EPOCH]) | newest
+    return newest

@@ -6,11 +6,11 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.files import read_json
-from slurmft.runs import shapes
+from slurmft.core.decode import read
 from slurmft.runs.rundir import RunDir
 
 ON, REQUEST = "SLURMFT_ON", "SLURMFT_REQUEST"
@@ -25,11 +25,24 @@ def facts() -> dict[str, Any]:
     return {}
 
 
+@dataclass(frozen=True)
+class _Submission:
+    request: str = ""
+
+
+@dataclass(frozen=True)
+class _Config:
+    """What is read of the configuration of a run."""
+
+    submission: _Submission
+
+
 def run_of(runs_dir: Path, request: str) -> RunDir | None:
     """The run that a request has made, if it did so before."""
     for path in runs_dir.glob(f"*-{request[:6]}"):  # as `RunDir.create` names it
-        config = read_json((run := RunDir(path)).config, shapes.CONFIG)
-        if config and config["submission"].get("request") == request and run.is_own():
+        run = RunDir(path)
+        config = read(run.config, _Config)
+        if config and config.submission.request == request and run.is_own():
             return run
     return None
 

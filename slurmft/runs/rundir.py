@@ -29,6 +29,7 @@ from slurmft.core.filesystem import absolute
 from slurmft.core.program import kind_of
 from slurmft.core.run_files import (
     FINAL_STATES,
+    RESULT_KEYS,
     Attempt,
     Environment,
     Failure,
@@ -38,7 +39,6 @@ from slurmft.core.run_files import (
     Transition,
     current_attempt,
 )
-from slurmft.runs import shapes
 
 RUN_DIR = "SLURMFT_RUN_DIR"
 """Variable with the run directory, in every process that a job's program starts."""
@@ -282,7 +282,10 @@ class RunDir:
 
     def read_result(self) -> dict[str, Any] | None:
         """Returns the result of a finished run."""
-        return read_json(self.result, shapes.RESULT)
+        result = read_json(self.result)
+        if result is None or not result.keys() >= set(RESULT_KEYS):
+            return None
+        return result
 
     def read_environment(self) -> Environment:
         """Returns what the ranks ran on; nothing of it before they have met."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.program import OWN
-from slurmft.core.run_files import Environment, State
-from slurmft.runs import shapes
+from slurmft.core.run_files import AnyConfig, Environment, State
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 
@@ -41,7 +41,9 @@ class MeasuredRun:
         """Reads a run directory, with or without what its ranks ran on; UsageError where files
         cannot be read, or are not those of a run."""
         files = RunDir(path)
-        config = read_json(files.config, shapes.CONFIG)
+        config = read_json(files.config)
+        if not matches(config, AnyConfig):
+            config = None
         if config is None and files.config.exists() and not os.access(files.config, os.R_OK):
             raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
         if config is None:

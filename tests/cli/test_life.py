@@ -27,6 +27,7 @@ from slurmft.core.run_files import Failure
 from slurmft.runs import records, resolve, token_cache
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
+from slurmft.show import status_words
 from slurmft.train.config import TrainConfig
 from tests.cli.test_commands import HEAVY
 from tests.conftest import slurmft as command
@@ -203,7 +204,7 @@ def test_runs_and_jobs_are_reconciled(
     queue.squeue, queue.sacct = squeue, sacct
     found = status.run_statuses([MeasuredRun.read(run.path)])[0]
     assert found.state == state
-    assert status.note(status.summary(found)) == note
+    assert status_words.note(status.summary(found)) == note
     assert found.is_sure == (squeue != "down" and state != "unknown")
     assert len(queue.calls) == (0 if own == "finished" else len(set(queue.calls)))
 
@@ -273,7 +274,7 @@ def test_a_run_of_another_cluster_is_believed(
     queue.squeue = "7|CANCELLED|N/A|None"  # a job of this cluster, which is none of its business
     found = status.run_statuses([MeasuredRun.read(run.path)])[0]
     told = status.summary(found)
-    assert (found.state, status.note(told), told["where"]) == (state, note, "b")
+    assert (found.state, status_words.note(told), told["where"]) == (state, note, "b")
     assert found.is_sure == (own == "finished")
     assert queue.calls == []
 

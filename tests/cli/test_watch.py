@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 from rich.screen import Screen
 
-from slurmft.cli.watch import ASCII_LEVELS, LEVELS, RunView, draw
 from slurmft.core import process
 from slurmft.core.files import write_json
 from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir
+from slurmft.show.watch_screen import ASCII_LEVELS, LEVELS, RunView, draw
 from tests.conftest import slurmft
 from tests.support import terminal
 from tests.support.made_runs import write_run

@@ -10,6 +10,7 @@ import pytest
 
 from slurmft.cluster import cost
 from slurmft.runs.scan import MeasuredRun
+from slurmft.show import costs
 
 GIB = 2**30
 COST: dict[str, Any] = {
@@ -46,14 +47,14 @@ def test_all_attempts_count(tmp_path: Path) -> None:
     assert found["gpu_hours"] == pytest.approx(4 * 1.5)
     assert found["longest_s"] == 3600
     assert found["energy_j"] is found["peak_memory_bytes"] is None
-    assert cost.words(found) == "3.00 node-hours, 6.00 GPU-hours, 15.00 CPU-hours; energy unknown"
+    assert costs.words(found) == "3.00 node-hours, 6.00 GPU-hours, 15.00 CPU-hours; energy unknown"
 
 
 def test_words() -> None:
-    assert cost.words(COST) == (
+    assert costs.words(COST) == (
         "2.50 node-hours, 10.00 GPU-hours; 9.0 GiB of 64.0 GiB a node; energy 2 kWh"
     )
-    lines = cost.table(["a", "b"], [COST, COST | {"gpu_hours": None, "energy_j": None}])
+    lines = costs.table(["a", "b"], [COST, COST | {"gpu_hours": None, "energy_j": None}])
     assert lines[2].split() == [
         "b",
         "2.50",

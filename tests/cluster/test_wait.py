@@ -16,7 +16,7 @@ from slurmft.cluster.slurm import commands
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
-from slurmft.runs import shapes
+from slurmft.core.run_files import RESULT_KEYS
 from slurmft.runs.rundir import RunDir
 from tests.support.lockfs import TwoNodes
 from tests.support.made_runs import write_run
@@ -118,7 +118,7 @@ def test_the_end_of_a_run_is_seen_at_once(
     run: RunDir, clock: Clock, recorded: str, slurm: str
 ) -> None:
     """The script ends some seconds after it has recorded the end."""
-    write_json(run.result, dict.fromkeys(shapes.RESULT, 0))
+    write_json(run.result, dict.fromkeys(RESULT_KEYS, 0))
     clock.at(1000, lambda: run.set_state(recorded))
     clock.at(1003, lambda: clock.set(slurm))
     watch = follow(run, clock, 1e6)
@@ -236,7 +236,7 @@ def test_a_result_that_nfs_remembers_as_absent(
     clock.set("COMPLETED")
     remember_absent_names(monkeypatch, run.path)
     assert not run.result.exists()
-    result = dict.fromkeys(shapes.RESULT, 0)
+    result = dict.fromkeys(RESULT_KEYS, 0)
     clock.at(2, lambda: write_json(run.result, result))
     assert JobWatch(run).wait() == result
 

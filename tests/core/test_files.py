@@ -6,7 +6,6 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,31 +62,13 @@ def test_a_file_that_nfs_remembers_as_absent(
     assert not files.exists_now(tmp_path / "no folder" / "file")
 
 
-@pytest.mark.parametrize(
-    ("shape", "good", "bad"),
-    [
-        (int, [0, -5, 2**63 - 1], [True, 1.0, "1", None, 2**63]),
-        (float, [0, 1.5, -(2.0**62)], [False, float("nan"), float("inf"), 10**400, 1e19, "1"]),
-        (bool, [True, False], [0, "", None]),
-        (None, [None], [0, ""]),
-        (range(1, 3), [1, 2], [0, 3, 1.0, True]),
-        ((str, None), ["", None], [1]),
-        ([int], [[], [1, 2]], [{}, [1, "2"], [None]]),
-        ({"a": int, "b?": str}, [{"a": 1}, {"a": 1, "b": "", "c": []}], [{}, {"a": 1, "b": 2}, []]),
-        ({...: int}, [{}, {"a": 1}], [{"a": 1, "b": ""}]),
-    ],
-)
-def test_shapes(shape: files.Shape, good: list[Any], bad: list[Any]) -> None:
-    assert [value for value in good if not files.fits(value, shape)] == []
-    assert [value for value in bad if files.fits(value, shape)] == []
-
-
-def test_keys_that_do_not_fit_are_none() -> None:
-    found = files.pick({"a": 1, "b": "x", "d": 4}, {"a": int, "b": int, "c": int})
-    assert found == {"a": 1, "b": None, "c": None}
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "null", "[" * 100_000, '{"a": "x"}', "\udcff"])
-def test_a_file_of_another_shape_counts_as_absent(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "[1]", "null", "[" * 100_000, "\udcff"])
+def test_a_damaged_file_counts_as_absent(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
-    assert files.read_json(tmp_path / "x.json", {"a": int}) is None
+    assert files.read_json(tmp_path / "x.json") is None
+
+
+def test_numbers() -> None:
+    assert all(map(files.is_number, [0, -5, 2**63 - 1, 1.5, -(2.0**62)]))
+    bad = [False, float("nan"), float("inf"), 10**400, 1e19, "1", None]
+    assert not any(map(files.is_number, bad))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Failure
 from slurmft.core.terminal import plain
-from slurmft.runs.progress import Progress
+from slurmft.show.progress import Progress
 from tests.conftest import slurmft
 from tests.support.made_runs import write_run
 

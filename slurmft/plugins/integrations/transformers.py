@@ -13,6 +13,7 @@ from typing import Any
 from transformers.trainer import TRAINER_STATE_NAME, Trainer
 from transformers.trainer_callback import TrainerCallback
 
+from slurmft.core.decode import read
 from slurmft.core.files import is_number, read_json, write_json
 from slurmft.plugins.integrations.attached import add_to_all, attached
 
@@ -134,7 +135,7 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def _find(self, newest: Path | None) -> str | None:
         if newest and not self._process.saved:
-            self._process.saved = read_json(newest / _SAVED, {...: [str]}) or {}
+            self._process.saved = read(newest / _SAVED, dict[str, list[str]]) or {}
         for path in reversed(self._process.saved.get(str(self._process.trainings), [])):
             if read_json(Path(path, TRAINER_STATE_NAME)):  # the last that Trainer writes
                 step = self._process.steps_before + int(path.rpartition("-")[2])

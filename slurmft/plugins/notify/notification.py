@@ -25,9 +25,9 @@ from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import FINAL_STATES
 from slurmft.core.text import duration
-from slurmft.runs.progress import metrics_words
 from slurmft.runs.records import latest, warn
 from slurmft.runs.rundir import RunDir
+from slurmft.show.progress import metrics_words
 
 SEND_S = 15
 """What sending may take, all in all."""

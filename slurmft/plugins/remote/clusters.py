@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.files import fits
 from slurmft.core.site import in_file
 
 _EXAMPLE = '[juwels]\\nhost = "juwels"\\npython = "~/slurmft-venv/bin/python"'
 _KINDS: dict[str, tuple[Any, str]] = {
-    "setup": ([str], "a list of strings"), "site": (dict, "a table"),
+    "setup": (list[str], "a list of strings"), "site": (dict[str, Any], "a table"),
 }  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def _cluster(name: str, values: Any) -> Cluster:
         if key not in known[1:]:
             raise in_file(where, unknown("key", key, known[1:]))
         shape, kind = _KINDS.get(key, (str, "a text"))
-        if not fits(value, shape):
+        if not matches(value, shape):
             raise UsageError(f"{where}: {key} must be {kind}, not {value!r}")
     given: dict[str, Any] = {"name": name, "host": name}
     made = Cluster(**given | values)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.credentials import redact
+from slurmft.core.decode import matches, read
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
@@ -176,7 +177,7 @@ class Forwarded:
         if not names:
             return
         record = _state("sent", f"{self.cluster.name}-{_hash(self.project)}.json")
-        sent = (read_json(record, {"names": [str]}) or {"names": []})["names"]
+        sent = (read(record, dict[str, list[str]]) or {}).get("names", [])
         gone = [n for n in sent if n not in set(names) and not os.path.lexists(self.root / n)]
         self.connection.send(self.root, [*names, *gone], self.project)
         if self.found:  # of the code alone: data may be of jobs that still wait
@@ -282,7 +283,9 @@ class Forwarded:
         asked = [word for word in self.typed if word != "--follow"]
         key = _hash(self.cluster.name, str(self.here), *asked, *self.program)
         record = _state("requests", f"{key}.json")
-        kept = read_json(record, {"id": str})
+        kept = read_json(record)
+        if not matches((kept or {}).get("id"), str):
+            kept = None
         facts = kept or {"id": os.urandom(16).hex(), "time": time.time()}
         write_json(record, facts)
         git = self.found if self.found and self.found.mode == "git" else None

@@ -14,8 +14,9 @@ from slurmft import locks
 from slurmft.cluster.status import RunStatus, run_statuses
 from slurmft.core import permissions
 from slurmft.core.credentials import redact
+from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
-from slurmft.core.files import fits, write_text
+from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.plugins.studies import spec
 from slurmft.plugins.studies.spec import Cell, Study
@@ -164,6 +165,14 @@ class StudyStatus:
         return sum(r.state == state for r in self.repeats)
 
 
+@dataclass(frozen=True)
+class _OfStudy:
+    """What a run of a study says of its place there."""
+
+    cell: dict[str, Any]
+    repeat: int
+
+
 def study_status(study: Study, folder: Path) -> StudyStatus:
     """Reads the runs in a study's folder, and asks for the states of their jobs."""
     runs, problems = find_runs(folder)
@@ -171,7 +180,7 @@ def study_status(study: Study, folder: Path) -> StudyStatus:
     others: list[RunStatus] = []
     for status in run_statuses(runs):
         found, repeat = status.run.study or {}, None
-        if found.get("name") == study.name and fits(found, {"cell": dict, "repeat": int}):
+        if found.get("name") == study.name and matches(found, _OfStudy):
             repeat = repeats.get((spec.key_of(found["cell"]), found["repeat"]))
         (repeat.tries if repeat else others).append(status)
     return StudyStatus(list(repeats.values()), others, problems)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
-from slurmft.core.files import Shape, fits
 
 CONFIGURATION = "configuration"
 """Column of a chart's bars that are named PRECISION-BATCHSIZE."""
@@ -66,13 +66,16 @@ def load(path: Path) -> list[PublishedTable]:
     return tables
 
 
-_TABLE: Shape = {"columns": [object], "rows": [[object]]}
+@dataclass(frozen=True)
+class _Table:
+    columns: list[Any]
+    rows: list[list[Any]]
 
 
 def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
     """The tables of a file; none: it has other values there."""
     given, notes, setup = raw.get("tables", [raw]), raw.get("notes", []), raw.get("setup", {})
-    if not fits(given, [_TABLE]):
+    if not matches(given, list[_Table]):
         return []
     if any(not t["columns"] or {len(r) for r in t["rows"]} - {len(t["columns"])} for t in given):
         return []

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from slurmft.core.config import JobConfig
+from slurmft.core.decode import read
 from slurmft.core.errors import UsageError
-from slurmft.core.files import read_json, write_json
+from slurmft.core.files import write_json
 from slurmft.plugins.trackers import adapters
 from slurmft.plugins.trackers.adapters import Target
 from slurmft.runs.rundir import RunDir
@@ -160,7 +161,7 @@ class _TrackerThread(threading.Thread):
         config = self._run.load_config()
         self._run.tracking.mkdir(exist_ok=True)
         id_file = self._run.tracking / f"{self.name}.json"
-        run_id = (read_json(id_file, {"id": str}) or {}).get("id")
+        run_id = (read(id_file, dict[str, str]) or {}).get("id")
         target = Target(
             title=self._run.path.name,
             project=config.job.project,

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.node import hardware
-from slurmft.runs.progress import describe_epoch, result_table
+from slurmft.show.progress import describe_epoch
+from slurmft.show.result_table import result_table
 from slurmft.train.login import model_card
 from slurmft.train.loop.environment import describe_rank, import_times, peak_memory_bytes, versions
 from slurmft.train.loop.learner import STEADIER, MicroBatch, Step

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
-from slurmft.core.files import Shape, fits, is_number
+from slurmft.core.files import is_number
 from slurmft.plugins.studies import cells, stats
 from slurmft.plugins.studies.report.provenance import of_ranks, readers
 from slurmft.plugins.studies.stats import Array
@@ -181,11 +182,11 @@ def _read_side(name: str, path: str) -> Side:
     return Side(name, tuple(usable), tuple(notes))
 
 
-_NEEDED: dict[str, Shape] = {
+_NEEDED: dict[str, Any] = {
     "train_samples_per_s": float, "global_batch_size": float, "evaluate_samples": float,
-    "attempts": int, "phases_s": {...: float}, "metrics": dict,
+    "attempts": int, "phases_s": dict[str, float], "metrics": dict[str, Any],
 }  # fmt: skip
-_NEEDED_OF_PROGRAM: dict[str, Shape] = {"attempts": int, "metrics": dict, "wall_s": float}
+_NEEDED_OF_PROGRAM: dict[str, Any] = {"attempts": int, "metrics": dict[str, Any], "wall_s": float}
 _ABOVE_0 = ("train_samples_per_s", "global_batch_size", "wall_s")
 
 
@@ -194,8 +195,8 @@ def _missing_values(run: MeasuredRun) -> str:
     result = {"attempts": 1} | (run.result or {})
     needed = _NEEDED_OF_PROGRAM if run.is_own else _NEEDED
     missing = []
-    for name, shape in needed.items():
-        is_usable = fits(result.get(name), shape)
+    for name, kind in needed.items():
+        is_usable = matches(result.get(name), kind)
         if is_usable and name in _ABOVE_0:
             is_usable = result[name] > 0
         if not is_usable:

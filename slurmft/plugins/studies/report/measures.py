@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
-from slurmft.core.files import fits, is_number
+from slurmft.core.files import is_number
 from slurmft.plugins.studies import cells, spec
 from slurmft.plugins.studies.cells import BATCH_FIELDS, DEVICE_FIELDS, fields_of, varied
 from slurmft.plugins.studies.spec import GLOBAL_BATCH_SIZE, Cell, Study
@@ -53,6 +54,14 @@ class RunSet:
         return any(run.is_own for run in self.runs)
 
 
+@dataclass(frozen=True)
+class _StudyOfRun:
+    """What a run of a study says of it."""
+
+    name: str
+    cell: dict[str, Any]
+
+
 def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
     """The runs (oldest first) by study, oldest study first; then those of no study, a set for each
     program, with this title."""
@@ -62,7 +71,7 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
         program, study = run.config["program"], run.study
         if program.get("kind") == "predict":
             continue  # it has trained nothing
-        if study and fits(study, {"name": str, "cell": dict}):
+        if study and matches(study, _StudyOfRun):
             # The nearest folder with a study.toml; not above that of its runs' folder.
             above = (path for path in list(run.path.parents)[:3] if (path / spec.FILE).is_file())
             studies.setdefault((study["name"], next(above, None)), []).append(run)

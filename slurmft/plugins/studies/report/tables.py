@@ -15,7 +15,7 @@ from slurmft.plugins.studies.report.formats import (
     without_folders,
 )
 from slurmft.plugins.studies.report.measures import METRIC, SCALED, Measure, Row, RunSet, label
-from slurmft.runs import classes
+from slurmft.show import classes
 
 
 def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
@@ -80,16 +80,16 @@ def class_tables(rows: Sequence[Row]) -> list[Table]:
     found = dict(list(classes.of(newest.result).items())[: classes.SHOWN])
     names, values = column("class", found, numeric=False), found.values()
     shown = [
-        column(key, (of_class[key] for of_class in values), digits)
+        column(key, (getattr(of_class, key) for of_class in values), digits)
         for key, digits in (("precision", 4), ("recall", 4), ("f1", 4), ("support", 0))
     ]
     total = len(measures.result_of(newest)["classes"])
     note = f"the {len(found)} of {total:,} classes with the lowest f1; all are in result.json"
     notes = [note] if total > len(found) else []
     made = [Table(f"Classes, {newest.name}", [names, *shown], notes)]
-    if not notes and all("predicted_as" in of_class for of_class in values):
+    if not notes and all(of_class.predicted_as is not None for of_class in values):
         cells = [
-            column(f"as {name}", (of_class["predicted_as"].get(name, 0) for of_class in values),
+            column(f"as {name}", ((each.predicted_as or {}).get(name, 0) for each in values),
                    rank=1)
             for name in found
         ]  # fmt: skip

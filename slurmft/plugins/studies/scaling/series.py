@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import fits
 from slurmft.plugins.studies.cells import COST_FIELDS
 from slurmft.plugins.studies.scaling.model import Row, Workload
 from slurmft.runs.scan import MeasuredRun
@@ -67,10 +66,15 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
     return {name: _series(name, group, tuple(notes)) for name, group in groups.items()}
 
 
+def _was_restarted(run: MeasuredRun) -> bool:
+    attempts = (run.result or {}).get("attempts")
+    return isinstance(attempts, int) and attempts > 1
+
+
 def _series(
     name: str, measured: Sequence[tuple[MeasuredRun, Row]], notes: tuple[str, ...]
 ) -> Series:
-    restarted = [r.name for r, _ in measured if fits(r.result, {"attempts": range(2, 2**31)})]
+    restarted = [run.name for run, _ in measured if _was_restarted(run)]
     if restarted:
         notes += (f"restarted, so start-up and rest are not used: {', '.join(restarted)}",)
     if any(row.nodes > len(run.hosts) > 0 for run, row in measured):

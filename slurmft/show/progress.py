@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live bar or plain lines, and the table at its end.
+"""The progress of a run as it comes: one live bar on a terminal, plain lines elsewhere.
 
 Drawn from the run's records, so that rank 0 on a compute node and a follower on the login node
 show the same.
@@ -9,10 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from slurmft.core.files import pick
 from slurmft.core.terminal import plain, raw
-from slurmft.core.text import duration, hanging, in_bytes, number
-from slurmft.runs import classes, shapes
+from slurmft.core.text import duration, number
 
 Record = dict[str, Any]
 
@@ -78,12 +76,12 @@ class Progress:
             self.say(describe_step(record))
 
 
-_UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
+UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
 """What comes of a record that lacks a value, or has one of another type."""
 
 
 def describe_start(r: Record) -> str:
-    with contextlib.suppress(*_UNLIKE):
+    with contextlib.suppress(*UNLIKE):
         what = (
             f"{r['task']} on {r['world_size']:d} process(es), {r['nodes']:d} node(s): "
             f"{r['precision']}, {r['backend']}, global batch {batch(r)}, {r['total_steps']} steps, "
@@ -170,55 +168,3 @@ def describe(record: Record) -> str | None:
     """An event in words; None for one that is shown in another way, or not at all."""
     event = str(record.get("event"))
     return _DESCRIBED[event](record) if event in _DESCRIBED else None
-
-
-def result_table(result: Record) -> str:
-    """The table at the end of a run, as text: metrics, and a row for all else that it has."""
-    metrics = pick(result, {"metrics": shapes.METRICS})["metrics"] or {}
-    rows = [(name, number(value)) for name, value in metrics.items()]
-    for name, words in _ROWS.items():
-        with contextlib.suppress(*_UNLIKE):
-            rows.append((name, words(result)))
-    rows = [row for row in rows if row[1]]
-    width = max((len(name) for name, _ in rows), default=0)
-    lines = [hanging(f"  {name:<{width}}  ", value, width + 4) for name, value in rows]
-    if own := classes.lines(result):
-        lines += ["", *(f"  {line}" for line in own)]
-    bar = "-" * max((len(part) for line in lines for part in line.splitlines()), default=0)
-    return "\n".join([bar, *lines, bar])
-
-
-def _rates(result: Record, phase: str) -> str:
-    rate = result[f"{phase}_samples_per_s"]
-    return f"{rate:,.0f} samples/s, {rate / result['world_size']:,.0f} per process"
-
-
-def _memory(peaks: list[int]) -> str:
-    return f"{in_bytes(max(peaks))} in the largest rank, {in_bytes(min(peaks))} in the smallest"
-
-
-def _time(r: Record) -> str:
-    again = f"; job started {r['attempts']:d} times" if r["attempts"] > 1 else ""
-    start = f", including {r['startup_s']:.1f} s start-up" if "startup_s" in r else ""
-    return f"{duration(r['wall_s'])}{start}{again}"
-
-
-_ROWS: dict[str, Callable[[Record], str]] = {
-    "predictions": lambda r: f"{r['output']:s}",
-    "loss": lambda r: f"{r['loss']:.4f}",
-    "processes": lambda r: f"{r['world_size']:d} on {r['nodes']:d} node(s)",
-    "global batch": lambda r: f"{r['global_batch_size']:d} samples, {r['steps']:d} steps",
-    "precision": lambda r: f"{r['precision']:s}, {r['backend']:s}",
-    "imports": imports,
-    "phases": lambda r: "  ".join(f"{k} {s:.3f} s" for k, s in dict.items(r["phases_s"])),
-    "train": lambda r: _rates(r, "train"),
-    "evaluate": lambda r: _rates(r, "evaluate"),
-    "tokens": lambda r: (
-        f"{r['train_tokens_per_s']:,.0f} real tokens/s in training, "
-        f"{r['train_padded_tokens_per_s']:,.0f} with padding"
-    ),
-    "model": lambda r: f"{r['train_model_tflop_per_s']:,.3g} TFLOP/s in training",
-    "peak memory": lambda r: _memory(r["peak_memory_bytes"]),
-    "time": _time,
-}
-"""Rows and their words; a row whose values a result has not, or of another type, is left out."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurmft.runs.progress import describe
+from slurmft.show.progress import describe
 
 METRICS = {"accuracy": 0.5}
 

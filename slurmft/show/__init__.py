@@ -1,0 +1,1 @@
+"""Every word, line and table that a person sees of a run."""

@@ -1,0 +1,68 @@
+"""The table of `slurmft list`: a line for every run."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from slurmft.core.config import STAMP
+from slurmft.core.text import ScreenColumn, brief, duration, on_screen, screen_width
+from slurmft.show.progress import metrics_words
+from slurmft.show.status_words import UNSUCCESSFUL, note
+
+_WIDE_SCREEN = 80
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """Returns a line for every run; of the columns, those that the terminal has room for."""
+    users = [str(run["user"] or "-") for run in runs]
+    if len(set(users)) == 1:
+        users = ["-"] * len(runs)
+    least_result_width = 15 if screen_width() >= _WIDE_SCREEN else 20
+    columns = [
+        ScreenColumn("run", _short_names([run["name"] for run in runs]), 0, 26),
+        ScreenColumn("user", users, 4),
+        ScreenColumn("job", [str(run["job"] or "-") for run in runs], 5),
+        ScreenColumn("state", [run["state"] for run in runs]),
+        ScreenColumn("data", [_last_part(run["data"] or run["task"]) for run in runs], 1, 12),
+        ScreenColumn("model", [_last_part(run["model"]) for run in runs], 2, 8),
+        ScreenColumn("steps", [_steps(run) for run in runs], 3),
+        ScreenColumn("samples/s", [_speed(run) for run in runs], 7),
+        ScreenColumn("left", [_time_left(run) for run in runs], 6),
+        ScreenColumn("result", [_result(run) for run in runs], 0, least_result_width),
+    ]
+    return "\n".join(on_screen(columns))
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Leaves out the random part of names that are told apart by their time."""
+    short_names = [name.rpartition("-")[0] if STAMP.search(name) else name for name in names]
+    counts = Counter(short_names)
+    return [
+        short if counts[short] == 1 else name
+        for short, name in zip(short_names, names, strict=True)
+    ]
+
+
+def _last_part(source: str | None) -> str:
+    return (source or "-").rstrip("/").rpartition("/")[2]
+
+
+def _steps(run: dict[str, Any]) -> str:
+    return f"{run['steps_done']}/{run['steps_total']}" if run["steps_total"] else "-"
+
+
+def _speed(run: dict[str, Any]) -> str:
+    samples_per_s = run["samples_per_s"]
+    return "-" if samples_per_s is None else f"{samples_per_s:,.0f}"
+
+
+def _time_left(run: dict[str, Any]) -> str:
+    return duration(run["left_s"]) if run["left_s"] else "-"
+
+
+def _result(run: dict[str, Any]) -> str:
+    """Returns what a run has reached; of one that failed, why comes first."""
+    parts = [metrics_words(run["metrics"]), brief(note(run))]
+    if run["state"] in UNSUCCESSFUL:
+        parts.reverse()
+    return "; ".join(filter(None, parts)) or "-"

@@ -1,0 +1,71 @@
+"""The state of a run in words, its colour, and the commands that make sense then."""
+
+from typing import Any
+
+from slurmft.core.text import brief, number
+
+COLOURS = {
+    "running": "green",
+    "completed": "green",
+    "finished": "green",
+    "failed": "red",
+    "cancelled": "red",
+    "timeout": "red",
+    "pending": "yellow",
+    "requeued": "yellow",
+    "stopping": "yellow",
+}
+"""State, or Slurm's word for it -> the colour of a line that has it."""
+UNSUCCESSFUL = ("failed", "vanished", "cancelled")
+_AFTER_THE_END = ("logs", "resume", "follow")
+_NEXT = {
+    "running": ("follow", "watch", "logs", "cancel"),
+    "finished": ("report",),
+    "failed": _AFTER_THE_END,
+    "cancelled": _AFTER_THE_END,
+    "vanished": _AFTER_THE_END,
+}
+
+
+def next_commands(state: str) -> tuple[str, ...]:
+    """Returns the commands to type next; in other states than those above, as of a running run."""
+    return _NEXT.get(state, _NEXT["running"])
+
+
+def note(facts: dict[str, Any]) -> str:
+    """Returns the details of a state: its reason, the expected start, the number of requeues."""
+    state = str(facts["state"])
+    reason = str(facts["reason"]).removeprefix(f"{state}: ").removeprefix(f"{state}; ")
+    details = []
+    if reason != state and state != "finished":
+        details.append(reason)
+    if facts["expected_start"]:
+        details.append(f"starts about {facts['expected_start'].replace('T', ' ')}")
+    requeues = facts["requeues"]
+    if requeues == 1:
+        details.append("requeued once")
+    elif requeues:
+        details.append(f"requeued {requeues} times")
+    return "; ".join(filter(None, details))
+
+
+def state_words(facts: dict[str, Any]) -> str:
+    """ "requeued: BeginTime; starts about 2026-11-22 14:05:00; requeued 2 times" """
+    details = brief(note(facts))
+    return f"{facts['state']}: {details}" if details else str(facts["state"])
+
+
+def progress_words(facts: dict[str, Any]) -> str:
+    """ "step 120/500 (24 %), epoch 0.24, loss 0.4312" """
+    steps_done = facts["steps_done"]
+    steps_total = facts["steps_total"]
+    if steps_done is None or not steps_total:
+        return ""
+    parts = [f"step {steps_done}/{steps_total} ({100 * steps_done // steps_total} %)"]
+    if facts["epoch"] is not None:
+        parts.append(f"epoch {facts['epoch']:.2f}")
+    if facts["loss"] is not None:
+        parts.append(f"loss {number(facts['loss'])}")
+    if facts.get("evaluating"):
+        parts.append("evaluating {}/{} samples".format(*facts["evaluating"]))
+    return ", ".join(parts)
