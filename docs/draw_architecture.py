@@ -21,8 +21,11 @@ from html import escape
 from pathlib import Path
 
 COLOURS = {"train": "#2a7150", "job": "#a84a12"}
-"""Of the trainer and the door; white text is readable on all of them, on light and dark pages."""
-TOOLKIT = "#2c5a8c"
+"""Colours of the trainer and the door; white text is readable on all, on light and dark pages."""
+KERNEL = "#2c5a8c"
+PLUGIN = "#6b4a86"
+PLUGINS = "plugins"
+"""The package whose members have a box each."""
 OUTSIDE = "#7d8590"
 """Of text beside the boxes: readable on white and on black."""
 
@@ -54,8 +57,19 @@ def layers(root: Path) -> tuple[str, list[list[str]]]:
     with open(root / "pyproject.toml", "rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     contract = next(c for c in contracts if c["type"] == "layers")
-    split = [re.split(r"[|:]", layer) for layer in contract["layers"]]
-    return contract["containers"][0], [[name.strip(" ()") for name in names] for names in split]
+    package = contract["containers"][0]
+    rows: list[list[str]] = []
+    for layer in contract["layers"]:
+        names = [name.strip(" ()") for name in re.split(r"[|:]", layer)]
+        rows += plugin_rows(root / package) if names == [PLUGINS] else [names]
+    return package, rows
+
+
+def plugin_rows(package: Path, columns: int = 4) -> list[list[str]]:
+    """The names of the plug-ins, as rows of boxes."""
+    names = sorted(file.parent.name for file in (package / PLUGINS).glob("*/__init__.py"))
+    full = [f"{PLUGINS}.{name}" for name in names]
+    return [full[start : start + columns] for start in range(0, len(full), columns)]
 
 
 def parts(root: Path) -> list[list[Part]]:
@@ -73,7 +87,8 @@ def parts(root: Path) -> list[list[Part]]:
         targets = {t for m in inside for t in graph.find_modules_directly_imported_by(m)} - inside
         found = {target.split(".")[1] for target in targets if "." in target}
         imports = [other for other in order if other in found]
-        return Part(name, purpose(root / package / name), len(inside), imports)
+        place = root / package / name.replace(".", "/")
+        return Part(name, purpose(place), len(inside), imports)
 
     return [[part(name) for name in layer] for layer in names]
 
@@ -105,6 +120,11 @@ def draw(layers: list[list[Part]]) -> str:
     return "\n".join([head, *shapes, "</svg>"]) + "\n"
 
 
+def colour_of(part: Part) -> str:
+    """The colour of a box."""
+    return PLUGIN if part.name.startswith(PLUGINS) else COLOURS.get(part.name, KERNEL)
+
+
 def lines(part: Part, width: float) -> list[tuple[str, str]]:
     """What a box says below the name, line by line, with its colour."""
     characters = int((width - 2 * PADDING) / CHARACTER)
@@ -117,11 +137,11 @@ def box(
 ) -> Iterator[str]:
     """A part: its name, its purpose, its facts."""
     place = f'x="{x:.0f}" y="{y}" width="{width:.0f}" height="{height}"'
-    yield f'<rect {place} rx="6" fill="{COLOURS.get(part.name, TOOLKIT)}"/>'
+    yield f'<rect {place} rx="6" fill="{colour_of(part)}"/>'
     x += PADDING
     yield (
         f'<text x="{x:.0f}" y="{y + 25}" fill="#ffffff" font-family="{MONO}" font-size="15" '
-        f'font-weight="600">{escape(part.name)}</text>'
+        f'font-weight="600">{escape(part.name.rpartition(".")[2])}</text>'
     )
     for i, (line, colour) in enumerate(text):
         place = f'x="{x:.0f}" y="{y + 45 + 18 * i}"'
@@ -142,7 +162,12 @@ def arrow(bottom: int) -> Iterator[str]:
 
 def legend(y: int) -> Iterator[str]:
     """What the colours mean."""
-    kinds = {"the toolkit": TOOLKIT, "the trainer": COLOURS["train"], "the door": COLOURS["job"]}
+    kinds = {
+        "the kernel": KERNEL,
+        "the door": COLOURS["job"],
+        "the trainer": COLOURS["train"],
+        "plug-ins": PLUGIN,
+    }
     for i, (words, colour) in enumerate(kinds.items()):
         x = LEFT + 110 * i
         yield f'<rect x="{x}" y="{y - 10}" width="11" height="11" rx="2" fill="{colour}"/>'
