@@ -73,8 +73,9 @@ def next_commands(
     """The commands that a user types next, with this run's path in them."""
     lines = []
     for name in which:
-        entry = plugins.get(plugins.COMMANDS, name, "command")
-        lines.append((command(name, pasted(run_dir)), entry.summary()))
+        entry = plugins.find(plugins.COMMANDS, name)
+        if entry is not None:
+            lines.append((command(name, pasted(run_dir)), entry.summary()))
     return next_lines(lines)
 
 
@@ -82,9 +83,9 @@ def next_lines(commands: Sequence[tuple[str, str]]) -> str:
     """Commands and what they do; without these words where the terminal has no room for them."""
     from slurmft.core.text import screen_width  # not above: --help need not wait for it
 
-    width = max(len(line) for line, _ in commands)
+    width = max((len(line) for line, _ in commands), default=0)
     lines = [f"  {line:<{width}}  # {words}" for line, words in commands]
-    if max(map(len, lines)) > screen_width():
+    if any(len(line) > screen_width() for line in lines):
         lines = [f"  {line}" for line, _ in commands]
     return "\n".join(["Next:", *lines])
 
