@@ -19,6 +19,7 @@ from slurmft.core.errors import Exit
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from slurmft.cli.parser import Parser
     from slurmft.core.config import RunConfig
 
 _SECTIONS = {
@@ -38,6 +39,21 @@ def load_command(name: str) -> ModuleType:
     import fails."""
     module: ModuleType = plugins.get(plugins.COMMANDS, name, "command").load()
     return module
+
+
+def command_parser(argv: Sequence[str]) -> "Parser | None":
+    """Returns the parser of the command that a command line names, or of a part of it, as in
+    `slurmft study run`; None where it has none.
+
+    Raises:
+        UsageError: there is no such command.
+    """
+    module = load_command(argv[0])
+    parts = getattr(module, "PARTS", {})
+    if len(argv) > 1 and argv[1] in parts:
+        part: Parser = parts[argv[1]].parser()
+        return part
+    return module.parser() if hasattr(module, "parser") else None
 
 
 def usage() -> str:

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from slurmft.core.errors import Exit, UsageError, unknown
@@ -98,6 +98,10 @@ class Parser(argparse.ArgumentParser):
                 action.help = argparse.SUPPRESS
         return super().format_help() + (f"\n{wrapped(self.more)}\n" if self.more else "")
 
+    def arguments(self) -> Iterator[argparse.Action]:
+        """All flags and arguments that were added, with what argparse knows of each."""
+        yield from self._actions
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see {self.prog} --help")
 
@@ -185,7 +189,7 @@ def _argument(option: Option) -> dict[str, Any]:
         return argument | {"action": argparse.BooleanOptionalAction}
     if option.is_repeatable:
         argument["action"] = "append"
-    argument["type"] = option.value_type
+    argument["type"] = input_path if option.path == "input" else option.value_type
     argument["metavar"] = option.metavar or "|".join(option.choices) or option.placeholder
     return argument
 
@@ -200,6 +204,17 @@ def print_json(value: Any) -> int:
     """Prints what --json asks for; returns the exit code."""
     print(to_json(value, indent=2))
     return Exit.OK
+
+
+def input_path(text: str) -> str:
+    """The type of an argument that names a file or folder to read: --on sends it along."""
+    return text
+
+
+def input_file(text: str) -> str:
+    """The type of an argument that names a file to read; a folder of that name is not sent along by
+    --on: it is there."""
+    return text
 
 
 def count(text: str) -> int:

@@ -155,7 +155,6 @@ class TrainConfig:
         metavar="TOKENS",
         least=1,
         decides_tokens=True,
-        commands=("data",),
     )
     source_prefix: str | None = option(
         None,
@@ -183,7 +182,6 @@ class TrainConfig:
         least=0,
         below="max_length",
         decides_tokens=True,
-        commands=("data",),
     )
     epochs: int | None = option(
         None,
@@ -562,12 +560,17 @@ def resolved(config: TrainConfig) -> ResolvedConfig:
     """Returns a configuration as a run needs it. What is open in it, as a prediction leaves the
     options of a training, is as in the recipe."""
     values = {name: getattr(config, name) for name in options(TrainConfig)}
-    required = ("epochs", "batch_size", "eval_batch_size", "learning_rate")
-    if any(values[name] is None for name in required):
-        names = ("task", "preset", "recipe", "as_published")
-        recipe = fill({name: values[name] for name in names})
-        values |= {name: recipe[name] for name in required if values[name] is None}
+    missing = [name for name in _REQUIRED if values[name] is None]
+    if missing:
+        filled = fill(values)
+        values |= {name: filled[name] for name in missing}
     return ResolvedConfig(**values)
+
+
+_REQUIRED = tuple(
+    each.name for each in dataclasses.fields(ResolvedConfig) if each.default is dataclasses.MISSING
+)
+"""Options that every run has a value of."""
 
 
 def local_steps(grad_comm: str) -> int | None:

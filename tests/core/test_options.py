@@ -2,10 +2,12 @@
 
 # No `from __future__ import annotations`: options are read from the types of their fields.
 
+import ast
 import dataclasses
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.options import Excludes, Needs, Option, build, check_options, option, options
 from slurmft.programs.description import OwnProgram
 from slurmft.train.config import TrainConfig
+from tests.support import CHECKOUT
 
 CONFIGURATIONS = (JobConfig, TrainConfig, OwnProgram)
 
@@ -209,3 +212,52 @@ def test_a_declaration_takes_only_known_facets() -> None:
     with pytest.raises(TypeError, match="afects"):
         option(1, "help", afects="nothing")  # type: ignore[call-arg]
     assert Option(1, "help").affects is None
+
+
+# --- no list of options away from the declarations ------------------------------------------------
+
+ALLOWED = {
+    ("slurmft/cli/list.py", "_SORTED_BY"): "columns of the list, most of them not options",
+    ("slurmft/cli/list.py", "_HAVING"): "columns of the list",
+    ("slurmft/runs/progress.py", "_ROWS"): "facts of a start's record, as the run resolved them",
+}
+"""File and name of a collection whose texts are called like options, and what they are."""
+
+
+def collections_of_options(file: Path, names: set[str]) -> Iterator[str]:
+    """The names of collections at the top of a module that hold three names of options or more;
+    declarations of options are no such collections."""
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
+            continue
+        texts = {
+            node.value
+            for node in ast.walk(statement.value)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        if len({text.lstrip("-").replace("-", "_") for text in texts} & names) >= 3:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            yield ast.unparse(target)
+
+
+def test_no_list_repeats_options() -> None:
+    """Whoever needs some options derives them from what the declarations say."""
+    names = {name for config in CONFIGURATIONS for name in options(config)}
+    found = [
+        (str(file.relative_to(CHECKOUT)), name)
+        for file in sorted((CHECKOUT / "slurmft").rglob("*.py"))
+        for name in collections_of_options(file, names)
+    ]
+    assert sorted(found) == sorted(ALLOWED)
+
+
+def test_a_list_that_repeats_options_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        "A = ('nodes', 'mem', 'other')\n"
+        "B: dict = {'nodes': 1, '--batch-size': 2, 'x': ['seed']}\n"
+        "C = frozenset({*('mem', 'qos'), 'time'})\n"
+        "D = [name for name in options if name != 'nodes']\n"
+    )
+    names = {name for config in CONFIGURATIONS for name in options(config)}
+    assert list(collections_of_options(file, names)) == ["B", "C"]

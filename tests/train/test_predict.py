@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from slurmft.core.options import options
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
+from slurmft.train.login.predict import configure
 from slurmft.train.login.rows import read_columns, write_rows
 from tests.conftest import Done, Following, assert_two_lines, slurmft
 from tests.support import until
+from tests.support.made_runs import write_run
 from tests.support.models import write_many_labels, write_seq2seq_model, write_words
 from tests.train.test_resume import one_rank
 from tests.train.test_trainer import emotion, train
@@ -175,3 +179,29 @@ def test_other_tasks(tmp_path: Path, tiny_model: Path) -> None:
                 assert len(predicted) == len(row["probability"])
             else:
                 assert isinstance(predicted, float if task == "text-regression" else str)
+
+
+def test_a_prediction_keeps_no_option_of_adapters(tmp_path: Path, tiny_model: Path) -> None:
+    """They were merged into the model: the options that need --lora go with it."""
+    file = write(tmp_path / "new.csv", {"text": ["hello"]})
+    run = write_run(
+        tmp_path / "run",
+        task="text-classification",
+        model=str(tiny_model),
+        text_column="text",
+        lora=16,
+        lora_alpha=32,
+        use_dora=True,
+        merge=True,
+        optimizer="auto",
+        reference_batch_size=64,
+    )
+    run.model.mkdir()
+    (run.model / "model.safetensors").touch()
+    config = configure(run, file, tmp_path / "out.csv", False, {"precision": "fp32"})
+    settings = config.program.settings
+    for name, each in options(TrainConfig).items():
+        if each.predicts == "reset":
+            assert settings[name] == each.default
+    assert settings["precision"] == "fp32"
+    assert settings["text_column"] == "text"

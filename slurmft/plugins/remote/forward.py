@@ -14,14 +14,17 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmft.cli import command_parser
+from slurmft.cli.parser import input_file, input_path
 from slurmft.core.credentials import redact
 from slurmft.core.decode import matches, read
-from slurmft.core.errors import Exit, UsageError
+from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
 from slurmft.plugins.remote.clusters import Cluster, clusters_file, named, word
@@ -36,15 +39,8 @@ LISTS = ("list", "doctor")
 """Commands that may be for several clusters."""
 HERE = ("completion", "pull")
 """Commands that do their work here."""
-_INPUTS = (
-    "--data", "--model", "--task", "--accelerate-config", "--hostfile", "--container",
-    "--published",
-)  # fmt: skip
-_SWITCHES = ("--follow", "--json", "--dry-run", "--overwrite", "--yes", "--debug")
 _NOT_FOUND = 127
 """A shell's exit code for a command that is not there."""
-_FILE_ARGUMENTS = ("study", "data", "predict")
-"""Commands whose arguments may be files here."""
 
 
 def dispatch(argv: Sequence[str]) -> int | None:
@@ -112,7 +108,9 @@ class Forwarded:
         self.cluster, self.connection = cluster, Connection(cluster)
         end = argv.index("--") if "--" in argv else len(argv)
         self.typed, self.program = argv[:end], argv[end:]
-        self.words, self.command = list(_apart(self.typed)), argv[0] if argv else ""
+        self.command = argv[0] if argv else ""
+        self.syntax = Syntax.of(self.typed)
+        self.words = list(_apart(self.typed, self.syntax))
         self.here = Path.cwd().resolve()
         self.root, self.found = self._snapshot()
         project = f"{self.root.name or 'root'}-{_hash(os.uname().nodename, str(self.root))}"
@@ -188,17 +186,19 @@ class Forwarded:
         """The words of the command line that name files or folders here: their number, and the
         path. CLUSTER:PATH is a path there."""
         for number, (flag, text) in enumerate(itertools.pairwise(self.words), start=1):
-            takes_value = flag.startswith("--") and "=" not in flag and flag not in _SWITCHES
-            is_argument = not takes_value and self.command in _FILE_ARGUMENTS
-            if flag not in _INPUTS and not is_argument:
+            takes_value = flag.startswith("--") and "=" not in flag
+            if takes_value and flag not in self.syntax.switches:
+                kind = self.syntax.inputs.get(flag)
+            else:
+                kind = self.syntax.argument
+            if kind is None:
                 continue
             there = text.removeprefix(f"{self.cluster.name}:")
             if there != text:
                 self.words[number] = there
                 continue
             path = Path(text).expanduser().absolute()
-            # A study's folder is there; its file is here.
-            is_here = path.is_file() if is_argument and self.command == "study" else path.exists()
+            is_here = path.is_file() if kind is input_file else path.exists()
             if text and is_here:
                 yield number, path
 
@@ -298,9 +298,43 @@ class Forwarded:
         record.unlink(missing_ok=True)
 
 
-def _apart(words: Sequence[str]) -> Iterator[str]:
+@dataclass(frozen=True)
+class Syntax:
+    """What the parser of a command says of its words."""
+
+    switches: frozenset[str] = frozenset()
+    """Flags that take no value."""
+    inputs: dict[str, Callable[[str], str]] = field(default_factory=dict)
+    """Flag that names a file or folder to read -> `input_path` or `input_file`."""
+    argument: Callable[[str], str] | None = None
+    """The same of an argument without a flag; None: the command reads none."""
+
+    @classmethod
+    def of(cls, argv: Sequence[str]) -> "Syntax":
+        """Returns the syntax of the command that a command line names; that of a command which is
+        not installed here is empty."""
+        try:
+            parser = command_parser(argv) if argv else None
+        except SlurmftError:  # the cluster may have it, as a plug-in
+            parser = None
+        switches: list[str] = []
+        inputs: dict[str, Callable[[str], str]] = {}
+        argument = None
+        for action in parser.arguments() if parser else ():
+            if action.nargs == 0:
+                switches += action.option_strings
+            elif action.type not in (input_path, input_file):
+                continue
+            elif action.option_strings:
+                inputs |= dict.fromkeys(action.option_strings, action.type)
+            else:
+                argument = action.type
+        return cls(frozenset(switches), inputs, argument)
+
+
+def _apart(words: Sequence[str], syntax: Syntax) -> Iterator[str]:
     """--flag=value as two words, of the flags whose values are looked at here."""
-    looked_at = (*_INPUTS, "--output", "--snapshot", "--snapshot-limit-mb")
+    looked_at = (*syntax.inputs, "--output", "--snapshot", "--snapshot-limit-mb")
     for each in words:
         flag, equals, value = each.partition("=")
         yield from (flag, value) if equals and flag in looked_at else (each,)

@@ -10,7 +10,7 @@ examples:
 
 from typing import Any
 
-from slurmft.cli.parser import Parser, given, print_json
+from slurmft.cli.parser import Parser, given, input_path, print_json
 from slurmft.core.errors import Exit
 from slurmft.core.options import options
 from slurmft.core.text import aligned, shown
@@ -21,17 +21,14 @@ from slurmft.train.login.inputs import Split, look
 from slurmft.train.login.sources import localize
 from slurmft.train.login.texts import SAMPLE, Lengths
 
-_FLAGS = (
-    "task", "task_option", "recipe", "preset", "model", "text_column", "text_pair_column",
-    "label_column", "max_length", "source_prefix",
-)  # fmt: skip
+_FLAGS = [name for name, each in options(TrainConfig).items() if "data" in each.commands]
 _CLASSES_SHOWN = 20
 
 
 def parser() -> Parser:
     command = Parser("slurmft data", __doc__)
     text = "folder with train and validation, or hub id (default: the recipe's)"
-    command.add_argument("data", metavar="DIR|ID", nargs="?", help=text)
+    command.add_argument("data", type=input_path, metavar="DIR|ID", nargs="?", help=text)
     command.add_json("the same, as JSON")
     return command.add_options(TrainConfig, "how to read it, as slurmft submit does", _FLAGS)
 

@@ -12,7 +12,7 @@ entities. A job that was stopped resumes with the rows that are left.
 from pathlib import Path
 
 from slurmft.cli import submit_or_show
-from slurmft.cli.parser import Parser, given
+from slurmft.cli.parser import Parser, given, input_file
 from slurmft.core.config import JobConfig
 from slurmft.core.options import options
 from slurmft.train.config import TrainConfig
@@ -23,7 +23,7 @@ _WHERE = options(JobConfig).keys() - {"runs_dir"}
 
 def parser() -> Parser:
     command = Parser("slurmft predict", __doc__).add_run()
-    command.add_argument("file", metavar="FILE", help="rows to predict")
+    command.add_argument("file", type=input_file, metavar="FILE", help="rows to predict")
     text = "file to write (default: NAME.predictions.csv in this folder, or as FILE ends)"
     command.add_argument("--output", metavar="FILE", help=text)
     text = "let it take the place of a file that is there"

@@ -30,13 +30,12 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure, resolve
 
 _SBATCH = [name for name, each in options(JobConfig).items() if each.sbatch]
-_NOT_HERE = {*_SBATCH, "requeue", "sbatch", "cluster"}
-"""Options of a job that sbatch must have."""
-_SAME = {
-    "partition": "Partition", "account": "Account", "qos": "QOS", "time": "TimeLimit",
-    "mem": "MinMemoryNode", "constraint": "Features", "reservation": "Reservation",
-}  # fmt: skip
-"""Options of a job, and what scontrol calls them."""
+_NOT_HERE = {
+    name for name, each in options(JobConfig).items() if each.at == "job" or name == "cluster"
+}
+"""Options that decide what the job is: sbatch must have them."""
+_SCONTROL = {name: each.scontrol for name, each in options(JobConfig).items() if each.scontrol}
+"""Options of a job, and the fields of `scontrol show job` that have their values."""
 
 
 def parser() -> Parser:
@@ -66,7 +65,7 @@ def job_values(environment: Mapping[str, str], asked: Mapping[str, str]) -> dict
         "exclusive": asked.get("OverSubscribe") == "NO",
         "requeue": asked.get("Requeue") == "1",
     }
-    found |= {option: asked.get(name) for option, name in _SAME.items()}
+    found |= {option: asked.get(name) for option, name in _SCONTROL.items()}
     others = {"nodelist": asked.get("ReqNodeList"), "exclude": asked.get("ExcNodeList")}
     gpus = re.search(r"\bgpu:(?:([^:,()]+):)?(\d+)", asked.get("TresPerNode", ""))
     if gpus and gpus[1]:

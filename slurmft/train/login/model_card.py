@@ -12,20 +12,21 @@ from typing import Any
 from slurmft.core import fingerprint
 from slurmft.core.files import write_text
 from slurmft.core.hub import is_local
+from slurmft.core.options import options
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.task_facts import TASKS
 
 FILE = "README.md"
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-_SETTINGS = (
-    "recipe", "epochs", "max_steps", "batch_size", "gradient_accumulation_steps", "learning_rate",
-    "lr_schedule", "warmup_steps", "warmup_ratio", "weight_decay", "max_grad_norm", "max_length",
-    "max_target_length", "source_prefix", "num_beams", "doc_stride", "batching", "dropout", "seed",
-    "early_stopping", "class_weights", "lora", "lora_alpha", "lora_dropout", "lora_targets",
-    "use_rslora", "use_dora", "merge",
-)  # fmt: skip
-_CHOSEN = ("epochs", "precision", "global_batch_size", "backend", "optimizer", "learning_rate")
+_SETTINGS = [
+    name
+    for name, each in options(TrainConfig).items()
+    # A card is public: it names no path. What a task of the user's own is given may hold one.
+    if each.affects_result and each.path is None and not each.is_repeatable
+]
+"""Options that the card shows."""
+_CHOSEN = (*_SETTINGS, "global_batch_size", "backend")
 """Settings that a run may choose for itself: its result has the value that it used."""
 _PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "peft", "datasets", "tokenizers")
 _GLUE = "nyu-mll/glue"

@@ -8,7 +8,7 @@ from slurmft.core import fingerprint
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
-from slurmft.core.options import build
+from slurmft.core.options import build, options
 from slurmft.core.program import Program
 from slurmft.core.site import merge, site_defaults
 from slurmft.runs.rundir import RunDir
@@ -26,7 +26,7 @@ MODULES = ("sequence", "multi_label", "tokens", "seq2seq")
 """Modules of `slurmft.train.tasks` whose results are rows."""
 _CHECKED_BYTES = 2**28
 """Of larger files only the first rows are read at submission."""
-_CHANGED_BY_FLAGS = ("eval_batch_size", "max_length", "precision")
+_CHANGED_BY_FLAGS = [name for name, each in options(TrainConfig).items() if each.predicts == "flag"]
 """Options of a training that a prediction may have otherwise."""
 
 
@@ -99,10 +99,12 @@ def _trained(run: RunDir) -> TrainConfig:
 
 def _without_training_options(train: TrainConfig) -> TrainConfig:
     """Returns a configuration without the options that only a training has."""
-    changes: dict[str, Any] = dict.fromkeys(("lora", "max_steps", "dropout"))
-    switches = ("cpu_offload", "activation_checkpointing", "merge", "load_in_4bit")
-    changes |= dict.fromkeys(switches, False)
-    return dataclasses.replace(train, shard="none", **changes)
+    changes = {
+        name: each.default
+        for name, each in options(TrainConfig).items()
+        if each.predicts == "reset"
+    }
+    return dataclasses.replace(train, **changes)
 
 
 def _check_files(file: Path, output: Path, overwrite: bool) -> None:

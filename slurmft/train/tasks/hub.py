@@ -16,6 +16,7 @@ from slurmft.core import permissions
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import hub_cache, is_local
+from slurmft.core.options import options
 from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
@@ -28,11 +29,8 @@ from slurmft.train.tasks.base import Task, set_dropout
 
 Loaded = TypeVar("Loaded")
 
-_SETTINGS = (
-    "task", "preset", "text_column", "text_pair_column", "label_column", "source_prefix",
-    "max_length", "max_target_length", "doc_stride",
-)  # fmt: skip
-"""Those of a configuration that decide its tokens."""
+_SETTINGS = [name for name, each in options(TrainConfig).items() if each.decides_tokens]
+"""Options that the tokens depend on, besides those that name model and data."""
 _SHARED_CODE = (
     "data/tables.py", "data/token_data.py", "login/cells.py", "login/formats.py", "login/rows.py",
 )  # fmt: skip

@@ -24,15 +24,9 @@ from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.sources import check_given
 
-_ON_PODS = (
-    *("nodes", "nproc_per_node", "profile", "interface", "rdzv_timeout_s"),
-    *("share_with_group", "log_with", "file_locks", "max_requeues", "max_restarts"),
-    *("hang_timeout_s", "stop_lead_s"),
-    *("checkpoint_every", "checkpoint_every_steps", "keep_checkpoints"),
-)
+_ON_PODS = [name for name, each in options(JobConfig).items() if "render" in each.commands]
 """Options of a job that mean something on Kubernetes."""
-
-_OF_PROGRAMS = FLAGS.keys() - {"env", "accelerate_config", "snapshot", "snapshot_limit_mb"}
+_IN_IMAGE = [name for name, each in FLAGS.items() if "render" in each.commands]
 """Options of a program of the user's own there: its code and environment are the image's."""
 
 
@@ -53,7 +47,7 @@ def kubernetes_parser() -> Parser:
     add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")
     command.add_options(TrainConfig, "what to train")
-    command.add_options(OwnProgram, "or a program of your own, after --", _OF_PROGRAMS)
+    command.add_options(OwnProgram, "or a program of your own, after --", _IN_IMAGE)
     return command.add_options(JobConfig, "how to run it", _ON_PODS)
 
 

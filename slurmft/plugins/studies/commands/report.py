@@ -24,7 +24,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from slurmft.cli.parser import Parser, above_zero, print_json
+from slurmft.cli.parser import Parser, above_zero, input_path, print_json
 from slurmft.core.errors import Exit, UsageError, unknown
 from slurmft.core.text import screen_width
 from slurmft.plugins.studies.report import plots
@@ -61,7 +61,10 @@ def _print_report(arguments: argparse.Namespace) -> int:
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, list(FORMATS))
     sections, problems = collect_sections(
-        arguments.paths, arguments.published, arguments.title, arguments.peak_tflop_per_s
+        arguments.paths,
+        [Path(name) for name in arguments.published],
+        arguments.title,
+        arguments.peak_tflop_per_s,
     )
     output = arguments.output
     if output is not None:
@@ -87,7 +90,7 @@ def parser() -> Parser:
     printed = "what to print (default: text; with --output only the names of the files)"
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
     beside = "published tables to compare with; repeatable (default: what the study names)"
-    add("--published", type=Path, action="append", default=[], metavar="FILE", help=beside)
+    add("--published", type=input_path, action="append", default=[], metavar="FILE", help=beside)
     peak = "what a device computes at most, as `slurmft doctor` measures its matmuls: tables have "
     peak += "the model FLOPs utilisation then"
     add("--peak-tflop-per-s", type=above_zero, metavar="X", help=peak)

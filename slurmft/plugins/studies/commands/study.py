@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.cli import command, next_lines, pasted
-from slurmft.cli.parser import Parser, Part, confirmed, given, print_json, run_part
+from slurmft.cli.parser import Parser, Part, confirmed, given, input_file, print_json, run_part
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
@@ -82,7 +82,7 @@ def run_parser() -> Parser:
 
 def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
     parser = Parser(f"slurmft study {part}", main.__doc__)
-    parser.add_argument("study", help="study file, or the folder of a study")
+    parser.add_argument("study", type=input_file, help="study file, or the folder of a study")
     place = "folder of the studies' folders, shared by all nodes (default: studies)"
     parser.add_argument("--studies-dir", default="studies", metavar="DIR", help=place)
     return parser

@@ -1,0 +1,62 @@
+"""Which words of a command line name files that are sent: the parsers of the commands say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmft.plugins.remote.clusters import Cluster
+from slurmft.plugins.remote.forward import Forwarded
+
+
+def sent(*argv: str) -> list[str]:
+    """Returns the names of the inputs that a command line sends to a cluster."""
+    forwarded = Forwarded(Cluster(name="lab"), list(argv))
+    return [path.name for _, path in forwarded._inputs()]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    Path("new.csv").write_text("text\nhello\n")
+
+
+@pytest.mark.parametrize(
+    "switch", ["--exclusive", "--no-requeue", "--follow", "--share-with-group", "--strict"]
+)
+def test_a_switch_takes_no_value(switch: str) -> None:
+    assert sent("predict", "last", switch, "new.csv") == ["new.csv"]
+    assert sent("submit", switch, "--data", "new.csv") == ["new.csv"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("submit", "--data=new.csv"),
+        ("submit", "--model", "new.csv"),
+        ("run", "--accelerate-config", "new.csv", "--", "true"),
+        ("study", "run", "new.csv", "--yes"),
+        ("data", "new.csv"),
+        ("report", "last", "--published", "new.csv"),
+    ],
+)
+def test_inputs_are_sent(words: tuple[str, ...]) -> None:
+    assert sent(*words) == ["new.csv"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "last", "--partition", "new.csv"),
+        ("list", "--data", "new.csv"),
+        ("submit", "--data", "absent.csv"),
+        ("study", "run", "."),
+        ("command-of-the-cluster", "new.csv"),
+    ],
+)
+def test_other_words_are_not_sent(words: tuple[str, ...]) -> None:
+    """A value of a flag that names no input; a filter of `list`; a study's folder, which is there;
+    a command that is not installed here."""
+    assert sent(*words) == []
