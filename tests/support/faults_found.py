@@ -31,7 +31,10 @@ TESTS_OF = {
     "slurmft/job/checkpoints.py": [
         "tests/job/test_checkpoints.py", "tests/train/test_checkpoint.py",
     ],
-    "slurmft/cluster/slurm/commands.py": ["tests/cluster/test_commands.py", "tests/slurm"],
+    "slurmft/cluster/slurm/commands.py": [
+        "tests/cluster/test_commands.py", "tests/slurm/test_waiting.py",
+        "tests/slurm/test_commands.py",
+    ],
     "slurmft/node/rendezvous.py": [
         "tests/node/test_rendezvous.py", "tests/node/test_peers.py", "tests/core/test_security.py",
     ],

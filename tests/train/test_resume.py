@@ -181,14 +181,14 @@ def await_evaluation(run: RunDir, total: int) -> None:
 def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     """In that of an epoch, and in that of the test split: what was predicted before is kept, and
     every sample is predicted once."""
-    data = write_emotion(tmp_path / "data", train=24, validation=3000)
+    data = write_emotion(tmp_path / "data", train=24, validation=1600)
     rows = (data / "validation.jsonl").read_text().splitlines(keepends=True)
-    (data / "test.jsonl").write_text("".join(rows[:2000]))
+    (data / "test.jsonl").write_text("".join(rows[:1000]))
     flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
     job = Following(*EXACT, *flags, *source, imported=True)
     job.at_step(2)
-    for total in (1500, 1000):  # samples of a rank: of the validation data, of the test split
+    for total in (800, 500):  # samples of a rank: of the validation data, of the test split
         await_evaluation(job.run, total)
         os.kill(one_rank(job.run), signal.SIGTERM)
         job.until("resumes after step")
@@ -198,7 +198,7 @@ def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     assert "(from step-00000002-t" in text
     assert steps_twice(job.run) == 0
     result = json.loads(job.run.result.read_text())
-    assert result["evaluate_samples"] == 5000
+    assert result["evaluate_samples"] == 2600
     whole = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
     assert whole.result["metrics"] == result["metrics"]
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, reaping
 
 APT_LINE = "apt-get install -y slurm-wlm slurmdbd munge mariadb-server iproute2"
 """What a Debian machine needs; no service of these packages has to run."""
@@ -123,10 +123,12 @@ def spawn(argv: Sequence[str], name: str, log: Path, env: Mapping[str, str]) -> 
     Python or nohup ignore are set back, or every job of the cluster would inherit them ignored.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    variables = {**os.environ, **env, MARK: name}
+    variables.pop(reaping.MARK, None)  # it outlives the test that starts it again
     pid = os.posix_spawnp(
         argv[0],
         list(argv),
-        {**os.environ, **env, MARK: name},
+        variables,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
