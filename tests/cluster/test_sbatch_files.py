@@ -23,7 +23,7 @@ from tests.slurm.commands import AnySlurm, assert_nodes_are_clean
 from tests.slurm.conftest import fake_slurm
 from tests.support import CHECKOUT, until
 from tests.support.cluster import Cluster
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.support.models import write_emotion, write_model, write_pairs, write_squad
 
 __all__ = ["fake_slurm"]  # a fixture

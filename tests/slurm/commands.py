@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.conftest import Done, Following
 from tests.support import until
 from tests.support.cluster import Cluster
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 
 AnySlurm = Cluster | FakeSlurm
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 
 
 @pytest.fixture

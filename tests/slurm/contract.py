@@ -302,6 +302,10 @@ class Contract:
         assert "   Comment=one word = two \n" in site.facts(job)
         assert f" ExcNodeList={host}\n" in site.facts(job)
 
+    def test_requeue_of_a_job_that_waits(self, site: Site, jobs: Submitted) -> None:
+        refused = site.refusal("scontrol", "requeue", jobs.begins_later)
+        assert refused == (1, f"Job is pending execution for job {jobs.begins_later}\n")
+
     # --- arrays -----------------------------------------------------------------------------------
 
     def test_array(self, site: Site, jobs: Submitted) -> None:
@@ -351,9 +355,6 @@ class Contract:
         until(lambda: log.exists())
         site.output("scontrol", "requeue", job)
         site.await_queued(job, f"{job}|PENDING|BeginTime")
-        assert site.refusal("scontrol", "requeue", job) == (
-            1, f"Job is pending execution for job {job}\n",
-        )  # fmt: skip
         site.await_running(job)
         assert "Restarts=1 " in site.facts(job)
         until(lambda: log.read_text() == "none\n1\n", log.read_text)

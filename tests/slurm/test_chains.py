@@ -10,7 +10,7 @@ from tests.conftest import Done
 from tests.plugins.studies.test_programs import FILE, FIT
 from tests.slurm.commands import slurmft
 from tests.slurm.test_studies import await_state, await_totals, runs_of, status, study
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 
 WAITS = """\
 #!/bin/sh

@@ -14,7 +14,7 @@ import pytest
 from tests import conftest
 from tests.slurm.commands import QUICK, job_fields, run_script, slurmft, submit
 from tests.support import PATIENCE_S, until
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.support.made_runs import write_run
 
 SLEEPS = "exec sleep 600"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.contract import SLEEPS, Contract, Site, jobs
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 
 __all__ = ["jobs"]  # a fixture
 

@@ -12,7 +12,7 @@ import pytest
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, slurmft
 from tests.support import until
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.support.own_programs import write
 
 PROGRAM = """\

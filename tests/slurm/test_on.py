@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurmft.runs.rundir import RunDir
 from tests.plugins.remote.conftest import Laptop, laptop, sshd, until
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 
 __all__ = ["laptop", "sshd"]
 
@@ -20,7 +20,7 @@ def test_one_job_whatever_is_cut(fake_slurm: FakeSlurm, laptop: Laptop, tmp_path
     sbatch's answer and the record."""
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
-    real = fake_slurm.run(["which", "sbatch"]).stdout.strip()
+    real = shlex.quote(fake_slurm.run(["which", "sbatch"]).stdout.strip())
     sbatch.write_text(
         f"#!/bin/bash\ncd {tmp_path}\n"
         'waits() { touch "$1"; [ -e "cut-$1" ] || return\n'

@@ -14,7 +14,7 @@ from slurmft.cluster import launcher
 from slurmft.runs.rundir import RunDir
 from tests.slurm.commands import run_script, slurmft, submit
 from tests.support import PATIENCE_S, until
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.train.test_resume import pids
 
 

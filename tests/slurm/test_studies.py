@@ -13,7 +13,7 @@ from tests.conftest import Done, records
 from tests.job.test_job import SCRIPT
 from tests.slurm.commands import slurmft
 from tests.support import until
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 
 FILE = """\
 name = "two-shapes"

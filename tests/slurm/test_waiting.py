@@ -11,7 +11,7 @@ import pytest
 from slurmft.core.files import write_json
 from tests.conftest import Following
 from tests.slurm.commands import LONG, slurmft
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.support.made_runs import write_run
 
 FORGOTTEN = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"

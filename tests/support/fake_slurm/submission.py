@@ -51,6 +51,9 @@ VARIABLES = {
     "SBATCH_EXPORT": "export",
 }
 
+SLURMS_OWN = ("SLURM_", "SLURMD_", "SBATCH_")
+"""How the variables begin that a job does not take over from its submission."""
+
 FAILED = "sbatch: error: Batch job submission failed: "
 NOT_AVAILABLE = f"{FAILED}Requested node configuration is not available"
 NO_SCRIPT = """\
@@ -142,7 +145,8 @@ def _check(options: Mapping[str, str]) -> None:
     if int(options.get("cpus-per-task", 1)) > CPUS_PER_NODE:
         text = "sbatch: error: CPU count per node can not be satisfied\n"
         raise RefusedError(text + NOT_AVAILABLE)
-    if {"gres", "gpus", "gpus-per-node", "gpus-per-task"} & options.keys():
+    gpus = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
+    if any(options.get(name, "0") != "0" for name in gpus):
         raise RefusedError(f"{FAILED}Invalid generic resource (gres) specification")
     if "time" in options and minutes(options["time"]) is None:
         raise RefusedError("sbatch: error: Invalid --time specification", 255)
@@ -209,7 +213,7 @@ def _jobs_of(
 
 def _environment(options: Mapping[str, str]) -> dict[str, str]:
     """Returns what a job takes over from the environment of its submission."""
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_"))}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(SLURMS_OWN)}
     export = options.get("export", "ALL")
     if not export.startswith("ALL"):
         kept = {"PATH", "HOME", "USER", "FAKE_SLURM", *export.split(",")}
