@@ -41,6 +41,7 @@ AREAS = {
     "stage_env": ("slurmft/plugins/stage_env/",),
     "studies": ("slurmft/plugins/studies/",),
     "trackers": ("slurmft/plugins/trackers/",),
+    "training": ("slurmft/train/",),
     "versions": ("slurmft/locks/", "patches/"),
     "wheel": ("slurmft/__init__.py", "slurmft/shipped/", "README.md"),
 }

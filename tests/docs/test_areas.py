@@ -40,4 +40,4 @@ def test_a_change_of_the_core_touches_all(areas: dict[str, Any]) -> None:
     everything = set(areas["AREAS"])
     assert areas["touched"](["slurmft/core/config.py"]) == everything
     assert areas["touched"](None) == everything
-    assert areas["touched"](["slurmft/train/rank.py"]) == set()
+    assert areas["touched"](["slurmft/api.py"]) == set()

@@ -21,6 +21,8 @@ from tests.train.test_fused_layers import dropping
 from tests.train.test_packed_attention import errors
 from tests.train.test_packing import DISTIL, LENGTHS, announced, batch, make, pack
 
+pytestmark = pytest.mark.extra("models")
+
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -80,6 +80,7 @@ def check_unused_rows(before: Path, after: Path) -> None:
     assert not np.allclose(now[:-UNUSED], was[:-UNUSED], rtol=0.01)
 
 
+@pytest.mark.extra("training")
 def test_resume_is_exact(tmp_path: Path, large_data: Path, large_model: Path) -> None:
     """Stopped between two meetings of the ranks, too: they stop at the next one. And rows of words
     that the data has not are in the model that is saved."""

@@ -26,6 +26,7 @@ def hub(tiny_model: Path) -> Iterator[Hub]:
         yield made
 
 
+@pytest.mark.extra("caches")
 def test_one_process_of_a_node_fetches(hub: Hub, tmp_path: Path, tiny_data: Path) -> None:
     env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path / "hf home")}
     flags = (*FLAGS, "--data", str(tiny_data), "--runs-dir", str(tmp_path))

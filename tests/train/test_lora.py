@@ -262,6 +262,7 @@ def test_the_merged_model(
     )
 
 
+@pytest.mark.extra("training")
 def test_made_up_models_are_merged(tmp_path: Path) -> None:
     arguments = ("--task", "synthetic", "--max-steps", "3", "--use-dora", "--nodes", "1")
     done = submit(tmp_path, *arguments, "--merge")
@@ -270,6 +271,7 @@ def test_made_up_models_are_merged(tmp_path: Path) -> None:
     assert_two_lines(refused, "--lora needs a model, and --task synthetic makes up its own")
 
 
+@pytest.mark.extra("training")
 def test_losses_do_not_depend_on_ranks_and_shares(tiny_data: Path, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     sizes = [("--nodes", "1", "--gradient-accumulation-steps", "3"), ("--nodes", "3")]
@@ -283,6 +285,7 @@ def test_losses_do_not_depend_on_ranks_and_shares(tiny_data: Path, tmp_path: Pat
             np.testing.assert_allclose(weights[name], tensor, atol=1e-3, err_msg=name)
 
 
+@pytest.mark.extra("training")
 def test_stopped_runs_end_as_if_they_had_not_been(
     two_ranks: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
@@ -311,6 +314,7 @@ def test_stopped_runs_end_as_if_they_had_not_been(
     assert numbers == two_ranks.result["trained_parameters"]
 
 
+@pytest.mark.extra("training")
 def test_the_best_adapters_are_kept(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
     """At a learning rate that ruins them, the first evaluation stays the best."""
     arguments = ("--early-stopping", "2", "--learning-rate", "0.02", "--epochs", "30")
@@ -340,6 +344,7 @@ def stopped(tmp_path: Path, tiny_data: Path) -> RunDir:
     return job.run
 
 
+@pytest.mark.extra("training")
 def test_other_adapters_than_the_checkpoint_s(stopped: RunDir) -> None:
     values = json.loads(stopped.config.read_text())
     values["program"]["settings"]["lora"] = 8
@@ -350,6 +355,7 @@ def test_other_adapters_than_the_checkpoint_s(stopped: RunDir) -> None:
     assert "put the run's config.json back" in done.out + done.err
 
 
+@pytest.mark.extra("training")
 def test_another_base_model_than_the_checkpoint_s(stopped: RunDir) -> None:
     folder = Path(TrainConfig.of(stopped.load_config().program).model or "")
     model = AutoModelForSequenceClassification.from_pretrained(folder)

@@ -70,6 +70,7 @@ def test_classes_are_learnt(learnt: Done) -> None:
     assert "top_k=None" in card
 
 
+@pytest.mark.extra("training")
 def test_two_ranks_learn_the_same(
     learnt: Done, tmp_path: Path, lists: Path, quick_model: Path
 ) -> None:

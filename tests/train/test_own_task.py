@@ -46,6 +46,7 @@ def test_documented_task_is_short() -> None:
     assert len(EXAMPLE.splitlines()) <= 60
 
 
+@pytest.mark.extra("training")
 def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
     """On two ranks, from the copy of the code that its run has; the options reach it."""
     name = task_of(folder)

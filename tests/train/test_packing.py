@@ -58,7 +58,7 @@ MEANS = {"EuroBert", "ModernBert"}
 """Families whose classifiers take the mean of all tokens here."""
 FUSED = {"Bert", "Camembert", "DistilBert", "Electra", "Roberta", "XLMRoberta"}
 DECODERS = ["GPT2", "Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3"]
-USUAL = {"Bert", "DistilBert", "ModernBert", "Gemma2", "Llama", "MPNet"}
+USUAL = {"Bert", "DistilBert", "ModernBert", "Llama"}
 """Families whose tests always run: each packs in a way of its own."""
 LENGTHS = [5, 12, 1, 12, 7, 3, 9, 2, 12]
 CPU = torch.device("cpu")

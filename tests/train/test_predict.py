@@ -81,6 +81,7 @@ def test_predictions_are_those_of_the_model(trained: Done, tmp_path: Path, tiny_
     assert str(trained.run.path / "model") not in report
 
 
+@pytest.mark.extra("training")
 def test_stop_and_resume(trained: Done, tmp_path: Path, tiny_data: Path) -> None:
     """What was predicted before a stop is not predicted again; the file is the same."""
     own = texts(tiny_data) * 30
@@ -138,6 +139,7 @@ def test_files_that_cannot_be_right(trained: Done, tmp_path: Path) -> None:
     assert_two_lines(predict(copy, file), "has no finished model: there is none in its model/")
 
 
+@pytest.mark.extra("training")
 def test_other_tasks(tmp_path: Path, tiny_model: Path) -> None:
     """Several labels, numbers, entities, texts."""
     words = write_words(tmp_path / "words", 40, 20)

@@ -246,6 +246,7 @@ def test_attempt_that_was_superseded_ends(
     assert any("a later attempt" in text for text in logs)  # who sees it first ends the others
 
 
+@pytest.mark.extra("training")
 def test_early_stopping_keeps_the_best_model(
     tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
@@ -278,6 +279,7 @@ def test_early_stopping_keeps_the_best_model(
     assert all(np.array_equal(saved[name], kept[name]) for name in saved)
 
 
+@pytest.mark.extra("training")
 def test_full_disk_at_the_model(tmp_path: Path, tiny_data: Path) -> None:
     """The training is done, and the model does not fit: it is tried again until the job is to stop;
     the next attempts only save it. With room, none of its steps is done again."""

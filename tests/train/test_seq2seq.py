@@ -79,6 +79,7 @@ def test_copying_is_learnt(learnt: Done) -> None:
     assert "AutoModelForSeq2SeqLM" in card
 
 
+@pytest.mark.extra("training")
 @pytest.mark.parametrize("shard", ["none", "full"])
 def test_two_ranks_learn_the_same(
     shard: str, learnt: Done, tmp_path: Path, copies: Path, bart: Path

@@ -97,6 +97,7 @@ def test_saved_model_is_whole(unsharded: Done, sharded: Done) -> None:
     assert torch.allclose(logits(sharded), logits(unsharded), atol=1e-3)
 
 
+@pytest.mark.extra("training")
 def test_hybrid(unsharded: Done, train: Trains) -> None:
     """Shares within a node, the same on all nodes; layers are computed again."""
     done = train(*TWO_BY_TWO, "--shard", "node", "--activation-checkpointing")
@@ -124,6 +125,7 @@ def test_resume_on_fewer_ranks(unsharded: Done, train: Trains) -> None:
     assert losses(job.run) == pytest.approx(losses(unsharded.run), abs=1e-5)
 
 
+@pytest.mark.extra("training")
 def test_adapters(train: Trains) -> None:
     """Of LoRA: frozen weights are shared, too, and not in checkpoints."""
     flags = ("--nodes", "2", "--lora", "4", "--max-steps", "8")
@@ -138,6 +140,7 @@ def test_adapters(train: Trains) -> None:
     assert not any("word_embeddings" in name for name in kept)
 
 
+@pytest.mark.extra("training")
 def test_generation(train: Trains, tmp_path: Path) -> None:
     """Ranks generate texts of different lengths, and different numbers of them."""
     data = write_copies(tmp_path / "data", train=48, validation=9)
@@ -153,6 +156,7 @@ def half_written(run: RunDir) -> list[Path]:
     return list(run.checkpoints.glob(".step-*/sharded"))
 
 
+@pytest.mark.extra("training")
 def test_kill_while_all_ranks_write(sharded: Done, train: Trains) -> None:
     """What is half written is never seen; the run resumes from what is whole, exactly."""
     job = train.following(*TWO_BY_TWO, "--shard", "full", "--checkpoint-every-steps", "1")
@@ -178,6 +182,7 @@ def test_kill_while_all_ranks_write(sharded: Done, train: Trains) -> None:
     assert_gone(job.run)
 
 
+@pytest.mark.extra("training")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
 def test_full_disk(train: Trains, tmp_path: Path) -> None:
     """A rank that cannot write is a warning on all; the run goes on, and to its end."""
@@ -197,6 +202,7 @@ def test_full_disk(train: Trains, tmp_path: Path) -> None:
         assert (job.run.model / "model.safetensors").exists()
 
 
+@pytest.mark.extra("training")
 def test_best_model_comes_back(train: Trains) -> None:
     """A learning rate at which later epochs are worse."""
     flags = ("--early-stopping", "1", "--max-steps", "20", "--warmup-steps", "0")
@@ -213,6 +219,7 @@ def test_one_process_has_nothing_to_share(train: Trains) -> None:
     assert (done.run.model / "model.safetensors").exists()
 
 
+@pytest.mark.extra("training")
 def test_checkpoint_of_another_sharding(train: Trains) -> None:
     job = train.following("--nodes", "2", "--no-requeue", "--max-steps", "1000", "--epochs", "99")
     job.at_step(2)

@@ -263,6 +263,7 @@ def test_training_on_two_ranks_is_that_on_one(tmp_path: Path, tiny_model: Path) 
     assert one.result["metrics"]["squad_f1"] > 0
 
 
+@pytest.mark.extra("training")
 def test_stopped_in_an_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     """What was predicted is kept, and the metrics are those of the saved model in fp32: rounded
     logits would choose other spans."""

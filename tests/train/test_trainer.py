@@ -100,6 +100,7 @@ def test_packing_does_not_change_losses(
     assert padding(four_ranks) == 0
 
 
+@pytest.mark.extra("training")
 def test_batches_of_similar_lengths(
     four_ranks: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_classes_of_the_result(four_ranks: Done) -> None:
     assert "What texts of a class were predicted as" in report
 
 
+@pytest.mark.extra("training")
 def test_class_weights(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
     """Losses are equal on any number of ranks, and those of a weighted mean."""
     runs = [
@@ -307,6 +309,7 @@ def test_early_stopping(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> No
     assert done.result["steps"] == steps["step"] < steps["total_steps"]
 
 
+@pytest.mark.extra("training")
 def test_fewer_validation_samples_than_processes(tmp_path: Path) -> None:
     data = write_emotion(tmp_path / "data", train=20, validation=3)
     flags = (*emotion(data, write_model(tmp_path / "model")), *EXACT, "--epochs", "2")
