@@ -74,8 +74,7 @@ def test_task_that_is_killed_is_the_reason(fake_slurm: FakeSlurm, tmp_path: Path
     """As by the kernel, for its memory. The other node's program is ended with it."""
     flags = ("--nodes", "2", "--max-restarts", "0", "--max-requeues", "0")
     run = run_script(fake_slurm, tmp_path, "exec sleep 600", *flags).run
-    until(lambda: len(pids(run, "slurmft.node.task")) >= 2, run.history)
-    until(lambda: run.get_state().state == "running", run.history)
+    until(lambda: all(run.rank_log(rank).exists() for rank in (0, 1)), run.history)
     os.kill(pids(run, "slurmft.node.task")[-1], signal.SIGKILL)
     followed = slurmft(fake_slurm, "follow", str(run.path))
     reason = "the task of a node was killed by SIGKILL (out of memory?)"

@@ -154,7 +154,7 @@ def main() -> None:
     found = total = 0
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder, "checkout")
-        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "runs", "*.egg-info")
+        ignored = shutil.ignore_patterns(".git", ".venv", ".mypy_cache", "__pycache__")
         shutil.copytree(CHECKOUT, checkout, symlinks=True, ignore=ignored)
         for module in options.modules or TESTS_OF:
             path = checkout / module
