@@ -22,8 +22,11 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.loop import checkpoint, saving
 from slurmft.train.loop.checkpoint import Checkpoint, Saver
+from slurmft.train.loop.checkpointing import Checkpointing
 from slurmft.train.loop.generators import rng_state, set_rng_state
+from slurmft.train.loop.position import Position
 from slurmft.train.loop.saving import PatientSave
+from slurmft.train.loop.state import State
 from slurmft.train.parallel.optim import join_optimizer, split_optimizer
 from tests.support import CHECKOUT
 
@@ -211,3 +214,45 @@ def test_safetensors_are_all_there_is(run: RunDir) -> None:
         capture_output=True, text=True, check=False, cwd=CHECKOUT,
     )  # fmt: skip
     assert found.stdout == ""
+
+
+def test_weights_and_metrics_of_the_best_evaluation_come_back(run: RunDir) -> None:
+    """On a rank that saves nothing, too: it evaluates the test split with them."""
+    weights = {"w": torch.ones(3)}
+    before = {"step": 2, "metrics": {"accuracy": 0.9}, "by_class": {"joy": {}}}
+    parts = {"position": before, "learner": {}}
+    tensors = {"model": weights}
+    job = Job(run)
+    saver = saver_of(run)
+    saver.start(Checkpoint(2, "-evaluated", parts=parts, tensors=tensors), best=True)
+    saver.wait()
+    shared: list[Any] = []
+    loaded: list[State] = []
+
+    def share_tensors(own: Any) -> Any:
+        shared.append(own)
+        return weights
+
+    world: Any = SimpleNamespace(
+        is_main=False, on_main=lambda work: work(), share_tensors=share_tensors
+    )
+    job.keep_as_best("step-00000002-evaluated")
+    setup: Any = SimpleNamespace(job=job, world=world)
+    learner: Any = SimpleNamespace(load_weights=loaded.append)
+    position = Position(step=4, metrics={"accuracy": 0.5})
+    Checkpointing(setup, saver, {}).return_to_best(learner, position)
+    assert len(shared) == 1
+    assert torch.equal(loaded[0].tensors["model"]["w"], weights["w"])
+    assert position.metrics == {"accuracy": 0.9}
+    assert position.by_class == {"joy": {}}
+    assert position.step == 4
+
+
+def test_best_evaluation_that_cannot_be_read_is_left_alone(run: RunDir) -> None:
+    job = Job(run)
+    world: Any = SimpleNamespace(is_main=True, on_main=lambda work: work())
+    setup: Any = SimpleNamespace(job=job, world=world)
+    position = Position(metrics={"accuracy": 0.5})
+    Checkpointing(setup, saver_of(run), {}).return_to_best(None, position)  # type: ignore[arg-type]
+    assert position.metrics == {"accuracy": 0.5}
+    assert warnings_of(run) == ["the model is the last one, not the best: it could not be saved"]

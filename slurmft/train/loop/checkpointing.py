@@ -14,7 +14,7 @@ from slurmft.train.loop.checkpoint import Checkpoint, Saver, copied
 from slurmft.train.loop.learner import Learner
 from slurmft.train.loop.position import Position
 from slurmft.train.loop.setup import Setup
-from slurmft.train.loop.state import Part
+from slurmft.train.loop.state import Part, Tensors
 
 
 class Stopped(Exception):
@@ -98,25 +98,36 @@ class Checkpointing:
     def _take(self, is_best: bool = False) -> Checkpoint:
         """Returns the state of all parts, in memory: on the main rank; on others their shares."""
         self._job.alive("save")
-        self._saver.wait()  # one copy at a time
+        self._saver.wait()  # one copy in memory at a time
         states = {name: part.state() for name, part in self._parts.items()}
-        step = states["position"].values["step"]
-        shares = {name: t for state in states.values() for name, t in state.shares.items()}
+        position = states["position"].values
+        shares: Tensors = {}
+        tensors: dict[str, Tensors] = {}
+        for state in states.values():
+            shares |= state.shares
+            tensors |= state.tensors
         if not self._world.is_main:
-            return Checkpoint(step, "", shares=shares)
-        suffix = checkpoint_suffix(
-            states["position"].values["phase"], states["evaluator"].values["samples"], is_best
-        )
-        best: str | None = checkpoint_name(step, suffix)
-        if not is_best:
-            path = self._job.best_checkpoint
-            best = path.name if path else None
-        tensors = {file: t for state in states.values() for file, t in state.tensors.items()}
-        # A copy of the values, too: training goes on while they are written.
-        values = json.loads(json.dumps({part: state.values for part, state in states.items()}))
+            return Checkpoint(position["step"], "", shares=shares)
+        predicted = states["evaluator"].values["samples"]
+        suffix = checkpoint_suffix(position["phase"], predicted, is_best)
+        values = {part: state.values for part, state in states.items()}
         return Checkpoint(
-            step, suffix, self._setup.facts(), values, copied(tensors), shares, best=best
+            step=position["step"],
+            suffix=suffix,
+            setup=self._setup.facts(),
+            # Copies: training goes on while they are written.
+            parts=json.loads(json.dumps(values)),
+            tensors=copied(tensors),
+            shares=shares,
+            best=self._name_of_best(checkpoint_name(position["step"], suffix), is_best),
         )
+
+    def _name_of_best(self, name: str, is_best: bool) -> str | None:
+        """Returns the name of the best checkpoint, where the next one is called `name`."""
+        if is_best:
+            return name
+        path = self._job.best_checkpoint
+        return path.name if path else None
 
 
 def checkpoint_suffix(phase: str, predicted: int, is_best: bool = False) -> str:

@@ -218,7 +218,8 @@ class Evaluator:
 
         # As many batches on every rank as the one with the most has, so that all meet at each
         # boundary; the last ones may be empty.
-        batches = (part[by_length[start : start + size]] for start in range(0, most, size))
+        starts = range(0, most, size)
+        batches = (part[by_length[start : start + size]] for start in starts)
         for indices, prepared_batch in prepared(batches, batch, self._world.device):
             job.begin_step()
             if len(indices) or self._evaluates_together:
@@ -255,10 +256,12 @@ def gather(world: World, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray 
     """Returns all ranks' arrays of (sizes[rank], ...), one after another, on the main rank; None
     elsewhere. By tensors: objects take ten times as long where ranks are many."""
     part = torch.from_numpy(array)
+    # `dist.gather` takes tensors of one shape alone, and none that are empty.
     sent = part.new_zeros(max(1, *sizes), *part.shape[1:])
     sent[: len(part)] = part
     received = [torch.empty_like(sent) for _ in sizes] if world.is_main else None
     dist.gather(sent, received, dst=0, group=world.control)
     if received is None:
         return None
-    return np.concatenate([part[:size] for part, size in zip(received, sizes, strict=True)])
+    parts = zip(received, sizes, strict=True)
+    return np.concatenate([part[:size] for part, size in parts])

@@ -54,6 +54,9 @@ class Learner:
 
     def __init__(self, setup: Setup, strategy: Strategy) -> None:
         self._setup = setup
+        self._world = setup.world
+        self._task = setup.task
+        self._table = setup.data.train
         self._strategy = strategy
         self._heap = Heap(os.environ)
         self._has_checked_count = False
@@ -89,18 +92,17 @@ class Learner:
     def micro_batches(self, samples: np.ndarray) -> list[MicroBatch]:
         """Returns this rank's part of a global batch for each micro-step. Any thread may call
         it."""
-        world = self._setup.world
         # The last batch of an epoch is small: some parts may be empty.
         parts = np.array_split(samples, self._setup.plan.parts)
-        return [self._micro_batch(part, samples) for part in parts[world.rank :: world.size]]
+        own_parts = parts[self._world.rank :: self._world.size]
+        return [self._micro_batch(part, samples) for part in own_parts]
 
     def _micro_batch(self, part: np.ndarray, samples: np.ndarray) -> MicroBatch:
         counts = len(part) > 0
         if not counts:
             part = samples[:1]
-        table = self._setup.data.train
-        batch = self.loaded.batch(table, part)
-        return MicroBatch(self._setup.task.batch(batch, table), counts)
+        batch = self.loaded.batch(self._table, part)
+        return MicroBatch(self._task.batch(batch, self._table), counts)
 
     def step(self, samples: np.ndarray, micro_batches: list[MicroBatch]) -> Step:
         """Makes one optimizer step on a global batch.
@@ -112,7 +114,7 @@ class Learner:
             samples: those of the whole global batch.
             micro_batches: what `micro_batches` made of them for this rank.
         """
-        terms = self._setup.task.count(self._setup.data.train, samples)
+        terms = self._task.count(self._table, samples)
         # Before the schedule goes on.
         learning_rate = self.scheduler.get_last_lr()[0]
         losses = []
@@ -141,14 +143,14 @@ class Learner:
         Args:
             weight: that of each term of the loss.
         """
-        batch = self.loaded.sent(batch, self._setup.data.train)
+        batch = self.loaded.sent(batch, self._table)
         output = self.model(**batch.inputs)
-        loss, count = self._setup.task.loss(output, batch)
+        loss, count = self._task.loss(output, batch)
         # Once: to read the count waits for the device.
         if not self._has_checked_count:
             self._check_count(count, batch)
         loss = loss * weight
-        world_size = self._setup.world.size
+        world_size = self._world.size
         # DDP divides the sum of the ranks' gradients by their number.
         scaled = loss * world_size if world_size > 1 else loss
         if self.scaler:
@@ -182,7 +184,7 @@ class Learner:
     def _check_count(self, count: Any, batch: Batch) -> None:
         """Raises SlurmftError where the loss sums other terms than the task counts beforehand."""
         self._has_checked_count = True
-        counted = self._setup.task.count(self._setup.data.train, batch.indices)
+        counted = self._task.count(self._table, batch.indices)
         if not math.isclose(float(count), counted, rel_tol=1e-6):
             raise SlurmftError(
                 f"--task {self._setup.config.task}: its loss sums {float(count):g} terms in the "
@@ -198,7 +200,7 @@ class Learner:
         Raises:
             SlurmftError: weights are not finite: no checkpoint has them.
         """
-        self._setup.world.on_some(True, self._check_finite)
+        self._world.on_some(True, self._check_finite)
         adapter = self.loaded.adapter
         state = self._strategy.state(self.loaded.model, self.optimizer)
         state.values["lora"] = adapter.facts if adapter else None
@@ -212,7 +214,7 @@ class Learner:
         name = state.checkpoint.name
         values = state.values
         adapter = self.loaded.adapter
-        self._setup.world.on_main(lambda: lora.check_same(name, values["lora"], adapter))
+        self._world.on_main(lambda: lora.check_same(name, values["lora"], adapter))
         self._strategy.load(self.loaded, self.optimizer, state)
         self.scheduler.load_state_dict(values["scheduler"])
         self._strategy.restored(self._rehearse)
@@ -229,7 +231,7 @@ class Learner:
         if not self.steps:
             return
         self.model.train()
-        count = min(self._setup.plan.global_batch_size, len(self._setup.data.train))
+        count = min(self._setup.plan.global_batch_size, len(self._table))
         # As in the last micro-step of a step, in which DDP sends.
         micro_batch = self.micro_batches(np.arange(count))[-1]
         self.backward(micro_batch.batch, 1 / count)

@@ -32,9 +32,11 @@ class LoadedModel:
         set_seed(config.seed)
         model = setup.task.model(setup.data)
         self.model: Any = model  # DDP's inner one
+        # Counted before an adapter adds to them, and before the vocabulary is trimmed.
         self.parameters: int = sum(p.numel() for p in model.parameters())
         self.adapter = lora.Adapter(model, config) if config.lora else None
-        self.trained_parameters: int = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.trained_parameters: int = sum(p.numel() for p in trained)
         self.flops = ModelFlops.of(model)
         self.packing = self._pack(fuses)
         self.vocabulary = self._trim() if trims else None
@@ -49,7 +51,7 @@ class LoadedModel:
         """Makes the model compute without padding, if asked to; a warning, where it cannot."""
         if self._setup.config.batching not in ("packed", "grouped"):
             return None
-        longest = max(int(np.diff(table.offsets).max()) for table in self._setup.data.tables)
+        longest = max(_longest(table) for table in self._setup.data.tables)
         packed = packing.pack(self.model, fuses, longest)
         if isinstance(packed, packing.Packing):
             return packed
@@ -61,6 +63,7 @@ class LoadedModel:
         if isinstance(vocabulary, str):
             self._setup.job.warn(f"{vocabulary}; they are trained as well")
             return None
+        # The main rank saves the model: the others need no rows that are not trained.
         if vocabulary and not self._setup.world.is_main:
             vocabulary.forget()
         return vocabulary
@@ -91,7 +94,7 @@ class LoadedModel:
         multiple = _TENSOR_CORES if fills_tensor_cores else 1
         shortest = 0
         if setup.config.batching == "padded":
-            shortest = setup.config.max_length or int(np.diff(table.offsets).max())
+            shortest = setup.config.max_length or _longest(table)
         return table.batch(samples, setup.data.pad_id, multiple, shortest)
 
     def sent(self, batch: Batch, table: TokenTable) -> Batch:
@@ -102,6 +105,11 @@ class LoadedModel:
             lengths = torch.from_numpy(table.lengths(batch.indices))
             self.packing.expect(lengths, device)
         return batch.to(device)
+
+
+def _longest(table: TokenTable) -> int:
+    """Returns the tokens of the longest sample."""
+    return int(np.diff(table.offsets).max())
 
 
 def recompute_activations(model: Any) -> None:

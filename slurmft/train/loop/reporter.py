@@ -1,4 +1,4 @@
-"""What a training run records: steps, speed, metrics, its environment, its result."""
+"""Records of a training run: steps, speed, metrics, its environment, its result."""
 
 import contextlib
 import dataclasses
@@ -34,17 +34,18 @@ _RANKS_AT_MOST_EVERY_S = 60.0
 
 @dataclass(slots=True)
 class Counts:
-    """What a run has done in all attempts."""
+    """Sums over all attempts of a run."""
 
     samples: int = 0
-    """Of training, on all ranks."""
+    """Training samples, on all ranks."""
     tokens: int = 0
-    """Of training, on this rank; on the main one also those of all ranks before a resume."""
+    """Training tokens on this rank; on the main one also those of all ranks before a resume."""
     padded_tokens: int = 0
+    """The same with padding."""
     flops: float = 0.0
     """Operations of the model for these tokens."""
     evaluated: int = 0
-    """Samples of evaluations, on all ranks."""
+    """Evaluated samples, on all ranks."""
     loss: float = math.nan
     """The loss of the last step that is recorded."""
     startup_s: float = 0.0
@@ -52,7 +53,7 @@ class Counts:
 
 
 _OF_RANK = ("tokens", "padded_tokens", "flops")
-"""What each rank counts for itself."""
+"""Counts that each rank has of its own."""
 
 
 class Reporter:
@@ -124,10 +125,13 @@ class Reporter:
     def _data_words(self) -> list[str]:
         """Returns what the data has, in lines: as submission found it, where it was read there."""
         config = self._plan.config
-        inputs = self._job.config.program.inputs
-        read = [f"{Path(p).name}: {v['what']}" for p, v in inputs.items() if p != config.model]
-        if read:
-            return read
+        lines = []
+        for path, fingerprint in self._job.config.program.inputs.items():
+            if path != config.model:
+                lines.append(f"{Path(path).name}: {fingerprint['what']}")
+        if lines:
+            return lines
+        # Data of the hub is first seen here; generated data is not worth a line.
         return self._setup.data.words() if self._setup.task.facts.splits else []
 
     def _warn_of_nodes(self, ranks: list[dict[str, Any]]) -> None:
@@ -139,9 +143,11 @@ class Reporter:
                 f"{self._run_dir.submitit}"
             )
         for rank in ranks:
-            cores = {*hardware.numbers(rank["cores"])}
-            allotted = {*hardware.numbers(rank["cores_asked"] or rank["cores"])}
-            if stray := cores - allotted:
+            if rank["cores_asked"] is None:
+                continue
+            cores = set(hardware.numbers(rank["cores"]))
+            stray = cores - set(hardware.numbers(rank["cores_asked"]))
+            if stray:
                 self._job.warn(
                     f"rank {rank['rank']} on {rank['host']} also runs on the cores "
                     f"{hardware.as_list(stray)}, which are not its own"
@@ -198,17 +204,20 @@ class Reporter:
             return
         device = self._world.device
         on_gpu = device.type != "cpu"
-        own = torch.zeros(2, self._world.size, dtype=torch.float64, pin_memory=on_gpu)
-        own[0, self._world.rank] = self._own_clock.seconds()
-        own[1, self._world.rank] = peak_memory_bytes(device) >> 20
+        # A place for each rank: zeros elsewhere, so that the sum has the values of all.
+        of_ranks = torch.zeros(2, self._world.size, dtype=torch.float64, pin_memory=on_gpu)
+        of_ranks[0, self._world.rank] = self._own_clock.seconds()
+        of_ranks[1, self._world.rank] = peak_memory_bytes(device) >> 20
         noted = torch.stack(window.losses + window.norms).double()
-        sums = torch.cat([own.flatten().to(device, non_blocking=True), noted])
+        sums = torch.cat([of_ranks.flatten().to(device, non_blocking=True), noted])
         dist.all_reduce(sums)
         if on_gpu:
+            # Only a copy to pinned memory does not wait for the device.
             pinned = torch.empty_like(sums, device="cpu", pin_memory=True)
             sums = pinned.copy_(sums, non_blocking=True)
         window.sums = sums
         window.ended = now(device)
+        # Free the device's memory: the window is kept until its sums are read.
         window.losses = []
         window.norms = []
         self._full.append(window)
@@ -226,18 +235,22 @@ class Reporter:
         count = len(window.steps)
         last = window.steps[-1]
         seconds = seconds_between(window.began, window.ended)
+        # As `_end_window` joined them; there may be no norms.
         ends = [size, 2 * size, 2 * size + count]
         own_s, memory_mib, losses, norms = np.split(window.sums.numpy(), ends)
         for record, loss in zip(window.steps, losses.tolist(), strict=True):
             record["loss"] = loss
+        total = self._plan.total_steps
+        steps_left = total - last["step"]
         last["samples_per_s"] = window.samples / seconds
-        last["left_s"] = (self._plan.total_steps - last["step"]) * seconds / count
-        last["total_steps"] = self._plan.total_steps
+        last["left_s"] = steps_left * seconds / count
+        last["total_steps"] = total
         self._job.record("step", *window.steps)
         self._own_s += own_s
         self._own_steps += count
         self._record_ranks(last["step"], memory_mib)
         self.counts.loss = last["loss"]
+        # After the records, so that the log shows what led to it.
         first = last["step"] - count + 1
         _check_finite("the loss is", losses, first)
         _check_finite("the gradients' norm is", norms, first)
@@ -245,6 +258,7 @@ class Reporter:
     def _record_ranks(self, step: int, memory_mib: np.ndarray) -> None:
         """Records how the ranks differ, now and then."""
         now = time.time()
+        # Often in a short run, seldom in a long one.
         every_s = (now - self._job.began_at) / 100
         every_s = max(_RANKS_EVERY_S, min(_RANKS_AT_MOST_EVERY_S, every_s))
         if now - self._ranks_recorded_at < every_s:
@@ -304,14 +318,15 @@ class Reporter:
     # --- the end ----------------------------------------------------------------------------------
 
     def result_facts(self, steps: int, sends: str) -> dict[str, Any]:
-        """Returns what the result has beside the metrics. Called on every rank.
+        """Returns the facts of the result, beside its metrics. Called on every rank.
 
         Args:
             steps: optimizer steps done.
             sends: how ranks sent each other gradients (`Strategy.sends`).
         """
         counts = self.counts
-        tokens, padded_tokens, flops = self._world.sum([getattr(counts, name) for name in _OF_RANK])
+        of_rank = [counts.tokens, counts.padded_tokens, counts.flops]
+        tokens, padded_tokens, flops = self._world.sum(of_rank)
         memory = self._world.all_values(peak_memory_bytes(self._world.device))
         phases_s = self.clock.seconds
         train_s = phases_s["train"]
@@ -342,9 +357,10 @@ class Reporter:
 
 def _check_finite(what: str, values: np.ndarray, first_step: int) -> None:
     """Raises SlurmftError where one of the values of some steps is not finite."""
-    wrong = np.flatnonzero(~np.isfinite(values)).tolist()
-    if wrong:
-        raise SlurmftError(f"{what} {values[wrong[0]]} at step {first_step + wrong[0]}", STEADIER)
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        first = int(wrong[0])
+        raise SlurmftError(f"{what} {values[first]} at step {first_step + first}", STEADIER)
 
 
 @dataclass(slots=True)

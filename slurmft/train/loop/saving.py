@@ -80,6 +80,7 @@ class PatientSave:
             if not is_full(error):
                 raise
         self._job.remove_checkpoints(keep=1)
+        # The first failure may be cured by that; from the second on the user is told.
         if self._tries > 1 and self._problem is None:
             self._problem = no_room(self._run_dir, self._what, self._size_bytes)
             self._job.warn(f"{self._problem.message}; it is tried again: {self._problem.hint}")

@@ -1,4 +1,4 @@
-"""What a run is set up with, and what a resume may find changed."""
+"""The setup of a run, and what a resume may find changed in it."""
 
 import os
 from collections.abc import Callable
@@ -29,8 +29,8 @@ FillTokens = Callable[[Path, tasks.Task, Job], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What is settled before the first step, and stays. The same on every rank, but for its place
-    in the world."""
+    """Everything that is settled before the first step, and stays. The same on every rank, but for
+    its place in the world."""
 
     job: Job
     run_dir: RunDir
@@ -60,6 +60,7 @@ class Setup:
         assert job.run_dir is not None
         world = job.join()
         run_dir = RunDir(job.run_dir)
+        # A task of the user's own is imported from the copy that submission made.
         own_task.use_code(job.config.program.code)
         config = ResolvedConfig.of(job.config.program)
         task = tasks.get(config)
@@ -69,20 +70,19 @@ class Setup:
             job.warn(f"--shard {config.shard}: one process has nothing to share")
         world.on_main(lambda: _make_tokens(run_dir.tokens, task, job, fill))
         data = TokenData.load(run_dir.tokens)
+        # Known only with the data: how often each class occurs.
         if config.class_weights == "balanced":
             task.class_weights = balanced(data.train, len(data.labels))
-        tokens_sha256 = None
-        if world.is_main:
-            tokens_sha256 = fingerprint.of(run_dir.tokens / "train")["sha256"]
-            for note in data.notes:
-                job.say(note)
+        resumed_batch_size = None
+        if checkpoint:
+            resumed_batch_size = checkpoint.setup["global_batch_size"]
         plan = Plan(
             config=config,
             world_size=world.size,
             precision=precision,
             train_samples=len(data.train),
             validation_samples=len(data.validation),
-            resumed_batch_size=checkpoint.setup["global_batch_size"] if checkpoint else None,
+            resumed_batch_size=resumed_batch_size,
         )
         setup = cls(
             job=job,
@@ -92,9 +92,12 @@ class Setup:
             world=world,
             precision=precision,
             data=data,
-            tokens_sha256=tokens_sha256,
+            tokens_sha256=_tokens_sha256(run_dir) if world.is_main else None,
             plan=plan,
         )
+        if world.is_main:
+            for note in data.notes:
+                job.say(note)
         if checkpoint:
             world.on_main(lambda: setup.check_same_run(checkpoint))
         return setup
@@ -108,7 +111,7 @@ class Setup:
         }
 
     def _may_change(self) -> dict[str, Any]:
-        """What a resume may change; users are told."""
+        """Returns the facts that a resume may change; users are told."""
         return {
             "world_size": self.world.size,
             "precision": self.precision,
@@ -178,6 +181,11 @@ def choose_precision(config: ResolvedConfig, world: World) -> str:
     if all(world.all_values(float(is_native))):
         return "bf16"
     return "fp16" if on_gpu and config.shard == "none" else "fp32"
+
+
+def _tokens_sha256(run_dir: RunDir) -> str:
+    """Returns the checksum of the training tokens."""
+    return str(fingerprint.of(run_dir.tokens / "train")["sha256"])
 
 
 def _make_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> None:

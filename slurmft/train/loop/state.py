@@ -1,4 +1,4 @@
-"""What a part of a training gives to a checkpoint, and takes back from it."""
+"""The state of a part of a training, as it goes into a checkpoint and comes back from it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -11,7 +11,7 @@ _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What follows from configuration, data and world size. The same on every rank."""
+    """The sizes that follow from configuration, data and world size. The same on every rank."""
 
     config: ResolvedConfig
     world_size: int

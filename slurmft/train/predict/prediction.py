@@ -43,6 +43,7 @@ def run(job: Job) -> None:
     checkpoint = checkpoints.newest(job, job.join())
     setup = Setup.prepare(job, checkpoint, fill_tokens)
     loaded = LoadedModel(setup)
+    # It moves the model to its device, and lets it compute in the run's precision.
     make_accelerator(setup).prepare_model(loaded.model, evaluation_mode=True)
     kind = kind_of(setup.task, setup.data)
     head = RowsHead(setup, kind)
@@ -91,6 +92,7 @@ class RowsHead:
         now = time.monotonic()
         if now - self._recorded_at < _RECORD_EVERY_S and done != total:
             return
+        # The other ranks are about as far.
         samples = min(done * self._world_size, self.rows - self.before)
         self._job.step(self.before + samples, self.rows, samples=samples - self._recorded)
         self._recorded_at = now
@@ -104,6 +106,7 @@ def fill_tokens(folder: Path, task: Task, job: Job) -> None:
     file = Path(str(config.data))
     id2label = (read_json(model / "config.json") or {}).get("id2label") or {}
     labels = []
+    # A task with no labels at all predicts numbers; transformers' configuration names two anyway.
     if task.facts.labels != ():
         labels = [id2label[str(i)] for i in range(len(id2label))]
     of_texts: Any = task
@@ -135,6 +138,7 @@ def finish(
 
     def write() -> None:
         assert values is not None  # on the main rank
+        # Submission checked it, but the job may have waited for days.
         if not settings["overwrite"]:
             check_absent(output)
         columns = read_columns(source)
