@@ -16,7 +16,10 @@ class AfterImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the import system asks for each module; None for all others."""
+        """Returns the spec of a module whose import is followed by `then`; None for all others.
+
+        The import system asks for every module.
+        """
         spec = PathFinder.find_spec(name, path, target) if name in self._names else None
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module

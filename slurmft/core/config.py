@@ -48,6 +48,8 @@ _ALL_OF_DOCTOR: tuple[Command, ...] = ("doctor", "doctor node", "doctor locks")
 class JobConfig:
     """Where to run it: the cluster, its nodes, and what Slurm is asked for."""
 
+    # --- the run, its nodes, and how each is used
+
     name: str | None = option(
         None,
         "name of the run: the first part of its directory's name",
@@ -120,6 +122,8 @@ class JobConfig:
         choices=BACKENDS,
         commands=("doctor", "doctor node"),
     )
+    # --- files, on the login node and on all others
+
     runs_dir: str = option(
         "runs",
         "folder for run directories, which every node sees",
@@ -137,6 +141,8 @@ class JobConfig:
         at="submission",
         commands=("render",),
     )
+    # --- what Slurm is asked for
+
     job_name: str | None = option(
         None,
         "name of the Slurm job (default: --name, else slurmft)",
@@ -160,6 +166,7 @@ class JobConfig:
     account: str | None = option(
         None,
         "Slurm account",
+        # Who pays, and how soon the job starts, change no measurement.
         affects="nothing",
         at="job",
         metavar="NAME",
@@ -181,6 +188,7 @@ class JobConfig:
     time: str | None = option(
         None,
         "time limit as Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH:MM:SS",
+        # It decides whether a run finishes in one job, not what it measures.
         affects="nothing",
         at="job",
         metavar="TIME",
@@ -213,6 +221,7 @@ class JobConfig:
     mem: str | None = option(
         None,
         "memory a node, such as 64G",
+        # A run has enough, or it ends.
         affects="nothing",
         at="job",
         metavar="SIZE",
@@ -259,6 +268,7 @@ class JobConfig:
     sbatch: tuple[str, ...] = option(
         (),
         "any other sbatch option; repeatable",
+        # Such as --sbatch switches=1, or a node list: nobody knows, so it counts.
         affects="speed",
         at="job",
         metavar="KEY=VALUE",
@@ -266,11 +276,14 @@ class JobConfig:
     setup: tuple[str, ...] = option(
         (),
         'shell line that runs before the job, such as "module load cuda"; repeatable',
+        # Other modules are other libraries, which may round otherwise.
         affects="both",
         at="node",
         metavar="LINE",
         usual=True,
     )
+    # --- the environment of the job's processes
+
     container: str | None = option(
         None,
         "image to run each node's task in: a path or docker://...; under Slurm",
@@ -300,6 +313,8 @@ class JobConfig:
         metavar="DIR",
         path="there",
     )
+    # --- how nodes and ranks meet, and what is recorded of them
+
     log_with: tuple[str, ...] = option(
         (),
         f"trackers, with commas or repeatable: {', '.join(TRACKERS)}",
@@ -341,11 +356,14 @@ class JobConfig:
         choices=("auto", "on", "off"),
         excludes=(Excludes("cluster", but=("auto", "slurm", "local"), when=("on",)),),
     )
+    # --- what happens on stops, failures and hangs
+
     stop_lead_s: int | None = option(
         None,
         "stop, save and requeue this long before the time limit (default: 120, at most a third "
         "of --time)",
         affects="nothing",
+        # Not "job", though sbatch carries it in --signal: batch scripts of one's own give it too.
         at="node",
         metavar="SECONDS",
         least=0,
@@ -429,9 +447,12 @@ class JobConfig:
         commands=("render",),
     )
 
+    # --- checkpoints
+
     checkpoint_every: str = option(
         "10m",
         "time between checkpoints: 90s, 10m, 2h; 0: none by time",
+        # Reports measure steps; a save is none.
         affects="nothing",
         at="rank",
         metavar="TIME",
@@ -478,7 +499,7 @@ class JobConfig:
 
     @property
     def project(self) -> str:
-        """What Slurm and trackers call the job."""
+        """The name of the job for Slurm and trackers."""
         return self.job_name or self.name or "slurmft"
 
     @property
@@ -514,7 +535,7 @@ class RunConfig:
 
     @property
     def name(self) -> str:
-        """What begins the name of the run's directory: --name, or what its program does."""
+        """The beginning of the name of the run's directory: --name, or the program's name."""
         return self.job.name or self.program.name
 
     @classmethod
@@ -542,18 +563,18 @@ STAMP = re.compile(r"-(\d{8}-\d{6})-")
 
 def _check_run_name(name: str | None) -> None:
     """Raises UsageError where a name of a run could be taken for something else."""
-    if name is None or (
-        re.fullmatch(r"[A-Za-z][\w.-]{0,63}", name, re.ASCII)
-        and name != "last"
-        and not STAMP.search(f"{name}-")
-    ):
+    if name is None:
+        return
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]{0,63}", name, re.ASCII)
+    if is_plain and name != "last" and not STAMP.search(f"{name}-"):
         return
     safe = re.sub(r"[^\w.-]+", "-", STAMP.split(f"{name}-")[0], flags=re.ASCII).strip("-._")
-    raise UsageError(
-        f"--name {name!r} cannot be the name of a run",
+    hint = (
         "give a letter, then at most 63 letters, digits, hyphens, underscores and dots, not 'last'"
-        + (f": --name {safe}" if re.fullmatch(r"(?!last$)[A-Za-z].{0,63}", safe) else ""),
     )
+    if re.fullmatch(r"(?!last$)[A-Za-z].{0,63}", safe):
+        hint += f": --name {safe}"
+    raise UsageError(f"--name {name!r} cannot be the name of a run", hint)
 
 
 def with_absolute_paths(job: JobConfig) -> JobConfig:
@@ -561,8 +582,10 @@ def with_absolute_paths(job: JobConfig) -> JobConfig:
     paths: dict[str, Any] = {}
     for name, each in options(JobConfig).items():
         value = getattr(job, name)
+        # A place on the nodes ("there") is absolute already.
         if each.path in ("input", "output") and value is not None:
             paths[name] = str(absolute(value))
+    # docker://ubuntu looks like a relative path, and is none.
     if image_kind(job.container or "") == "registry":
         del paths["container"]
     paths["notify"] = tuple(
@@ -576,8 +599,8 @@ _IN_REGISTRY = re.compile(r"[\w+.-]+:/.+|([\w@-]+([.:][\w-]+)+|localhost)[/#].+"
 
 
 def image_kind(image: str) -> str:
-    """What an image is, by its name: registry (docker://ubuntu, nvcr.io#nvidia/torch:1), folder or
-    file."""
+    """Returns what an image is, by its name: "registry" (docker://ubuntu, nvcr.io#nvidia/torch:1),
+    "folder" or "file"."""
     if _IN_REGISTRY.fullmatch(image) and not Path(image).exists():
         return "registry"
     return "folder" if Path(image).is_dir() else "file"
@@ -590,7 +613,9 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def time_limit_min(text: str) -> int:
-    """A Slurm time limit in minutes, rounded up: "90", "30:00", "1:30:00", "2-12", "2-12:00:00".
+    """Returns a Slurm time limit in minutes, rounded up.
+
+    Its forms are "90", "30:00", "1:30:00", "2-12" and "2-12:00:00".
 
     Raises:
         UsageError: it has none of sbatch's forms, or is zero.
@@ -602,16 +627,23 @@ def time_limit_min(text: str) -> int:
         raise UsageError(f"invalid time limit: --time {text!r}", "use M, HH:MM:SS or D-HH:MM:SS")
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part]
-    units = (3600, 60, 1) if days or len(parts) == 3 else (60, 1)  # D-HH[:MM[:SS]], MM[:SS]
+    units_s: tuple[int, ...] = (60, 1)  # MM[:SS]
+    if days or len(parts) == 3:
+        units_s = (3600, 60, 1)  # D-HH[:MM[:SS]], HH:MM:SS
     seconds = 86400 * int(days or 0)
-    seconds += sum(part * unit for part, unit in zip(parts, units, strict=False))
+    for part, unit_s in zip(parts, units_s, strict=False):
+        seconds += part * unit_s
     if seconds == 0:
         raise UsageError(f"--time {text!r} leaves no time to run", "give at least one minute")
     return math.ceil(seconds / 60)
 
 
 def duration_s(text: str, what: str) -> float:
-    """Seconds of "90s", "10m", "2h", "3d", or of a bare number; UsageError for all else."""
+    """Returns the seconds of "90s", "10m", "2h", "3d", or of a bare number.
+
+    Raises:
+        UsageError: the text, which belongs to the flag `what`, has none of these forms.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if not match:
         raise UsageError(f"{what} {text!r} is not a duration", "write it as 90s, 10m, 2h or 3d")
@@ -627,9 +659,9 @@ def _check_one_line(name: str, value: str) -> None:
 
 
 def _check_runs_dir(path: str) -> None:
-    if found := re.search(r"%\w|%%|\\", path):
+    if pattern := re.search(r"%\w|%%|\\", path):
         raise UsageError(
-            f"--runs-dir {path!r} holds {found[0]!r}, which Slurm replaces in file names",
+            f"--runs-dir {path!r} holds {pattern[0]!r}, which Slurm replaces in file names",
             "give a folder without it",
         )
 
@@ -649,5 +681,6 @@ def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
         raise UsageError(f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out")
     for name, each in options(JobConfig).items():
         is_given = getattr(job, name) not in (None, False)
+        # sbatch would take the last of the two, whichever that is.
         if each.sbatch == key and is_given:
             raise UsageError(f"--sbatch {pair!r} contradicts {each.flag}", "give one of the two")

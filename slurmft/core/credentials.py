@@ -9,10 +9,10 @@ import os
 import re
 
 _NAME = r"[A-Z0-9_]*(?:TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY)"
-"""How variables are called that hold one: HF_TOKEN, HUGGING_FACE_HUB_TOKEN, WANDB_API_KEY, ..."""
+"""Names of variables that hold a secret: HF_TOKEN, HUGGING_FACE_HUB_TOKEN, WANDB_API_KEY, ..."""
 
 _TELLING_NAME = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE|JWT|SIGNATURE", re.I)
-"""How a variable may be called whose value is not for others, also where it is no secret."""
+"""Names of variables whose values are not for others, though they may be no secrets."""
 
 _SHORTEST = 8
 """Characters: a shorter value of such a variable is no secret, and may be part of any word."""
@@ -36,28 +36,40 @@ HIDDEN = "[hidden]"
 
 
 def is_private(name: str) -> bool:
-    """Whether a variable of that name may hold a secret."""
+    """Returns True for a variable that may hold a secret, by its name."""
     return _TELLING_NAME.search(name) is not None
 
 
 def kind_in(text: str) -> str | None:
-    """What kind of credential a text holds, in words; None: it holds none."""
-    return next((kind for kind, form in _FORMS if form.search(text)), None) or (
-        "the value of a variable of this shell" if any(v in text for v in _values()) else None
-    )
+    """Returns in words which kind of credential a text holds; None: it holds none."""
+    for kind, form in _FORMS:
+        if form.search(text):
+            return kind
+    if any(value in text for value in _values()):
+        return "the value of a variable of this shell"
+    return None
 
 
 def redact(text: str) -> str:
-    """The text with credentials hidden."""
+    """Returns a text with its credentials hidden."""
     for value in _values():
-        for written in (value, json.dumps(value)[1:-1]):
-            text = text.replace(written, HIDDEN)
+        text = text.replace(value, HIDDEN)
+        # Also as JSON writes it, with quotes and backslashes escaped.
+        text = text.replace(json.dumps(value)[1:-1], HIDDEN)
     for _, form in _FORMS:
-        text = form.sub(lambda m: (m[1] if m.re.groups else "") + HIDDEN, text)
+        # A group is the name of a variable, which stays.
+        text = form.sub(rf"\g<1>{HIDDEN}" if form.groups else HIDDEN, text)
     return text
 
 
 def _values() -> list[str]:
-    """The secrets of this process's environment, the longest first."""
-    found = (v for k, v in os.environ.items() if re.fullmatch(_NAME, k) and len(v) >= _SHORTEST)
-    return sorted(found, key=len, reverse=True)
+    """Returns the secrets of this process's environment, the longest first.
+
+    One may be part of another: the longer one must be hidden before it is no longer found.
+    """
+    secrets = [
+        value
+        for name, value in os.environ.items()
+        if re.fullmatch(_NAME, name) and len(value) >= _SHORTEST
+    ]
+    return sorted(secrets, key=len, reverse=True)

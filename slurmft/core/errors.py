@@ -1,4 +1,4 @@
-"""The one error that users see: what happened with which value, and what to do about it."""
+"""Errors that users see: what happened with which value, and what to do about it."""
 
 import sys
 import warnings
@@ -46,7 +46,9 @@ class SlurmftError(Exception):
         self.code = code
 
     def __str__(self) -> str:
-        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+        if self.hint is None:
+            return self.message
+        return f"{self.message}\nhint: {self.hint}"
 
 
 class UsageError(SlurmftError):
@@ -57,7 +59,7 @@ class UsageError(SlurmftError):
 
 
 class SlurmftWarning(UserWarning):
-    """What looks like a mistake, and may be none."""
+    """Warning of what looks like a mistake, and may be none."""
 
 
 def run_main(command: Callable[[], int], debug: bool = False) -> int:
@@ -76,8 +78,8 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `slurmft ... | head`
-        sys.stderr.close()
+    except BrokenPipeError:  # as in `slurmft ... | head`
+        sys.stderr.close()  # or Python would complain of it at the end
         return 141
     except OSError as error:  # a full disk, a folder that vanished
         if debug:
@@ -93,23 +95,24 @@ def _print_traceback() -> None:
 
 
 def one_line(error: Exception) -> str:
-    """An error as one line of a message."""
+    """Returns an error as one line of a message."""
     if isinstance(error, SlurmftError):
         return " ".join(error.message.split())
-    text = getattr(error, "strerror", None) or str(error)
-    return text if isinstance(error, OSError) and text else repr(error)
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or repr(error)
+    return repr(error)
 
 
 def nearest(word: str, words: list[str]) -> str | None:
-    """The known word that `word` was probably meant to be, if any is near."""
+    """Returns the one of `words` that `word` was probably meant to be; None: none is near."""
     import difflib  # 3 ms: only a typo pays for it
 
-    found = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
 def unknown(what: str, word: str, words: list[str]) -> UsageError:
-    """The error for a name that is not in the list of known names."""
+    """Returns the error for a name that is none of `words`."""
     near = nearest(word, words)
     hint = f"did you mean {near}?" if near else f"known: {', '.join(words)}"
     return UsageError(f"unknown {what} {word!r}", hint)

@@ -17,9 +17,10 @@ from typing import Any
 ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
 """Names that `aside_of` makes."""
 
-_STALE_S, _STALE_PAUSE_S = 4.0, 0.05
+_STALE_S = 4.0
 """How long a client of a shared file system may still take a file for the one that another has
 replaced: on GlusterFS 1 to 2 s."""
+_STALE_PAUSE_S = 0.05
 
 
 def write_text(path: Path, text: str) -> None:
@@ -28,7 +29,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """The same for what is no text."""
+    """Replaces a file at once by these bytes, as `write_text` does."""
     aside = aside_of(path)
     try:
         # "x" follows no link: the folder may be somebody else's.
@@ -44,7 +45,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def aside_of(path: Path) -> Path:
-    """A name beside a path that nobody else uses, hidden.
+    """Returns a hidden name beside a path, which nobody else uses.
 
     GlusterFS places names of this form with that of the path. If file and replacement were on two
     of its servers, there would be none for a moment.
@@ -53,11 +54,12 @@ def aside_of(path: Path) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Replaces a file at once by a value as JSON."""
     write_text(path, to_json(value, indent=2) + "\n")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON as all its readers take it: null for NaN and infinities. Dataclasses are objects."""
+    """Returns a value as JSON: dataclasses are objects, NaN and infinities are null."""
     write = functools.partial(
         json.dumps, indent=indent, ensure_ascii=False, allow_nan=False, default=dataclasses.asdict
     )
@@ -68,17 +70,20 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
+    """Returns a value with None in place of NaN and infinities, which are no JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def exists_now(path: Path) -> bool:
-    """Whether a file is there that another node may just have written.
+    """Returns True if a file is there; another node may just have written it.
 
     NFS remembers up to a minute that a name was not there; opening the folder makes it ask again.
     """
@@ -122,7 +127,7 @@ def is_number(value: Any) -> bool:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file."""
+    """Returns the size and the checksum of a file."""
     import hashlib  # not for every command
 
     with open(path, "rb") as file:
@@ -132,21 +137,27 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
-    """A folder to write into, beside `path`, to which it is then renamed. Without `replace`, a
-    folder that another process has put there meanwhile stays.
+    """Makes a folder to write into, beside `path`, and renames it to that at the end of the block.
 
     Readers see it whole, or, for a moment while an older one gives way, not at all.
+
+    Args:
+        path: the folder's name at the end.
+        replace: let it take the place of a folder that is there. Otherwise one that another process
+            has put there meanwhile stays.
     """
-    aside, old = aside_of(path), aside_of(path)
+    aside = aside_of(path)
+    old = aside_of(path)
     try:
         aside.mkdir()
         yield aside
-        mode = aside.stat().st_mode & 0o666  # some libraries write by mkstemp: for us alone
+        # Some libraries write files by mkstemp, which nobody else may read.
+        mode = aside.stat().st_mode & 0o666
         for file in (*aside.rglob("*"), aside):
             if not file.is_dir():
                 file.chmod(mode)
             _sync(file)
-        if replace and path.exists():  # from an attempt that ended just after it
+        if replace and path.exists():  # an attempt has ended right after it wrote the folder
             os.rename(path, old)
         os.rename(aside, path)
         _sync(path.parent)
@@ -159,8 +170,9 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
+    """Waits until a file or folder is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(file)
+        os.fsync(descriptor)
     finally:
-        os.close(file)
+        os.close(descriptor)

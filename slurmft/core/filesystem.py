@@ -1,4 +1,4 @@
-"""What file system a path lies on, and whether other nodes may see it."""
+"""File systems: which one a path lies on, whether other nodes may see it, how much room it has."""
 
 import os
 import re
@@ -29,7 +29,7 @@ class FileSystem:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other nodes may see it, by its type."""
+        """True if other nodes may see it, by its type."""
         return self.type not in _LOCAL
 
     def __str__(self) -> str:
@@ -38,21 +38,24 @@ class FileSystem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """What a file system still takes from this user, in one folder."""
+    """Space that a file system still has for this user, in one folder."""
 
     free_bytes: int
     free_inodes: int | None
-    """None: the file system does not count them."""
+    """Files that can still be made; None: the file system does not count them."""
     problem: str | None
     """Why a file of a megabyte could not be written there; None: it could."""
 
 
 def room(folder: Path) -> Room:
-    """Tries a folder, or the nearest one above it that exists; a quota shows in the trial only."""
+    """Measures the room of a folder, or of the nearest one above it that exists.
+
+    A megabyte is written: a quota shows in nothing else.
+    """
     import tempfile  # 3 ms: only doctor tries a folder
 
     place = existing(folder)
-    counted = os.statvfs(place)
+    usage = os.statvfs(place)
     problem = None
     try:
         with tempfile.TemporaryFile(dir=place) as file:  # unnamed: nothing can be left behind
@@ -62,37 +65,42 @@ def room(folder: Path) -> Room:
     except OSError as error:
         problem = error.strerror or str(error)
     return Room(
-        free_bytes=counted.f_bavail * counted.f_frsize,
-        free_inodes=counted.f_favail if counted.f_files else None,
+        free_bytes=usage.f_bavail * usage.f_frsize,
+        free_inodes=usage.f_favail if usage.f_files else None,
         problem=problem,
     )
 
 
 def absolute(path: str | Path) -> Path:
-    """An absolute path; of "~name" without such a user, as the shell leaves it."""
+    """Returns an absolute path, with ~ and ~user expanded; ~user stays where there is no such user,
+    as in a shell."""
     return Path(os.path.expanduser(path)).absolute()
 
 
 def of(path: str | Path) -> FileSystem:
-    """The file system of a path, or of the nearest folder above it that exists."""
+    """Returns the file system of a path, or of the nearest folder above it that exists."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         return find(file.read(), os.path.realpath(existing(Path(path))))
 
 
 def existing(path: Path) -> Path:
-    """The path, or the nearest one above it that exists."""
+    """Returns a path, or the nearest one above it that exists."""
     place = path.absolute()
-    while not os.path.exists(place) and place != place.parent:  # or in a folder closed to us
+    # What lies in a folder that is closed to this user does not exist for it either.
+    while not os.path.exists(place) and place != place.parent:
         place = place.parent
     return place
 
 
 def find(mountinfo: str, path: str) -> FileSystem:
-    """The file system of a real path, from the text of mountinfo; the last mount over it counts."""
-    best = FileSystem(
-        type="unknown", source="unknown", mount="/"
-    )  # in a chroot nothing may hold it
-    for line in mountinfo.rstrip("\n").split("\n"):  # a path may hold what splitlines splits at
+    """Returns the file system of a real path, from the text of mountinfo.
+
+    Of several mounts at one place, the last one counts.
+    """
+    # In a chroot no line may name what holds the path.
+    best = FileSystem(type="unknown", source="unknown", mount="/")
+    # Not splitlines: a path may hold other characters that it splits at.
+    for line in mountinfo.rstrip("\n").split("\n"):
         left, _, right = line.partition(" - ")
         mount = _unescape(left.split(" ")[4])
         if path == mount or path.startswith(mount.rstrip("/") + "/"):
@@ -103,5 +111,5 @@ def find(mountinfo: str, path: str) -> FileSystem:
 
 
 def _unescape(text: str) -> str:
-    r"""Spaces and backslashes are \040 and \134 there."""
-    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text)
+    r"""Undoes the octal escapes of mountinfo: \040 is a space, \134 a backslash."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

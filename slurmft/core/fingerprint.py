@@ -17,86 +17,117 @@ from slurmft.core.text import in_bytes, some
 
 _PACKAGES = """\
 import json, os, sys
-found = {}
+versions = {}
 for folder in reversed([path for path in sys.path if os.path.isdir(path)]):
     for name in os.listdir(folder):
         if name.endswith("-info") and name.count("-") > 1:
-            found.update([name.rpartition(".")[0].split("-")[:2]])
-print(json.dumps(found))"""
+            versions.update([name.rpartition(".")[0].split("-")[:2]])
+print(json.dumps(versions))"""
+"""Program that prints the packages that its Python finds."""
 _WHOLE_BYTES = 2**24
 _BLOCK_BYTES = 2**16
 
 
 def of(path: Path) -> dict[str, Any]:
-    """The fingerprint of a file, or of the files in a folder (not of folders in it): bytes;
-    mtime_ns, the newest; sha256, see above."""
+    """Returns the fingerprint of a file, or of the files in a folder.
+
+    Folders within the folder, and hidden files, do not count.
+
+    Returns:
+        bytes; mtime_ns, of the file that was written last; sha256, of what the module's docstring
+        says.
+    """
     import hashlib  # not for every command
 
     files = [path]
     if path.is_dir():
-        files = sorted(p for p in path.glob("[!.]*") if p.is_file())
-    digest, size, changed = hashlib.sha256(), 0, 0
+        files = sorted(file for file in path.glob("[!.]*") if file.is_file())
+    digest = hashlib.sha256()
+    size_bytes = 0
+    mtime_ns = 0
     for file in files:
         stat = file.stat()
-        size, changed = size + stat.st_size, max(changed, stat.st_mtime_ns)
+        size_bytes += stat.st_size
+        mtime_ns = max(mtime_ns, stat.st_mtime_ns)
         digest.update(f"{file.relative_to(path)}\0{stat.st_size}\0".encode())
         for block in _blocks(file, stat.st_size):
             digest.update(block)
-    return {"bytes": size, "mtime_ns": changed, "sha256": digest.hexdigest()}
+    return {"bytes": size_bytes, "mtime_ns": mtime_ns, "sha256": digest.hexdigest()}
 
 
-def _blocks(path: Path, size: int) -> Iterator[bytes]:
+def _blocks(path: Path, size_bytes: int) -> Iterator[bytes]:
+    """Yields the parts of a file that are hashed."""
     with open(path, "rb") as file:
-        if size <= _WHOLE_BYTES:
+        if size_bytes <= _WHOLE_BYTES:
             yield file.read(_WHOLE_BYTES)
             return
         count = _WHOLE_BYTES // _BLOCK_BYTES
         for number in range(count):
-            file.seek((size - _BLOCK_BYTES) * number // (count - 1))
+            # The first block begins the file, the last one ends it.
+            file.seek((size_bytes - _BLOCK_BYTES) * number // (count - 1))
             yield file.read(_BLOCK_BYTES)
 
 
 def of_code() -> str:
-    """Of slurmft itself: of the contents of its modules."""
+    """Returns the checksum of slurmft itself: of the contents of its modules."""
     import hashlib
 
-    top = Path(slurmft.__file__).parent
+    package = Path(slurmft.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(top.rglob("*.py")):
-        digest.update(f"{path.relative_to(top)}\0".encode() + path.read_bytes())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def packages(python: str) -> dict[str, str]:
-    """The packages that a Python finds, name -> version; none where it cannot be started. By the
-    names of their folders: importlib.metadata would read a file of each."""
-    printed = (process.output([python, "-c", _PACKAGES], 60) or "").rstrip()
+    """Returns name -> version of the packages that a Python finds; {} where it cannot be started.
+
+    The names of their folders say it: importlib.metadata would read a file of each.
+    """
+    printed = process.output([python, "-c", _PACKAGES], 60) or ""
+    # What the Python imports at its start may print, too: the answer is the last line.
+    last_line = printed.rstrip().rpartition("\n")[2]
     try:
-        found: dict[str, str] = json.loads(printed.rpartition("\n")[2])  # others may print, too
+        versions: dict[str, str] = json.loads(last_line)
     except ValueError:
         return {}
-    return found
+    return versions
 
 
 def changes(config: RunConfig) -> dict[str, str]:
-    """What has changed since a run was submitted, its data, model and slurmft itself: path, or
-    "slurmft" -> how, in words."""
-    found = {path: _change(Path(path), before) for path, before in config.program.inputs.items()}
-    before = config.submission
-    if before.get("code", "") not in ("", of_code()):
-        version, now = str(before.get("slurmft")), slurmft.__version__
-        found["slurmft"] = f"was {version}, is {now}" if version != now else "other modules"
-    return {name: how for name, how in found.items() if how}
+    """Returns what has changed of a run's data and model, and of slurmft, since its submission.
+
+    Returns:
+        path, or "slurmft" -> the change in words; without what is as it was.
+    """
+    changed = {}
+    for path, before in config.program.inputs.items():
+        if change := _change(Path(path), before):
+            changed[path] = change
+    code_before = config.submission.get("code", "")
+    if code_before not in ("", of_code()):
+        version_before = str(config.submission.get("slurmft"))
+        if version_before == slurmft.__version__:
+            changed["slurmft"] = "other modules"
+        else:
+            changed["slurmft"] = f"was {version_before}, is {slurmft.__version__}"
+    return changed
 
 
 def _change(path: Path, before: dict[str, Any]) -> str:
+    """Returns in words how a file differs from its fingerprint; "" if it does not."""
     try:
         now = of(path)
-    except OSError as error:
-        return "gone" if isinstance(error, FileNotFoundError) else ""  # closed to who asks
+    except FileNotFoundError:
+        return "gone"
+    except OSError:  # closed to the user who asks: it may be unchanged
+        return ""
     if now["bytes"] != before["bytes"]:
-        old, new = in_bytes(before["bytes"]), in_bytes(now["bytes"])
-        return f"size {old} -> {new}" if old != new else f"size {now['bytes']:,} bytes, another"
+        size_before = in_bytes(before["bytes"])
+        size_now = in_bytes(now["bytes"])
+        if size_before == size_now:  # they differ by less than is shown
+            return f"size {now['bytes']:,} bytes, another"
+        return f"size {size_before} -> {size_now}"
     if now["sha256"] != before["sha256"]:
         return "same size, other content"
     if now["bytes"] > _WHOLE_BYTES and now["mtime_ns"] != before["mtime_ns"]:
@@ -105,5 +136,5 @@ def _change(path: Path, before: dict[str, Any]) -> str:
 
 
 def words(changed: dict[str, str]) -> str:
-    """ "train.csv (size 10.0 MiB -> 12.0 MiB), slurmft (other modules)" """
+    """Returns changes as a line: train.csv (size 10.0 MiB -> 12.0 MiB), slurmft (other modules)"""
     return some([f"{Path(name).name} ({how})" for name, how in changed.items()])

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: is a name local, does the hub answer, where is its cache."""
+"""The Hugging Face hub: which names are its ids, whether it answers, where its cache is."""
 
 import os
 import re
@@ -6,16 +6,19 @@ from pathlib import Path
 
 
 def is_local(name: str) -> bool:
-    """Whether a model or data set is meant as a folder: it is one, or it can be no hub id."""
+    """Returns True for the name of a model or data set that means a folder.
+
+    It does if there is such a folder, or if the name can be no id of the hub.
+    """
     hub_id = re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name, re.ASCII)
     return hub_id is None or os.path.exists(os.path.expanduser(name))
 
 
 def hub_in_reach(timeout_s: float = 10.0) -> bool:
-    """Whether the Hugging Face hub answers this node, by whichever proxy is set.
+    """Returns True if the hub answers this node, through the proxy that is set.
 
-    Asked once a node: without it every file of a model is retried for 20 s before the cache is
-    looked at.
+    Every node asks once: otherwise each file of a model would be retried for 20 s before the cache
+    is looked at.
     """
     import http.client
     import urllib.error
@@ -23,18 +26,17 @@ def hub_in_reach(timeout_s: float = 10.0) -> bool:
 
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(endpoint, method="HEAD"), timeout=timeout_s
-        ):
+        request = urllib.request.Request(endpoint, method="HEAD")
+        with urllib.request.urlopen(request, timeout=timeout_s):
             return True
     except urllib.error.HTTPError:
-        return True  # an answer, if an unfriendly one
+        return True  # the server has answered, with an error
     except (OSError, ValueError, http.client.HTTPException):
         return False
 
 
 def hub_cache() -> Path:
-    """Where this process's downloads go."""
+    """Returns the folder that downloads of this process go to."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)

@@ -64,7 +64,7 @@ class Excludes:
     why: str = ""
     """Reason, for the message."""
     cure: str = ""
-    """What to do instead; empty: leave out one of the two."""
+    """Advice to the user; empty: leave out one of the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class Option:
     """One plain clause for --help."""
     _: KW_ONLY
     affects: Affects | None = None
-    """What a change of the value changes: the result of a run, its speed, both or nothing.
+    """Effect of another value: on the result of a run, on its speed, on both or on nothing.
     Reports and studies take runs that differ in nothing else for repeats of one measurement.
     Every declaration must say it."""
     at: Place | None = None
     """Where the value acts: while the run is submitted; in what the cluster is asked for; on every
     node; in every rank. Every declaration must say it."""
     metavar: str | None = None
-    """What --help shows for the value; None: the choices, or a word for the type."""
+    """Word for the value in --help; None: the choices, or a word for the type."""
     choices: tuple[str, ...] = ()
     least: float | None = None
     """The smallest value."""
@@ -99,17 +99,17 @@ class Option:
     """For paths: an input is read, and sent along by --on; an output is written by the run, and
     belongs to it alone; "there" is a place on the nodes, which means nothing elsewhere."""
     predicts: Prediction = "kept"
-    """What `slurmft predict` does with the value of the training: it keeps the value, or has a
-    flag for another, or resets it to the default, because it concerns training alone."""
+    """Fate of the value of a training in `slurmft predict`: it is kept, or there is a flag for
+    another, or it is reset to the default, because it concerns training alone."""
     counts: Count | None = None
     """For sizes that a scaling study varies: a number of devices, of the samples of a step, or of
     work. The cost model computes with them."""
     usual: bool = False
-    """Whether --help shows it; --help-all shows all options."""
+    """True if --help shows the option; --help-all shows all."""
     varies: bool = True
-    """Whether the cells of a study may differ in it."""
+    """True if the cells of a study may differ in it."""
     decides_tokens: bool = False
-    """Whether the tokens that are made of the data depend on it."""
+    """True if the tokens that are made of the data depend on it."""
     sbatch: str | None = None
     """The option of sbatch, salloc and srun that carries the value."""
     scontrol: str | None = None
@@ -137,7 +137,7 @@ class Option:
 
     @property
     def placeholder(self) -> str:
-        """What stands for a value in help and messages, where no metavar is declared."""
+        """Word for a value in help and messages, where no metavar is declared."""
         return {int: "N", float: "X", str: "TEXT"}[self.value_type]
 
     @property
@@ -154,7 +154,7 @@ class Option:
 
     @property
     def affects_measurement(self) -> bool:
-        """Whether runs that differ in the value are different measurements."""
+        """True if runs that differ in the value are different measurements."""
         return self.affects != "nothing"
 
     def is_set(self, value: Any) -> bool:
@@ -182,6 +182,7 @@ class Option:
     def check_bounds(self, value: Any, config: Any) -> None:
         """Raises UsageError where a value is out of bounds; NaN is out of all."""
         below = getattr(config, self.below) if isinstance(self.below, str) else self.below
+        # NaN is neither above nor below anything: only a comparison that holds lets a value pass.
         is_inside = (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -248,7 +249,7 @@ def options(config: type[Any]) -> dict[str, Option]:
 
 
 _OPTIONS: dict[Any, dict[str, Option]] = {}
-"""What `options` returned before: it is asked for every value that is checked."""
+"""Configuration -> its options, kept: every value that is checked asks for them."""
 
 
 Config = TypeVar("Config")
@@ -286,6 +287,7 @@ def check_options(config: Any) -> None:
         if each.choices and value not in each.choices:
             raise unknown(each.flag, value, list(each.choices))
         each.check_bounds(value, config)
+    # Rules come after all values: a rule is about values that can be right.
     for each in options(type(config)).values():
         value = getattr(config, each.name)
         for need in each.needs:

@@ -1,4 +1,4 @@
-"""Who may read a run, and whose files are trusted: what runs code as this user must be theirs."""
+"""Permissions: who may read a run, and which files are trusted to decide what code runs."""
 
 import contextlib
 import os
@@ -19,34 +19,38 @@ class NotOwnError(SlurmftError):
 
 
 def settle(share_with_group: bool) -> None:
-    """Makes what this process, and those that it starts, write from now on private, or readable for
-    the group; whatever the user's umask."""
+    """Sets the umask of this process and of those that it starts, whatever the user's is: files are
+    private, or readable for the group."""
     os.umask(umask(share_with_group))
 
 
 def umask(share_with_group: bool) -> int:
-    """What the files of a run are kept from; directories lose the same."""
+    """Returns the umask for the files and folders of a run."""
     return 0o027 if share_with_group else 0o077
 
 
 def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> None:
-    """Makes a folder that is the user's own; folders above it, as the umask has them, but never for
-    others to write. OSError where it is there, or cannot be made.
+    """Makes a folder that is private, or that the user's group can read.
 
-    A shared one hands its group on to what is made in it (setgid), as the one above may do.
+    Folders above it are made as the umask has them, but never for others to write. A shared folder
+    hands its group on to what is made in it (setgid), as the folder above may do.
+
+    Raises:
+        OSError: the folder is there and may not be, or it cannot be made.
     """
-    old = os.umask(0o022)
-    os.umask(old | 0o022)
+    user_umask = os.umask(0o022)
+    os.umask(user_umask | 0o022)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     finally:
-        os.umask(old)
+        os.umask(user_umask)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
         if exist_ok and path.is_dir():
             return
         raise
+    # By mkdir's mode the umask would decide, and setgid would be lost.
     inherited = path.stat().st_mode & stat.S_ISGID
     with contextlib.suppress(PermissionError):  # a file system that knows no modes
         path.chmod(0o2750 if share_with_group else inherited | 0o700)
@@ -54,32 +58,39 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
 
 @contextlib.contextmanager
 def as_in(folder: Path) -> Iterator[None]:
-    """What this process writes in the block is for those for whom a cache is: all who may read its
-    folder, or the nearest one above that exists; its group may write, if the folder hands its group
-    on. Nothing is for everybody to write."""
-    found = existing(folder).stat()
-    is_its_group = found.st_mode & stat.S_ISGID or found.st_gid == os.getegid()
-    least = 0o002 if is_its_group else 0o022 if found.st_mode & stat.S_IROTH else 0o077
-    old = os.umask(~found.st_mode & 0o077 | least)
+    """Gives what this process writes in the block to those who may read a cache.
+
+    The folder decides, or the nearest one above it that exists: who may read it may read the files.
+    Its group may write them, if the folder hands its group on. Others may never write.
+    """
+    status = existing(folder).stat()
+    mode = status.st_mode
+    if mode & stat.S_ISGID or status.st_gid == os.getegid():
+        least = 0o002
+    elif mode & stat.S_IROTH:
+        least = 0o022
+    else:  # the group of new files is another than the folder's: it gets nothing
+        least = 0o077
+    before = os.umask(~mode & 0o077 | least)
     try:
         yield
     finally:
-        os.umask(old)
+        os.umask(before)
 
 
 # --- what nobody else can have written ------------------------------------------------------------
 
 
 def read_own(path: Path) -> bytes:
-    """The bytes of a file that nobody else can have written: it decides what runs as this user.
+    """Reads a file that nobody else can have written: it decides what runs as this user.
 
     The open file itself is examined: one that is put in its place meanwhile is not read. So it does
     not matter that a group may write in the folders above, as in those of projects.
 
     Raises:
-        NotOwnError: it, or its folder, is another user's or may be written by others; or everybody
-            may rename what lies in a folder above.
-        OSError: it cannot be read, or is a link.
+        NotOwnError: the file or its folder is another user's or may be written by others; or
+            everybody may rename what lies in a folder above.
+        OSError: the file cannot be read, or is a link.
     """
     with own_folder(path.parent) as folder, open(open_own(path, folder), "rb") as file:
         return file.read()
@@ -87,8 +98,14 @@ def read_own(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def own_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder in which nobody else can have written; the path may be a link to it.
-    Raises as `read_own`."""
+    """Opens a folder in which nobody else can have written; the path may be a link to it.
+
+    Yields:
+        A descriptor of the folder.
+
+    Raises:
+        NotOwnError, OSError: as `read_own` does.
+    """
     place = Path(os.path.realpath(path))
     descriptor = open_own(place, is_folder=True)
     try:
@@ -102,26 +119,32 @@ def own_folder(path: Path) -> Iterator[int]:
 
 
 def open_own(path: Path, folder: int | None = None, is_folder: bool = False) -> int:
-    """Opens a regular file, or a folder, that nobody else can have written; returns a descriptor.
-    Raises as `read_own`.
+    """Opens a regular file, or a folder, that nobody else can have written.
 
     Args:
-        path: no link; its last part, where `folder` is given.
-        folder: descriptor of the folder where it is looked for.
+        path: no link.
+        folder: descriptor of the folder of `path`; None: `path` is opened from the root.
+
+    Returns:
+        A descriptor.
+
+    Raises:
+        NotOwnError, OSError: as `read_own` does.
     """
-    kind = os.O_DIRECTORY if is_folder else os.O_NONBLOCK  # a FIFO would wait for a writer
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
+    kind = os.O_DIRECTORY if is_folder else os.O_NONBLOCK
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind
     descriptor = os.open(path if folder is None else path.name, flags, dir_fd=folder)
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid not in (0, os.geteuid()):
+        status = os.fstat(descriptor)
+        if status.st_uid not in (0, os.geteuid()):
             raise NotOwnError(
-                f"{_refused()}: {str(path)!r} belongs to {user_name(found.st_uid)}",
+                f"{_refused()}: {str(path)!r} belongs to {user_name(status.st_uid)}",
                 "use a run of your own; slurmft status, logs and follow show those of others, too",
             )
-        if found.st_mode & _OTHERS_WRITE:
-            raise _writable(path, found.st_mode, f"chmod go-w {shlex.quote(str(path))}")
-        if not is_folder and not stat.S_ISREG(found.st_mode):
+        if status.st_mode & _OTHERS_WRITE:
+            raise _writable(path, status.st_mode, f"chmod go-w {shlex.quote(str(path))}")
+        if not is_folder and not stat.S_ISREG(status.st_mode):
             raise NotOwnError(f"{str(path)!r} is not a regular file")
     except BaseException:
         os.close(descriptor)
@@ -141,7 +164,7 @@ def _refused() -> str:
 
 
 def user_name(number: int) -> str:
-    """Of a user's number; "user 1000" where it has no name."""
+    """Returns the name of a user by the number; "user 1000" where it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Child processes: what they print, and that they do not outlive their parent."""
+"""Child processes: they do not outlive their parent, and what they print is read."""
 
 import ctypes
 import os
@@ -29,8 +29,14 @@ def start(
     unblocked: Iterable[int] = (),
     **kwargs: Any,
 ) -> subprocess.Popen[bytes]:
-    """Starts a child that gets the signal `death` when this process ends, by SIGKILL too. Signals
-    in `unblocked` are blocked here, and not there."""
+    """Starts a child that gets a signal when this process ends, even if that ends by SIGKILL.
+
+    Args:
+        command: the program and its arguments.
+        death: the signal.
+        unblocked: signals that this process may block, and that reach the child.
+        kwargs: arguments of `subprocess.Popen`.
+    """
     parent = os.getpid()
 
     def before_exec() -> None:
@@ -43,29 +49,33 @@ def start(
 
 
 def output(command: Sequence[str], timeout_s: float) -> str | None:
-    """What a command prints; None: it is not there, fails, or takes longer."""
+    """Returns what a command prints; None where it is absent, fails or takes longer."""
     try:
-        return subprocess.run(
+        done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=True
-        ).stdout
+        )
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout
 
 
 def stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the program's name, the state first; None: no process."""
+    """Returns the fields of /proc/PID/stat after the name, the state first; None: no process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
+            # The name is in brackets, and may hold spaces and brackets itself.
             return file.read().rpartition(")")[2].split()
     except OSError:
         return None
 
 
 def age_s() -> float:
-    """Seconds since this process was started, its interpreter's own start included."""
+    """Returns the seconds since this process was started, the start of its interpreter included."""
     fields = stat(os.getpid())
     assert fields is not None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    started_ticks = int(fields[19])  # after the boot
+    started_s = started_ticks / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

@@ -12,7 +12,7 @@ from slurmft.core.decode import DecodeError, decode
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """What is recorded of a file that must not change."""
+    """Record of a file that must not change."""
 
     bytes: int
     mtime_ns: int
@@ -32,11 +32,11 @@ class Program:
     kind: str
     """Which program it is: "train", the built-in one; a name in the group `slurmft.programs`."""
     name: str
-    """What it does, in a word: begins the name of the run directory."""
+    """Word for what it does: the name of the run directory begins with it."""
     module: str
     """Every rank runs `python -m MODULE RUN_DIR`."""
     needs_hub: bool = False
-    """Whether it loads something from the Hugging Face hub, or from its cache."""
+    """True if it loads something from the Hugging Face hub, or from its cache."""
     paths: tuple[str, ...] = ()
     """Files and folders that it reads, besides the run directory: a container must show them."""
     code: str = ""

@@ -20,27 +20,41 @@ KINDS = {
 """Folder -> what its files are for."""
 
 
-def find(kind: str, given: str | Path) -> Path:
-    """A path as it was given; the file that comes with slurmft, if nothing is there and the path is
-    the name of one, with or without its ending."""
-    ours = {name: file for file in files(kind) for name in (file.name, file.stem)}
-    return ours.get(str(given), Path(given)) if not absolute(given).exists() else Path(given)
+def find(kind: str, path: str | Path) -> Path:
+    """Returns a path that exists as it is; else the file that comes with slurmft under that name.
+
+    The name may lack its ending. A path that is neither stays as it is.
+    """
+    if absolute(path).exists():
+        return Path(path)
+    for file in files(kind):
+        if str(path) in (file.name, file.stem):
+            return file
+    return Path(path)
 
 
 def files(kind: str) -> list[Path]:
+    """Returns the files of a kind, by their names."""
     return sorted((FOLDER / kind).iterdir())
 
 
 def copy(folder: Path) -> list[Path]:
-    """Copies the files of all kinds below a folder; returns the new paths. A file that is there
-    stays as it is. UsageError where the folder cannot be written."""
+    """Copies the files of all kinds below a folder; a file that is there stays as it is.
+
+    Returns:
+        The new paths.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
     written = []
     try:
         for kind in KINDS:
             (folder / kind).mkdir(parents=True, exist_ok=True)
             for file in files(kind):
-                if not os.path.lexists(new := folder / kind / file.name):
-                    written.append(Path(shutil.copyfile(file, new)))
+                copy_of_file = folder / kind / file.name
+                if not os.path.lexists(copy_of_file):
+                    written.append(Path(shutil.copyfile(file, copy_of_file)))
     except OSError as error:
         problem = f"cannot write to {error.filename!r}: {error.strerror}"
         raise UsageError(problem, "give a folder that can be made, or is yours") from None

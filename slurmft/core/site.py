@@ -1,4 +1,4 @@
-"""The site file: what a site always needs, written once, in TOML; its keys are the flags."""
+"""The site file: defaults of a site in TOML; its keys are the names of the flags."""
 
 import json
 import os
@@ -16,47 +16,53 @@ OPTIONS_OF_ON = "SLURMFT_SITE_OPTIONS"
 
 
 def all_options() -> dict[str, Option]:
-    """Returns the options of a job and of every program that is installed, by their names: what the
-    site file may have."""
-    found = dict(options(JobConfig))
+    """Returns name -> option of a job and of every program that is installed.
+
+    These are the keys that the site file may have.
+    """
+    declared = dict(options(JobConfig))
     for entry in plugins.entries(plugins.OPTIONS).values():
-        found |= options(entry.load())
-    return found
+        declared |= options(entry.load())
+    return declared
 
 
 def site_file() -> Path:
-    """The site's defaults: $SLURMFT_SITE, or ~/.config/slurmft/site.toml."""
+    """Returns the path of the site file: $SLURMFT_SITE, or ~/.config/slurmft/site.toml."""
     return Path(os.environ.get("SLURMFT_SITE") or "~/.config/slurmft/site.toml").expanduser()
 
 
 def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
-    """The values of the site file for the options that it may have; empty without one.
+    """Returns the values of the site file, and of a command's --on; empty without either.
 
     Raises:
         UsageError: the file cannot be read, has an unknown key, or a value of another type than
             its field's.
     """
-    return typed_values(site_file(), read_site_file(), known) | typed_values(
-        "site options of --on", _options_of_on(), known
-    )
+    defaults = typed_values(site_file(), read_site_file(), known)
+    return defaults | typed_values("site options of --on", _options_of_on(), known)
 
 
 def job_default(name: str) -> Any:
-    """The value that the site file has for an option of the job, else its default."""
-    known, values = options(JobConfig), read_site_file() | _options_of_on()
-    given = {k: v for k, v in values.items() if k == name}
-    return typed_values(site_file(), given, known).get(name, known[name].default)
+    """Returns the value that the site file has for an option of the job, else its default."""
+    known = options(JobConfig)
+    values = read_site_file() | _options_of_on()
+    if name not in values:
+        return known[name].default
+    return typed_values(site_file(), {name: values[name]}, known)[name]
 
 
 def _options_of_on() -> dict[str, Any]:
-    """Site options that came with a command from elsewhere; they take precedence."""
-    found: dict[str, Any] = json.loads(os.environ.get(OPTIONS_OF_ON) or "{}")
-    return found
+    """Returns the site options that came with a command by --on; they take precedence."""
+    values: dict[str, Any] = json.loads(os.environ.get(OPTIONS_OF_ON) or "{}")
+    return values
 
 
 def read_site_file() -> dict[str, Any]:
-    """The site file as it is; empty without one. UsageError where $SLURMFT_SITE names no file, or
-    the file is no TOML."""
+    """Reads the site file, without a check of its keys; empty without one.
+
+    Raises:
+        UsageError: $SLURMFT_SITE names no file, or the file is no TOML.
+    """
     path = site_file()
     if not path.is_file():
         if os.environ.get("SLURMFT_SITE"):
@@ -71,28 +77,42 @@ def read_site_file() -> dict[str, Any]:
 
 
 def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags over the site file; repeatable ones add to its list: a site always needs those."""
-    both = {k: site[k] + v for k, v in flags.items() if isinstance(v, tuple) and k in site}
-    return site | flags | both
+    """Returns the values of flags over those of the site file.
+
+    A repeatable flag adds to the list of the site file: the site always needs what is in it.
+    """
+    merged = site | flags
+    for name, value in flags.items():
+        if isinstance(value, tuple) and name in site:
+            merged[name] = site[name] + value
+    return merged
 
 
 def typed_values(
     where: str | Path, values: dict[str, Any], known: Mapping[str, Option]
 ) -> dict[str, Any]:
-    """Values from a TOML file, under the names of flags, as their fields have them; UsageError for
-    an unknown name, or a value of another type."""
-    found = {}
+    """Converts values of a TOML file to the types of their options.
+
+    Args:
+        where: what holds the values, for messages.
+        values: name of the option -> value.
+        known: name -> option that may be there.
+
+    Raises:
+        UsageError: an unknown name, or a value of another type.
+    """
+    typed = {}
     for name, value in values.items():
         is_minutes = name == "time" and type(value) is int  # time = 60, as Slurm reads it
         try:
             if name not in known:
                 raise unknown("key", name, list(known))
-            found[name] = known[name].checked(str(value) if is_minutes else value)
+            typed[name] = known[name].checked(str(value) if is_minutes else value)
         except UsageError as error:
             raise in_file(where, error) from None
-    return found
+    return typed
 
 
 def in_file(where: str | Path, error: UsageError) -> UsageError:
-    """An error that says in which file it is."""
+    """Returns an error that names its file."""
     return UsageError(f"{where}: {error.message}", error.hint)

@@ -22,12 +22,12 @@ _COMMAND = re.compile(
 
 
 def plain(text: str) -> str:
-    """The text without commands to a terminal; lines and tabs stay."""
-    return _COMMAND.sub(lambda found: json.dumps(found[0])[1:-1], _COLOUR.sub("", text))
+    """Returns a text without commands to a terminal; lines and tabs stay."""
+    return _COMMAND.sub(lambda match: json.dumps(match[0])[1:-1], _COLOUR.sub("", text))
 
 
 class _Plain:
-    """A stream to which `plain` text is written."""
+    """Stream that writes `plain` text to another one."""
 
     def __init__(self, raw: Any) -> None:
         self.raw_stream = raw
@@ -45,7 +45,7 @@ class _Plain:
 
 
 def protect() -> None:
-    """Lets this process print `plain` text only; what the terminal cannot show is escaped, too."""
+    """Lets this process print `plain` text only; what the terminal cannot encode is escaped."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is not None:
@@ -54,12 +54,13 @@ def protect() -> None:
 
 
 def raw(stream: Any) -> Any:
-    """The stream itself, for our own bars and screens: others' texts in them must be `plain`."""
+    """Returns the stream itself, for our own bars and screens: texts of others in them must be
+    `plain`."""
     return getattr(stream, "raw_stream", stream)
 
 
 def overwritten(text: str) -> None:
-    """A line on stderr that what follows takes the place of; where that is a terminal."""
+    """Prints a line on stderr that the next line replaces, if stderr is a terminal."""
     stream = raw(sys.stderr)
     if stream.isatty():
         print(f"\x1b[K{plain(text)}\r", end="", file=stream, flush=True)
@@ -67,10 +68,13 @@ def overwritten(text: str) -> None:
 
 @contextlib.contextmanager
 def unprotected() -> Iterator[None]:
-    """A library's progress bars in the block work."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = raw(sys.stdout), raw(sys.stderr)
+    """Lets the progress bars of a library work in the block."""
+    stdout = sys.stdout
+    stderr = sys.stderr
+    sys.stdout = raw(stdout)
+    sys.stderr = raw(stderr)
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout = stdout
+        sys.stderr = stderr

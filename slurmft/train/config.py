@@ -51,6 +51,7 @@ class TrainConfig:
         metavar="NAME|MODULE:CLASS",
         usual=True,
         decides_tokens=True,
+        # Published tables name the data set, as tasks are named after them.
         published=("dataset",),
         commands=("data",),
     )
@@ -216,6 +217,7 @@ class TrainConfig:
     eval_batch_size: int | None = option(
         None,
         "evaluation samples a process and step",
+        # Metrics are of the whole validation data, however it is divided.
         affects="speed",
         at="rank",
         least=1,
@@ -438,6 +440,7 @@ class TrainConfig:
     merge: bool = option(
         False,
         "save the whole model, adapters merged into it",
+        # The metrics stay; a whole model takes longer to save.
         affects="speed",
         at="rank",
         needs=_LORA,
@@ -487,6 +490,7 @@ class TrainConfig:
     log_every: int = option(
         10,
         "optimizer steps between progress records",
+        # A record takes microseconds.
         affects="nothing",
         at="rank",
         metavar="STEPS",
