@@ -15,6 +15,7 @@ from slurmft.core.options import (
     build,
     check_credentials,
     check_options,
+    flag,
     option,
     options,
 )
@@ -606,3 +607,15 @@ def _check_class_weights(task: str) -> None:
         f"--class-weights balanced cannot be used with --task {task}: {why}",
         "leave it out" if task in TASKS else "weigh them in loss() and count() of the task",
     )
+
+
+def required(train: TrainConfig, name: str) -> Any:
+    """Returns the value of an option that the recipes of most tasks have.
+
+    Raises:
+        UsageError: it has none, as may be for a task of the user's own.
+    """
+    value = getattr(train, name)
+    if value is None:
+        raise UsageError(f"--task {train.task} needs {flag(name)}", "give it")
+    return value

@@ -21,8 +21,8 @@ from slurmft.train.login.sources import localize
 from slurmft.train.recipes import RECIPES
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks import sequence
-from slurmft.train.tasks.hub import Pretrained
 from slurmft.train.tasks.metrics import SCORES
+from slurmft.train.tasks.pretrained import Pretrained
 from tests.conftest import Done, assert_two_lines, records
 from tests.support.models import write_model, write_pairs, write_splits
 from tests.train.test_trainer import EXACT, train

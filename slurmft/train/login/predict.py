@@ -26,8 +26,6 @@ MODULES = ("sequence", "multi_label", "tokens", "seq2seq")
 """Modules of `slurmft.train.tasks` whose results are rows."""
 _CHECKED_BYTES = 2**28
 """Of larger files only the first rows are read at submission."""
-_CHANGED_BY_FLAGS = [name for name, each in options(TrainConfig).items() if each.predicts == "flag"]
-"""Options of a training that a prediction may have otherwise."""
 
 
 def configure(
@@ -38,7 +36,7 @@ def configure(
     Args:
         run: a finished run, or a prediction of its model.
         output: where to write the rows with their predictions; None: NAME.predictions here.
-        flags: options of the job, and those of `_CHANGED_BY_FLAGS`.
+        flags: options of the job, and those of the training that predict has a flag for.
 
     Raises:
         UsageError: the run has no model that can predict, the file has not its columns, or another
@@ -51,7 +49,11 @@ def configure(
     file = absolute(file)
     output = absolute(output or f"{file.stem}.predictions{file.suffix}")
     _check_files(file, output, overwrite)
-    changes = {name: flags[name] for name in _CHANGED_BY_FLAGS if name in flags}
+    changes = {
+        name: flags[name]
+        for name, declared in options(TrainConfig).items()
+        if declared.predicts == "flag" and name in flags
+    }
     train = dataclasses.replace(train, model=str(run.model), data=str(file), **changes)
     inputs = {str(file): _describe_rows_of(file, train), str(run.model): "model"}
     program = Program(
@@ -98,13 +100,13 @@ def _trained(run: RunDir) -> TrainConfig:
 
 
 def _without_training_options(train: TrainConfig) -> TrainConfig:
-    """Returns a configuration without the options that only a training has."""
-    changes = {
-        name: each.default
-        for name, each in options(TrainConfig).items()
-        if each.predicts == "reset"
+    """Returns a configuration in which the options that only a training has are not set."""
+    defaults = {
+        name: declared.default
+        for name, declared in options(TrainConfig).items()
+        if declared.predicts == "reset"
     }
-    return dataclasses.replace(train, **changes)
+    return dataclasses.replace(train, **defaults)
 
 
 def _check_files(file: Path, output: Path, overwrite: bool) -> None:

@@ -1,6 +1,6 @@
 """Tasks: rows -> tokens, a model, a loss, metrics. Their defaults are in `slurmft.train.recipes`.
 
-What own tasks are made of is here, see `slurmft.train.own_task`.
+Tasks of the user's own are made of what is here, see `slurmft.train.own_task`.
 """
 
 from slurmft.core import plugins
@@ -11,7 +11,8 @@ from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import RowFormat
 from slurmft.train.task_facts import TASKS, TaskFacts
 from slurmft.train.tasks.base import Task
-from slurmft.train.tasks.hub import Pretrained, Rows
+from slurmft.train.tasks.hub import Rows
+from slurmft.train.tasks.pretrained import Pretrained
 
 __all__ = [
     "IGNORED", "Batch", "Pretrained", "RowFormat", "Rows", "Task", "TaskFacts", "TokenData",
@@ -20,7 +21,7 @@ __all__ = [
 
 
 def get(config: TrainConfig) -> Task:
-    """The task that a configuration names."""
+    """Returns the task that a configuration names."""
     task_class: type[Task]
     if config.task in TASKS:
         task_class = plugins.get(plugins.TASKS, config.task, "--task").load()

@@ -17,8 +17,9 @@ from transformers.models.auto import modeling_auto as auto
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.tasks.hub import Pretrained, Rows
+from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import check_numbers
+from slurmft.train.tasks.pretrained import Pretrained
 
 ROWS_AT_ONCE = 1000
 _LOGITS_AT_ONCE = 2**20
@@ -31,51 +32,52 @@ class Task(Pretrained):
     lower_is_better = True
     prediction_dtype: np.dtype[Any] = np.dtype(np.float64)
     prediction_shape: tuple[int, ...] = (3,)
-    """Of a sample: the sum of the loss, tokens, tokens that are predicted."""
+    """Of a sample: the sum of the loss, tokens, tokens that are predicted rightly."""
     eos_may_pad = True  # padding is masked, and has no labels
 
     _chooses_logits = False
-    """Whether the model makes logits of chosen tokens alone."""
+    """The model can make logits of chosen tokens alone."""
 
-    def _longest(self, tokenizer: Any) -> int:
-        """Tokens of a sample, at most."""
-        asked = self.config.max_length
-        known = getattr(self._load(AutoConfig.from_pretrained), "max_position_embeddings", asked)
-        return int(min(asked, known, tokenizer.model_max_length))
+    def longest(self, tokenizer: Any) -> int:
+        longest = super().longest(tokenizer)
+        model_config = self.load(AutoConfig.from_pretrained)
+        return min(longest, int(getattr(model_config, "max_position_embeddings", longest)))
+
+    # --- blocks -----------------------------------------------------------------------------------
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
-        """The blocks of a split."""
-        tokens, longest = np.concatenate(self._texts(tokenizer, rows)), self._longest(tokenizer)
+        """Returns the blocks of a split."""
+        tokens = np.concatenate(self._texts(tokenizer, rows))
+        longest = self.longest(tokenizer)
         if len(tokens) % longest == 1:
-            tokens = tokens[:-1]  # a token alone tells none
+            tokens = tokens[:-1]  # the last block would be a token alone, which tells no other
         if not len(tokens):
             raise UsageError(f"{rows.where!r} has no texts", "choose with --text-column")
         labels = np.append(tokens[1:], IGNORED)
-        labels[longest - 1 :: longest] = IGNORED
+        labels[longest - 1 :: longest] = IGNORED  # the next token is of another block
         offsets = np.append(np.arange(0, len(tokens), longest), len(tokens))
         blocks = len(offsets) - 1
-        cut = f"{len(tokens):,} tokens, {blocks:,} blocks of {longest}"
-        self.notes.append(f"{rows.where!r}: {cut}")
+        counts = f"{len(tokens):,} tokens, {blocks:,} blocks of {longest}"
+        self.notes.append(f"{rows.where!r}: {counts}")
         return TokenTable(tokens, offsets, np.empty((blocks, 0)), token_labels=labels)
 
     def _texts(self, tokenizer: Any, rows: Rows) -> list[np.ndarray]:
-        """The tokens of every text; those of a plain text file are the parts of one."""
-        (texts,), found = self.values(rows), [np.empty(0, dtype=np.int32)]
-        is_one = rows.where.removesuffix(".gz").endswith(".txt")
-        texts = [text for text in texts if is_one or text.strip()]
+        """Returns the tokens of every text; those of a plain text file are the parts of one."""
+        is_one_text = rows.where.removesuffix(".gz").endswith(".txt")
+        (texts,) = self.values(rows)
+        texts = [text for text in texts if is_one_text or text.strip()]
+        tokens = [np.empty(0, dtype=np.int32)]
         for start in range(0, len(texts), ROWS_AT_ONCE):
             part = texts[start : start + ROWS_AT_ONCE]
-            encoded = tokenizer(part, add_special_tokens=not is_one)["input_ids"]
-            whole = encoded if is_one else (self.ended(tokenizer, ids) for ids in encoded)
-            found += [np.array(ids, dtype=np.int32) for ids in whole]
-        return found
+            encoded = tokenizer(part, add_special_tokens=not is_one_text)["input_ids"]
+            for ids in encoded:
+                whole_ids = ids if is_one_text else self.ended(tokenizer, ids)
+                tokens.append(np.array(whole_ids, dtype=np.int32))
+        return tokens
 
     def ended(self, tokenizer: Any, ids: list[int]) -> list[int]:
-        """Tokens of a text, with the end-of-text token.
-
-        Raises:
-            UsageError: the tokenizer has none.
-        """
+        """Returns the tokens of a text with the end-of-text token; UsageError where the tokenizer
+        has none."""
         end = tokenizer.eos_token_id
         if end is None:
             raise UsageError(
@@ -84,16 +86,18 @@ class Task(Pretrained):
             )
         return ids if ids[-1:] == [end] else [*ids, end]
 
+    # --- model, loss, metrics ---------------------------------------------------------------------
+
     def model(self, data: TokenData) -> Any:
-        """
-        Raises:
-            UsageError: it is no causal language model.
-        """
-        config = self._load(AutoConfig.from_pretrained)
-        is_encoder = type(config) in auto.MODEL_FOR_MASKED_LM_MAPPING
-        if is_encoder or type(config) not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+        """Returns the model; UsageError where it is no causal language model."""
+        model_config = self.load(AutoConfig.from_pretrained)
+        kind = type(model_config)
+        # Encoders such as BERT are in both lists.
+        is_encoder = kind in auto.MODEL_FOR_MASKED_LM_MAPPING
+        if is_encoder or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
             raise UsageError(
-                f"--model {self.config.model!r} is {config.model_type}, no causal language model",
+                f"--model {self.config.model!r} is {model_config.model_type}, no causal language "
+                "model",
                 "give a decoder, such as Llama, Qwen, Gemma or GPT-2",
             )
         model = self.pretrained(auto.AutoModelForCausalLM)
@@ -101,15 +105,19 @@ class Task(Pretrained):
         return model
 
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
-        """Logits are wanted of tokens with labels alone: `logits_to_keep` are the columns that have
-        any, `labels` and `samples`, (rows, columns), those of them and whose they are."""
+        """Returns a batch for which logits are made of tokens with labels alone.
+
+        `logits_to_keep` are the columns that have any; the targets `labels` and `samples`, both
+        (rows, columns), are the labels of these columns and the samples that they are of.
+        """
         labels = batch.targets["labels"]
         samples = torch.arange(len(batch.indices))
-        if len(labels) < len(samples):  # without padding: one row of all
+        if len(labels) < len(samples):  # without padding: one row of all samples
             samples = samples.repeat_interleave(batch.lengths)[None]
         else:
             samples = samples[:, None].expand_as(labels)
-        inputs, columns = batch.inputs, torch.arange(labels.shape[1])
+        inputs = batch.inputs
+        columns = torch.arange(labels.shape[1])
         if self._chooses_logits:
             columns = (labels != IGNORED).any(0).nonzero().squeeze(1)
             inputs = inputs | {"logits_to_keep": columns}
@@ -121,23 +129,31 @@ class Task(Pretrained):
         return _losses(output.logits, labels).sum(), (labels != IGNORED).sum()
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
-        """See `prediction_shape`: float64, (batch, 3)."""
-        labels, samples = (batch.targets[name].flatten() for name in ("labels", "samples"))
-        right = output.logits.flatten(0, -2).argmax(-1) == labels
-        each = torch.stack([_losses(output.logits, labels), labels != IGNORED, right], 1).double()
-        return each.new_zeros(len(batch.indices), 3).index_add_(0, samples, each)
+        """Returns sums over the tokens of each sample, see `prediction_shape`: float64,
+        (batch, 3)."""
+        labels = batch.targets["labels"].flatten()
+        samples = batch.targets["samples"].flatten()
+        is_right = output.logits.flatten(0, -2).argmax(-1) == labels
+        losses = _losses(output.logits, labels)
+        of_tokens = torch.stack([losses, labels != IGNORED, is_right], 1).double()
+        of_samples = of_tokens.new_zeros(len(batch.indices), 3)
+        return of_samples.index_add_(0, samples, of_tokens)
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
-        """Of all tokens that are to be predicted."""
+        """Returns the metrics of all tokens that are to be predicted."""
         check_numbers(predictions)
-        total, tokens, right = predictions.sum(axis=0).tolist()
-        values = (float(np.exp(total / tokens)), total / tokens, right / tokens)
+        loss, tokens, right = predictions.sum(axis=0).tolist()
+        mean_loss = loss / tokens
+        values = (float(np.exp(mean_loss)), mean_loss, right / tokens)
         return dict(zip(self.metric_names, values, strict=True))
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy of each token. Nothing of the logits' size is made: some rows at a time, and
-    backwards their gradient takes the place of the logits."""
+    """Cross entropy of each token, in the memory of the logits.
+
+    They are by far the largest tensor of a language model. So nothing of their size is made:
+    forwards some rows are computed at a time, and backwards their gradient takes their place.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -150,16 +166,19 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, *others = ctx.saved_tensors
-        rows = zip(*(t.split(ctx.rows) for t in (logits, *others, *gradients)), strict=True)
-        for part, labels, sums, gradient in rows:
-            part.sub_(sums[:, None]).exp_()
-            part.scatter_add_(1, labels[:, None], part.new_full((len(part), 1), -1.0))
-            part.mul_(gradient[:, None])
+        parts = [tensor.split(ctx.rows) for tensor in (logits, *others, *gradients)]
+        for rows, labels, sums, gradient in zip(*parts, strict=True):
+            # The gradient of a cross entropy: probabilities, less 1 at the label.
+            rows.sub_(sums[:, None]).exp_()
+            rows.scatter_add_(1, labels[:, None], rows.new_full((len(rows), 1), -1.0))
+            rows.mul_(gradient[:, None])
         return logits, None
 
 
 def _losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The loss of each token, 0 where it has no label: (tokens,). Its backward pass uses the logits
-    up."""
-    each: torch.Tensor = _CrossEntropy.apply(logits.flatten(0, -2), labels.clamp(min=0))  # type: ignore[no-untyped-call]
-    return each.masked_fill(labels == IGNORED, 0)
+    """Returns the loss of each token, 0 where it has no label: (tokens,).
+
+    The backward pass overwrites the logits.
+    """
+    losses: torch.Tensor = _CrossEntropy.apply(logits.flatten(0, -2), labels.clamp(min=0))  # type: ignore[no-untyped-call]
+    return losses.masked_fill(labels == IGNORED, 0)

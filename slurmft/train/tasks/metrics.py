@@ -1,7 +1,7 @@
-"""What each metric is: a number from predictions and labels, as scikit-learn and scipy define it.
+"""Metrics: numbers from predictions and labels, as scikit-learn and scipy define them.
 
 Every score takes whole arrays, of at least one sample, and returns a plain float. Labels were
-checked when they were read (`slurmft.train.login.rows`), predictions when they were gathered
+checked when they were read (`slurmft.train.login.cells`), predictions when they were gathered
 (`check_numbers`).
 """
 
@@ -22,19 +22,21 @@ from slurmft.core.errors import SlurmftError
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
-
 NAN = -1
-"""The class predicted where the logits are not numbers."""
+"""Class that is predicted where the logits are not numbers."""
 
 
 def check_numbers(predictions: np.ndarray) -> None:
-    """Raises SlurmftError where predictions come from logits that are not numbers: a metric of them
-    would look like one of a bad model."""
-    is_bad = np.isnan(predictions) if predictions.dtype.kind == "f" else predictions == NAN
-    bad = int(is_bad.reshape(len(predictions), -1).any(axis=1).sum())
-    if bad:
+    """Raises SlurmftError where predictions come from logits that are not numbers.
+
+    A metric of them would look like one of a bad model.
+    """
+    is_nan = np.isnan(predictions) if predictions.dtype.kind == "f" else predictions == NAN
+    samples_with_nan = int(is_nan.reshape(len(predictions), -1).any(axis=1).sum())
+    if samples_with_nan:
         raise SlurmftError(
-            f"the model's logits are NaN for {bad} of {len(predictions)} validation samples",
+            f"the model's logits are NaN for {samples_with_nan} of {len(predictions)} validation "
+            "samples",
             "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32",
         )
 
@@ -49,19 +51,21 @@ class Score:
     module: str
     """Imported when it is first computed: scikit-learn takes longer than a step."""
     compute: Callable[[Any, np.ndarray, np.ndarray], Any]
-    """The module, predictions and labels to the value."""
+    """Function of the module, predictions and labels."""
 
     def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
         assert predictions.shape == labels.shape
         assert labels.size
-        with warnings.catch_warnings():  # the table says what an undefined score is
+        with warnings.catch_warnings():  # the table below says what an undefined score is
             warnings.simplefilter("ignore")
             return float(self.compute(importlib.import_module(self.module), predictions, labels))
 
 
 def _f1(average: str) -> Score:
-    options = {"average": average, "zero_division": 0.0}
-    return Score("sklearn.metrics", lambda sk, p, t: sk.f1_score(t, p, **options))
+    def compute(sklearn: Any, predictions: np.ndarray, labels: np.ndarray) -> Any:
+        return sklearn.f1_score(labels, predictions, average=average, zero_division=0.0)
+
+    return Score("sklearn.metrics", compute)
 
 
 def _pearson(stats: Any, predictions: np.ndarray, labels: np.ndarray) -> Any:
@@ -98,32 +102,56 @@ SCORES = {
 def by_class(
     predictions: np.ndarray, labels: np.ndarray, names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Of each class precision, recall and f1, as scikit-learn defines them (0.0 where they are
-    undefined), and its samples (support); where samples have one class each, also what those of it
-    were predicted as, which is a row of the confusion matrix: class -> count. Predictions and
-    labels are int64, (samples,), or 0 and 1: (samples, classes).
+    """Returns precision, recall, f1 and samples (support) of each class, as scikit-learn defines
+    them; 0.0 where they are undefined.
+
+    Where samples have one class each, also what those of a class were predicted as (predicted_as),
+    which is a row of the confusion matrix: class -> count.
+
+    Args:
+        predictions: int64, (samples,); or 0 and 1, (samples, classes).
+        labels: of the same shape.
+        names: names of the classes.
     """
-    count, rows = len(names), dict[str, dict[str, Any]]()
-    sums: tuple[np.ndarray, ...]
     if predictions.ndim == 2:
-        sums = ((predictions & labels).sum(0), predictions.sum(0), labels.sum(0))
+        right = (predictions & labels).sum(0)
+        predicted = predictions.sum(0)
+        true = labels.sum(0)
     else:
-        found = (labels[labels == predictions], predictions, labels)
-        sums = tuple(np.bincount(values, minlength=count) for values in found)
-    for name, right, predicted, true in zip(names, *(s.tolist() for s in sums), strict=True):
-        rows[name] = {
-            "precision": right / (predicted or 1),
-            "recall": right / (true or 1),
-            "f1": 2 * right / ((predicted + true) or 1),
-            "support": true,
-        }
+        right = np.bincount(labels[labels == predictions], minlength=len(names))
+        predicted = np.bincount(predictions, minlength=len(names))
+        true = np.bincount(labels, minlength=len(names))
+    counts = zip(names, right.tolist(), predicted.tolist(), true.tolist(), strict=True)
+    rows = {name: _scores_of_class(*numbers) for name, *numbers in counts}
     if predictions.ndim == 1:
-        for row in rows.values():
-            row["predicted_as"] = {}
-        pairs = np.unique(labels.astype(np.int64) * count + predictions, return_counts=True)
-        for pair, times in zip(*(values.tolist() for values in pairs), strict=True):
-            rows[names[pair // count]]["predicted_as"][names[pair % count]] = times
+        _add_confusions(rows, predictions, labels, names)
     return rows
+
+
+def _scores_of_class(right: int, predicted: int, true: int) -> dict[str, Any]:
+    return {
+        "precision": right / (predicted or 1),
+        "recall": right / (true or 1),
+        "f1": 2 * right / ((predicted + true) or 1),
+        "support": true,
+    }
+
+
+def _add_confusions(
+    rows: dict[str, dict[str, Any]],
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+) -> None:
+    """Adds the row of the confusion matrix to each class."""
+    for row in rows.values():
+        row["predicted_as"] = {}
+    # One number for each pair of classes, so that numpy counts the pairs.
+    pairs = labels.astype(np.int64) * len(names) + predictions
+    different_pairs, counts = np.unique(pairs, return_counts=True)
+    for pair, count in zip(different_pairs.tolist(), counts.tolist(), strict=True):
+        true, predicted = divmod(pair, len(names))
+        rows[names[true]]["predicted_as"][names[predicted]] = count
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -132,7 +160,7 @@ def by_class(
 def squad(
     predictions: Sequence[str], answers: Sequence[Sequence[str]], may_have_none: bool = False
 ) -> dict[str, float]:
-    """F1 and exact match of extracted answers, 0..100, as SQuAD's official scripts have them.
+    """Returns F1 and exact match of extracted answers, 0..100, as SQuAD's official scripts do.
 
     Texts are compared as words, without case, punctuation and articles. Each prediction counts
     with the gold answer that is best for it, in each score on its own. As in v1.1's script, texts
@@ -148,24 +176,29 @@ def squad(
     Returns:
         Means over the questions: squad_f1 and squad_exact_match.
     """
-    exact, shared = [], []
-    for text, golds in zip(predictions, answers, strict=True):
-        words, choices = _words(text), [_words(gold) for gold in golds]
+    exact_matches = []
+    f1_values = []
+    for text, gold_texts in zip(predictions, answers, strict=True):
+        words = _words(text)
+        gold_answers = [_words(gold) for gold in gold_texts]
         if may_have_none:
-            choices = [choice for choice in choices if choice] or [[]]
-        exact.append(float(words in choices))
-        says_none = may_have_none and not words
-        shared.append(exact[-1] if says_none else max(_word_f1(words, c) for c in choices))
-    return {"squad_f1": 100 * fmean(shared), "squad_exact_match": 100 * fmean(exact)}
+            gold_answers = [gold for gold in gold_answers if gold] or [[]]
+        exact_match = float(words in gold_answers)
+        exact_matches.append(exact_match)
+        if may_have_none and not words:
+            f1_values.append(exact_match)
+        else:
+            f1_values.append(max(_word_f1(words, gold) for gold in gold_answers))
+    return {"squad_f1": 100 * fmean(f1_values), "squad_exact_match": 100 * fmean(exact_matches)}
 
 
 def _words(text: str) -> list[str]:
-    """The words of a text that SQuAD compares."""
+    """Returns the words of a text that SQuAD compares."""
     # Punctuation goes before articles, and leaves no gap: "a.b" is the word "ab".
     return ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split()
 
 
 def _word_f1(words: list[str], gold: list[str]) -> float:
-    """F1 of two bags of words, 0..1."""
+    """Returns F1 of two bags of words, 0..1."""
     shared = (Counter(words) & Counter(gold)).total()
     return 2 * shared / (len(words) + len(gold)) if shared else 0.0

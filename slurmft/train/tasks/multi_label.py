@@ -20,16 +20,17 @@ from slurmft.train.tasks.metrics import NAN
 
 
 class Task(sequence.Task):
-    """Labels and predictions are 0 and 1 of every class: (samples, classes)."""
+    """Multi-label classification; labels and predictions are 0 and 1: (samples, classes)."""
 
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:
-        pairs = list(self.form.labels(self.values(rows)))
-        of = [row for row, _ in pairs]
+        labelled = list(self.form.labels(self.values(rows)))
+        row_numbers = [row for row, _ in labelled]
         by_number = self.form.columns[-1] in rows.names
-        ids = label_ids((label for _, label in pairs), names, rows.where, by_number, of)
-        found = np.zeros((len(rows), len(names)), dtype=np.int8)
-        found[np.array(of, dtype=np.int64) - 1, np.array(ids, dtype=np.int64)] = 1
-        return list(found)
+        labels = [label for _, label in labelled]
+        ids = label_ids(labels, names, rows.where, by_number, row_numbers)
+        flags = np.zeros((len(rows), len(names)), dtype=np.int8)
+        flags[np.array(row_numbers, dtype=np.int64) - 1, np.array(ids, dtype=np.int64)] = 1
+        return list(flags)
 
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForSequenceClassification
@@ -39,13 +40,14 @@ class Task(sequence.Task):
         return self.pretrained(AutoModelForSequenceClassification, **settings)
 
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """Of each text the mean of its classes' cross entropies; summed over texts."""
+        """Returns the mean of the cross entropies of a text's classes; summed over texts."""
         logits = output.logits.float()
         labels = batch.targets["labels"].to(logits.dtype)
-        each = binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)
-        return each.sum(), len(each)
+        of_classes = binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        of_texts = of_classes.mean(dim=1)
+        return of_texts.sum(), len(of_texts)
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
-        """int64, (batch, classes)."""
-        is_nan = output.logits.isnan().any(dim=-1, keepdim=True)
-        return (output.logits >= 0).long().masked_fill(is_nan, NAN)
+        """Returns 0 and 1 of each class: int64, (batch, classes)."""
+        has_nan = output.logits.isnan().any(dim=-1, keepdim=True)
+        return (output.logits >= 0).long().masked_fill(has_nan, NAN)

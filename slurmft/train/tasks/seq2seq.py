@@ -12,18 +12,21 @@ import numpy as np
 import torch
 
 from slurmft.core.text import shown
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.tasks.hub import Pretrained, Rows
+from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import check_numbers
+from slurmft.train.tasks.pretrained import Pretrained
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
-LENGTHS, CORRECT, TOTAL = slice(3, 5), slice(5, 9), slice(9, 13)
-"""A prediction: F1 of each of ROUGE; sacrebleu's lengths of text and reference, and its n-grams
-that are right, and all, for n from 1 to 4."""
-_SHOWN = 3
-"""Samples of which an evaluation shows the texts."""
+# Places in a prediction, after the F1 of each of ROUGE: sacrebleu's lengths of text and reference,
+# and its n-grams that are right, and all, for n from 1 to 4.
+LENGTHS = slice(3, 5)
+CORRECT = slice(5, 9)
+TOTAL = slice(9, 13)
+_PRINTED_SAMPLES = 3
+"""Number of samples of which an evaluation prints the texts."""
 
 
 class Task(Pretrained):
@@ -32,43 +35,54 @@ class Task(Pretrained):
     prediction_dtype = np.dtype(np.float64)
     prediction_shape = (13,)
     _data: TokenData | None = None
-    """Of which the references are those at hand."""
+    """Data whose `_references` are in memory."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        names = ("rougeL", "rouge1", "rouge2", "bleu")
-        self.metric_names = names if config.preset == "summarization" else ("bleu", *names[:-1])
+        if config.preset == "summarization":
+            self.metric_names = ("rougeL", "rouge1", "rouge2", "bleu")
+        else:
+            self.metric_names = ("bleu", "rougeL", "rouge1", "rouge2")
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         sources, targets = self.values(rows)
         ids, _ = self.encode(tokenizer, [sources], f"texts of {rows.where!r}")
         what = f"targets of {rows.where!r}"
         target_ids, _ = self.encode(tokenizer, [targets], what, as_target=True)
-        own = TokenTable.build(target_ids)
-        return TokenTable.build(ids, target_tokens=own.tokens, target_offsets=own.offsets)
+        target_table = TokenTable.build(target_ids)
+        return TokenTable.build(
+            ids, target_tokens=target_table.tokens, target_offsets=target_table.offsets
+        )
 
     def texts(self, validation: Rows) -> list[str]:
-        return self.values(validation)[1]
+        _, targets = self.values(validation)
+        return targets
 
     def model(self, data: TokenData) -> Any:
-        """With the settings of generation that it is evaluated with, and saved."""
+        """Returns the model with the settings of generation that it is evaluated with, and saved
+        with."""
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
         model = self.pretrained(AutoModelForSeq2SeqLM)
-        length, beams = self.config.max_target_length, self.config.num_beams
-        assert length is not None  # from the recipe
-        own: dict[str, Any] = {"max_length": length + 1}  # the first one starts the decoder
-        if beams == 1:
-            own |= {"early_stopping": False, "length_penalty": 1.0}  # or it cannot be saved
-        own |= {"max_new_tokens": None, "num_beams": beams, "do_sample": False}
-        model.generation_config.update(**own)
+        longest_target = int(required(self.config, "max_target_length"))
+        settings: dict[str, Any] = {
+            "max_length": longest_target + 1,  # the first token starts the decoder
+            "max_new_tokens": None,
+            "num_beams": self.config.num_beams,
+            "do_sample": False,
+        }
+        if self.config.num_beams == 1:  # a model with settings of beams could not be saved
+            settings |= {"early_stopping": False, "length_penalty": 1.0}
+        model.generation_config.update(**settings)
         self._decoder_inputs = model.prepare_decoder_input_ids_from_labels
-        at = data.folder  # the source of the tokenizer may be gone
-        self._words = AutoTokenizer.from_pretrained(at / "tokenizer") if at else self.tokenizer()
+        if data.folder:  # the source of the tokenizer may be gone
+            self._decoder = AutoTokenizer.from_pretrained(data.folder / "tokenizer")
+        else:
+            self._decoder = self.tokenizer()
         return model
 
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
-        """Labels are the target's tokens; the decoder gets those before each."""
+        """Returns a batch whose labels are the target's tokens; the decoder gets those before."""
         targets = _targets(table)
         lengths = targets.lengths(batch.indices)
         ids = targets.padded(targets.tokens, batch.indices, int(lengths.max()), IGNORED)
@@ -85,36 +99,41 @@ class Task(Pretrained):
         return int(_targets(table).lengths(samples).sum())
 
     def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
-        """Of the texts that the model generates: float64, (batch, 13), see `TOTAL`."""
-        is_nan = torch.zeros(len(batch.indices), dtype=torch.bool, device=model.device)
+        """Returns what the metrics need of the texts that the model generates: float64,
+        (batch, 13), see `LENGTHS`."""
+        has_nan = torch.zeros(len(batch.indices), dtype=torch.bool, device=model.device)
 
         def note_nan(_: Any, scores: torch.Tensor) -> torch.Tensor:
-            is_nan.logical_or_(scores.isnan().view(len(is_nan), -1).any(dim=1))
+            nan_of_samples = scores.isnan().view(len(has_nan), -1).any(dim=1)
+            has_nan.logical_or_(nan_of_samples)
             return scores
 
         inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
         tokens = model.generate(**inputs, logits_processor=[note_nan])
-        texts = self._words.batch_decode(tokens, skip_special_tokens=True)
+        texts = self._decoder.batch_decode(tokens, skip_special_tokens=True)
         if data is not self._data:
-            self._data, self._references = data, data.read_texts()
-        wanted = [self._references[i] for i in batch.indices]
-        for i, text, target in zip(batch.indices, texts, wanted, strict=True):
-            if i < _SHOWN:
+            self._data = data
+            self._references = data.read_texts()
+        references = [self._references[i] for i in batch.indices]
+        for i, text, reference in zip(batch.indices, texts, references, strict=True):
+            if i < _PRINTED_SAMPLES:
                 print(f"validation text {i + 1} became {shown(text, 200)!r}", flush=True)
-                print(f"  its target is {shown(target, 200)!r}", flush=True)
-        found = torch.tensor(list(map(scores_of, texts, wanted)), dtype=torch.float64)
-        return found.masked_fill(is_nan.cpu()[:, None], torch.nan)
+                print(f"  its target is {shown(reference, 200)!r}", flush=True)
+        scores = [scores_of(*pair) for pair in zip(texts, references, strict=True)]
+        predictions = torch.tensor(scores, dtype=torch.float64)
+        return predictions.masked_fill(has_nan.cpu()[:, None], torch.nan)
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
-        """0..100: means of ROUGE's F1, and BLEU of the corpus, as sacrebleu defines it."""
+        """Returns means of ROUGE's F1, and BLEU of the corpus, as sacrebleu defines it; 0..100."""
         check_numbers(predictions)
         rouge = (100 * predictions[:, : len(ROUGE)].mean(axis=0)).tolist()
-        found = dict(zip(ROUGE, rouge, strict=True)) | {"bleu": bleu(predictions)}
-        return {name: found[name] for name in self.metric_names}
+        values = dict(zip(ROUGE, rouge, strict=True))
+        values["bleu"] = bleu(predictions)
+        return {name: values[name] for name in self.metric_names}
 
 
 def _targets(table: TokenTable) -> TokenTable:
-    """The tokens of all targets."""
+    """Returns the tokens of all targets as a table."""
     return TokenTable(table.extra["target_tokens"], table.extra["target_offsets"], table.labels)
 
 
@@ -127,18 +146,20 @@ def _scorers() -> tuple[Any, Any]:
 
 
 def scores_of(text: str, reference: str) -> list[float]:
-    """The prediction of a sample, see `TOTAL`."""
-    rouge, sentence_bleu = _scorers()
-    shared = rouge.score(reference, text)
-    found = sentence_bleu.sentence_score(text, [reference])
-    parts = (shared[name].fmeasure for name in ROUGE)
-    return [*parts, found.sys_len, found.ref_len, *found.counts, *found.totals]
+    """Returns the prediction of a sample, see `LENGTHS`."""
+    rouge_scorer, bleu_scorer = _scorers()
+    rouge_scores = rouge_scorer.score(reference, text)
+    f1_values = [rouge_scores[name].fmeasure for name in ROUGE]
+    counts = bleu_scorer.sentence_score(text, [reference])
+    return [*f1_values, counts.sys_len, counts.ref_len, *counts.counts, *counts.totals]
 
 
 def bleu(predictions: np.ndarray) -> float:
-    """BLEU of a corpus, 0..100."""
+    """Returns BLEU of a corpus, 0..100."""
     from sacrebleu.metrics import BLEU
 
     sums = predictions.sum(axis=0).astype(np.int64)
-    correct, total, lengths = (sums[part].tolist() for part in (CORRECT, TOTAL, LENGTHS))
+    correct = sums[CORRECT].tolist()
+    total = sums[TOTAL].tolist()
+    lengths = sums[LENGTHS].tolist()
     return float(BLEU.compute_bleu(correct, total, *lengths, smooth_method="exp").score)

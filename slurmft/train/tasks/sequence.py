@@ -8,15 +8,14 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import Batch
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.tasks.base import label_maps
-from slurmft.train.tasks.hub import Pretrained
 from slurmft.train.tasks.metrics import SCORES, check_numbers
+from slurmft.train.tasks.pretrained import Pretrained
 
 GLUE_IDS = ("glue", "nyu-mll/glue")
 
 
 class Task(Pretrained):
-    """Sequence classification of texts from a hub data set or a local folder; GLUE's tasks
-    (nyu-mll/glue) with GLUE's own metrics."""
+    """Sequence classification, or regression; GLUE's tasks (nyu-mll/glue) with GLUE's metrics."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
@@ -26,37 +25,44 @@ class Task(Pretrained):
             self.evaluates_in_fp32 = True
         # "", or of MNLI's two validations: "_matched", "_mismatched".
         self.suffixes = [split.removeprefix("validation") for split in self.facts.splits[1:]]
-        self.metric_names = tuple(m + s for s in self.suffixes for m in self.facts.metrics)
+        names = [metric + suffix for suffix in self.suffixes for metric in self.facts.metrics]
+        self.metric_names = tuple(names)
 
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForSequenceClassification
 
-        # A model that was fine-tuned before says in its configuration for what: that goes, too.
-        settings = label_maps(data.labels) | {"problem_type": "single_label_classification"}
-        if not data.labels:  # one label, without a name: a number, learnt by its squared error
+        settings: dict[str, Any]
+        if data.labels:
+            # A model that was fine-tuned before has another problem_type in its configuration.
+            settings = label_maps(data.labels) | {"problem_type": "single_label_classification"}
+        else:  # one label, without a name: a number, learnt by its squared error
             settings = {"num_labels": 1, "problem_type": "regression"}
         return self.pretrained(AutoModelForSequenceClassification, **settings)
 
     def loss(self, output: Any, batch: Batch) -> tuple[Any, Any]:
-        """Cross entropy of classes, or the squared error of numbers; summed over samples."""
+        """Returns cross entropy of classes, or the squared error of numbers; summed over
+        samples."""
         if self.form.has_classes:
             return super().loss(output, batch)
         errors = output.logits.squeeze(-1) - batch.targets["labels"]
         return errors.square().sum(), len(errors)
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
-        """Classes as int64, or numbers as float64: (batch,)."""
+        """Returns classes as int64, or numbers as float64: (batch,)."""
         if self.form.has_classes:
             return super().predict(output, batch, data)
         return output.logits.squeeze(-1).double()
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
-        """The metrics of every validation split."""
+        """Returns the metrics of every validation split."""
         check_numbers(predictions)
         ends = np.cumsum(data.sizes)[:-1]
-        parts = (np.split(values, ends) for values in (predictions, data.validation.labels))
-        return {
-            metric + suffix: SCORES[metric](predicted, labels)
-            for suffix, predicted, labels in zip(self.suffixes, *parts, strict=True)
-            for metric in self.facts.metrics
-        }
+        predictions_of_splits = np.split(predictions, ends)
+        labels_of_splits = np.split(data.validation.labels, ends)
+        values = {}
+        for suffix, predicted, labels in zip(
+            self.suffixes, predictions_of_splits, labels_of_splits, strict=True
+        ):
+            for metric in self.facts.metrics:
+                values[metric + suffix] = SCORES[metric](predicted, labels)
+        return values

@@ -1,11 +1,12 @@
-"""Supervised fine-tuning: conversations, or prompts and completions. What is learnt is every turn
-of the assistant with the token that ends it, or the completion and the end-of-text token.
+"""Supervised fine-tuning: conversations, or prompts and completions.
+
+The model learns every turn of the assistant with the token that ends it, or the completion and the
+end-of-text token.
 """
 
-import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,14 @@ from slurmft.train.login.sources import no_chat_template
 from slurmft.train.tasks import causal_lm
 from slurmft.train.tasks.hub import Rows
 
-Sample = tuple[int, str, list[tuple[int, int]]]
-"""Its row, its text, and of that what is learnt: first characters, and those behind the last."""
+
+class Sample(NamedTuple):
+    """A text, and the parts of it that the model learns."""
+
+    row: int
+    text: str
+    learnt: list[tuple[int, int]]
+    """First character of each part, and the one behind its last."""
 
 
 class Task(causal_lm.Task):
@@ -25,48 +32,88 @@ class Task(causal_lm.Task):
 
     needs_offsets = True
 
+    @property
+    def _is_chat(self) -> bool:
+        return self.config.preset != "completion"
+
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
-        """The samples of a split, without those of which no completion is left."""
-        longest, ids, labels = self._longest(tokenizer), list[Any](), list[Any]()
-        lost, cut = list[int](), 0
-        for row, tokens, follows in self._encoded(tokenizer, self._samples(tokenizer, rows)):
-            cut += len(tokens) > longest
-            if (follows[: longest - 1] == IGNORED).all():
-                lost.append(row)
+        """Returns the samples of a split, without those of which no completion is left."""
+        longest = self.longest(tokenizer)
+        ids: list[Any] = []
+        labels: list[Any] = []
+        left_out: list[int] = []
+        cut = 0
+        for row, tokens, next_tokens in self._encoded(tokenizer, self._samples(tokenizer, rows)):
+            if len(tokens) > longest:
+                cut += 1
+            kept_labels = next_tokens[: longest - 1]
+            if (kept_labels == IGNORED).all():
+                left_out.append(row)
             else:
                 ids.append(tokens[:longest])
-                labels.append(np.append(follows[: longest - 1], IGNORED))
-        told = f"{cut:,} longer than the {longest} tokens of --max-length, which were cut"
-        if lost:
-            told += f"; {len(lost):,} left out, as no completion is left: {describe_rows(lost)}"
+                labels.append(np.append(kept_labels, IGNORED))
+        remark = f"{cut:,} longer than the {longest} tokens of --max-length, which were cut"
+        if left_out:
+            count = f"{len(left_out):,} left out, as no completion is left"
+            remark += f"; {count}: {describe_rows(left_out)}"
         if not ids:
-            raise UsageError(f"{rows.where!r}: no completion is left: {told}", "raise --max-length")
-        learnt, total = (np.concatenate(labels) != IGNORED).sum(), sum(map(len, ids))
-        found = f"{rows.where!r}: {len(ids):,} samples, {learnt:,} of {total:,} tokens learnt"
-        self.notes.append(f"{found}; {told}" if cut or lost else found)
+            raise UsageError(
+                f"{rows.where!r}: no completion is left: {remark}", "raise --max-length"
+            )
+        learnt = (np.concatenate(labels) != IGNORED).sum()
+        total = sum(len(sample) for sample in ids)
+        note = f"{rows.where!r}: {len(ids):,} samples, {learnt:,} of {total:,} tokens learnt"
+        if cut or left_out:
+            note += f"; {remark}"
+        self.notes.append(note)
         return TokenTable.build(ids, token_labels=labels)
 
     def _samples(self, tokenizer: Any, rows: Rows) -> Iterator[Sample]:
-        """Of all rows that have a completion."""
-        values = [rows.column(name) for name in self.form.columns]
-        empty = set(self.form.check(values, rows.where))
-        for row, cells in enumerate(zip(*values, strict=True), start=1):
-            if row not in empty and self.config.preset == "completion":
-                text = "".join(cells)
-                yield row, text, [(len(cells[0]), len(text))]
-            elif row not in empty:
+        """Yields the samples of all rows that have a completion."""
+        columns = [rows.column(name) for name in self.form.columns]
+        empty = set(self.form.check(columns, rows.where))
+        for row, cells in enumerate(zip(*columns, strict=True), start=1):
+            if row in empty:
+                continue
+            if self._is_chat:
                 yield from self._chat(tokenizer, cells[0], row, f"{rows.where!r}: row {row}")
+            else:
+                text = "".join(cells)
+                yield Sample(row, text, [(len(cells[0]), len(text))])
 
     def _chat(
         self, tokenizer: Any, messages: list[dict[str, str]], row: int, what: str
     ) -> Iterator[Sample]:
-        """A conversation as its template writes it; each turn of the assistant as a sample of its
-        own, where it is written otherwise once others follow (as without its thoughts)."""
+        """Yields a conversation as its template writes it.
+
+        Where the template writes a turn of the assistant otherwise once others follow, as without
+        its thoughts, each turn is a sample of its own.
+
+        Raises:
+            UsageError: the template refuses the conversation, or begins turns otherwise than the
+                prompt that a model continues.
+        """
+        prompts, texts = self._written(tokenizer, messages, what)
+        parts = [(len(prompt), len(text)) for prompt, text in zip(prompts, texts, strict=True)]
+        conversation = texts[-1]
+        if all(conversation.startswith(text) for text in [*prompts, *texts]):
+            yield Sample(row, conversation, parts)
+            return
+        for text, part in zip(texts, parts, strict=True):
+            yield Sample(row, text, [part])
+
+    def _written(
+        self, tokenizer: Any, messages: list[dict[str, str]], what: str
+    ) -> tuple[list[str], list[str]]:
+        """Returns for each turn of the assistant the text before it, and the text up to its end."""
         from jinja2 import TemplateError
 
         template = f"{what}: the chat template of {self.config.model!r}"
-        turns = [i for i, each in enumerate(messages) if each["role"] == "assistant"]
-        write = functools.partial(tokenizer.apply_chat_template, tokenize=False)
+
+        def write(part: list[dict[str, str]], **options: Any) -> str:
+            return str(tokenizer.apply_chat_template(part, tokenize=False, **options))
+
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         try:
             prompts = [write(messages[:i], add_generation_prompt=True) for i in turns]
             texts = [write(messages[: i + 1]) for i in turns]
@@ -81,34 +128,43 @@ class Task(causal_lm.Task):
                 "model continues",
                 "give a chat template whose add_generation_prompt is what turns begin with",
             )
-        parts = [(len(p), len(t)) for p, t in zip(prompts, texts, strict=True)]
-        if all(map(texts[-1].startswith, [*prompts, *texts])):
-            yield row, texts[-1], parts
-        else:
-            yield from ((row, t, [part]) for t, part in zip(texts, parts, strict=True))
+        return prompts, texts
 
     def _encoded(
         self, tokenizer: Any, samples: Iterator[Sample]
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Of each sample its row, its tokens, and for each the one that follows if that is learnt;
-        a token that begins before what is learnt, and ends in it, is learnt."""
-        is_chat = self.config.preset != "completion"
+        """Yields for each sample its row, its tokens, and for each but the last the one that
+        follows, or `IGNORED` if that is not learnt."""
         while part := list(itertools.islice(samples, causal_lm.ROWS_AT_ONCE)):
-            encoded = tokenizer([text for _, text, _ in part], add_special_tokens=not is_chat)
-            for (row, _, parts), each in zip(part, encoded.encodings, strict=True):
-                begins, ends = np.array(each.offsets, dtype=np.int64).reshape(-1, 2).T
-                learnt = np.zeros(len(begins), dtype=bool)
-                for begin, end in parts:
-                    learnt |= (ends > begin) & (begins < end)
-                ids = each.ids
-                if not is_chat:  # the token that ends it is learnt, be it the tokenizer's or ours
-                    ids = self.ended(tokenizer, ids)
-                    learnt = np.append(learnt[: len(ids) - 1], True)
+            texts = [sample.text for sample in part]
+            encoded = tokenizer(texts, add_special_tokens=not self._is_chat)
+            for sample, encoding in zip(part, encoded.encodings, strict=True):
+                ids = encoding.ids
+                is_learnt = _is_learnt(encoding.offsets, sample.learnt)
+                if not self._is_chat:  # the token that ends it is learnt, too
+                    ids = self.ended(tokenizer, ids)  # may be the tokenizer's, or be added here
+                    is_learnt = np.append(is_learnt[: len(ids) - 1], True)
                 tokens = np.array(ids, dtype=np.int32)
-                yield row, tokens, np.where(learnt[1:], tokens[1:], IGNORED)
+                yield sample.row, tokens, np.where(is_learnt[1:], tokens[1:], IGNORED)
 
     def tokenizer(self) -> Any:
         tokenizer = super().tokenizer()
         if self.config.preset == "chat" and tokenizer.chat_template is None:
             raise no_chat_template(self.config.model)
         return tokenizer
+
+
+def _is_learnt(offsets: list[tuple[int, int]], parts: list[tuple[int, int]]) -> np.ndarray:
+    """Returns for each token whether it is learnt: bool, (tokens,).
+
+    A token that begins before a part, and ends in it, is learnt.
+
+    Args:
+        offsets: character at which each token begins, and the one behind its end.
+        parts: the same, for what is learnt.
+    """
+    begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    is_learnt = np.zeros(len(begins), dtype=bool)
+    for begin, end in parts:
+        is_learnt |= (ends > begin) & (begins < end)
+    return is_learnt

@@ -17,12 +17,16 @@ from slurmft.train.tasks.base import label_maps, set_dropout
 
 LABELS = ["sadness", "joy", "love", "anger", "fear", "surprise"]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PAD, CLS, SEP = 0, 2, 3
+PAD = 0
+CLS = 2
+SEP = 3
 
 # Tokens of the 16,000 emotion training texts under BERT's uncased vocabulary, the two special
 # tokens left out: mean 20.26, variance 134.0, 2 to 85. A gamma distribution of these moments has
 # the quartiles 14, 20 and 28 with the special tokens; the texts have 13, 20 and 29.
-LENGTH_SHAPE, LENGTH_SCALE, LENGTH_LIMITS = 3.063, 6.614, (2, 85)
+LENGTH_SHAPE = 3.063
+LENGTH_SCALE = 6.614
+LENGTH_LIMITS = (2, 85)
 
 SIGNAL = 0.2
 """Probability that a word is drawn from its label's own words."""
@@ -33,10 +37,11 @@ class Preset:
     """Sizes of the data and of the model."""
 
     train: tuple[int, int]
-    """Distinct samples, and how often they are repeated."""
+    """Number of distinct samples, and how often they are repeated."""
     validation: tuple[int, int]
     vocabulary: int
     model: dict[str, int]
+    """Sizes in the model's configuration; others are DistilBERT's own."""
 
 
 PRESETS = {
@@ -56,12 +61,12 @@ class Task(base.Task):
 
     @property
     def preset(self) -> Preset:
-        assert self.config.preset is not None  # resolved on the login node
-        return PRESETS[self.config.preset]
+        return PRESETS[str(self.config.preset)]
 
     def prepare(self) -> TokenData:
         """Generates both splits; the same seed gives the same data anywhere."""
-        preset, seed = self.preset, self.config.seed
+        preset = self.preset
+        seed = self.config.seed
         words = words_by_label(preset.vocabulary, seed)
         train = generate(*preset.train, words, np.random.default_rng([seed, 1]))
         validation = generate(*preset.validation, words, np.random.default_rng([seed, 2]))
@@ -77,7 +82,7 @@ class Task(base.Task):
         return DistilBertForSequenceClassification(config)
 
     def save_tokenizer(self, folder: Path) -> None:
-        """A word-level tokenizer of the generated words, so that the model can be tried."""
+        """Writes a word-level tokenizer of the generated words, so that the model can be tried."""
         from tokenizers import Tokenizer, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 
@@ -92,12 +97,12 @@ class Task(base.Task):
 
 
 def vocabulary(size: int) -> list[str]:
-    """The special tokens, then made-up words."""
+    """Returns the special tokens, then made-up words."""
     return SPECIALS + [f"w{i}" for i in range(len(SPECIALS), size)]
 
 
 def words_by_label(size: int, seed: int) -> np.ndarray:
-    """For every label the word ids that hint at it: int64, (labels, words)."""
+    """Returns for every label the word ids that hint at it: int64, (labels, words)."""
     ids = np.random.default_rng([seed, 0]).permutation(np.arange(len(SPECIALS), size))
     count = size // 100
     return ids[: count * len(LABELS)].reshape(len(LABELS), count)
@@ -106,17 +111,27 @@ def words_by_label(size: int, seed: int) -> np.ndarray:
 def generate(
     distinct: int, repeats: int, words: np.ndarray, rng: np.random.Generator
 ) -> TokenTable:
-    """`distinct` samples, repeated; words follow a Zipf-like law as in real text."""
+    """Returns `distinct` samples, repeated; words follow a Zipf-like law as in real text.
+
+    Args:
+        words: see `words_by_label`.
+    """
     labels = rng.integers(len(LABELS), size=distinct)
     lengths = np.rint(rng.gamma(LENGTH_SHAPE, LENGTH_SCALE, distinct)).astype(np.int64)
-    lengths = np.clip(lengths, *LENGTH_LIMITS) + 2
-    total, size = int(lengths.sum()), int(words.max()) + 1
-    tokens = len(SPECIALS) + (rng.random(total) ** 3 * (size - len(SPECIALS))).astype(np.int32)
-    hints = rng.random(total) < SIGNAL
+    lengths = np.clip(lengths, *LENGTH_LIMITS) + 2  # with the special tokens
+    total = int(lengths.sum())
+    common_words = int(words.max()) + 1 - len(SPECIALS)
+    # A cube of uniform numbers: low word ids are frequent, high ones rare.
+    tokens = len(SPECIALS) + (rng.random(total) ** 3 * common_words).astype(np.int32)
+    is_hint = rng.random(total) < SIGNAL
     choice = rng.integers(words.shape[1], size=total)
-    tokens[hints] = words[np.repeat(labels, lengths)[hints], choice[hints]]
+    label_of_token = np.repeat(labels, lengths)
+    tokens[is_hint] = words[label_of_token[is_hint], choice[is_hint]]
     offsets = offsets_of(lengths)
-    tokens[offsets[:-1]], tokens[offsets[1:] - 1] = CLS, SEP
+    tokens[offsets[:-1]] = CLS
+    tokens[offsets[1:] - 1] = SEP
     return TokenTable(
-        np.tile(tokens, repeats), offsets_of(np.tile(lengths, repeats)), np.tile(labels, repeats)
+        tokens=np.tile(tokens, repeats),
+        offsets=offsets_of(np.tile(lengths, repeats)),
+        labels=np.tile(labels, repeats),
     )

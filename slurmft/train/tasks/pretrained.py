@@ -1,0 +1,301 @@
+"""Tasks on real data: rows, tokenizer and model that a configuration names."""
+
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slurmft.core.errors import SlurmftWarning, UsageError
+from slurmft.core.files import fingerprint
+from slurmft.core.hub import is_local
+from slurmft.core.options import options
+from slurmft.train.config import TrainConfig, required
+from slurmft.train.data.tables import TokenTable
+from slurmft.train.data.token_data import TokenData
+from slurmft.train.login.cells import Labels, label_ids, label_numbers
+from slurmft.train.login.formats import format_of
+from slurmft.train.task_facts import TASKS
+from slurmft.train.tasks.base import Task, set_dropout
+from slurmft.train.tasks.hub import Loaded, Rows, Source, from_hub
+
+_SHARED_CODE = (
+    "data/tables.py", "data/token_data.py", "login/cells.py", "login/formats.py", "login/rows.py",
+)  # fmt: skip
+"""Code that decides the tokens, besides this folder's."""
+_ROWS_AT_ONCE = 10_000
+"""Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
+
+
+class Pretrained(Task):
+    """Base class of tasks that load their rows, tokenizer and model."""
+
+    hub_subset: str | None = None
+    """Name of one of the data sets that a hub id stands for."""
+    known_labels: list[str] | None = None
+    """Names of the classes, where a split is read that does not say which there are."""
+    needs_offsets: bool = False
+    """The tokenizer must tell which words and characters its tokens are of."""
+    eos_may_pad: bool = False
+    """The end-of-text token pads where there is no token for that."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.form = format_of(config)
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+        """Remarks on the data, see `TokenData`."""
+
+    # --- data -------------------------------------------------------------------------------------
+
+    def prepare(self) -> TokenData:
+        """Reads and tokenizes all splits.
+
+        Raises:
+            UsageError: no such data, model or column; a value that cannot be right; nothing to
+                learn.
+        """
+        tokenizer = self.tokenizer()
+        train, *validation = [self.rows(split) for split in self.facts.splits]
+        names = self.label_names(train)
+        train_table = self.table(tokenizer, train, names)
+        validation_tables = [self.table(tokenizer, rows, names) for rows in validation]
+        return TokenData(
+            train=train_table,
+            validation=TokenTable.joined(validation_tables),
+            labels=names,
+            pad_id=tokenizer.pad_token_id,
+            sizes=tuple(len(table) for table in validation_tables),
+            texts=self.texts(validation[0]),
+            notes=tuple(self.notes),
+            warnings=tuple(self.warnings),
+        )
+
+    def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
+        """Returns the tokens of a split with their labels; here of texts, or pairs of texts."""
+        labels = self.labels(rows, names)
+        text_columns = 2 if self.config.text_pair_column else 1
+        texts = self.values(rows)[:text_columns]
+        ids, types = self.encode(tokenizer, texts, f"texts of {rows.where!r}")
+        return TokenTable.build(ids, labels, types)
+
+    def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
+        """Returns the tokens of rows that are to be predicted."""
+        ids, types = self.encode(tokenizer, texts, "texts")
+        return TokenTable.build(ids, [0] * len(ids), types)
+
+    def texts(self, validation: Rows) -> Any:
+        """Returns what the metrics need of the validation split besides, see `TokenData.texts`."""
+
+    def rows(self, split: str) -> Rows:
+        """Returns a split's rows; UsageError where there is no such split, or it has none."""
+        return self._source.rows(split, self.form.columns)
+
+    @property
+    def _source(self) -> Source:
+        return Source(str(self.config.data), self.hub_subset)
+
+    def values(self, rows: Rows) -> list[list[Any]]:
+        """Returns the columns that the task reads, in the order of its format.
+
+        Raises:
+            UsageError: a column is missing, or a value cannot be right.
+        """
+        columns = [rows.column(name) for name in self.form.columns]
+        self.form.check(columns, rows.where)
+        return columns
+
+    # --- labels -----------------------------------------------------------------------------------
+
+    def label_names(self, train: Rows) -> list[str]:
+        """Returns the names of the classes; none where labels are no classes.
+
+        They are those that the task has, else those that the data set has for its classes, else the
+        labels themselves.
+        """
+        if not self.form.has_classes:
+            return []
+        names_in_data = self.form.names or train.names.get(self.form.columns[-1])
+        names = self.known_labels or self.facts.labels or names_in_data
+        return list(names) if names else self.found_labels(train)
+
+    def found_labels(self, train: Rows) -> list[str]:
+        """Returns the labels that occur in a split."""
+        labels = Labels(train.where)
+        labels.add(self.form.labels(self.values(train)))
+        return labels.names()
+
+    def labels(self, rows: Rows, names: list[str]) -> list[Any]:
+        """Returns a split's labels: numbers of classes or, without `names`, numbers.
+
+        Raises:
+            UsageError: a label is missing, of the wrong type, or no class.
+        """
+        column = self.form.columns[-1]
+        values = rows.column(column)
+        if not names:
+            return label_numbers(values, rows.where)
+        labels = Labels(rows.where, values)
+        labels.check_empty()
+        if not is_local(str(self.config.data)):  # of local data the submission has warned
+            for remark in labels.oddities():
+                warnings.warn(remark, SlurmftWarning, stacklevel=2)
+        by_number = self.facts.labels is not None or column in rows.names
+        return label_ids(values, names, rows.where, by_number)
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def longest(self, tokenizer: Any) -> int:
+        """Returns the most tokens of a sample."""
+        return min(int(required(self.config, "max_length")), int(tokenizer.model_max_length))
+
+    def encode(
+        self, tokenizer: Any, texts: Sequence[list[str]], what: str, as_target: bool = False
+    ) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+        """Tokenizes texts, or pairs of texts.
+
+        Args:
+            texts: one column of texts, or two.
+            what: the texts, in warnings.
+            as_target: the texts are targets: they have no --source-prefix, and are cut to
+                --max-target-length in place of --max-length.
+
+        Returns:
+            Token ids of every row; and the number of its text for each token, where there are two
+            texts and the model tells them apart.
+        """
+        if as_target:
+            arguments: tuple[str, ...] = ("text_target",)
+            prefix = ""
+            limit = int(required(self.config, "max_target_length"))
+            longest = min(limit, tokenizer.model_max_length)
+        else:
+            arguments = ("text", "text_pair")
+            prefix = self.config.source_prefix or ""
+            longest = self.longest(tokenizer)
+        is_cut: list[bool] = []
+        ids: list[np.ndarray] = []
+        types: list[np.ndarray] = []
+        for start in range(0, len(texts[0]), _ROWS_AT_ONCE):
+            part = [column[start : start + _ROWS_AT_ONCE] for column in texts]
+            if prefix:
+                part = [[prefix + text for text in column] for column in part]
+            named = dict(zip(arguments, part, strict=False))
+            encoded = tokenizer(**named, truncation=True, max_length=longest)
+            is_cut += are_cut(encoded)
+            ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
+            types += [np.asarray(row, dtype=np.int8) for row in encoded.get("token_type_ids", ())]
+        self.warn_of_cuts(is_cut, what, longest)
+        has_types = len(texts) > 1 and self.tells_texts_apart(tokenizer)
+        return ids, types if has_types else None
+
+    def warn_of_cuts(self, is_cut: Sequence[bool], what: str, longest: int) -> None:
+        """Adds a warning of how many texts are longer than what is kept of them."""
+        if any(is_cut):
+            count = f"{sum(is_cut):,} of {len(is_cut):,} {what}"
+            self.warnings.append(f"{count} are cut to {longest} tokens: their ends are not seen")
+
+    def sources(self) -> dict[str, Any] | None:
+        """Returns what decides the tokens: data, tokenizer, settings, and the code that makes them.
+
+        None where data or code is in no files that could be compared.
+        """
+        if self.config.task not in TASKS:  # own code may import what changes
+            return None
+        settings = {
+            name: getattr(self.config, name)
+            for name, declared in options(TrainConfig).items()
+            if declared.decides_tokens
+        }
+        data = [self._source.files(split) for split in self.facts.splits]
+        if not all(data):
+            return None
+        here = Path(__file__).parent
+        code = [here.parent / name for name in _SHARED_CODE] + sorted(here.glob("*.py"))
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_tokenizer(Path(folder))
+            tokenizer = {path.name: fingerprint(path) for path in Path(folder).iterdir()}
+        return {
+            "settings": settings,
+            "data": [[(path.suffixes, fingerprint(path)) for path in files] for files in data],
+            "tokenizer": tokenizer,
+            "types": self.tells_texts_apart(self.tokenizer()),
+            "code": [(path.name, fingerprint(path)) for path in code],
+            "versions": [version(name) for name in ("transformers", "tokenizers", "pyarrow")],
+        }
+
+    # --- tokenizer and model ----------------------------------------------------------------------
+
+    def tokenizer(self) -> Any:
+        """Returns the model's tokenizer; UsageError where there is none, or it lacks something."""
+        from transformers import AutoTokenizer
+
+        what = f"the tokenizer of {self.config.model!r}"
+        tokenizer = self.load(AutoTokenizer.from_pretrained)
+        if tokenizer.pad_token_id is None and self.eos_may_pad:
+            tokenizer.pad_token = tokenizer.eos_token
+        if tokenizer.pad_token_id is None:
+            raise UsageError(f"{what} has no padding token")
+        if self.needs_offsets and not tokenizer.is_fast:
+            raise UsageError(f"{what} does not tell where tokens are")
+        return tokenizer
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.tokenizer().save_pretrained(folder)
+
+    def tells_texts_apart(self, tokenizer: Any) -> bool:
+        """Returns whether tokens of two texts get types.
+
+        The tokenizer must give them and the model must have them: there are tokenizers in use that
+        give types for models that refuse them.
+        """
+        from transformers import AutoConfig
+
+        if "token_type_ids" not in tokenizer.model_input_names:
+            return False
+        model_config = self.load(AutoConfig.from_pretrained)
+        return getattr(model_config, "type_vocab_size", 0) > 1
+
+    def pretrained(self, auto_model: Any, **settings: Any) -> Any:
+        """Loads the weights with a head, in fp32, on the CPU.
+
+        Args:
+            auto_model: class of transformers that has the head.
+            settings: values of the model's configuration.
+        """
+        import torch
+        from transformers import AutoConfig
+
+        from slurmft.train.engine import lora
+
+        model_config = self.load(AutoConfig.from_pretrained, **settings)
+        set_dropout(model_config, self.config.dropout)
+        model, loading = self.load(
+            auto_model.from_pretrained,
+            config=model_config,
+            dtype=torch.float32,
+            use_safetensors=True,  # others are pickles
+            ignore_mismatched_sizes=True,  # a head of another task gives way to a new one
+            output_loading_info=True,
+            **lora.quantization(self.config),
+        )
+        model.missing_keys = loading["missing_keys"]
+        return model
+
+    def load(self, load: Callable[..., Loaded], **settings: Any) -> Loaded:
+        """Returns what a `from_pretrained` of transformers loads for --model."""
+        name = str(required(self.config, "model"))
+
+        def load_by_name() -> Loaded:
+            # Without a decision on remote code transformers may ask, where there is no terminal.
+            return load(name, trust_remote_code=False, **settings)
+
+        return from_hub("--model", name, load_by_name)
+
+
+def are_cut(encoded: Any) -> list[bool]:
+    """Returns for each text that a fast tokenizer encoded whether tokens of it were left out."""
+    return [bool(encoding.overflowing) for encoding in encoded.encodings or ()]
