@@ -171,13 +171,13 @@ def changed(is_plain: bool, whole_table: bool) -> Iterator[None]:
         accelerator.ddp_handler = None
         return accelerator.prepare_model(model)
 
-    before = Ddp.wrap, vocab_trim._SAVED_BYTES
+    before = Ddp.wrap, vocab_trim._LEAST_SAVED_BYTES
     if is_plain:
         Ddp.wrap = plain  # type: ignore[method-assign]
     if whole_table:
-        vocab_trim._SAVED_BYTES = 2**40
+        vocab_trim._LEAST_SAVED_BYTES = 2**40
     yield
-    Ddp.wrap, vocab_trim._SAVED_BYTES = before  # type: ignore[method-assign]
+    Ddp.wrap, vocab_trim._LEAST_SAVED_BYTES = before  # type: ignore[method-assign]
 
 
 def rank(link: str, data: Path, folder: Path, output: Path) -> None:

@@ -97,11 +97,11 @@ def training_of(data: Path, model: Path, rows: str, folder: Path) -> Steps:
     from slurmft.job import process_group
     from slurmft.train.engine import vocab_trim
 
-    before = vocab_trim._SAVED_BYTES
+    before = vocab_trim._LEAST_SAVED_BYTES
     if rows == "all":
-        vocab_trim._SAVED_BYTES = 2**60
+        vocab_trim._LEAST_SAVED_BYTES = 2**60
     steps = Steps(make_case(folder / "runs", "mrpc", data, model, "packed", "bf16"))
-    vocab_trim._SAVED_BYTES = before
+    vocab_trim._LEAST_SAVED_BYTES = before
     process_group.init = lambda backend: steps.world
     return steps
 

@@ -1,4 +1,4 @@
-"""Dropout on CPUs: its random numbers four at a time.
+"""Dropout on CPUs by fewer random numbers; and the heap of a process, which must not grow.
 
 torch draws one number for each element, one after another, where it does not have MKL's generator
 (it has it on Intel's processors alone): dropout then takes a sixth of a training step. Here each
@@ -17,12 +17,19 @@ _STEPS = 2**16
 """A probability is a multiple of 1 / this."""
 
 
+# --- dropout --------------------------------------------------------------------------------------
+
+
 def draw_factors(count: int, p: float, dtype: torch.dtype) -> Tensor:
-    """Factors of dropout: 0 with probability p, to the nearest 1/65536, else 1 / (1 - p)."""
+    """Returns factors of dropout: 0 with probability p, else 1 / (1 - p).
+
+    The probability is rounded to the nearest 1/65536.
+    """
     dropped = round(p * _STEPS)
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     numbers = draws.view(torch.int16)[:count]
-    factors = torch.empty(count, dtype=dtype)  # torch compares into it fast, and converts slowly
+    # Compared into the type of the factors: torch does that fast, and converts slowly.
+    factors = torch.empty(count, dtype=dtype)
     torch.ge(numbers, dropped - _STEPS // 2, out=factors)
     return factors.mul_(_STEPS / (_STEPS - dropped))
 
@@ -48,7 +55,9 @@ def dropout(x: Tensor, p: float) -> Tensor:
     dropped = round(p * _STEPS)
     if x.device.type != "cpu" or dropped == _STEPS:
         return torch.nn.functional.dropout(x, p)
-    output: Tensor = _Dropout.apply(x, p) if dropped else x  # type: ignore[no-untyped-call]
+    if not dropped:
+        return x
+    output: Tensor = _Dropout.apply(x, p)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -67,49 +76,60 @@ def replace_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, Dropout(child.p))
 
 
-KEEPS = "MALLOC_TRIM_THRESHOLD_"
-"""The variable by which a profile makes it keep everything."""
+# --- memory ---------------------------------------------------------------------------------------
 
-_SETTLING, _GROWTH = 8, 1.3
-"""Batches after which memory in use is what batches need; and how much more it may become."""
+KEEPS = "MALLOC_TRIM_THRESHOLD_"
+"""Environment variable by which a profile makes glibc keep all memory that was freed."""
+_SETTLING_BATCHES = 8
+"""Batches after which memory in use is what batches need."""
+_GROWTH = 1.3
+"""Most that memory may grow to from then on, as a multiple."""
 
 
 class Heap:
-    """The heap of this process."""
+    """The heap of this process.
+
+    Args:
+        environment: without `KEEPS` in it glibc gives memory back by itself.
+        trim: gives free memory back to the kernel; None: glibc's function.
+    """
 
     def __init__(
         self, environment: Mapping[str, str], trim: Callable[[], object] | None = None
     ) -> None:
-        """Without `KEEPS` in its environment glibc gives back by itself. `trim` gives free memory
-        back to the kernel, as glibc's does."""
-        self._trim = (trim or glibc_trim()) if environment.get(KEEPS) else None
-        self._batches, self._limit = 0, 0.0
+        self._trim = None
+        if environment.get(KEEPS):
+            self._trim = trim or glibc_trim()
+        self._batches = 0
+        self._limit_bytes = 0.0
 
     def after_batch(self) -> None:
         """Gives free memory back where much of it has gathered; costs the next batch page faults.
 
-        What batches need is seen in the first ones after that: so it is at most done every few.
+        The first batches after that show what batches need: so it is at most done every few.
         """
         if self._trim is None:
             return
         self._batches += 1
-        if self._batches < _SETTLING:
+        if self._batches < _SETTLING_BATCHES:
             return
         resident = resident_bytes()
-        if self._batches == _SETTLING:
-            self._limit = _GROWTH * resident
-        elif resident > self._limit:
+        if self._batches == _SETTLING_BATCHES:
+            self._limit_bytes = _GROWTH * resident
+        elif resident > self._limit_bytes:
             self._trim()
             self._batches = 0
 
 
 def glibc_trim() -> Callable[[], object] | None:
-    """glibc's malloc_trim; None: this is another C library, or another allocator is preloaded."""
+    """Returns glibc's malloc_trim; None: this is another C library, or another allocator is
+    preloaded."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return None if malloc_trim is None else lambda: malloc_trim(0)
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
+    """Returns the memory of this process that is in RAM."""
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        pages = int(file.read().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

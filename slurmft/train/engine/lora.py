@@ -14,87 +14,118 @@ from transformers.pytorch_utils import Conv1D
 
 from slurmft.core.errors import UsageError, one_line
 from slurmft.core.text import shown, some
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import TrainConfig, required
 from slurmft.train.login.sources import check_packages
-from slurmft.train.loop.state import Tensors
 
-_COMPARED = 2**16
-"""Numbers of each frozen tensor that tell one model from another, about."""
+Tensors = dict[str, torch.Tensor]
+
+_FINGERPRINT_NUMBERS = 2**16
+"""Numbers of each frozen tensor, about, that tell one model from another."""
 
 
 class Adapter:
-    """The adapters of a model."""
+    """Adapters of a model of transformers; they, and its head, are all that trains.
+
+    Raises:
+        UsageError: PEFT is not installed, or the model lacks a target.
+    """
 
     def __init__(self, model: Any, config: TrainConfig) -> None:
-        """Puts adapters into a model of transformers; they, and its head, are all that trains.
-        UsageError where PEFT is not installed, or the model lacks a target."""
         check_packages(config)
         from peft import LoraConfig, get_peft_model
 
-        assert config.lora is not None
+        rank = int(required(config, "lora"))
         targets = config.lora_targets.split(",") if config.lora_targets else []
         _check_targets(model, targets)
         settings: dict[str, Any] = {
-            "r": config.lora,
-            "lora_alpha": config.lora_alpha or 2 * config.lora,
+            "r": rank,
+            "lora_alpha": config.lora_alpha or 2 * rank,
             "target_modules": targets or "all-linear",
             "use_rslora": config.use_rslora,
             "use_dora": config.use_dora,
         }
-        whole = {"lora_dropout": config.lora_dropout, "modules_to_save": _heads(model)}
+        lora_config = LoraConfig(
+            **settings, lora_dropout=config.lora_dropout, modules_to_save=_heads(model)
+        )
         self._model = model
-        self._peft = get_peft_model(model, LoraConfig(**settings, **whole))
+        self._peft = get_peft_model(model, lora_config)
         self.facts = settings | {"base_sha256": _fingerprint(model)}
-        """What a checkpoint's adapters belong to."""
+        """Settings and frozen weights that a checkpoint's adapters belong to."""
 
     def save(self, folder: Path, weights: Tensors | None, merge: bool) -> None:
-        """Writes adapters and heads as PEFT does, and in `config/` what an adapter's own
-        configuration lacks: that of the whole model, with its labels. Or that model, merged. Its
-        weights are the model's own, where they are not given."""
+        """Writes adapters and heads as PEFT does, or the whole model with the adapters merged.
+
+        The folder `config` gets what an adapter's own configuration lacks: that of the whole model,
+        with its labels.
+
+        Args:
+            weights: weights of a sharded model; None: the model's own.
+            merge: write the whole model.
+        """
         if merge:
             self._model.save_pretrained(folder, state_dict=self._merged(), max_shard_size="5GB")
             return
-        state = weights and {f"base_model.model.{name}": t for name, t in weights.items()}
+        state = None
+        if weights:
+            state = {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
         self._peft.save_pretrained(str(folder), state_dict=state, save_embedding_layers=False)
         (folder / "README.md").unlink()  # PEFT's; the run writes one
         self._model.config.save_pretrained(folder / "config")
 
     def _merged(self) -> Tensors:
-        """The whole model's weights, under its own names."""
+        """Returns the whole model's weights, under its own names."""
         self._peft.merge_adapter()  # the frozen weights change: nothing trains after this
-        return {
-            name.replace(".base_layer.", ".").replace(".modules_to_save.default.", "."): tensor
-            for name, tensor in self._model.state_dict().items()
-            if ".lora_" not in name and ".original_module." not in name
-        }
+        weights = {}
+        for name, tensor in self._model.state_dict().items():
+            if ".lora_" in name or ".original_module." in name:
+                continue
+            name = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+            weights[name] = tensor
+        return weights
 
 
 def trained(model: Any) -> Tensors:
-    """A model's state without frozen weights."""
-    weights = model.named_parameters(remove_duplicate=False)
-    frozen = {name for name, weight in weights if not weight.requires_grad}
+    """Returns a model's state without frozen weights."""
+    frozen = set()
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if not weight.requires_grad:
+            frozen.add(name)
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
-def check_same(checkpoint: str, before: dict[str, Any] | None, adapter: Adapter | None) -> None:
-    """Raises UsageError where a checkpoint's adapters (their `facts`) fit not those of this run."""
-    was, now = before or {}, adapter.facts if adapter else {}
-    name = next((name for name in was | now if was.get(name) != now.get(name)), None)
-    if name == "base_sha256":
+def check_same(checkpoint: str, facts: dict[str, Any] | None, adapter: Adapter | None) -> None:
+    """Raises UsageError where a checkpoint's adapters do not fit those of this run.
+
+    Args:
+        checkpoint: its name.
+        facts: `Adapter.facts` of the run that wrote it; None: it had no adapters.
+    """
+    before = facts or {}
+    now = adapter.facts if adapter else {}
+    for name in before | now:
+        if before.get(name) == now.get(name):
+            continue
+        if name == "base_sha256":
+            raise UsageError(
+                f"the model has changed since {checkpoint}: its frozen weights are others",
+                "bring --model back as it was when the run started, or submit a new run",
+            )
         raise UsageError(
-            f"the model has changed since {checkpoint}: its frozen weights are others",
-            "bring --model back as it was when the run started, or submit a new run",
-        )
-    if name:
-        raise UsageError(
-            f"{checkpoint} has LoRA adapters of {name}={was.get(name)}, this run {now.get(name)}",
+            f"{checkpoint} has LoRA adapters of {name}={before.get(name)}, this run "
+            f"{now.get(name)}",
             "put the run's config.json back as it was, or submit a new run",
         )
 
 
+# --- weights in 4 bits ----------------------------------------------------------------------------
+
+
 def quantization(config: TrainConfig) -> dict[str, Any]:
-    """What `from_pretrained` gets for --load-in-4bit; UsageError without GPU, or a bitsandbytes
-    that works with it."""
+    """Returns the arguments of `from_pretrained` for --load-in-4bit.
+
+    Raises:
+        UsageError: there is no GPU, or no bitsandbytes that works with it.
+    """
     if not config.load_in_4bit:
         return {}
     if not torch.accelerator.is_available():
@@ -103,17 +134,20 @@ def quantization(config: TrainConfig) -> dict[str, Any]:
     _check_bitsandbytes()
     from transformers import BitsAndBytesConfig
 
-    bits: Any = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
-    rounded = BitsAndBytesConfig(load_in_4bit=True, **bits)
-    here = torch.accelerator.current_device_index()
-    return {"quantization_config": rounded, "device_map": {"": here}}
+    settings: dict[str, Any] = {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_compute_dtype": torch.bfloat16,
+    }
+    device = torch.accelerator.current_device_index()
+    return {"quantization_config": BitsAndBytesConfig(**settings), "device_map": {"": device}}
 
 
 def _check_bitsandbytes() -> None:
     """Raises UsageError where its compiled part cannot be used."""
     try:
-        native = importlib.import_module("bitsandbytes.cextension").lib
-        problem = getattr(native, "formatted_error", None)  # of the stand-in, if it has none
+        library = importlib.import_module("bitsandbytes.cextension").lib
+        problem = getattr(library, "formatted_error", None)  # of its stand-in, if there is none
     except Exception as error:  # whatever the import of another build raises
         problem = one_line(error)
     if problem and torch.cuda.is_available():  # on XPUs it does without
@@ -123,34 +157,50 @@ def _check_bitsandbytes() -> None:
         )
 
 
+# --- parts of a model -----------------------------------------------------------------------------
+
+
 def _heads(model: Any) -> list[str]:
-    """Modules that train whole: those on top of the base model, where it is not to write words, and
-    those that its source has no weights for."""
-    writes, base = model.get_output_embeddings() is not None, model.base_model
-    above = () if writes else (n for n, m in model.named_children() if m is not base)
-    heads = {name for name in above if [*model.get_submodule(name).parameters()]}
-    new = {name.rpartition(".")[0] for name in getattr(model, "missing_keys", ())}
-    return sorted(heads | {name for name in new if name.partition(".")[0] not in heads})
+    """Returns the modules that train whole.
+
+    They are those on top of the base model, unless it writes words, and those that its source has
+    no weights for.
+    """
+    heads = set()
+    writes_words = model.get_output_embeddings() is not None
+    if not writes_words:
+        for name, module in model.named_children():
+            has_weights = any(True for _ in module.parameters())
+            if module is not model.base_model and has_weights:
+                heads.add(name)
+    new_modules = {name.rpartition(".")[0] for name in getattr(model, "missing_keys", ())}
+    below_heads = {name for name in new_modules if name.partition(".")[0] in heads}
+    return sorted(heads | (new_modules - below_heads))
 
 
 def _check_targets(model: Any, targets: list[str]) -> None:
-    modules = model.base_model.named_modules()
-    linear = [f".{n}" for n, m in modules if isinstance(m, torch.nn.Linear | Conv1D)]
+    linear = []
+    for name, module in model.base_model.named_modules():
+        if isinstance(module, torch.nn.Linear | Conv1D):
+            linear.append(f".{name}")
     for target in targets:
         if not any(name.endswith(f".{target}") for name in linear):
-            names = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+            last_parts = dict.fromkeys(name.rpartition(".")[2] for name in linear)
             raise UsageError(
                 f"--lora-targets: {type(model).__name__} has no linear module {target!r}",
-                f"it has {some([*names])}",
+                f"it has {some(list(last_parts))}",
             )
 
 
 def _fingerprint(model: Any) -> str:
-    """Of a model's frozen weights."""
+    """Returns a digest of a model's frozen weights, of some numbers of each."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
-        if not weight.requires_grad and ".original_module." not in name:
-            flat = weight.detach().flatten()
-            part = flat[:: len(flat) // _COMPARED + 1].cpu().contiguous().view(torch.uint8)
-            digest.update(f"{name}{tuple(weight.shape)}".encode() + part.numpy().tobytes())
+        if weight.requires_grad or ".original_module." in name:
+            continue
+        flat = weight.detach().flatten()
+        stride = len(flat) // _FINGERPRINT_NUMBERS + 1
+        numbers = flat[::stride].cpu().contiguous().view(torch.uint8)
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(numbers.numpy().tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""How many floating-point operations the training of a model takes, by the usual account.
+"""Floating-point operations that the training of a model takes, by the usual account.
 
 A token's states and a matrix: two operations for each weight forwards, as many for the gradient of
 the states, and as many for that of the weight, if it trains. Attention: two products of a
@@ -19,21 +19,25 @@ class ModelFlops:
 
     per_token: float
     per_pair: float
-    """Of tokens of one sequence, in all layers."""
+    """Operations for each pair of tokens of one sequence, in all layers."""
 
     @classmethod
     def of(cls, model: Any) -> "ModelFlops":
-        """Those of a model of transformers; heads that see one token of a sequence are left out."""
-        named = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D))
-        matrices = [module for name, module in named if "classifier" not in name]
-        each = (2 * m.weight.numel() * (3 if m.weight.requires_grad else 2) for m in matrices)
-        layers, width = (
-            getattr(model.config, name, None) or 0 for name in ("num_hidden_layers", "hidden_size")
-        )
-        attention = 12 * layers * width
-        causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-        return cls(sum(each), attention / 2 if causal else attention)
+        """Counts the operations of a model of transformers; heads that see one token of a sequence
+        are left out."""
+        per_token = 0
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear | Conv1D) and "classifier" not in name:
+                passes = 3 if module.weight.requires_grad else 2
+                per_token += 2 * module.weight.numel() * passes
+        layers = getattr(model.config, "num_hidden_layers", None) or 0
+        width = getattr(model.config, "hidden_size", None) or 0
+        per_pair = 12 * layers * width
+        is_causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        return cls(per_token, per_pair / 2 if is_causal else per_pair)
 
     def of_batch(self, lengths: Tensor) -> float:
-        """Those of sequences of so many tokens: (batch,)."""
-        return self.per_token * float(lengths.sum()) + self.per_pair * float(lengths.square().sum())
+        """Returns the operations of sequences of so many tokens: (batch,)."""
+        tokens = float(lengths.sum())
+        pairs = float(lengths.square().sum())
+        return self.per_token * tokens + self.per_pair * pairs

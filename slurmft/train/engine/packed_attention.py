@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from slurmft.train.engine.cpu import dropout as drop
 
 GROUPS = 4
-"""Groups of near length in a batch, at most: more of them save padding, and cost calls."""
+"""Most groups of near length in a batch: more of them save padding, and cost calls."""
 
 SHORT = 512
 """On CPUs, attention to so many tokens holds its scores in memory: torch's own is slower."""
@@ -32,59 +32,77 @@ _FLASH_SINCE = (8, 0)
 """Compute capability of the first GPUs with flash attention."""
 
 _WIDE_HEADS = {(8, 0), (9, 0), (10, 0)}
-"""Those whose memory on chip holds heads of more than 192 backwards."""
+"""Compute capabilities of GPUs whose memory on chip holds heads of more than 192 backwards."""
+
+
+# --- where sequences are --------------------------------------------------------------------------
 
 
 class Group:
     """Consecutive sequences of a packed batch that are padded to one length, that of the longest.
 
-    `places` are those of its tokens in (sequences x length): int64, (tokens,); `valid` is where
-    tokens are: bool, (sequences, length). Both are None where sequences are of one length.
+    Attributes:
+        places: places of its tokens in (sequences x length): int64, (tokens,).
+        valid: where tokens are: bool, (sequences, length).
+
+    Both are None where sequences are of one length.
     """
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
-        sizes = torch.tensor(lengths)
-        self.tokens, self.sequences, self.length = sum(lengths), len(lengths), max(lengths)
-        self.places = self.valid = None
+        self.tokens = sum(lengths)
+        self.sequences = len(lengths)
+        self.length = max(lengths)
+        self.places = None
+        self.valid = None
         if self.tokens < self.sequences * self.length:
-            valid = torch.arange(self.length) < sizes[:, None]
+            valid = torch.arange(self.length) < torch.tensor(lengths)[:, None]
             self.places = _sent(valid.flatten().nonzero().squeeze(1), device)
             self.valid = _sent(valid, device)
         self._biases: dict[Any, Tensor | None] = {}
 
     def apart(self, tokens: Tensor) -> Tensor:
-        """(tokens, ...) -> (sequences, length, ...)."""
+        """Pads sequences with zeros: (tokens, ...) -> (sequences, length, ...)."""
         if self.places is not None:
             tokens = spread(tokens, self.places, self.sequences * self.length)
         return tokens.reshape(self.sequences, self.length, *tokens.shape[1:])
 
     def together(self, rows: Tensor) -> Tensor:
-        """(sequences, length, ...) -> (tokens, ...)."""
+        """Leaves padding out: (sequences, length, ...) -> (tokens, ...)."""
         flat = rows.flatten(0, 1)
         return flat if self.places is None else take(flat, self.places)
 
     def bias(self, causal: bool, window: int | None, like: Tensor) -> Tensor | None:
-        """What is added to scores, 0 or a number that leaves nothing of them: broadcasts to
-        (sequences, heads, length, length). None: nothing.
+        """Returns what is added to scores, 0 or a number that leaves nothing of them.
 
-        Padding comes last: tokens that see none that comes later need no mask for it.
+        It broadcasts to (sequences, heads, length, length). None: nothing is added. Padding comes
+        last: tokens that see none that comes later need no mask for it.
 
         Args:
+            causal: tokens see none that comes later.
             window: tokens see those that are nearer than that; None: all.
+            like: a tensor of the type and device of the scores.
         """
         key = causal, window, like.dtype
         if key not in self._biases:
-            at = torch.arange(self.length, device=like.device)
-            distance, seen = at[:, None] - at, []
-            seen += [distance >= 0] if causal else []
-            seen += [distance.abs() < window] if window else []
-            seen += [self.valid[:, None, None, :]] if self.valid is not None and not causal else []
-            self._biases[key] = None
-            if seen:
-                hidden = ~functools.reduce(torch.logical_and, seen)
-                lowest = torch.finfo(like.dtype).min / 2
-                self._biases[key] = like.new_zeros(hidden.shape).masked_fill_(hidden, lowest)
+            self._biases[key] = self._make_bias(causal, window, like)
         return self._biases[key]
+
+    def _make_bias(self, causal: bool, window: int | None, like: Tensor) -> Tensor | None:
+        at = torch.arange(self.length, device=like.device)
+        distance = at[:, None] - at
+        conditions = []
+        if causal:
+            conditions.append(distance >= 0)
+        if window:
+            conditions.append(distance.abs() < window)
+        if self.valid is not None and not causal:
+            conditions.append(self.valid[:, None, None, :])
+        if not conditions:
+            return None
+        is_hidden = ~functools.reduce(torch.logical_and, conditions)
+        # Not -inf: a padding token may see nothing within its window, and would become NaN.
+        lowest = torch.finfo(like.dtype).min / 2
+        return like.new_zeros(is_hidden.shape).masked_fill_(is_hidden, lowest)
 
 
 class Starts(NamedTuple):
@@ -97,73 +115,87 @@ class Starts(NamedTuple):
 
     @property
     def firsts(self) -> Tensor:
-        """int64, (sequences,)."""
+        """First token of each sequence: int64, (sequences,)."""
         return self.cum_seq[:-1].long()
 
 
 class Layout:
-    """Where the sequences of a packed batch are among its tokens."""
+    """Where the sequences of a packed batch are among its tokens.
+
+    Args:
+        lengths: lengths of the sequences, sorted, on the CPU: int64, (B,).
+        device: where the model computes.
+        multiple: the model computes a multiple of so many tokens. What is missing is one more
+            sequence, of padding: 1 to `multiple` tokens. 0: there is none.
+
+    Attributes:
+        sequences, tokens: their numbers, without padding.
+        longest: tokens of the longest sequence.
+        padding: tokens of padding.
+        lengths: lengths in groups of near length; padding is the last group.
+    """
 
     def __init__(self, lengths: Tensor, device: torch.device, multiple: int = 0) -> None:
-        """
-        Args:
-            lengths: of the sequences, sorted, on the CPU: int64, (B,).
-            device: where the model computes.
-            multiple: the model computes a multiple of so many tokens. What is missing is one more
-                sequence, of padding: 1 to `multiple` tokens. 0: there is none.
-        """
-        sizes, part = lengths.tolist(), -(-len(lengths) // GROUPS)
-        self.sequences, self.tokens, self.longest = len(sizes), sum(sizes), sizes[-1]
-        """Without padding."""
-        self.padding = multiple - self.tokens % multiple if multiple else 0
-        """Tokens of it."""
-        self.lengths = [sizes[i : i + part] for i in range(0, len(sizes), part)]
-        """In groups of near length; padding is the last."""
-        self.lengths += [[self.padding]] if multiple else []
+        sizes = lengths.tolist()
+        self.sequences = len(sizes)
+        self.tokens = sum(sizes)
+        self.longest = sizes[-1]
+        of_group = -(-len(sizes) // GROUPS)
+        self.lengths = [sizes[i : i + of_group] for i in range(0, len(sizes), of_group)]
+        self.padding = 0
+        self._sizes = sizes
+        if multiple:
+            self.padding = multiple - self.tokens % multiple
+            self.lengths.append([self.padding])
+            self._sizes = [*sizes, self.padding]
         self._device = device
-        self._sizes = [*sizes, self.padding] if multiple else sizes
         ends = torch.tensor([0, *self._sizes]).cumsum(0).int()
-        most = 2 ** (max(self.longest, multiple) - 1).bit_length()  # few values
+        # Rounded up to a power of 2, so that kernels see few values.
+        most = 2 ** (max(self.longest, multiple) - 1).bit_length()
         self.starts = Starts(_sent(ends, device), most)
 
     @property
     def firsts(self) -> Tensor:
-        """The first token of each sequence: int64, (B,)."""
+        """First token of each sequence: int64, (B,)."""
         return self.starts.firsts[: self.sequences]
 
     @property
     def lasts(self) -> Tensor:
-        """The last one: int64, (B,)."""
+        """Last token of each sequence: int64, (B,)."""
         return self.starts.cum_seq[1 : self.sequences + 1].long() - 1
 
     @functools.cached_property
     def groups(self) -> list[Group]:
-        """All tokens."""
+        """Groups of near length, which hold all tokens."""
         return [Group(part, self._device) for part in self.lengths]
 
     @functools.cached_property
     def all(self) -> Group:
-        """The sequences, without padding."""
+        """All sequences as one group, without padding."""
         return Group(self._sizes[: self.sequences], self._device)
 
     def split(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """(T, ...) by group. Backwards one copy; slices would be added up."""
+        """Divides (T, ...) by group. Backwards this is one copy; slices would be added up."""
         return torch.split(tokens, [group.tokens for group in self.groups])
 
 
 def token_multiple(device: torch.device) -> int:
-    """Of what a model computes a multiple of tokens, for `Layout`."""
+    """Returns the `multiple` of a `Layout` on a device."""
     return _MULTIPLE if device.type == "cuda" else 0
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on a device, without waiting for it."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    """Returns a tensor of the CPU on a device, without waiting for it."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class _Take(torch.autograd.Function):
-    """Backwards, it spreads: index_select's own backward adds up, for places that come twice, and
-    is slow."""
+    """Rows at places, backwards spread again.
+
+    index_select's own backward adds up, for places that come twice, and is slow.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
@@ -178,12 +210,12 @@ class _Take(torch.autograd.Function):
 
 
 def spread(rows: Tensor, places: Tensor, total: int) -> Tensor:
-    """Rows at places among zeros: (n, ...) -> (total, ...)."""
+    """Puts rows at places among zeros: (n, ...) -> (total, ...)."""
     return rows.new_zeros(total, *rows.shape[1:]).index_copy_(0, places, rows)
 
 
 def take(rows: Tensor, places: Tensor) -> Tensor:
-    """The rows at places, no place twice: (total, ...) -> (n, ...)."""
+    """Returns the rows at places, no place twice: (total, ...) -> (n, ...)."""
     taken: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
     return taken
 
@@ -191,10 +223,15 @@ def take(rows: Tensor, places: Tensor) -> Tensor:
 # --- attention ------------------------------------------------------------------------------------
 
 in_force: Layout | None = None
-"""Of the batch that a packed model computes, or computes again in its backward pass."""
+"""Layout of the batch that a packed model computes, or computes again in its backward pass.
+
+A global, because transformers calls attention with nothing of ours.
+"""
 
 
 class How(NamedTuple):
+    """Settings of attention, as transformers names them."""
+
     causal: bool
     window: int | None
     dropout: float
@@ -207,7 +244,7 @@ def attention(
     sliding_window: int | None = None, is_causal: bool | None = None, dropout: float = 0.0,
     scaling: float | None = None, softcap: float | None = None, **__: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention of each sequence to itself; the interface is that of transformers.
+    """Lets each sequence attend to itself; the interface is that of transformers.
 
     Args:
         module: where it has `FIRST_TOKEN_ONLY`, only first tokens attend; the others get zeros.
@@ -220,9 +257,11 @@ def attention(
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     first_only = getattr(module, FIRST_TOKEN_ONLY, False)
     how = How(causal, sliding_window or None, dropout, scaling, softcap)
-    q, k, v = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
+    q, k, v = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
     reason = why_no_flash(q.device, computed_in(q), q.shape[-1], softcap)
-    if reason is None and not (first_only and (causal or how.window)):
+    # As the only query, a first token would be the last one to flash attention's masks.
+    masks_first = first_only and (causal or how.window)
+    if reason is None and not masks_first:
         states = flash(q, k, v, in_force.starts, how, first_only)
     else:
         states = _by_groups(q, k, v, in_force, how, first_only)
@@ -234,10 +273,10 @@ def attention(
 def why_no_flash(
     device: torch.device, dtype: torch.dtype, head_size: int, softcap: float | None = None
 ) -> str | None:
-    """What keeps flash attention from a packed batch, as a text; None: nothing.
+    """Returns the reason for which flash attention cannot compute a packed batch; None: it can.
 
     Args:
-        dtype: of queries, keys and values, as they are or as autocast rounds them.
+        dtype: type of queries, keys and values, as they are or as autocast rounds them.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return "flash attention is for NVIDIA's GPUs"
@@ -250,34 +289,46 @@ def why_no_flash(
         return f"flash attention computes bf16 and fp16, not {str(dtype).removeprefix('torch.')}"
     if softcap is not None:
         return "flash attention caps no scores"
-    if head_size % 8 or head_size > (256 if capability in _WIDE_HEADS else 192):
+    largest_head = 256 if capability in _WIDE_HEADS else 192
+    if head_size % 8 or head_size > largest_head:
         return f"flash attention has no heads of size {head_size}"
     return None
 
 
 def computed_in(tensor: Tensor) -> torch.dtype:
-    """What a product computes this in."""
-    on = tensor.device.type
-    return torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else tensor.dtype
+    """Returns the type that a product of this tensor is computed in."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
 def flash(
     query: Tensor, key: Tensor, value: Tensor, starts: Starts, how: How, first_only: bool = False
 ) -> Tensor:
-    """One call for all sequences: (T, heads, head size) -> the same, or that of first tokens.
+    """Computes attention of all sequences by one call of flash attention.
 
-    By what torch's public `varlen_attn` calls, too: that has no dropout.
+    It is what torch's public `varlen_attn` calls, too: that has no dropout.
+
+    Args:
+        query: (T, heads, head size), as key and value.
+        first_only: only first tokens attend.
+
+    Returns:
+        (T, heads, head size), or (sequences, heads, head size) of first tokens.
     """
     # As autocast has it for scaled_dot_product_attention; rotary positions are fp32.
-    query, key, value = (each.to(computed_in(query)) for each in (query, key, value))
-    asking, most = starts.cum_seq, starts.most
+    dtype = computed_in(query)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query_starts = starts.cum_seq
+    most_queries = starts.most
     if first_only:
-        asking = torch.arange(len(asking), dtype=torch.int32, device=asking.device)
-        query, most = take(query, starts.firsts), 1
+        count = len(query_starts)
+        query_starts = torch.arange(count, dtype=torch.int32, device=query_starts.device)
+        query = take(query, starts.firsts)
+        most_queries = 1
     side = -1 if how.window is None else how.window - 1
     states: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, asking, starts.cum_seq, most, starts.most, how.dropout, how.causal,
-        False, scale=how.scaling, window_size_left=side, window_size_right=side,
+        query, key, value, query_starts, starts.cum_seq, most_queries, starts.most, how.dropout,
+        how.causal, False, scale=how.scaling, window_size_left=side, window_size_right=side,
     )[0]  # fmt: skip
     return states
 
@@ -285,34 +336,37 @@ def flash(
 def _by_groups(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, how: How, first_only: bool
 ) -> Tensor:
-    """(T, heads, head size) -> the same, or that of first tokens."""
+    """Computes attention group by group; shapes are those of `flash`."""
     parts = []
-    split = [layout.split(each) for each in (query, key, value)]
-    for group, *tokens in zip(layout.groups, *split, strict=True):
-        q, k, v = (group.apart(each).transpose(1, 2) for each in tokens)
-        q = q[:, :, :1] if first_only else q
+    of_groups = [layout.split(tensor) for tensor in (query, key, value)]
+    for group, *tokens in zip(layout.groups, *of_groups, strict=True):
+        q, k, v = [group.apart(tensor).transpose(1, 2) for tensor in tokens]
+        if first_only:
+            q = q[:, :, :1]
         states = _attend(q, k, v, group, how).transpose(1, 2)
         parts.append(states.flatten(0, 1) if first_only else group.together(states))
     return torch.cat(parts)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: How) -> Tensor:
-    """Attention of a group's padded sequences: all (sequences, heads, length, head size).
+    """Computes attention of a group's padded sequences: all (sequences, heads, length, head size).
 
     On CPUs torch's own is slow backwards in bf16, and with dropout; every sequence has tokens, so
     no row of its mask needs the care that it takes of rows without any. It caps no scores.
     """
     window = how.window if how.window and how.window < group.length else None
-    slow = query.device.type == "cpu" and (query.dtype.itemsize < 4 or how.dropout > 0)
+    on_cpu = query.device.type == "cpu"
+    is_slow = on_cpu and (query.dtype.itemsize < 4 or how.dropout > 0) and group.length <= SHORT
     repeats = query.shape[1] // key.shape[1]
-    if how.softcap is None and not (slow and group.length <= SHORT):
+    if how.softcap is None and not is_slow:
         plain = how.causal and window is None
         return scaled_dot_product_attention(
             query, key, value, None if plain else group.bias(how.causal, window, query),
             dropout_p=how.dropout, is_causal=plain, scale=how.scaling, enable_gqa=repeats > 1,
         )  # fmt: skip
     if repeats > 1:
-        key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
+        key = key.repeat_interleave(repeats, 1)
+        value = value.repeat_interleave(repeats, 1)
     scale = query.shape[-1] ** -0.5 if how.scaling is None else how.scaling
     scores = torch.matmul(query * scale, key.transpose(2, 3))
     if how.softcap is not None:
@@ -323,28 +377,34 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: How) -
     return torch.matmul(drop(scores.softmax(-1), how.dropout), value)
 
 
-def group_by_group(own: Callable[..., Any], positions: str, *args: Any, **named: Any) -> Any:
+# --- attention modules outside transformers' registry ---------------------------------------------
+
+
+def group_by_group(forward: Callable[..., Any], positions: str, *args: Any, **named: Any) -> Any:
     """The forward of an attention module that knows padded sequences alone, for packed ones.
 
     Args:
-        own: the module's.
-        positions: its argument that tells of them, of the longest: (..., length, length).
+        forward: the module's own.
+        positions: its argument that tells of positions, of the longest: (..., length, length).
     """
     if in_force is None:
-        return own(*args, **named)
-    given = inspect.signature(own).bind(*args, **named)
-    states, told = (given.arguments[name] for name in ("hidden_states", positions))
+        return forward(*args, **named)
+    call = inspect.signature(forward).bind(*args, **named)
+    states = call.arguments["hidden_states"]
+    all_positions = call.arguments[positions]
     parts = []
     for group, tokens in zip(in_force.groups, in_force.split(states[0]), strict=True):
         bias = group.bias(False, None, states)
-        bias = states.new_zeros(1, 1, 1, 1) if bias is None else bias
-        given.arguments["hidden_states"] = group.apart(tokens)
-        given.arguments["attention_mask"] = bias if positions == "position_bias" else bias == 0
-        given.arguments[positions] = told[..., : group.length, : group.length]
-        parts.append(group.together(own(*given.args, **given.kwargs)[0]))
+        if bias is None:
+            bias = states.new_zeros(1, 1, 1, 1)
+        # MPNet adds its mask to scores; DeBERTa's says which tokens there are.
+        call.arguments["attention_mask"] = bias if positions == "position_bias" else bias == 0
+        call.arguments["hidden_states"] = group.apart(tokens)
+        call.arguments[positions] = all_positions[..., : group.length, : group.length]
+        parts.append(group.together(forward(*call.args, **call.kwargs)[0]))
     return torch.cat(parts).unsqueeze(0), None
 
 
-def of_longest(own: Callable[..., Any], states: Tensor, *args: Any) -> Any:
-    """What tells of positions, of the longest sequence alone."""
-    return own(states[:, : in_force.longest] if in_force else states, *args)
+def of_longest(forward: Callable[..., Any], states: Tensor, *args: Any) -> Any:
+    """The computation of positions, for the longest sequence alone."""
+    return forward(states[:, : in_force.longest] if in_force else states, *args)

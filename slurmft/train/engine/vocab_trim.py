@@ -19,26 +19,29 @@ from torch import Tensor
 from slurmft.core.errors import UsageError
 from slurmft.train.data.token_data import TokenData
 
-_SAVED_BYTES = 2**20
-"""Of a table: trimming it by less is not worth it."""
-_SAMPLES, _LENGTH = 2, 16
-"""With which a trimmed model is compared: samples, and tokens of each."""
+_LEAST_SAVED_BYTES = 2**20
+"""Trimming a table by less is not worth it."""
+# Sizes of the batch with which a trimmed model is compared.
+_SAMPLES = 2
+_LENGTH = 16
 _TOKENS_AT_ONCE = 2**20
 
 
 class TrimmedVocabulary:
-    """The trimmed embedding table of a model."""
+    """The trimmed embedding table of a model.
+
+    Args:
+        module: the embedding; its table is trimmed in place.
+        used: tokens whose rows stay, sorted: int64, (rows,).
+    """
 
     def __init__(self, module: torch.nn.Embedding, used: Tensor) -> None:
-        """
-        Args:
-            used: tokens whose rows stay, sorted: int64, (rows,).
-        """
         self.used = used
+        self.total = module.num_embeddings
         self._whole: Tensor | None = module.weight.data
         self._padding = module.padding_idx
-        self.total = module.num_embeddings
-        place_of = torch.full((self.total,), self.total)  # of no row: a token like that is an error
+        # A token that is not in use has a place beyond the table: to look it up is an error.
+        place_of = torch.full((self.total,), self.total)
         place_of[used] = torch.arange(len(used))
         module.register_buffer("place_of", place_of, persistent=False)
         if self._padding is not None:
@@ -67,8 +70,8 @@ class TrimmedVocabulary:
         used = _tokens(data, module)
         if not is_plain_table(model, module):
             return None
-        saved = (module.num_embeddings - len(used) - 1) * module.weight[0].nbytes
-        if saved < _SAVED_BYTES:
+        unused_rows = module.num_embeddings - len(used) - 1
+        if unused_rows * module.weight[0].nbytes < _LEAST_SAVED_BYTES:
             return None
         before = _logits(model, data)
         trimmed = cls(module, used)
@@ -88,11 +91,11 @@ class TrimmedVocabulary:
         self._whole = None
 
     def facts(self) -> dict[str, int]:
-        """Rows: all, and those in use."""
+        """Returns the number of rows: all, and those in use."""
         return {"all": self.total, "used": len(self.used)}
 
     def state_dict(self, model: Any) -> dict[str, Tensor]:
-        """That of the model, with the whole table. Not after `forget`."""
+        """Returns the state of the model with the whole table. Not after `forget`."""
         table = model.get_input_embeddings()
         name = next(name for name, p in model.named_parameters() if p is table.weight)
         weights: dict[str, Tensor] = model.state_dict()
@@ -134,7 +137,7 @@ def is_shared(model: Any, module: Any) -> bool:
 
 
 def _look_up(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """A hook: the places of rows instead of tokens."""
+    """A hook that puts the places of rows in place of tokens."""
     if args:
         return (module.place_of[args[0]], *args[1:]), kwargs
     return args, kwargs | {"input": module.place_of[kwargs["input"]]}
@@ -146,29 +149,35 @@ def _set(module: torch.nn.Embedding, weight: Tensor) -> None:
 
 
 def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
-    """The tokens that a run can look up: int64, (rows,), sorted. UsageError where the model does
-    not know one of them."""
-    seen = np.zeros(module.num_embeddings, dtype=bool)
-    for tokens in (table.tokens for table in data.tables):
-        for start in range(0, len(tokens), _TOKENS_AT_ONCE):
-            part = tokens[start : start + _TOKENS_AT_ONCE]
-            if part.max() >= len(seen):
+    """Returns the tokens that a run can look up: int64, (rows,), sorted.
+
+    Raises:
+        UsageError: the model does not know one of them.
+    """
+    is_used = np.zeros(module.num_embeddings, dtype=bool)
+    is_used[data.pad_id] = True
+    if module.padding_idx is not None:
+        is_used[module.padding_idx] = True
+    for table in data.tables:
+        for start in range(0, len(table.tokens), _TOKENS_AT_ONCE):
+            part = table.tokens[start : start + _TOKENS_AT_ONCE]
+            if part.max() >= len(is_used):
                 raise UsageError(
-                    f"the tokenizer makes token {part.max()}, but the model knows {len(seen)} "
+                    f"the tokenizer makes token {part.max()}, but the model knows {len(is_used)} "
                     "tokens only",
                     "give --model a folder with a model and the tokenizer that belongs to it",
                 )
-            seen[part] = True
-    seen[[data.pad_id, *([] if module.padding_idx is None else [module.padding_idx])]] = True
-    return torch.from_numpy(seen.nonzero()[0])
+            is_used[part] = True
+    return torch.from_numpy(is_used.nonzero()[0])
 
 
 @torch.inference_mode()
 def _logits(model: Any, data: TokenData) -> Tensor:
-    """A model's outputs for the beginnings of the first samples."""
+    """Returns a model's outputs for the beginnings of the first samples."""
     was_training = model.training
-    batch = data.train.batch(np.arange(min(_SAMPLES, len(data.train))), data.pad_id)
-    inputs = {k: v[:, :_LENGTH] for k, v in batch.inputs.items()}
+    samples = np.arange(min(_SAMPLES, len(data.train)))
+    batch = data.train.batch(samples, data.pad_id)
+    inputs = {name: tensor[:, :_LENGTH] for name, tensor in batch.inputs.items()}
     output = model.eval()(**inputs)
     model.train(was_training)
     logits: Tensor = output[0]

@@ -102,9 +102,6 @@ def text(
     """
     from huggingface_hub import ModelCard  # 0.2 s
 
-    settings = {key: getattr(train, key) for key in _SETTINGS}
-    settings |= {key: result[key] for key in _CHOSEN if key in result}
-    shown_settings = {k: _number(v) for k, v in settings.items() if v is not None}
     packages = [f"{package} {versions[package]}" for package in _PACKAGES if package in versions]
     card = ModelCard.from_template(
         _metadata(train, result, name),
@@ -116,11 +113,25 @@ def text(
         results={metric: _number(value) for metric, value in result["metrics"].items()},
         speed=_speed(result),
         code=_code(train, result),
-        settings=shown_settings,
+        settings=_settings(train, result),
         changed=fingerprint.words(result.get("changed_since_submission") or {}),
         versions=", ".join(packages),
     )
     return f"{card}\n"
+
+
+def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the options that change the result of a training, as a table shows them."""
+    settings = {}
+    for name in _SETTINGS:
+        value = getattr(train, name)
+        # `is False`, because a weight decay of 0 is a setting.
+        if value is not None and value is not False:
+            settings[name] = _number(value)
+    for name in _CHOSEN:
+        if name in result:
+            settings[name] = _number(result[name])
+    return settings
 
 
 def _speed(result: Mapping[str, Any]) -> str:
