@@ -1,12 +1,12 @@
-"""Tokens that were made before, for runs that need the same.
+"""Tokens that were made before, for runs of the same user that need the same.
 
 An entry is a folder, named after all that decides its content. It is written aside and renamed,
 never changed, and checked byte by byte before it is used; runs need no lock for it. A run directory
 gets the files themselves (as links where both are on one file system): it stays whole when the
 cache is emptied, and the cache may be one that only the main rank's node sees.
 
-Sums tell damage, not who wrote it. So every user has a cache of their own, also where the hub's
-caches are shared, and nothing is used that others have written, or could have.
+Checksums tell damage, not who wrote a file. So the cache is private: its folder belongs to the user
+and has mode 0700, and nothing is used of one that others may look into or write.
 """
 
 import contextlib
@@ -15,7 +15,9 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +29,11 @@ from slurmft.core.files import fingerprint, new_folder, write_json
 
 _SUMS = "sums.json"
 _NAME = re.compile(r"(meta|texts)\.json|(train|validation)/\w+\.npy|tokenizer/\w[\w.-]*")
-"""What tokens consist of; no other file is written or taken."""
-_KEPT_S = 30 * 86400
+"""Files that tokens consist of; no other file is written or taken, whatever damage says."""
+_UNUSED_S = 30 * 86400
 """Entries that no run has used for so long are removed when another is added."""
 _LEFTOVER_S = 86400
+"""Age from which on what a killed process left is removed."""
 
 
 class DamagedError(Exception):
@@ -38,17 +41,84 @@ class DamagedError(Exception):
 
 
 def folder() -> Path:
-    """Where this user's entries are: beside the hub's caches, which users put where there is
-    room."""
+    """Returns the folder of this user's entries.
+
+    It is beside the hub's caches, which users put where there is room.
+    """
     from huggingface_hub import constants
 
     return Path(constants.HF_HOME) / f"slurmft-tokens-{os.geteuid()}"
 
 
 def key_of(sources: dict[str, Any]) -> str:
-    """The name of the tokens that follow from `sources`, which JSON can hold."""
+    """Returns the name of the tokens that follow from `sources`, which JSON can hold."""
     text = json.dumps(sources, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+# --- the private folder ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened(cache: Path) -> Iterator[Path]:
+    """Yields a path to the cache that leads through this process's descriptor of it.
+
+    The group may be allowed to write in the folder above, as in that of a project, and could put a
+    link in the cache's place after the check. This path leads to the checked folder all the same.
+
+    Raises:
+        NotOwnError: the folder is another user's, or others may look into it.
+        OSError: there is none, or it is a link.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(cache, flags)
+    try:
+        _check_private(cache, os.fstat(descriptor))
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def _check_private(cache: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        owner = permissions.user_name(status.st_uid)
+        raise permissions.NotOwnError(
+            f"the token cache {str(cache)!r} belongs to {owner}", "set HF_HOME to a folder of yours"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise permissions.NotOwnError(
+            f"the token cache {str(cache)!r} is open to others (mode {mode:04o})",
+            f"if nobody else has written there: chmod go-rwx {shlex.quote(str(cache))}",
+        )
+
+
+def _remove(cache: Path, name: str) -> None:
+    """Removes an entry at once for whoever looks for it; or not at all, if another process does."""
+    aside = cache / f".{name.lstrip('.')}.{secrets.token_hex(4)}.old"
+    with contextlib.suppress(OSError):
+        os.rename(cache / name, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
+    """Yields entries that no run has used for so many seconds, with the seconds since then.
+
+    So it does what kills left a day ago or more.
+    """
+    now = time.time()
+    try:
+        with _opened(cache) as private:
+            idle_s = {path.name: now - path.lstat().st_mtime for path in sorted(private.iterdir())}
+    except (OSError, SlurmftError):
+        return  # there is none, or it is not this user's alone
+    for name, seconds in idle_s.items():
+        limit_s = _LEFTOVER_S if name.startswith(".") else for_s
+        if seconds > limit_s:
+            yield cache / name, seconds
+
+
+# --- entries --------------------------------------------------------------------------------------
 
 
 def take(cache: Path, key: str, into: Path) -> bool:
@@ -58,73 +128,68 @@ def take(cache: Path, key: str, into: Path) -> bool:
 
     Raises:
         DamagedError: there was one, and it was not whole. It is removed; `into` is empty.
-        NotOwnError: there is one, but others could have written it. `into` is empty.
+        NotOwnError: the cache is not this user's alone.
     """
     try:
-        with _opened(cache) as top, _opened(cache / key, top) as entry:
-            with contextlib.suppress(OSError):
-                os.utime(entry)  # in use from now on: nobody takes it for one that may go
-            try:
-                _fill(cache / key, entry, into)
-            except (OSError, ValueError, RecursionError, DamagedError) as error:
-                _empty(into)
-                if not (cache / key).exists():
-                    return False
-                _remove(top, key)
-                raise DamagedError(str(error)) from error
-            except BaseException:
-                _empty(into)
-                raise
+        with _opened(cache) as private:
+            return _take(private, key, into)
     except OSError:  # there is none, or it is closed to this user
         return False
+
+
+def _take(cache: Path, key: str, into: Path) -> bool:
+    entry = cache / key
+    if not entry.is_dir():
+        return False
+    with contextlib.suppress(OSError):
+        os.utime(entry)  # in use from now on: nobody takes it for one that may go
+    try:
+        _fill(entry, into)
+    except (OSError, ValueError, RecursionError, DamagedError) as error:
+        _empty(into)
+        if not entry.exists():
+            return False
+        _remove(cache, key)
+        raise DamagedError(str(error)) from error
+    except BaseException:
+        _empty(into)
+        raise
     return True
 
 
-def _fill(path: Path, entry: int, into: Path) -> None:
-    with open(permissions.open_own(path / _SUMS, entry), "rb") as file:
-        sums = json.loads(file.read())
+def _fill(entry: Path, into: Path) -> None:
+    sums = json.loads((entry / _SUMS).read_bytes())
     if not isinstance(sums, dict) or not all(map(_NAME.fullmatch, sums)):
         raise DamagedError(f"{_SUMS} names what tokens have not")
-    files = {each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()}
+    files = {path.relative_to(entry).as_posix() for path in entry.rglob("*") if path.is_file()}
     if files != {_SUMS, *sums}:
         raise DamagedError(f"{_SUMS} names other files than there are")
     for name, expected in sums.items():
-        target = into / name
-        target.parent.mkdir(exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            below = (path / name).parent
-            above = entry if below == path else stack.enter_context(_opened(below, entry))
-            _link(path / name, above, target)
-        if fingerprint(target) != expected:
+        _place(entry / name, into / name)
+        if fingerprint(into / name) != expected:
             raise DamagedError(f"{name} is not as it was written")
 
 
-@contextlib.contextmanager
-def _opened(path: Path, above: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder of this user's. No link is followed to it: another's, in a shared
-    folder, could lead to what this user has elsewhere, and would be emptied here."""
-    descriptor = permissions.open_own(path, above, is_folder=True)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _place(source: Path, target: Path) -> None:
+    """Puts a file into another folder.
 
-
-def _link(path: Path, folder: int, target: Path) -> None:
-    """One file twice. Arrays, which nobody changes, take their room once; what may end up in a
-    model's folder is copied."""
-    with open(permissions.open_own(path, folder), "rb") as file:
-        if target.suffix == ".npy":
-            with contextlib.suppress(OSError):  # another file system, or one without links
-                os.link(path.name, target, src_dir_fd=folder, follow_symlinks=False)
-                return
-        with open(target, "xb") as copy:
-            shutil.copyfileobj(file, copy)
+    Arrays, which nobody changes, take their room once; what may end up in a model's folder is
+    copied.
+    """
+    target.parent.mkdir(exist_ok=True)
+    if target.suffix == ".npy":
+        with contextlib.suppress(OSError):  # another file system, or one without links
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
 
 
 def _empty(into: Path) -> None:
     for path in into.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def keep(cache: Path, key: str, tokens: Path) -> None:
@@ -132,48 +197,21 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
 
     Raises:
         OSError: it cannot be written; there is no entry then.
-        SlurmftError: others can write the cache, or its owner is another user; or a file's name.
+        SlurmftError: the cache is not this user's alone; or a file has a name that tokens have not.
     """
     with permissions.as_in(cache.parent):
         cache.parent.mkdir(parents=True, exist_ok=True)
     cache.mkdir(mode=0o700, exist_ok=True)
-    with _opened(cache) as top:
-        for path, _ in unused(cache, _KEPT_S):
-            _remove(top, path.name)
-
-        if (cache / key).exists():
+    with _opened(cache) as private:
+        for path, _ in unused(cache, _UNUSED_S):
+            _remove(private, path.name)
+        if (private / key).exists():
             return
-        files = [path.relative_to(tokens) for path in tokens.rglob("*") if path.is_file()]
-        names = sorted(map(Path.as_posix, files))
-        with new_folder(cache / key, replace=False) as entry:  # others may be reading it
+        files = [path for path in tokens.rglob("*") if path.is_file()]
+        names = sorted(path.relative_to(tokens).as_posix() for path in files)
+        with new_folder(private / key, replace=False) as entry:  # others may be reading it
             for name in names:
                 if not _NAME.fullmatch(name):
                     raise SlurmftError(f"tokens have no file {name!r}")
-                (entry / name).parent.mkdir(exist_ok=True)
-                with _opened((tokens / name).parent) as above:
-                    _link(tokens / name, above, entry / name)
+                _place(tokens / name, entry / name)
             write_json(entry / _SUMS, {name: fingerprint(entry / name) for name in names})
-
-
-def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
-    """Entries that no run has used for so many seconds, and what kills left a day ago or more; with
-    the seconds since then."""
-    try:
-        with _opened(cache) as top:
-            names = sorted(os.listdir(top))
-    except (OSError, SlurmftError):
-        return  # there is none, or it is not this user's alone
-    for name in names:
-        path, limit_s = cache / name, _LEFTOVER_S if name.startswith(".") else for_s
-        with contextlib.suppress(OSError):
-            idle_s = time.time() - path.lstat().st_mtime
-            if idle_s > limit_s:
-                yield path, idle_s
-
-
-def _remove(cache: int, name: str) -> None:
-    """Removes a folder at once for whoever looks for it; or not at all, if another process does."""
-    aside = f".{name.lstrip('.')}.{secrets.token_hex(4)}.old"
-    with contextlib.suppress(OSError):
-        os.rename(name, aside, src_dir_fd=cache, dst_dir_fd=cache)
-        shutil.rmtree(aside, ignore_errors=True, dir_fd=cache)

@@ -363,7 +363,7 @@ def tokens_in_an_open_cache(ada: User, eve: User) -> None:
         assert precious.read_text() == "mine"
         entry = plant(ada, cache.with_name(f"writable-{number}"), {"meta.json": "{}"})
         entry.chmod(0o777)
-        assert "others can write" in take(ada, entry.parent, into.with_name(f"next-{number}"))
+        assert "is open to others" in take(ada, entry.parent, into.with_name(f"next-{number}"))
 
 
 @attack(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from slurmft.core import permissions
+from slurmft.core.permissions import NotOwnError
 from slurmft.node import profiles
 from slurmft.runs import token_cache
 from slurmft.runs.token_cache import DamagedError
@@ -57,6 +57,22 @@ def test_next_run_gets_the_same(tmp_path: Path, tokens: Path, empty: Path) -> No
     # Arrays take their room once; the tokenizer, which goes into models, is nobody else's.
     assert (empty / "train" / "tokens.npy").stat().st_nlink == 3
     assert (empty / "tokenizer" / "vocab.txt").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o701, 0o770])
+def test_cache_that_is_open_to_others_is_not_used(
+    tmp_path: Path, tokens: Path, empty: Path, mode: int
+) -> None:
+    cache = tmp_path / "cache"
+    token_cache.keep(cache, "key", tokens)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    cache.chmod(mode)
+    for use in (token_cache.take, token_cache.keep):
+        with pytest.raises(NotOwnError, match="is open to others") as error:
+            use(cache, "key", empty)
+        assert error.value.hint == f"if nobody else has written there: chmod go-rwx {cache}"
+    assert list(token_cache.unused(cache, -1)) == []
+    assert list(empty.iterdir()) == []
 
 
 def test_damaged_sums_never_make_other_tokens(tmp_path: Path, tokens: Path, empty: Path) -> None:
@@ -110,15 +126,13 @@ def test_entry_that_is_removed_while_it_is_taken_is_none(
 ) -> None:
     cache = tmp_path / "cache"
     token_cache.keep(cache, "key", tokens)
-    link = token_cache._link
+    place = token_cache._place
 
-    def link_one(path: Path, folder: int, target: Path) -> None:
-        link(path, folder, target)
-        if (cache / "key").exists():
-            with permissions.own_folder(cache) as top:
-                token_cache._remove(top, "key")
+    def place_one(source: Path, target: Path) -> None:
+        place(source, target)
+        token_cache._remove(cache, "key")
 
-    monkeypatch.setattr(token_cache, "_link", link_one)
+    monkeypatch.setattr(token_cache, "_place", place_one)
     assert not token_cache.take(cache, "key", empty)
     assert list(empty.iterdir()) == []
 
@@ -178,6 +192,7 @@ def test_run_takes_the_tokens_of_the_one_before(
     cache = tmp_path / "hf" / f"slurmft-tokens-{os.geteuid()}"
     entry = cache / token_cache.key_of(sources)
     entry.mkdir(parents=True)
+    cache.chmod(0o700)
     (entry / "sums.json").write_text('{"lost": {}}')
     flags = ["submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path / "runs")]
     flags += ["--max-steps", "2", *(f"--{name}={value}" for name, value in what.items())]

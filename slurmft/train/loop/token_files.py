@@ -14,29 +14,27 @@ from slurmft.train.login.sources import may_have_test
 
 def fill(folder: Path, task: tasks.Task, job: Job) -> None:
     """Writes the tokens of all splits, and the tokenizer. On the main rank."""
-    _fill_train_and_validation(folder, task, job)
-    if may_have_test(task.config):
-        _fill_test(folder, task, job)
-
-
-def _fill_train_and_validation(folder: Path, task: tasks.Task, job: Job) -> None:
-    cache = token_cache.folder()
     sources = task.sources()
-    key = token_cache.key_of(sources) if sources else None
-    if key and _take_kept(cache, key, folder, job):
-        return
+    if not sources:
+        _make(folder, task)
+    else:
+        key = token_cache.key_of(sources)
+        if not _take(folder, key, job):
+            _make(folder, task)
+            _keep(folder, key, job)
+    if may_have_test(task.config):
+        _make_test(folder, task, job)
+
+
+def _make(folder: Path, task: tasks.Task) -> None:
+    """Writes the tokens of training and validation data."""
     task.prepare().save(folder)
     task.save_tokenizer(folder / "tokenizer")
-    if not key:
-        return
-    try:
-        token_cache.keep(cache, key, folder)
-    except (OSError, SlurmftError) as error:
-        job.say(f"the tokens cannot be kept in {cache}: {one_line(error)}")
 
 
-def _take_kept(cache: Path, key: str, folder: Path, job: Job) -> bool:
-    """Takes the tokens that an earlier run kept. Returns whether there were any that are whole."""
+def _take(folder: Path, key: str, job: Job) -> bool:
+    """Takes tokens from the user's cache; returns whether there were any."""
+    cache = token_cache.folder()
     try:
         if token_cache.take(cache, key, folder):
             job.say(f"tokens: those of {cache / key}")
@@ -48,16 +46,22 @@ def _take_kept(cache: Path, key: str, folder: Path, job: Job) -> bool:
     return False
 
 
-def _fill_test(folder: Path, task: tasks.Task, job: Job) -> None:
+def _keep(folder: Path, key: str, job: Job) -> None:
+    cache = token_cache.folder()
+    try:
+        token_cache.keep(cache, key, folder)
+    except (OSError, SlurmftError) as error:
+        job.say(f"the tokens cannot be kept in {cache}: {one_line(error)}")
+
+
+def _make_test(folder: Path, task: tasks.Task, job: Job) -> None:
     """Writes the tokens of a test split, if there is one with labels."""
-    # The task again, whose only split is the test split: what it reads as its validation data.
+    # A task whose training and validation data are both the test split.
     test: Any = tasks.get(task.config)
     test.facts = dataclasses.replace(test.facts, splits=("test", "test"))
-    # Class numbers are those of the training data, also where a class is absent here.
     test.known_labels = TokenData.load(folder).labels or None
     try:
         test.prepare().save(folder / "test")
     except UsageError as error:
-        # Most data sets have none; then nobody needs to hear of it.
         if "has no test" not in error.message:
             job.warn(f"the test split is not evaluated: {error.message}")
