@@ -513,12 +513,12 @@ class TrainConfig:
 
     @property
     def saves_adapter(self) -> bool:
-        """Whether the result is an adapter, not a whole model."""
+        """The result is an adapter, not a whole model."""
         return self.lora is not None and not self.merge
 
     @classmethod
     def resolve(cls, **given: Any) -> "ResolvedConfig":
-        """Returns the values that are given, over those of the recipe that they name or imply."""
+        """Builds a configuration of `given` options, and for others the values of the recipe."""
         return resolved(build(cls, fill(given)))
 
     @classmethod
@@ -527,7 +527,7 @@ class TrainConfig:
         return build(TrainConfig, program.settings)
 
     def program(self) -> Program:
-        """The built-in program with these options, as the toolkit knows it."""
+        """Returns the built-in program with these options, as the toolkit knows it."""
         sources = [name for name in (self.model, self.data) if name is not None]
         local = [name for name in sources if is_local(name)]
         return Program(
@@ -562,8 +562,10 @@ class ResolvedConfig(TrainConfig):
 
 
 def resolved(config: TrainConfig) -> ResolvedConfig:
-    """Returns a configuration as a run needs it. What is open in it, as a prediction leaves the
-    options of a training, is as in the recipe."""
+    """Returns a configuration as a run needs it.
+
+    An option that is open in it, as a prediction leaves those of a training, is as in the recipe.
+    """
     values = {name: getattr(config, name) for name in options(TrainConfig)}
     missing = [name for name in _REQUIRED if values[name] is None]
     if missing:
@@ -578,37 +580,6 @@ _REQUIRED = tuple(
 """Options that every run has a value of."""
 
 
-def local_steps(grad_comm: str) -> int | None:
-    """K of local:K: steps of each rank by itself; None where ranks send gradients. UsageError where
-    it is none of the forms that --grad-comm has."""
-    if grad_comm in GRAD_COMMS:
-        return None
-    match = re.fullmatch(r"local:(\d+)", grad_comm)
-    if not match:
-        raise unknown("--grad-comm", grad_comm, [*GRAD_COMMS, "local:16"])
-    if int(match[1]) < 2:
-        raise UsageError(
-            f"--grad-comm {grad_comm} leaves no steps between averages", "give local:2 or more"
-        )
-    return int(match[1])
-
-
-def _check_class_weights(task: str) -> None:
-    """Raises UsageError where the loss of a task is not one of classes."""
-    if task not in TASKS:
-        why = "a task of your own has a loss of its own"
-    elif task == "multi-label":
-        why = "each of its classes is a decision of its own"
-    elif TASKS[task].rows not in ("Texts", "Words") or TASKS[task].labels == ():
-        why = "it has no classes"
-    else:
-        return
-    raise UsageError(
-        f"--class-weights balanced cannot be used with --task {task}: {why}",
-        "leave it out" if task in TASKS else "weigh them in loss() and count() of the task",
-    )
-
-
 def required(train: TrainConfig, name: str) -> Any:
     """Returns the value of an option that the recipes of most tasks have.
 
@@ -619,3 +590,37 @@ def required(train: TrainConfig, name: str) -> Any:
     if value is None:
         raise UsageError(f"--task {train.task} needs {flag(name)}", "give it")
     return value
+
+
+def local_steps(grad_comm: str) -> int | None:
+    """Returns K of local:K, the steps of each rank by itself; None where ranks send gradients.
+
+    Raises:
+        UsageError: it is none of the forms that --grad-comm has.
+    """
+    if grad_comm in GRAD_COMMS:
+        return None
+    match = re.fullmatch(r"local:(\d+)", grad_comm)
+    if not match:
+        raise unknown("--grad-comm", grad_comm, [*GRAD_COMMS, "local:16"])
+    steps = int(match[1])
+    if steps < 2:
+        raise UsageError(
+            f"--grad-comm {grad_comm} leaves no steps between averages", "give local:2 or more"
+        )
+    return steps
+
+
+def _check_class_weights(task: str) -> None:
+    """Raises UsageError where the loss of a task is not one of classes."""
+    what = f"--class-weights balanced cannot be used with --task {task}"
+    facts = TASKS.get(task)
+    if facts is None:
+        raise UsageError(
+            f"{what}: a task of your own has a loss of its own",
+            "weigh them in loss() and count() of the task",
+        )
+    if task == "multi-label":
+        raise UsageError(f"{what}: each of its classes is a decision of its own", "leave it out")
+    if facts.rows not in ("Texts", "Words") or facts.labels == ():
+        raise UsageError(f"{what}: it has no classes", "leave it out")
