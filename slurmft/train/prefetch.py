@@ -1,5 +1,7 @@
-"""Loads model, tokenizer and data as a run does: `python -m
-slurmft.train.prefetch JSON`; its downloads show their progress, and stay in the caches."""
+"""Loads model, tokenizer and data as a run does: `python -m slurmft.train.prefetch JSON`.
+
+Its downloads show their progress, and stay in the caches.
+"""
 
 import json
 import os
@@ -15,31 +17,37 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.own_task import facts
 
 
-def size(name: str) -> str:
-    """What a model takes in the hub's cache, or its folder."""
-    folder = Path(name) if is_local(name) else hub_cache() / f"models--{name.replace('/', '--')}"
-    files = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
-    return f", {in_bytes(sum(p.stat().st_size for p in files))} in {folder}"
-
-
 def main(argv: list[str]) -> int:
-    from transformers import AutoModel
-
     config = TrainConfig.resolve(**json.loads(argv[0]))
     task: Any = tasks.get(config)
-    offline = os.environ.get("HF_HUB_OFFLINE") == "1"
-    loaded = []
+    lines = []
     if config.model is not None:
-        task.tokenizer()
-        model = task.pretrained(AutoModel)
-        millions = sum(p.numel() for p in model.parameters()) / 1e6
-        loaded.append((config.model, f"{millions:,.1f}M parameters{size(config.model)}"))
+        lines.append(f"{config.model}: {_load_model(task, config.model)}")
     if config.data is not None:
-        splits = [f"{s} {len(task.rows(s)):,} rows" for s in facts(config.task).splits]
-        loaded.append((config.data, ", ".join(splits)))
-    for name, text in loaded if offline else ():
-        print(f"{name}: {text}", flush=True)
+        counts = [f"{split} {len(task.rows(split)):,} rows" for split in facts(config.task).splits]
+        lines.append(f"{config.data}: {', '.join(counts)}")
+    # slurmft fetch starts this twice: to download, then offline, to see that all is there.
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        for line in lines:
+            print(line, flush=True)
     return Exit.OK
+
+
+def _load_model(task: Any, name: str) -> str:
+    """Loads tokenizer and model; returns how large the model is, and where."""
+    from transformers import AutoModel
+
+    task.tokenizer()
+    model = task.pretrained(AutoModel)
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    folder = hub_cache() / f"models--{name.replace('/', '--')}"
+    if is_local(name):
+        folder = Path(name)
+    size_bytes = 0
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():  # snapshots are links to the files
+            size_bytes += path.stat().st_size
+    return f"{millions:,.1f}M parameters, {in_bytes(size_bytes)} in {folder}"
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def prepared(
     with ThreadPoolExecutor(1, "batches") as thread:
         ahead: list[tuple[_Item, Future[_Result]]] = []
         for item in items:
+            # Submitted before the item of the step before is handed out.
             ahead.append((item, thread.submit(make, item)))
             if len(ahead) > 1:
                 first, future = ahead.pop(0)

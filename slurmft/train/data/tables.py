@@ -48,10 +48,11 @@ class TokenTable:
     """Further arrays that a task wants of its tokens or samples."""
 
     def __post_init__(self) -> None:
+        # A table from disk has the counts: here they would read all its pages.
         if self.token_labels is not None and self.label_counts is None:
             labels_before = np.append(0, np.cumsum(self.token_labels != IGNORED))
             counts = np.diff(labels_before[self.offsets])
-            object.__setattr__(self, "label_counts", counts)
+            object.__setattr__(self, "label_counts", counts)  # the class is frozen
 
     @classmethod
     def build(
@@ -115,7 +116,7 @@ class TokenTable:
         fields: dict[str, Array] = {}
         extra: dict[str, Array] = {}
         for path in folder.glob("*.npy"):
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(path, mmap_mode="r", allow_pickle=False)  # pickles run code
             target = fields if path.stem in _ARRAYS else extra
             target[path.stem] = array
         return cls(**fields, extra=extra)
@@ -137,6 +138,7 @@ class TokenTable:
             least: the padded length is at least this.
         """
         lengths = self.lengths(indices)
+        # Division of negative numbers rounds up.
         rounded_up = -(-int(lengths.max()) // multiple) * multiple
         width = max(rounded_up, least)
         mask = np.arange(width) < lengths[:, None]
@@ -145,6 +147,7 @@ class TokenTable:
 
     def packed(self, indices: Array) -> Batch:
         """Returns samples one after another, sorted by length, as (1, tokens)."""
+        # Attention pads groups of neighbours to one length.
         indices = indices[np.argsort(self.lengths(indices), kind="stable")]
         places = self.places(indices)
         starts = np.repeat(self.offsets[indices], self.lengths(indices))
@@ -174,7 +177,7 @@ class TokenTable:
             labels = np.asarray(spread(self.token_labels, fill=IGNORED), np.int64)
         else:
             labels = self.labels[indices]
-            if labels.dtype.kind == "f":
+            if labels.dtype.kind == "f":  # numbers: losses compare them with fp32 logits
                 labels = labels.astype(np.float32)
         tensors = {}
         for name, array in inputs.items():
@@ -243,6 +246,7 @@ class Batch:
         # The widest type first: so each tensor begins at a multiple of the size of its elements.
         named.sort(key=lambda each: -each[2].itemsize)
         sizes = [tensor.nbytes for *_, tensor in named]
+        # Pinned memory, from which the GPU copies while the CPU goes on.
         joined = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
         torch.cat([tensor.flatten().view(torch.uint8) for *_, tensor in named], out=joined)
         parts = torch.split(joined.to(device, non_blocking=True), sizes)

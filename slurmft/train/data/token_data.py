@@ -58,7 +58,7 @@ class TokenData:
         for name, table in zip(("train", "validation", "test"), self.tables, strict=False):
             lengths = Lengths.of(np.diff(table.offsets).tolist())
             line = f"{name}: {len(table):,} samples"
-            if self.labels and table.labels.ndim == 1:
+            if self.labels and table.labels.ndim == 1:  # each sample has one class
                 line += f": {self._shares(table)}"
             lines.append(f"{line}; tokens: {lengths}")
         return lines
@@ -99,6 +99,7 @@ def balanced(table: TokenTable, classes: int) -> Array:
     As scikit-learn defines them: n / (classes that occur * samples of the class); 1 for a class
     that does not occur.
     """
+    # Classes are of samples or of tokens, never of both.
     labels = table.labels if table.token_labels is None else table.token_labels
     counts = np.bincount(labels[labels != IGNORED], minlength=classes)
     occurs = counts > 0

@@ -162,11 +162,12 @@ class Dropouts:
 
     def take(self, p: float, *shape: int) -> Tensor | None:
         """Returns factors of this shape, a view; None: nothing is dropped."""
-        if p not in self._banks:
+        if p not in self._banks:  # 0, or an evaluation
             return None
         bank = self._banks[p]
         size = math.prod(shape)
         starts = (len(bank) - size) // _ALIGNMENT + 1
+        # From torch's generator, which checkpoints hold: a resumed run draws the same.
         start = int(torch.randint(starts, ())) * _ALIGNMENT
         return bank[start : start + size].view(shape)
 
@@ -297,7 +298,7 @@ def run(layers: Sequence[Layer], x: Tensor, rows: Rows, training: bool, again: b
         for layer in layers:
             probabilities += (layer.p_scores, layer.p_out, layer.p_down)
     dropouts = Dropouts(probabilities, max(x.numel(), scores), x.dtype)
-    keep = torch.is_grad_enabled()
+    keep = torch.is_grad_enabled()  # within the function it is always off
     for layer in layers:
         call: Any = functools.partial(_Fused.apply, rows, layer, dropouts, keep)
         if again and training:
@@ -357,7 +358,7 @@ class _Fused(torch.autograd.Function):
         of_down = _of_linear(d_down, active)
         d_inner = torch.ops.aten.gelu_backward(d_down @ w_down, inner)
         of_up = _of_linear(d_inner, a)
-        d_a = d_sum.addmm_(d_inner, w_up)
+        d_a = d_sum.addmm_(d_inner, w_up)  # in place: the residual's gradient is added here
         d_sum, *of_norm = _norm_backward(d_a, a_sum, a_mean, a_rstd, layer.norms[0])
         d_out = d_sum if out_factors is None else d_sum * out_factors
         of_out = _of_linear(d_out, attended)
@@ -373,6 +374,7 @@ class _Fused(torch.autograd.Function):
         else:
             d_x = d_sum.addmm_(d_in, w_in)
         of_linear = [each for pair in (*of_in, of_out, of_up, of_down) for each in pair]
+        # In the order of the inputs: the first four have no gradients.
         return None, None, None, None, d_x, *of_linear, *of_norm, *of_last_norm
 
 
@@ -447,7 +449,7 @@ def _apart(qkv: Tensor, rows: Rows, layer: Layer) -> Tensor:
 def _together(array: Tensor, places: Tensor, count: int) -> Tensor:
     """Returns what is in places, and zeros up to a count: (count, head size)."""
     whole = array.new_empty(count, array.shape[1])
-    torch.index_select(array, 0, places, out=whole[: len(places)])
+    torch.index_select(array, 0, places, out=whole[: len(places)])  # without a copy
     whole[len(places) :].zero_()
     return whole
 

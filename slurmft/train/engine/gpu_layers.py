@@ -110,6 +110,7 @@ class GpuLayers:
             x: hidden states: (T, hidden).
             again: keep no activations; layers are computed again for their backward passes.
         """
+        # Once, in place of autocast's casts before each product.
         x = x.to(self._dtype)
         with torch.autocast(x.device.type, enabled=False):
             for layer in self._layers:

@@ -139,6 +139,7 @@ def quantization(config: TrainConfig) -> dict[str, Any]:
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_compute_dtype": torch.bfloat16,
     }
+    # Each rank loads the whole model onto its own GPU.
     device = torch.accelerator.current_device_index()
     return {"quantization_config": BitsAndBytesConfig(**settings), "device_map": {"": device}}
 
@@ -170,6 +171,7 @@ def _heads(model: Any) -> list[str]:
     writes_words = model.get_output_embeddings() is not None
     if not writes_words:
         for name, module in model.named_children():
+            # Dropouts and activations have nothing to train.
             has_weights = any(True for _ in module.parameters())
             if module is not model.base_model and has_weights:
                 heads.add(name)
@@ -194,6 +196,7 @@ def _check_targets(model: Any, targets: list[str]) -> None:
 
 def _fingerprint(model: Any) -> str:
     """Returns a digest of a model's frozen weights, of some numbers of each."""
+    # Some numbers of each tensor tell models apart: all of them would take minutes.
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         if weight.requires_grad or ".original_module." in name:

@@ -74,7 +74,7 @@ class Packing:
         """Layers that compute batches in place of the encoder; none: nothing does."""
         self.gpu_layers: GpuLayers | None = None
         """The same layers on a GPU; made for the first batch."""
-        self.encoder = _encoder(self.base)
+        self.encoder = _encoder(self.base)  # None: layers are those of the model
         self._announced: Layout | None = None
         self._ends_with_longest = False
         """Positions are computed for the longest sequence: there can be none of padding after
@@ -152,10 +152,12 @@ class Packing:
         layout = self._announced
         ids = named.get("input_ids")
         is_packed = "position_ids" in named and "attention_mask" not in named
+        # A batch with padding, as of a generation within an evaluation.
         if layout is None or not is_packed or ids is None or ids.shape != (1, layout.tokens):
             self._use(None)
             return forward(*args, **named)
         self._use(layout)
+        # The head sees inputs of the form that it wants; the model below it gets the packed ones.
         self._inputs = {name: named.pop(name) for name in PACKED if name in named}
         named["input_ids"] = self._shaped(ids)
         if self.form is Form.ROWS:
@@ -178,7 +180,7 @@ class Packing:
         named["position_ids"] = named["position_ids"] + self._first_position
         # Of four dimensions: transformers makes no mask of it, and looks for no padding.
         named["attention_mask"] = torch.ones(1, 1, 1, 1, device=named["position_ids"].device)
-        if "use_cache" in self._parameters:
+        if "use_cache" in self._parameters:  # keys and values of packed tokens are of no use
             named["use_cache"] = False
         output = forward(**named)
         output.last_hidden_state = self._shaped(output.last_hidden_state)
@@ -199,6 +201,7 @@ class Packing:
                 return rows.unsqueeze(0)
             if self.form is Form.ROWS:
                 return layout.all.apart(rows)
+            # One token of each sequence; fewer rows than tokens are these already.
             rows = take(rows, layout.firsts if self.form is Form.FIRST else layout.lasts)
         return rows.unsqueeze(1)
 
@@ -219,6 +222,7 @@ class Packing:
         device = tokens.device
         dtype = packed_attention.computed_in(tokens)
         training = self.model.training
+        # transformers' switch of --activation-checkpointing, which is on each layer.
         again = getattr(self.encoder.layer[0], "gradient_checkpointing", False)
         if gpu_layers.why_not(self.layers[0], device, dtype) is None:
             if self.gpu_layers is None:
@@ -293,7 +297,7 @@ class Packing:
     def _try_long(self, longest: int | None) -> float:
         """Compares a text that is longer than windows of attention; a layer of each kind is
         enough."""
-        sizes = [SHORT]
+        sizes = [SHORT]  # beyond it attention is computed otherwise
         for module in self.base.modules():
             window = getattr(module, "sliding_window", None)
             if isinstance(window, int):
@@ -330,6 +334,7 @@ class Packing:
             return
         sample = _Sample.of(self.model, 2, 5, 9)
         before = self._states(sample)
+        # Compared with the layers that are replaced: a known name may hide other mathematics.
         known_layers[-1].first_only = self.is_first_token_only
         self._wrap(self.encoder, "forward", self._encoded)
         self.layers = known_layers

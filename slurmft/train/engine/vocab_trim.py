@@ -112,6 +112,7 @@ class TrimmedVocabulary:
     @torch.no_grad()
     def _restored(self, module: torch.nn.Embedding) -> Tensor:
         assert self._whole is not None
+        # Rows that nobody looked up have shrunk like the row of ones, by weight decay alone.
         rows = module.weight.detach().to(self._whole)
         whole = self._whole * rows[-1]
         whole[self.used] = rows[:-1]

@@ -68,6 +68,7 @@ class Labels:
             if is_empty(value):
                 self.empty.append(row)
                 continue
+            # More labels than that are texts, or identifiers: counting goes no further.
             if isinstance(value, list | dict) or len(self.counts) > MAX_LABELS:
                 raise wrong_label(self.where, row, value)
             key = (type(value), value)
@@ -101,6 +102,7 @@ class Labels:
             )
         if len(values) == self.rows:
             raise UsageError(f"{self.where!r} has another label in every row", _CHOOSE_LABEL_COLUMN)
+        # Texts of digits, as a .csv has them: 2 comes before 10.
         are_numbers = kind is str and all(value.isdecimal() for value in values)
         return [str(value) for value in sorted(values, key=int if are_numbers else None)]
 
@@ -179,6 +181,7 @@ def label_ids(
         # In a .csv numbers are texts, too.
         is_text = isinstance(value, str) or not by_number
         label = ids_by_text.get(str(value)) if is_text else value
+        # type() and not isinstance(): True would be class 1.
         if type(label) is not int or not 0 <= label < len(names):
             classes = ", ".join(names)
             if by_number:
@@ -199,6 +202,7 @@ def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[flo
     """
     numbers = []
     for row, value in enumerate(values, start):
+        # To Python True is the number 1; to whoever wrote it, it is a class.
         number = math.nan if isinstance(value, bool) else _to_float(value)
         if not math.isfinite(number):
             raise wrong_label(where, row, value, f"labels are numbers; {_CHOOSE_LABEL_COLUMN}")

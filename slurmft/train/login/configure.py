@@ -26,7 +26,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     train = localize(train)
     program = train.program()
     if program.paths:
-        from slurmft.train.login import inputs
+        from slurmft.train.login import inputs  # runs without local data need not wait for it
 
         processes = job.nodes * (job.nproc_per_node or job.gpus_per_node or 1)
         program = dataclasses.replace(program, inputs=inputs.check(train, processes))

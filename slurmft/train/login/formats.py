@@ -62,6 +62,7 @@ class RowFormat(ABC):
 def format_of(train: TrainConfig) -> RowFormat:
     """Returns the format of the rows that a configuration's task reads."""
     rows = facts(train.task).rows
+    # A name in tasks.toml, a class in a task of the user's own.
     kind: type[RowFormat] = globals()[rows] if isinstance(rows, str) else rows
     return kind.of(train)
 
@@ -86,6 +87,7 @@ class Texts(RowFormat):
 
     def parts(self, values: Columns) -> tuple[Columns, Columns]:
         """Returns the columns of texts, and those of labels."""
+        # Labels come last: a column of them, or one for each name.
         text_columns = len(self.columns) - (len(self.names) or 1)
         return values[:text_columns], values[text_columns:]
 
@@ -93,7 +95,7 @@ class Texts(RowFormat):
         texts, (labels,) = self.parts(values)
         empty = _check_columns_of_texts(texts, where, start)
         if not self.has_classes:
-            label_numbers(labels, where, start)
+            label_numbers(labels, where, start)  # raises for what is no number
         return empty
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
@@ -119,6 +121,7 @@ class ManyLabels(Texts):
     @classmethod
     def of(cls, train: TrainConfig) -> "ManyLabels":
         texts = _given(train.text_column, train.text_pair_column)
+        # --label-column joy,love,fear: a column of 0 and 1 of each class.
         labels = tuple(name.strip() for name in (train.label_column or "").split(","))
         return cls((*texts, *labels), names=labels if len(labels) > 1 else ())
 
@@ -133,7 +136,7 @@ class ManyLabels(Texts):
     def _check_flags(self, columns: Columns, where: str, start: int) -> None:
         for name, cells in zip(self.names, columns, strict=False):
             for row, cell in enumerate(cells, start):
-                if cell not in (0, 1, "0", "1"):
+                if cell not in (0, 1, "0", "1"):  # a .csv has them as texts
                     raise UsageError(
                         f"{where!r}: row {row} has {cell!r} in the column {name!r}",
                         "each of several columns of labels holds 0 or 1",
@@ -238,7 +241,7 @@ class Chats(RowFormat):
                 text = message["content"] + ""  # raises TypeError where it is no string
                 if role not in ROLES:
                     raise self._wrong(where, row, f"a message of the role {role!r}")
-                if role == "assistant":
+                if role == "assistant":  # these are what the model learns
                     answers.append(text)
         except (TypeError, KeyError):
             raise self._wrong(where, row, f"the messages {shown(repr(messages))}") from None
@@ -264,6 +267,7 @@ class Targets(RowFormat):
     """A text, and the text that is to be made of it; or a text alone."""
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        # A row with two empty texts counts once.
         return sorted(set(_check_columns_of_texts(values, where, start)))
 
 

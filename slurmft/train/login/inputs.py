@@ -64,6 +64,7 @@ class Split:
         if local is None:
             return
         counts, longest = self.texts.token_counts(local.tokenizer, train.source_prefix or "")
+        # The longest text of all may not be in the sample.
         self.tokens = Lengths.of(counts)._replace(longest=longest)
         limit = min(train.max_length or local.most, local.most)
         if longest > limit and _cuts_texts(train):
@@ -86,9 +87,8 @@ class Split:
             rows += f", {classes:,} classes: {self.labels.shares()}"
         if self.share < 1:
             rows += f" in the first {self.share:.0%} of the file"
-        if self.tokens:
-            lengths = f"tokens: {self.tokens}"
-        else:
+        lengths = f"tokens: {self.tokens}"
+        if self.tokens is None:  # there is no tokenizer here
             lengths = f"words: {Lengths.of(self.texts.words)}"
         remarks = [self.cut]
         for count, what in (
@@ -128,6 +128,7 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
         for split in splits:
             inputs[split.where] = _fingerprint(Path(split.where)) | {"what": split.summary()}
         for remark in remarks:
+            # The level is that of who called `configure`.
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
     if train.model is not None and is_local(train.model):
         inputs[train.model] = _fingerprint(Path(train.model)) | {"what": "model"}
@@ -159,6 +160,7 @@ def look(
     classes = _check_labels(train.task, form, list(splits.values()))
     remarks: list[str] = []
     if is_local(data) and may_have_test(train):
+        # A test split is optional: what is wrong with it stops no training.
         try:
             test = read("test")
             _check_labels(train.task, form, [first, test])
@@ -203,6 +205,7 @@ def _read_split(where: str, chunks: Chunks, form: RowFormat) -> Split:
         split.labels.add(form.labels(values, split.rows + 1))
         split.texts.add(form.texts(values))
         split.rows += len(values[0])
+        # Part of a file is better than a submission that nobody waits for.
         elapsed_s = time.monotonic() - began
         if share < 1 and elapsed_s > CHECK_S:
             split.share = share
@@ -210,7 +213,7 @@ def _read_split(where: str, chunks: Chunks, form: RowFormat) -> Split:
         if elapsed_s > progress_s + _PROGRESS_EVERY_S:
             progress_s = elapsed_s
             overwritten(f"checking {os.path.basename(where)!r}: {share:.0%}")
-    if progress_s:
+    if progress_s:  # remove the line of progress
         overwritten("")
     split.labels.check_empty()
     if len(split.without_text) >= split.rows:
@@ -230,6 +233,7 @@ def _check_labels(task: str, form: RowFormat, splits: Sequence[Split]) -> list[s
     names = list(form.names or task_labels or train.labels.names())
     may_be_number = task_labels is not None
     for split in splits:
+        # Each label once, with the row in which it is first.
         labels = split.labels
         values = (value for _, value in labels.first)
         label_ids(values, names, labels.where, may_be_number, labels.first.values())
@@ -253,6 +257,7 @@ def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
             f"{where}: {split.shared:,} of its {split.rows:,} texts are in the training data, "
             "too: its metrics are those of texts that the model has seen"
         )
+    # Its metrics say nothing of a class that it lacks; a rest that was not read may have one.
     missing = train.labels.counts.keys() - split.labels.counts.keys()
     if missing and split.share == 1:
         names = some(sorted(repr(value) for _, value in missing), 5)
@@ -290,6 +295,8 @@ def _head_warning(model: Path, classes: Sequence[str]) -> Iterator[str]:
     config = read_json(model / "config.json") or {}
     id2label = config.get("id2label")
     trained = list(id2label.values()) if isinstance(id2label, dict) else []
+    # LABEL_0 and so on: transformers' names where nobody gave any, as in a model that was only
+    # pretrained.
     is_unnamed = all(str(name).startswith("LABEL_") for name in trained)
     if is_unnamed or trained == list(classes):
         return

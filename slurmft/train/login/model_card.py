@@ -117,7 +117,7 @@ def text(
         changed=fingerprint.words(result.get("changed_since_submission") or {}),
         versions=", ".join(packages),
     )
-    return f"{card}\n"
+    return f"{card}\n"  # Jinja takes a template's last line break away
 
 
 def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, str]:
@@ -128,6 +128,7 @@ def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, str]:
         # `is False`, because a weight decay of 0 is a setting.
         if value is not None and value is not False:
             settings[name] = _number(value)
+    # What was done counts more than what was asked for.
     for name in _CHOSEN:
         if name in result:
             settings[name] = _number(result[name])
@@ -199,6 +200,7 @@ def _evaluations(train: TrainConfig, result: Mapping[str, Any]) -> list[Any]:
                 task_name=pipeline.replace("-", " ").title(),
                 dataset_type=data,
                 dataset_name=data,
+                # On the hub GLUE is one data set, and its tasks are configurations of it.
                 dataset_config=train.task if train.data == _GLUE else None,
                 dataset_split="test" if name.startswith("test_") else "validation",
                 metric_type=metric_type,

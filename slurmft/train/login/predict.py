@@ -133,7 +133,7 @@ def check_absent(output: Path) -> None:
 
 def _describe_rows_of(file: Path, train: TrainConfig) -> str:
     """Returns a line on the rows of a file, after a check of them; UsageError where it fails."""
-    if file.stat().st_size > _CHECKED_BYTES:
+    if file.stat().st_size > _CHECKED_BYTES:  # reading it would take longer than people wait
         texts_of(train, file, most=1)
         return "large: the job checks its rows"
     columns = texts_of(train, file)
@@ -152,6 +152,7 @@ def texts_of(train: TrainConfig, file: Path, most: int | None = None) -> list[li
     """
     columns = read_columns(file, most=most)
     where = str(file)
+    # A file with predictions is likely the output of an earlier command.
     for name in COLUMNS:
         if name in columns:
             raise UsageError(f"{where!r} has a column {name!r} already", "give it another name")

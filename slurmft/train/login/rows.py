@@ -52,7 +52,7 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[
             if names:
                 next(rows, None)  # the names, which the caller has
             while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-                share = raw.tell() / size_bytes
+                share = raw.tell() / size_bytes  # of the packed bytes, if it is a .gz
                 yield share, [list(column) for column in zip(*chunk, strict=True)]
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
@@ -179,7 +179,7 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
         yield chosen
         places = [header.index(name) for name in chosen]
         for row in filter(None, reader):
-            if len(row) != len(header):
+            if len(row) != len(header):  # often an unquoted comma: cells would move
                 raise UsageError(
                     f"{where!r}: line {reader.line_num} has {len(row)} cells, not the header's "
                     f"{len(header)}",
@@ -235,7 +235,7 @@ def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]
             continue
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # the latter for thousands of brackets
             row = None
         if not isinstance(row, dict):
             end = "" if line.endswith("\n") else ", where the file ends: is it whole?"

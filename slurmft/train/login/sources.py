@@ -32,7 +32,7 @@ def localize(train: TrainConfig) -> TrainConfig:
     if train.data is not None and is_local(train.data):
         folder = _folder("--data", train.data)
         for split in facts(train.task).splits:
-            find_split(folder, split)
+            find_split(folder, split)  # raises where it is missing
         changes["data"] = str(folder)
     if train.model is not None and is_local(train.model):
         folder = _folder("--model", train.model)
@@ -107,6 +107,7 @@ def check_packages(train: TrainConfig) -> None:
     if train.load_in_4bit:
         packages["--load-in-4bit"] = ("bitsandbytes",)
     for what, names in packages.items():
+        # Looked for, not imported: some take seconds, and import torch.
         missing = [name for name in names if importlib.util.find_spec(name) is None]
         if missing:
             projects = " ".join(missing).replace("_", "-")
@@ -143,7 +144,7 @@ def find_split(folder: Path, split: str) -> Path:
         raise UsageError(
             f"the data folder {str(folder)!r} has no {split} file", f"looked for {', '.join(names)}"
         )
-    if len(files) > 1:
+    if len(files) > 1:  # which one is meant would be a guess
         raise UsageError(
             f"the data folder {str(folder)!r} has more than one {split} file: "
             + ", ".join(file.name for file in files),

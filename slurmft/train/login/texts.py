@@ -65,10 +65,11 @@ class Texts:
         for each in texts:
             text: Text = each if isinstance(each, str | tuple) else str(each)
             joined = text if isinstance(text, str) else " ".join(text)
-            row = len(self.words)
+            row = len(self.words)  # tells texts of equal length apart in the heap
             words = len(joined.split())
             self.words.append(words)
             self.characters.append(len(joined))
+            # Eight bytes in place of the text: a split may have millions.
             key = hash(text)
             if key in self.seen:
                 self.repeated += 1
@@ -101,6 +102,7 @@ class Texts:
         """
         sample: list[Text] = []
         characters = 0
+        # Shuffled: the budget of characters must not prefer the beginning of a file.
         for text in Random(0).sample(self.sample, len(self.sample)):
             characters += len(text) if isinstance(text, str) else sum(map(len, text))
             if sample and characters > SAMPLE_CHARACTERS:
@@ -114,6 +116,7 @@ class Texts:
 
 
 def _count_tokens(tokenizer: Any, texts: Sequence[Text], prefix: str) -> list[int]:
+    # A task with a prefix reads single texts.
     with_prefix = [prefix + text if isinstance(text, str) else text for text in texts]
     return [len(encoding) for encoding in tokenizer.encode_batch(with_prefix)]
 
@@ -139,11 +142,14 @@ class LocalTokenizer:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception:  # it raises no other type: the job says what is wrong with it
             return None
+        # A saved tokenizer may cut and pad, which would hide how long texts are.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         config = read_json(file.with_name("tokenizer_config.json")) or {}
         most = config.get("model_max_length")
-        return cls(tokenizer, most if isinstance(most, int) else _NO_LIMIT)
+        if not isinstance(most, int):
+            most = _NO_LIMIT
+        return cls(tokenizer, most)
 
 
 def _tokenizer_file(model: str) -> Path | None:

@@ -98,9 +98,11 @@ class Task(TaskDeclaration):
             total = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
             return total, has_label.sum()
         weights = torch.from_numpy(self.class_weights).to(logits.device, non_blocking=True)
+        # In fp32: the weights are, and torch wants one type.
         total = cross_entropy(
             logits.float(), labels, weights, reduction="sum", ignore_index=IGNORED
         )
+        # In fp64, as `count` sums them: both must give the same mean. IGNORED is no index.
         weights_of_labels = weights.double()[labels.clamp_min(0)]
         return total, (weights_of_labels * has_label).sum()
 
@@ -115,6 +117,7 @@ class Task(TaskDeclaration):
 
         A sample with NaN among its logits has the class `NAN`, or the number NaN.
         """
+        # argmax takes NaN for the largest number.
         logits = output.logits
         has_nan = logits.isnan().any(dim=-1)
         return logits.argmax(dim=-1).masked_fill(has_nan, NAN)

@@ -69,6 +69,7 @@ class Task(Pretrained):
         tokens = [np.empty(0, dtype=np.int32)]
         for start in range(0, len(texts), ROWS_AT_ONCE):
             part = texts[start : start + ROWS_AT_ONCE]
+            # Special tokens would stand between the parts of one text.
             encoded = tokenizer(part, add_special_tokens=not is_one_text)["input_ids"]
             for ids in encoded:
                 whole_ids = ids if is_one_text else self.ended(tokenizer, ids)

@@ -57,13 +57,14 @@ class Source:
         Raises:
             UsageError: there is no such split or column, or the split has no rows.
         """
-        if is_local(self.name):
+        if is_local(self.name):  # by our reader, which names the row that is wrong
             path = find_split(Path(self.name), split)
             return Rows(read_columns(path, columns), str(path))
         dataset = self._dataset(split)
         where = f"{self.name} ({split})"
         if len(dataset) == 0:
             raise UsageError(f"{where!r} has no rows")
+        # Columns stay pyarrow's until one is read: a data set may have large ones of no use.
         table = dataset.data.table
         columns_of_table = {name: table.column(name) for name in table.column_names}
         return Rows(columns_of_table, where, _class_names(dataset))
@@ -82,7 +83,7 @@ class Source:
             try:
                 return load_dataset(self.name, self.subset, split=split)
             except ValueError as error:
-                if "nknown split" in str(error):
+                if "nknown split" in str(error):  # datasets has no type for it
                     raise UsageError(
                         f"--data {self.name!r} has no {split} split", str(error)
                     ) from error
@@ -97,7 +98,7 @@ def _class_names(dataset: Any) -> dict[str, list[str]]:
 
     names = {}
     for column, feature in dataset.features.items():
-        element = getattr(feature, "feature", feature)
+        element = getattr(feature, "feature", feature)  # of a list, what is in it
         if isinstance(element, ClassLabel):
             names[column] = element.names
     return names
@@ -121,6 +122,7 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
         with permissions.as_in(cache):
             return load()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        # transformers wraps the cause in paragraphs of advice.
         first_line = str(error).strip().partition("\n")[0]
         if flag == "--model" and "safetensors" in first_line:
             raise no_safetensors(name) from error

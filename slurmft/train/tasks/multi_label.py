@@ -24,6 +24,7 @@ class Task(sequence.Task):
 
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:
         labelled = list(self.form.labels(self.values(rows)))
+        # A row has any number of labels: as often its number comes.
         row_numbers = [row for row, _ in labelled]
         by_number = self.form.columns[-1] in rows.names
         labels = [label for _, label in labelled]
@@ -41,7 +42,7 @@ class Task(sequence.Task):
 
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
         """Returns the mean of the cross entropies of a text's classes; summed over texts."""
-        logits = output.logits.float()
+        logits = output.logits.float()  # sums of rounded losses would stop growing
         labels = batch.targets["labels"].to(logits.dtype)
         of_classes = binary_cross_entropy_with_logits(logits, labels, reduction="none")
         of_texts = of_classes.mean(dim=1)
@@ -50,4 +51,5 @@ class Task(sequence.Task):
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Returns 0 and 1 of each class: int64, (batch, classes)."""
         has_nan = output.logits.isnan().any(dim=-1, keepdim=True)
+        # A sigmoid is 0.5 at 0.
         return (output.logits >= 0).long().masked_fill(has_nan, NAN)

@@ -59,6 +59,7 @@ class Pretrained(Task):
                 learn.
         """
         tokenizer = self.tokenizer()
+        # MNLI has two validation splits; they become one table, see `TokenData.sizes`.
         train, *validation = [self.rows(split) for split in self.facts.splits]
         names = self.label_names(train)
         train_table = self.table(tokenizer, train, names)
@@ -85,7 +86,7 @@ class Pretrained(Task):
     def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
         """Returns the tokens of rows that are to be predicted."""
         ids, types = self.encode(tokenizer, texts, "texts")
-        return TokenTable.build(ids, [0] * len(ids), types)
+        return TokenTable.build(ids, [0] * len(ids), types)  # a label that nobody reads
 
     def texts(self, validation: Rows) -> Any:
         """Returns what the metrics need of the validation split besides, see `TokenData.texts`."""
@@ -143,6 +144,7 @@ class Pretrained(Task):
         if not is_local(str(self.config.data)):  # of local data the submission has warned
             for remark in labels.oddities():
                 warnings.warn(remark, SlurmftWarning, stacklevel=2)
+        # Only where the task or the data set says what a number stands for.
         by_number = self.facts.labels is not None or column in rows.names
         return label_ids(values, names, rows.where, by_number)
 
@@ -181,7 +183,7 @@ class Pretrained(Task):
         types: list[np.ndarray] = []
         for start in range(0, len(texts[0]), _ROWS_AT_ONCE):
             part = [column[start : start + _ROWS_AT_ONCE] for column in texts]
-            if prefix:
+            if prefix:  # as of T5: "summarize: "
                 part = [[prefix + text for text in column] for column in part]
             named = dict(zip(arguments, part, strict=False))
             encoded = tokenizer(**named, truncation=True, max_length=longest)
@@ -215,6 +217,7 @@ class Pretrained(Task):
             return None
         here = Path(__file__).parent
         code = [here.parent / name for name in _SHARED_CODE] + sorted(here.glob("*.py"))
+        # The tokenizer's own files may be in several places; saved ones are all there is.
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))
             tokenizer = {path.name: fingerprint(path) for path in Path(folder).iterdir()}
@@ -269,7 +272,7 @@ class Pretrained(Task):
         import torch
         from transformers import AutoConfig
 
-        from slurmft.train.engine import lora
+        from slurmft.train.engine import lora  # it imports torch
 
         model_config = self.load(AutoConfig.from_pretrained, **settings)
         set_dropout(model_config, self.config.dropout)
@@ -282,7 +285,7 @@ class Pretrained(Task):
             output_loading_info=True,
             **lora.quantization(self.config),
         )
-        model.missing_keys = loading["missing_keys"]
+        model.missing_keys = loading["missing_keys"]  # new weights, which LoRA trains whole
         return model
 
     def load(self, load: Callable[..., Loaded], **settings: Any) -> Loaded:

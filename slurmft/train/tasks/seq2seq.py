@@ -49,6 +49,7 @@ class Task(Pretrained):
         ids, _ = self.encode(tokenizer, [sources], f"texts of {rows.where!r}")
         what = f"targets of {rows.where!r}"
         target_ids, _ = self.encode(tokenizer, [targets], what, as_target=True)
+        # Targets are a table of their own, in the extra arrays of the sources' table.
         target_table = TokenTable.build(target_ids)
         return TokenTable.build(
             ids, target_tokens=target_table.tokens, target_offsets=target_table.offsets
@@ -103,7 +104,9 @@ class Task(Pretrained):
         (batch, 13), see `LENGTHS`."""
         has_nan = torch.zeros(len(batch.indices), dtype=torch.bool, device=model.device)
 
+        # The scores of each generated token pass through here, before the best one is chosen.
         def note_nan(_: Any, scores: torch.Tensor) -> torch.Tensor:
+            # With beams there are several rows of scores for a sample.
             nan_of_samples = scores.isnan().view(len(has_nan), -1).any(dim=1)
             has_nan.logical_or_(nan_of_samples)
             return scores

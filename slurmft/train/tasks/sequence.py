@@ -22,7 +22,7 @@ class Task(Pretrained):
         self.hub_subset = config.task if config.data in GLUE_IDS else None
         if not self.form.has_classes:
             self.prediction_dtype = np.dtype(np.float64)
-            self.evaluates_in_fp32 = True
+            self.evaluates_in_fp32 = True  # rounded numbers would tie, which correlations see
         # "", or of MNLI's two validations: "_matched", "_mismatched".
         self.suffixes = [split.removeprefix("validation") for split in self.facts.splits[1:]]
         names = [metric + suffix for suffix in self.suffixes for metric in self.facts.metrics]
@@ -56,6 +56,7 @@ class Task(Pretrained):
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         """Returns the metrics of every validation split."""
         check_numbers(predictions)
+        # The splits lie one after the other in one table.
         ends = np.cumsum(data.sizes)[:-1]
         predictions_of_splits = np.split(predictions, ends)
         labels_of_splits = np.split(data.validation.labels, ends)

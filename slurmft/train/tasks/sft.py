@@ -46,6 +46,7 @@ class Task(causal_lm.Task):
         for row, tokens, next_tokens in self._encoded(tokenizer, self._samples(tokenizer, rows)):
             if len(tokens) > longest:
                 cut += 1
+            # The last token that is kept has no next one.
             kept_labels = next_tokens[: longest - 1]
             if (kept_labels == IGNORED).all():
                 left_out.append(row)
@@ -96,6 +97,7 @@ class Task(causal_lm.Task):
         prompts, texts = self._written(tokenizer, messages, what)
         parts = [(len(prompt), len(text)) for prompt, text in zip(prompts, texts, strict=True)]
         conversation = texts[-1]
+        # Else what was read before a turn depends on the turns after it.
         if all(conversation.startswith(text) for text in [*prompts, *texts]):
             yield Sample(row, conversation, parts)
             return
@@ -137,6 +139,7 @@ class Task(causal_lm.Task):
         follows, or `IGNORED` if that is not learnt."""
         while part := list(itertools.islice(samples, causal_lm.ROWS_AT_ONCE)):
             texts = [sample.text for sample in part]
+            # A chat template writes special tokens itself.
             encoded = tokenizer(texts, add_special_tokens=not self._is_chat)
             for sample, encoding in zip(part, encoded.encodings, strict=True):
                 ids = encoding.ids
@@ -145,6 +148,7 @@ class Task(causal_lm.Task):
                     ids = self.ended(tokenizer, ids)  # may be the tokenizer's, or be added here
                     is_learnt = np.append(is_learnt[: len(ids) - 1], True)
                 tokens = np.array(ids, dtype=np.int32)
+                # A token is learnt by the one before it.
                 yield sample.row, tokens, np.where(is_learnt[1:], tokens[1:], IGNORED)
 
     def tokenizer(self) -> Any:

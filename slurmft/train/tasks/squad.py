@@ -103,7 +103,7 @@ class Task(Pretrained):
             for number, encoding in zip(numbers, encoded.encodings, strict=True):
                 characters = np.array(encoding.offsets, dtype=np.int32)
                 is_outside = [text != 1 for text in encoding.sequence_ids]
-                characters[is_outside] = -1
+                characters[is_outside] = -1  # special tokens, and those of the question
                 yield Window(
                     question=first + number,
                     ids=np.array(encoding.ids, dtype=np.int32),
@@ -139,6 +139,7 @@ class Task(Pretrained):
         start_logits, end_logits = without_padding(output, batch.lengths)
         first, last = batch.targets["labels"].unbind(1)
         total = cross_entropy(start_logits, first, reduction="sum")
+        # The answer of a window without one is its first token, see `answer_span`.
         total = total + cross_entropy(end_logits, last, reduction="sum")
         return total / 2, len(first)
 
@@ -271,6 +272,7 @@ def answers(
     _, first_of_question = np.unique(questions[order], return_index=True)
     best = order[first_of_question]
     none = np.full(count, np.inf)
+    # The window that says "no answer" least decides, as in run_qa.py.
     np.minimum.at(none, questions, predictions[:, NONE])
     tokens = table.offsets[best, None] + predictions[best, START : END + 1].astype(np.int64)
     begins = table.extra["characters"][tokens[:, 0], 0].tolist()

@@ -81,6 +81,7 @@ class Task(Pretrained):
         has_nan = logits.isnan().any(-1)
         predicted = logits.argmax(-1).masked_fill(has_nan, NAN).cpu().numpy()
         true = labels[has_label].cpu().numpy()
+        # Words of all texts lie one after the other.
         ends = np.cumsum(counts[batch.indices])[:-1]
         texts = zip(np.split(true, ends), np.split(predicted, ends), strict=True)
         return torch.tensor([_counts(*text, data.labels) for text in texts])
