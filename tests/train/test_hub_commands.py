@@ -76,6 +76,7 @@ def test_card(run: RunDir) -> None:
         'pipeline("text-classification"',
     ):
         assert words in text
+    assert f"\n# {run.path.name}\n" in text
     assert str(run.path.parent) not in text
     assert "/" not in text.split("fine-tuned on")[0].split("# ")[1]
 

@@ -106,6 +106,7 @@ def text(
     card = ModelCard.from_template(
         _metadata(train, result, name),
         template_path=str(_TEMPLATE),
+        title=name,
         source=_public_name(train.model) or "A model of random weights",
         method="adapted by LoRA" if train.lora else "fine-tuned",
         data=_public_name(train.data) or "generated data",
