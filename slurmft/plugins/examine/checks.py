@@ -182,7 +182,7 @@ def _filled(text: str, first: str, other: str) -> list[str]:
             break_long_words=False,
             break_on_hyphens=False,
         )
-        filled += wrapped or [start.rstrip()]
+        filled += wrapped or [start.rstrip()]  # an empty line wraps to nothing
     return filled
 
 

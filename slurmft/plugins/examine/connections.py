@@ -47,7 +47,7 @@ class _PeerServer(socketserver.StreamRequestHandler):
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
-    request_queue_size = 1024
+    request_queue_size = 1024  # many nodes may connect at once
 
 
 def listen(token: str, job_id: str) -> dict[str, int]:
@@ -56,7 +56,7 @@ def listen(token: str, job_id: str) -> dict[str, int]:
     Returns the ports by purpose: "rendezvous", of the range of a job's rendezvous; "ephemeral", of
     the kernel's range; and "torchrun", which is left free for torchrun's store.
     """
-    _PeerServer.token = token
+    _PeerServer.token = token  # of all servers of this process
     torchrun_port = rendezvous.free_ports(job_id, 1)[0]
     candidates = [port for port in rendezvous.candidate_ports(job_id) if port != torchrun_port]
     return {
@@ -137,6 +137,7 @@ def _ask_who(address: str, port: int, token: str, timeout_s: float) -> tuple[flo
 def send(host: str, port: int, seconds: float, timeout_s: float) -> float:
     """Sends to a host for some time; returns the bytes per second that arrived there."""
     with socket.create_connection((host, port), timeout=timeout_s) as connection:
+        # The other side counts: what is sent may still be in buffers here.
         connection.sendall(b"sink\n")
         began = time.perf_counter()
         while time.perf_counter() < began + seconds:

@@ -36,6 +36,7 @@ def inspect(folders: Mapping[str, Path], job: JobConfig | None = None) -> NodeRe
         job: how a run would use the node. None leaves out what only doctor compares.
     """
     places = {**folders, "tmp": Path(tempfile.gettempdir())}
+    # Some containers have none.
     if os.path.isdir("/dev/shm"):
         places["shm"] = Path("/dev/shm")
     calls: list[Callable[[], Any]] = [partial(_look_at_folder, path) for path in places.values()]

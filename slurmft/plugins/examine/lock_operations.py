@@ -25,7 +25,7 @@ class LockOperations:
         path = Path(folder) / f"{_PREFIX}{name}"
         try:
             return str(getattr(self, f"_{operation}")(path, primitive))
-        except BlockingIOError:
+        except BlockingIOError:  # somebody else holds the lock
             return "busy"
         except OSError as error:
             return error.strerror or str(error)
@@ -60,7 +60,7 @@ class LockOperations:
         end_reader, end_writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(end_writer)
+            os.close(end_writer)  # else the child would not see that the parent closes its own
             name = path.name.removeprefix(_PREFIX)
             answer = self.lock(str(path.parent), "hold", primitive, name)
             os.write(answer_writer, answer.encode())

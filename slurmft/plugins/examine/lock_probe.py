@@ -117,6 +117,7 @@ def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) ->
     if answer != "got":
         return Finding(error=answer)
     on_node = ask(0, "die", primitive, name) == "busy"  # another process tries
+    # Node 0 holds the lock meanwhile.
     others = [ask(node, "try", primitive, name) for node in range(1, nodes)]
     between_nodes = all(answer == "busy" for answer in others) if others else None
     ask(0, "free", primitive, name)
@@ -140,6 +141,7 @@ def choose(findings: Findings, file_system: FileSystem) -> str:
         ProbeError: none holds.
     """
     usable = [finding for finding in findings.values() if not finding.error]
+    # Of all primitives or of none is known what holds between nodes.
     if usable and all(finding.between_nodes is None for finding in usable):
         return locks.default(file_system)  # one node cannot know
     for primitive in preference(file_system):

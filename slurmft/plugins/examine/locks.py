@@ -61,7 +61,7 @@ def probe_job(job: JobConfig, nodes: int | None) -> JobConfig:
         return replace(job, nodes=1)
     inside = allocation.allocated_nodes()
     if nodes is None:
-        nodes = inside or 2
+        nodes = inside or 2  # one node cannot know what holds between nodes
     if nodes < 1:
         raise UsageError(f"--nodes {nodes} must be at least 1")
     if inside and nodes > inside:

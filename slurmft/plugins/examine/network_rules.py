@@ -38,6 +38,7 @@ def fabric(
     for node, name in chosen.items():
         used[node] = name or "any"
         speed_mbit_s = 0
+        # Simulated nodes use loopback, which is not among the networks.
         for network in networks[node]:
             if network.name == name:
                 used[node] = str(network)
@@ -45,7 +46,7 @@ def fabric(
         if not networks[node] or name is None:
             continue
         best = networks[node][0]
-        # The kernel does not know the speed of every interface. It is 0 then.
+        # The speed is 0 where the kernel does not know it.
         is_faster = speed_mbit_s > 0 and best.speed_mbit_s > _FASTER * speed_mbit_s
         if best.name != name and (best.infiniband or is_faster):
             better[node] = str(best)
@@ -138,6 +139,7 @@ def _unreached(kind: str, text: str, reasons: Sequence[str], end: str = "") -> C
     Args:
         text: who cannot reach whom.
     """
+    # Each reason once: many hosts have the same.
     why = ", ".join(dict.fromkeys(reasons)) + end
     if kind == "name":
         hint = "check /etc/hosts or the name service; --host-suffix if the fabric has its own names"
@@ -159,7 +161,9 @@ def clocks_of_links(links: Links) -> list[Check]:
             if link.ahead_s is not None and goal != start:
                 offset = (link.ahead_s, link.round_trip_s / 2)
                 offsets.setdefault(goal, []).append(offset)
-    medians = {node: sorted(each)[len(each) // 2] for node, each in offsets.items()}
+    medians = {}
+    for node, seen_by_others in offsets.items():
+        medians[node] = sorted(seen_by_others)[len(seen_by_others) // 2]
     return clocks(medians)
 
 
@@ -173,6 +177,7 @@ def clocks(offsets: Mapping[str, tuple[float, float]]) -> list[Check]:
         return []
     checks = []
     for node, (ahead_s, uncertainty_s) in offsets.items():
+        # On a slow network nobody knows: such a clock passes.
         least_s = abs(ahead_s) - uncertainty_s
         if least_s <= CLOCK_SKEW_S.warning:
             continue

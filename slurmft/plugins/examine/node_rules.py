@@ -117,6 +117,7 @@ def products(rates: Mapping[str, Sequence[float]], precision: str) -> list[Check
     if not devices:
         return []
     checks = []
+    # All devices of all nodes against each other: a whole node may be slow.
     for (node, index), share in shares_of_median(devices).items():
         if share >= DEVICE_SPEED.warning:
             continue
@@ -212,6 +213,7 @@ def versions(systems: Systems, here: Mapping[str, str | None]) -> list[Check]:
     """Checks that all nodes, and this host, run the same Python with the same packages."""
     different = []
     for name, version in here.items():
+        # The login node counts, too: it has resolved the configuration that the nodes read.
         values = {node: system.software.get(name) for node, system in systems.items()}
         values["this host"] = version
         if len(set(values.values())) > 1:

@@ -51,6 +51,7 @@ def open_site(
         yield simulated(job.nodes)
         return
     if allocation.allocated_nodes() is not None:
+        # Agents get all of these: srun reads its defaults from them.
         inside = {name: v for name, v in os.environ.items() if name.startswith("SLURM_")}
         yield allocated(inside, job.host_suffix)
         return

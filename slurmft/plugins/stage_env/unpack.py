@@ -21,8 +21,10 @@ from slurmft.node import copies
 NAME = "slurmft-env"
 _LOCK = ".slurmft-lock"
 OLD = ".old"
+# How long an archive may wait for its node's task, which then removes it.
 _YOUNG_S = 1800
-"""How long an archive may wait for its node's task, which then removes it."""
+_POLL_S = 0.2
+_LONGEST_ERROR = 300
 
 
 class StageError(Exception):
@@ -33,27 +35,31 @@ class StageError(Exception):
 def environment(
     archives: Mapping[str, str], variables: Mapping[str, str], is_stopped: Callable[[], bool]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Unpacks archives (archive here -> the shared folder that it is of; slurmft's environment is
-    the first). Yields the Python to start torchrun with, and the variables that belong to it: those
-    of the unpacked environment, or this process's own where that fails. Unpacking is given up where
-    the job is to stop."""
+    """Unpacks archives, and removes what was unpacked after the block.
+
+    Yields the Python to start torchrun with, and the variables that belong to it: those of the
+    unpacked environment, or this process's own where that fails.
+
+    Args:
+        archives: archive on this node -> the shared folder that it is of; slurmft's environment is
+            the first.
+        variables: of this process.
+        is_stopped: True where the job is to stop: unpacking is given up.
+    """
     python = sys.executable
     environment: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(unpacked(next(iter(archives))))
         try:
             unpacked_copies = _unpack_all(archives, folder, stack, is_stopped)
-            path = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
-            kind = "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
-            environment = {
-                copies.VARIABLE: json.dumps(unpacked_copies),
-                "PATH": path,
-                kind: str(folder),
-            }
             python = f"{folder}/bin/python"
+            prefix = "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
+            environment[prefix] = str(folder)
+            environment["PATH"] = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
+            environment[copies.VARIABLE] = json.dumps(unpacked_copies)
         except (OSError, StageError) as error:
-            words = f"warning: --stage-env: {error}: using the shared environment"
-            print(words, file=sys.stderr, flush=True)
+            warning = f"warning: --stage-env: {error}: using the shared environment"
+            print(warning, file=sys.stderr, flush=True)
             for archive in archives:
                 with contextlib.suppress(OSError):
                     Path(archive).unlink()
@@ -71,9 +77,11 @@ def _unpack_all(
     """Unpacks the archives into a folder, the first of them at its top; returns shared folder ->
     its copy. The stack removes them."""
     began = time.monotonic()
-    targets = {p: f"{folder}/.{n}" if n else str(folder) for n, p in enumerate(archives.values())}
-    stack.enter_context(_own(folder))
-    stack.callback(_remove_own, archives, folder)
+    targets = {}
+    for number, shared in enumerate(archives.values()):
+        targets[shared] = f"{folder}/.{number}" if number else str(folder)
+    stack.enter_context(_lock_new(folder))
+    stack.callback(_remove, archives, folder)
     for archive, shared in archives.items():
         _unpack(Path(archive), Path(targets[shared]), is_stopped)
         Path(archive).unlink()
@@ -84,12 +92,13 @@ def _unpack_all(
 
 
 def unpacked(archive: str) -> str:
+    """Returns the folder into which an archive is unpacked."""
     return archive.removesuffix(".tar")
 
 
 @contextlib.contextmanager
-def _own(folder: Path) -> Iterator[None]:
-    """Makes a folder that belongs to this process while it is alive; later, others remove it."""
+def _lock_new(folder: Path) -> Iterator[None]:
+    """Makes a folder, and locks it while this process is alive; later, others may remove it."""
     folder.mkdir(mode=0o700)  # fails if it exists
     with open(folder / _LOCK, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,77 +113,88 @@ def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None
     with process.start(command, stderr=subprocess.PIPE) as tar:
         while not is_stopped() and tar.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                tar.wait(0.2)
+                tar.wait(_POLL_S)
         if is_stopped():
             tar.kill()
             raise StageError("the job is to stop")
-        words = tar.stderr.read().decode(errors="replace").strip() if tar.stderr else ""
+        assert tar.stderr is not None
+        problem = tar.stderr.read().decode(errors="replace").strip()
     if tar.returncode:
-        raise StageError(f"{archive} cannot be unpacked: {words[-300:]}")
+        raise StageError(f"{archive} cannot be unpacked: {problem[-_LONGEST_ERROR:]}")
 
 
 def _settle(folder: Path, targets: Mapping[str, str]) -> None:
-    """Makes an environment work in its new place; an installation finds itself."""
+    """Makes an environment work in its new place."""
+    python = f"{folder}/bin/python"
     if (folder / "bin" / "conda-unpack").exists():
-        _output(f"{folder}/bin/python", f"{folder}/bin/conda-unpack")
+        _output(python, f"{folder}/bin/conda-unpack")
     elif (folder / "pyvenv.cfg").exists():
         _rename(folder, targets)
     else:
-        return
-    prefix = _output(f"{folder}/bin/python", "-c", "import sys; print(sys.prefix)")
+        return  # an installation of Python finds itself
+    prefix = _output(python, "-c", "import sys; print(sys.prefix)")
     if os.path.realpath(prefix) != os.path.realpath(folder):
         raise StageError(f"the prefix of its Python is {prefix!r}, not {folder}")
 
 
 def _rename(folder: Path, targets: Mapping[str, str]) -> None:
     """Lets the links, scripts and settings of an environment name the copies of what is staged."""
+    # The longest first: one shared folder may be in another one.
     names = "|".join(map(re.escape, sorted(targets, key=len, reverse=True)))
+    in_text = re.compile(f"({names})(?=/)")
+    at_start = re.compile(f"^({names})(?=/)")
+
+    def copy_of(match: re.Match[str]) -> str:
+        return targets[match[0]]
+
     for path in (folder / "pyvenv.cfg", *(folder / "bin").iterdir()):
         if path.is_symlink():
-            target = re.sub(f"^({names})(?=/)", lambda match: targets[match[0]], os.readlink(path))
+            target = at_start.sub(copy_of, os.readlink(path))
             path.unlink()
             path.symlink_to(target)
         elif path.is_file() and (path.suffix == ".cfg" or path.open("rb").read(2) == b"#!"):
+            # fsdecode: a path in it may be no UTF-8.
             text = os.fsdecode(path.read_bytes())
-            text = re.sub(f"({names})(?=/)", lambda match: targets[match[0]], text)
-            path.write_bytes(os.fsencode(text))
+            path.write_bytes(os.fsencode(in_text.sub(copy_of, text)))
 
 
 def _output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise StageError(f"{command[0]} fails: {done.stderr.strip()[-300:]}")
+        raise StageError(f"{command[0]} fails: {done.stderr.strip()[-_LONGEST_ERROR:]}")
     return done.stdout.strip()
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What ended tasks of this user have not removed, and what nothing runs from."""
-    found = []
+    """Lists what ended tasks of this user have not removed. Nothing runs from it."""
+    paths = []
     for path in folder.glob(f"{NAME}-{os.getuid()}-*"):
+        # OSError: another task has just removed it, or is alive and has it locked.
         with contextlib.suppress(OSError):
             if path.suffix == OLD:
-                found.append(path)
+                paths.append(path)
             elif path.is_dir():
-                with open(path / _LOCK) as file:  # locked while its task is alive
+                with open(path / _LOCK) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    found.append(_retired(path))
+                    paths.append(_retire(path))
             elif time.time() - path.stat().st_mtime > _YOUNG_S:
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
-def _retired(folder: Path) -> Path:
+def _retire(folder: Path) -> Path:
     """Renames a folder, so that others remove it if this process does not finish that."""
     return folder.rename(folder.with_name(folder.name + OLD))
 
 
-def _remove_own(archives: Iterable[str], folder: Path) -> None:
+def _remove(archives: Iterable[str], folder: Path) -> None:
     paths = [Path(archive) for archive in archives]
     with contextlib.suppress(OSError):
-        paths.append(_retired(folder))
+        paths.append(_retire(folder))
     removal(paths).wait()
 
 
 def removal(paths: list[Path]) -> subprocess.Popen[bytes]:
+    """Starts to remove files and folders."""
     # Not by Python, which is slower: a slow disk may take minutes.
     return process.start(["rm", "-rf", *map(str, paths)], stderr=subprocess.DEVNULL)

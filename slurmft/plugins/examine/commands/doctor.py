@@ -33,6 +33,7 @@ from slurmft.plugins.examine.examination import examine_cluster
 from slurmft.plugins.examine.site import Site, open_site
 from slurmft.train.login.configure import OPTIONS
 
+# A checkup is not worth a long wait. Its parts answer one question, for which people come back.
 _CLUSTER_WAIT_S = 300.0
 _PART_WAIT_S = 3600.0
 # How long a node may take to describe itself; its agent starts in that time.
@@ -46,18 +47,20 @@ def _flags_of(command: Command) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
+    # A word that is no flag names a part: `doctor node`, `doctor locks DIR`.
     if argv and not argv[0].startswith("-"):
         return run_part("slurmft doctor", PARTS, argv, "")
     arguments = parser().parse(argv)
     job = _job(arguments, "doctor")
     if job.cluster == "mpirun":
         raise UsageError("--cluster mpirun has no nodes to examine", "use slurm, local or auto")
+    # Progress is for people who watch.
     say: Callable[[str], None] = _say
     if arguments.json or not sys.stderr.isatty():
         say = _say_nothing
     report = examine_cluster(
         job,
-        nodes_asked=hasattr(arguments, "nodes"),
+        nodes_asked=hasattr(arguments, "nodes"),  # a flag that is not given leaves no attribute
         limit_s=arguments.within,
         wait_s=arguments.wait,
         quick=arguments.quick,
