@@ -1,1 +1,1 @@
-"""What the one task of a node does: rendezvous, torchrun, hardware, signals, watchdog."""
+"""The one task of a node: rendezvous, torchrun, hardware, signals, watchdog."""

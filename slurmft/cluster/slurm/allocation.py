@@ -16,15 +16,12 @@ from slurmft.core import process
 from slurmft.core.errors import Exit, SlurmftError
 
 
-def srun_command(
-    nodes: int, options: Sequence[str], program: Sequence[str], whole: bool = False
-) -> list[str]:
-    """An srun with one task per node: within the current allocation, or in a new one, for which it
-    waits in the queue. A task has one CPU, or its whole node."""
+def srun_command(nodes: int, options: Sequence[str], program: Sequence[str]) -> list[str]:
+    """Returns an srun with one task, of one CPU, on each node: within the current allocation, or in
+    a new one, for which it waits in the queue."""
     inside = "SLURM_JOB_ID" in os.environ
     where = ["--overlap"] if inside else ["--job-name=slurmft-doctor", *options]
-    size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    size += ["--exclusive"] if whole and not inside else [] if whole else ["--cpus-per-task=1"]
+    size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1"]
     return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, *where, *program]
 
 
