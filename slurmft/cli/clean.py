@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.cli.parser import Parser, confirmed, print_json
-from slurmft.cluster.cleanup import KINDS, Plan, plan, remove_all
+from slurmft.cluster.cleanup import KINDS, Plan, remove_all
+from slurmft.cluster.cleanup import plan as make_plan
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
 from slurmft.core.text import aligned, in_bytes
@@ -26,51 +27,70 @@ from slurmft.runs import resolve
 def parser() -> Parser:
     command = Parser("slurmft clean", __doc__).add_runs_dir()
     add = command.add_argument
-    only = "only this kind, repeatable; runs: whole directories of runs that did not finish; "
-    only += "token-cache: in $HF_HOME, for all your runs"
+    only = (
+        "only this kind, repeatable; runs: whole directories of runs that did not finish; "
+        "token-cache: in $HF_HOME, for all your runs"
+    )
     add("--only", action="append", choices=KINDS, help=only)
-    older = "how long ago a run that is removed as a whole last changed, or an entry of the token "
-    older += "cache was last used (default: 30d)"
-    add("--older-than", default="30d", metavar="TIME", help=older)
+    older_than = (
+        "how long ago a run that is removed as a whole last changed, or an entry of the token "
+        "cache was last used (default: 30d)"
+    )
+    add("--older-than", default="30d", metavar="TIME", help=older_than)
     add("--dry-run", action="store_true", help="only show it")
     add("--yes", action="store_true", help="do not ask")
     return command.add_json("runs_dir, items, bytes, removed, left_out, as JSON")
 
 
-def table(found: Plan) -> str:
-    """A line for everything that can be removed, and the total."""
+def table(plan: Plan) -> str:
+    """Returns a line for everything that can be removed, and the total."""
     rows = [["size", "kind", "why", "path"]]
-    rows += [[in_bytes(i.bytes), i.kind, i.why, str(i.path)] for i in found.items]
-    return "\n".join([*aligned(rows), f"{len(found.items)} in all, {in_bytes(found.bytes)}"])
+    rows += [[in_bytes(i.bytes), i.kind, i.why, str(i.path)] for i in plan.items]
+    return "\n".join([*aligned(rows), f"{len(plan.items)} in all, {in_bytes(plan.bytes)}"])
 
 
-def as_json(top: Path, found: Plan, removed: bool) -> dict[str, Any]:
-    """What `slurmft clean --json` prints: runs_dir, items (path, kind, why, bytes), bytes (their
-    sum), removed (whether they are gone), left_out (a line each)."""
+def as_json(top: Path, plan: Plan, is_removed: bool) -> dict[str, Any]:
+    """Returns what `slurmft clean --json` prints: runs_dir, items (path, kind, why, bytes), bytes
+    (their sum), removed (they are gone), left_out (a line each)."""
     items = [
-        {"path": str(i.path), "kind": i.kind, "why": i.why, "bytes": i.bytes} for i in found.items
+        {"path": str(item.path), "kind": item.kind, "why": item.why, "bytes": item.bytes}
+        for item in plan.items
     ]
-    facts = {"runs_dir": str(top), "items": items, "bytes": found.bytes}
-    return facts | {"removed": removed, "left_out": found.left_out}
+    return {
+        "runs_dir": str(top),
+        "items": items,
+        "bytes": plan.bytes,
+        "removed": is_removed,
+        "left_out": plan.left_out,
+    }
 
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     older_s = duration_s(arguments.older_than, "--older-than")
-    top, kinds = resolve.folder(arguments.runs_dir), arguments.only or KINDS
-    found = plan(top, kinds, older_s)
+    top = resolve.folder(arguments.runs_dir)
+    kinds = arguments.only or KINDS
+    plan = make_plan(top, kinds, older_s)
     if not arguments.json:
-        for line in found.left_out:
-            print(f"left out: {line}", file=sys.stderr)
-        unfinished = f"unfinished runs are kept for {arguments.older_than}"
-        print(table(found) if found.items else f"nothing to remove in {top}; {unfinished}")
-    removes = bool(found.items) and not arguments.dry_run
-    removes = removes and (arguments.yes or confirmed(f"remove {in_bytes(found.bytes)}?"))
-    if removes:
-        gone = remove_all(found, plan(top, kinds, older_s))
-        found = Plan(gone, found.left_out)
+        _show(plan, top, arguments.older_than)
+    is_removed = False
+    if plan.items and not arguments.dry_run:
+        is_removed = arguments.yes or confirmed(f"remove {in_bytes(plan.bytes)}?")
+    if is_removed:
+        # While the user was thinking, a job may have started: only what is in both plans goes.
+        removed = remove_all(plan, make_plan(top, kinds, older_s))
+        plan = Plan(removed, plan.left_out)
     if arguments.json:
-        return print_json(as_json(top, found, removes))
-    if found.items and not arguments.dry_run:
-        print(f"removed {in_bytes(found.bytes)}" if removes else "nothing was removed")
+        return print_json(as_json(top, plan, is_removed))
+    if plan.items and not arguments.dry_run:
+        print(f"removed {in_bytes(plan.bytes)}" if is_removed else "nothing was removed")
     return Exit.OK
+
+
+def _show(plan: Plan, top: Path, older_than: str) -> None:
+    for line in plan.left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    if plan.items:
+        print(table(plan))
+    else:
+        print(f"nothing to remove in {top}; unfinished runs are kept for {older_than}")

@@ -37,16 +37,18 @@ def main(argv: list[str]) -> int:
 
 
 def script(shell: str) -> str:
-    """The completion script for a shell."""
+    """Returns the completion script for a shell."""
     import shtab  # a tenth of a second: no other command needs it
 
-    of_runs = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
-    of_runs = of_runs.replace("RUNS_DIR/", shlex.quote(str(site.job_default("runs_dir"))) + "/")
-    return str(shtab.complete(whole_parser(), shell, preamble=of_runs))
+    # The function that completes names of runs: shtab has none for that.
+    preamble = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
+    runs_dir = shlex.quote(str(site.job_default("runs_dir")))
+    preamble = preamble.replace("RUNS_DIR/", f"{runs_dir}/")
+    return str(shtab.complete(whole_parser(), shell, preamble=preamble))
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """One parser of all commands, which knows what their values are."""
+    """Returns one parser of all commands, which knows what values their arguments take."""
     import shtab
 
     root = argparse.ArgumentParser(prog="slurmft")
@@ -58,15 +60,16 @@ def whole_parser() -> argparse.ArgumentParser:
         except plugins.PluginError as error:  # the other commands can be completed
             print(f"warning: {error.message}", file=sys.stderr)
             continue
-        own = module.parser() if hasattr(module, "parser") else None
-        added = _add(commands, name, entry.summary(), own)
-        if parts := getattr(module, "PARTS", {}):
-            below = added.add_subparsers(parser_class=argparse.ArgumentParser)
+        command_parser = module.parser() if hasattr(module, "parser") else None
+        command = _add(commands, name, entry.summary(), command_parser)
+        parts = getattr(module, "PARTS", {})
+        if parts:
+            below = command.add_subparsers(parser_class=argparse.ArgumentParser)
             for part_name, part in parts.items():
                 _add(below, part_name, f"slurmft {name} {part_name}", part.parser())
-    known = site.all_options()
+    options = site.all_options()
     for action in _all_actions(root):
-        _explain(action, known, shtab.FILE, shtab.DIRECTORY)
+        _explain(action, options, shtab.FILE, shtab.DIRECTORY)
     return root
 
 
@@ -85,14 +88,14 @@ def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _explain(
-    action: Any, known: Mapping[str, Option], file: dict[str, str], folder: dict[str, str]
+    action: Any, options: Mapping[str, Option], file: dict[str, str], folder: dict[str, str]
 ) -> None:
     """Adds what values an argument takes, where its parser leaves that to later checks."""
     action.help = re.sub(r"\s+", " ", action.help or "")
-    if group := _NAMES.get(action.dest):
-        action.choices = tuple(plugins.entries(group))
-    elif (option := known.get(action.dest)) and option.choices:
-        action.choices = option.choices
+    if action.dest in _NAMES:
+        action.choices = tuple(plugins.entries(_NAMES[action.dest]))
+    elif action.dest in options and options[action.dest].choices:
+        action.choices = options[action.dest].choices
     if action.choices or action.nargs == 0:
         return
     metavar = str(action.metavar or action.dest).upper()

@@ -17,16 +17,16 @@ from slurmft.core.errors import Exit
 
 
 def parser() -> Parser:
-    made = Parser("slurmft examples", __doc__)
-    made.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="copy the files there")
-    return made
+    command = Parser("slurmft examples", __doc__)
+    command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="copy the files there")
+    return command
 
 
 def main(argv: list[str]) -> int:
     folder = parser().parse(argv).folder
     if folder is not None:
-        written = shipped.copy(folder)
-        print(f"{len(written)} files written to {folder}")
+        files = shipped.copy(folder)
+        print(f"{len(files)} files written to {folder}")
         return Exit.OK
     for kind, purpose in shipped.KINDS.items():
         names = ", ".join(file.stem for file in shipped.files(kind))

@@ -33,43 +33,56 @@ _SORTED_BY = (
 
 
 def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """The runs by a value, or by a metric, the largest last; those without it come first."""
+    """Sorts runs by a value or a metric, the largest last; those without it come first."""
     metrics = dict.fromkeys(name for run in runs for name in run["metrics"] or {})
     if key not in (*_SORTED_BY, *metrics):
         raise unknown("--sort", key, [*_SORTED_BY, *metrics])
-    values = [run[key] if key in _SORTED_BY else (run["metrics"] or {}).get(key) for run in runs]
-    keys = ((v is not None, v if is_number(v) else 0, str(v)) for v in values)
-    pairs = sorted(zip(keys, runs, strict=True), key=lambda pair: pair[0])
-    return [run for _, run in pairs]
+
+    def sort_key(run: dict[str, Any]) -> tuple[bool, float, str]:
+        value = run[key] if key in _SORTED_BY else (run["metrics"] or {}).get(key)
+        # Numbers are compared by their size, all other values by their text.
+        size = float(value) if is_number(value) else 0.0
+        return value is not None, size, str(value)
+
+    return sorted(runs, key=sort_key)
 
 
 def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
-    """What --json prints: runs_dir; runs: of those that the flags choose what `status.summary`
-    returns, oldest first; problems: a line for everything that could not be read."""
+    """Reads the runs that the flags choose, oldest first.
+
+    Returns:
+        What --json prints: runs_dir, runs (each as `status.summary` has it), problems (a line for
+        everything that could not be read).
+    """
     runs, problems = resolve.read_all(top)
-    for name in _HAVING:
-        if text := getattr(arguments, name):
-            pattern = f"*{text.lower()}*"
-            runs = [
-                r for r in runs if fnmatch(str(status.described(r)[name] or "").lower(), pattern)
-            ]
-    wanted = arguments.state or _STATES
-    found = [each for each in status.run_statuses(runs) if each.state in wanted]
-    found = found[-arguments.newest :] if arguments.newest else found
-    rows = [status.summary(each) for each in found]
+    for name in _FILTERS:
+        text = getattr(arguments, name)
+        if text:
+            runs = [run for run in runs if _matches(status.described(run)[name], text)]
+    states = arguments.state or _STATES
+    statuses = [each for each in status.run_statuses(runs) if each.state in states]
+    if arguments.newest:
+        statuses = statuses[-arguments.newest :]
+    rows = [status.summary(each) for each in statuses]
     if arguments.cost:
-        spent = cost.costs_of([each.run for each in found])
-        rows = [row | {"cost": each} for row, each in zip(rows, spent, strict=True)]
+        run_costs = cost.costs_of([each.run for each in statuses])
+        for row, run_cost in zip(rows, run_costs, strict=True):
+            row["cost"] = run_cost
     return {"runs_dir": str(top), "runs": rows, "problems": problems}
 
 
+def _matches(value: Any, text: str) -> bool:
+    """Returns whether a value contains a text, in which * stands for anything."""
+    return fnmatch(str(value or "").lower(), f"*{text.lower()}*")
+
+
 _STATES = [str(phase) for phase in Phase]
-_HAVING = ("name", "data", "model", "user")
+_FILTERS = ("name", "data", "model", "user")
 
 
 def parser() -> Parser:
     command = Parser("slurmft list", __doc__).add_runs_dir()
-    for name in _HAVING:
+    for name in _FILTERS:
         text = f"only runs with this in their {name}; * stands for anything"
         command.add_argument(f"--{name}", metavar="TEXT", help=text)
     states = f"only runs in this state, repeatable: {', '.join(_STATES)}"
@@ -78,8 +91,8 @@ def parser() -> Parser:
     sort = f"largest last: {', '.join(_SORTED_BY)}, or a metric (default: submitted)"
     command.add_argument("--sort", metavar="KEY", help=sort)
     command.add_argument("--reverse", action="store_true", help="the other way round")
-    spent = "what they cost: hours of nodes, GPUs and CPUs over all attempts, memory, energy"
-    command.add_argument("--cost", action="store_true", help=spent)
+    costs_help = "what they cost: hours of nodes, GPUs and CPUs over all attempts, memory, energy"
+    command.add_argument("--cost", action="store_true", help=costs_help)
     return command.add_json("runs_dir, runs, problems, as JSON")
 
 
@@ -88,18 +101,18 @@ def main(argv: list[str]) -> int:
     for state in arguments.state:
         if state not in _STATES:
             raise unknown("--state", state, _STATES)
-    found = _chosen(arguments, resolve.folder(arguments.runs_dir))
+    listing = _chosen(arguments, resolve.folder(arguments.runs_dir))
     if arguments.sort:
-        found["runs"] = in_order(found["runs"], arguments.sort)
+        listing["runs"] = in_order(listing["runs"], arguments.sort)
     if arguments.reverse:
-        found["runs"].reverse()
+        listing["runs"].reverse()
     if arguments.json:
-        return print_json(found)
-    if found["problems"]:
-        print(f"warning: left out: {problem_line(found['problems'])}", file=sys.stderr)
-    runs = found["runs"]
+        return print_json(listing)
+    if listing["problems"]:
+        print(f"warning: left out: {problem_line(listing['problems'])}", file=sys.stderr)
+    runs = listing["runs"]
     if runs and arguments.cost:
         print("\n".join(costs.table([r["name"] for r in runs], [r["cost"] for r in runs])))
     else:
-        print(run_table.table(runs) if runs else f"no such runs in {found['runs_dir']}")
+        print(run_table.table(runs) if runs else f"no such runs in {listing['runs_dir']}")
     return Exit.OK

@@ -8,6 +8,7 @@ examples:
   slurmft logs 4711 --rank 3 --attempt 2
 """
 
+import sys
 from collections.abc import Iterable
 
 from slurmft.cli.follow import show_outcome
@@ -17,6 +18,7 @@ from slurmft.core.errors import Exit
 from slurmft.core.run_files import FINAL_STATES
 from slurmft.runs.log_text import LogText
 from slurmft.runs.logfiles import Choice
+from slurmft.runs.rundir import RunDir
 
 
 def parser() -> Parser:
@@ -39,19 +41,26 @@ def main(argv: list[str]) -> int:
     text = LogText(run, choice, arguments.tail, arguments.json)
     try:
         if arguments.follow and run.get_state().state not in FINAL_STATES:
-            job = JobWatch(run)
-            _print(text.last_lines(whole=False))
-            for _ in job.looks():
-                _print(text.new_lines(whole=False))
-            _print(text.new_lines())
-            return Exit.OK if job.state.succeeded else show_outcome(job)
+            return _follow(run, text)
         _print(text.until_now())
     except KeyboardInterrupt:
         return 130
-    return int(run.get_state().exit_code or 0) if arguments.follow else Exit.OK
+    if arguments.follow:  # the job had ended before
+        return run.get_state().exit_code or Exit.OK
+    return Exit.OK
+
+
+def _follow(run: RunDir, text: LogText) -> int:
+    """Prints new lines until the job ends; returns the exit code of the job."""
+    job = JobWatch(run)
+    _print(text.last_lines(whole=False))
+    for _ in job.looks():
+        _print(text.new_lines(whole=False))
+    _print(text.new_lines())
+    return Exit.OK if job.state.succeeded else show_outcome(job)
 
 
 def _print(texts: Iterable[str]) -> None:
     for text in texts:
         print(text, end="")
-    print(end="", flush=True)
+    sys.stdout.flush()

@@ -16,29 +16,30 @@ from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.core.options import options
 
-_WHERE = options(JobConfig).keys() - {"runs_dir", "name"}  # a run stays what and where it is
+_JOB_OPTIONS = options(JobConfig).keys() - {"runs_dir", "name"}
+"""Options of the job that may change: a run stays what and where it is."""
 
 
 def parser() -> Parser:
     command = Parser("slurmft resume", __doc__).add_run()
     command.add_follow("print run, job and checkpoint as JSON")
-    return command.add_options(JobConfig, "where to run it (default: as before)", _WHERE)
+    return command.add_options(JobConfig, "where to run it (default: as before)", _JOB_OPTIONS)
 
 
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
-    flags = given(arguments, _WHERE)
-    newest = run.newest_checkpoint()
-    place = newest or "the beginning: there is no checkpoint"
-    facts: dict[str, Any] = {"run": str(run.path), "job": None, "checkpoint": newest}
+    flags = given(arguments, _JOB_OPTIONS)
+    checkpoint = run.newest_checkpoint()
+    start = checkpoint or "the beginning: there is no checkpoint"
+    facts: dict[str, Any] = {"run": str(run.path), "job": None, "checkpoint": checkpoint}
     if not arguments.dry_run:
         facts["job"] = resume(run, flags, provenance("resume", argv))
     if arguments.json:
         return print_json(facts)
     if arguments.dry_run:
-        print(f"# would resume from {place}\n\n{show_resume(run, flags)}")
+        print(f"# would resume from {start}\n\n{show_resume(run, flags)}")
         return Exit.OK
-    print(f"job {facts['job']} submitted; the run resumes from {place}", flush=True)
+    print(f"job {facts['job']} submitted; the run resumes from {start}", flush=True)
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
         return follow(run, only_new=True)
