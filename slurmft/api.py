@@ -42,7 +42,7 @@ class Run:
     def __init__(
         self, name: str | os.PathLike[str] = resolve.LAST, runs_dir: str | Path | None = None
     ) -> None:
-        """An existing run.
+        """Opens an existing run.
 
         Args:
             name: its path; its `name`, if no other run has that; a unique beginning of its
@@ -52,34 +52,37 @@ class Run:
         Raises:
             UsageError: no run has that name, or several have.
         """
-        is_path = not isinstance(name, str)
-        self._files = RunDir.open(Path(name)) if is_path else resolve.find(str(name), runs_dir)
+        if isinstance(name, str):
+            self._files = resolve.find(name, runs_dir)
+        else:
+            self._files = RunDir.open(Path(name))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
     @property
     def path(self) -> Path:
-        """Its run directory."""
+        """The run directory."""
         return self._files.path
 
     @property
     def name(self) -> str:
-        """The name of its run directory."""
+        """The name of the run directory."""
         return self.path.name
 
     @property
     def job(self) -> str:
-        """The id of its job.
+        """The id of the run's job.
 
         Raises:
-            SlurmftError: it was never submitted.
+            SlurmftError: the run was never submitted.
         """
         return launcher.job_of(self._files).id
 
     @property
     def config(self) -> RunConfig:
-        """What it runs (`.program`), where (`.job`), and who asked for it (`.submission`)."""
+        """The configuration: the program (`.program`), where it runs (`.job`), and who submitted it
+        (`.submission`)."""
         return self._files.load_config()
 
     @property
@@ -90,23 +93,25 @@ class Run:
         return cluster_status.run_statuses([run])[0].state
 
     def status(self) -> dict[str, Any]:
-        """All that is known of it, under the keys of `slurmft status --json`."""
+        """Returns all that is known of the run, under the keys of `slurmft status --json`."""
         return cluster_status.run_facts(self._files)
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """Of its last evaluation; empty before the first."""
-        found = (self.result or {}).get("metrics") or runs_records.latest(self.path)["metrics"]
-        return dict(found or {})
+        """The metrics of the last evaluation; empty before the first."""
+        result = self.result or {}
+        metrics = result.get("metrics") or runs_records.latest(self.path)["metrics"]
+        return dict(metrics or {})
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What it measured (result.json): metrics, loss, steps, phases_s, train_samples_per_s, ...;
-        None: it has not finished."""
+        """The content of result.json: metrics, loss, steps, phases_s, train_samples_per_s, ...;
+        None where the run has not finished."""
         return self._files.read_result()
 
     def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
-        """Its records, oldest first: those of one event ("step", "epoch", "warning", ...), or all.
+        """Yields the records of the run, oldest first: those of one event ("step", "epoch",
+        "warning", ...), or all.
 
         Steps that were done again after a fault are there twice. After step 10,000 a record stands
         for the number of steps that it has as `steps`, with their mean loss.
@@ -120,8 +125,8 @@ class Run:
         attempt: int | None = None,
         tail: int | None = None,
     ) -> str:
-        """The text that `slurmft logs` prints: what failed first, then the logs of all ranks, nodes
-        and Slurm, merged by their times; "" before anybody wrote.
+        """Returns the text that `slurmft logs` prints: what failed first, then the logs of all
+        ranks, nodes and Slurm, merged by their times; "" before anybody wrote.
 
         Args:
             rank: lines of this rank alone, or of these.
@@ -132,12 +137,13 @@ class Run:
         Raises:
             UsageError: the run has no such rank or attempt, or the tail is negative.
         """
+        # Whoever gives one rank need not make a list of it.
         ranks = (rank,) if isinstance(rank, int) else tuple(rank or ())
         text = LogText(self._files, Choice(ranks, str(node), attempt), tail)
         return plain("".join(text.until_now()))
 
     def wait(self, timeout_s: float | None = None, bar: bool | None = None) -> dict[str, Any]:
-        """Waits until its job has ended, requeues and all; returns the result.
+        """Waits until the job has ended, requeues and all; returns the result.
 
         Args:
             timeout_s: how long at most.
@@ -153,7 +159,7 @@ class Run:
         return self._follow(timeout_s, Progress(sys.stderr, live, only_bar=True))
 
     def follow(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """The same, and prints its progress as `slurmft follow` does."""
+        """Waits as `wait` does, and prints the progress as `slurmft follow` does."""
         return self._follow(timeout_s, Progress())
 
     def _follow(self, timeout_s: float | None, progress: Progress) -> dict[str, Any]:
@@ -163,7 +169,7 @@ class Run:
         return job.outcome()
 
     def cancel(self) -> bool:
-        """Ends its job; False: it had ended already.
+        """Ends the job; returns False where it had ended already.
 
         Raises:
             SlurmftError: it has no job, or not one of this user, or one on another cluster or host.
@@ -190,7 +196,7 @@ class Run:
 
 
 def run(*words: str | os.PathLike[str], **given: Any) -> Run:
-    """Submits a program of one's own, as `slurmft run` does; returns at once.
+    """Submits a program of your own, as `slurmft run` does; returns at once.
 
         slurmft.run("train.py", "--epochs", "3", nodes=4, checkpoint_dir="out")
 
@@ -221,17 +227,22 @@ def typed_options(where: str, given: dict[str, Any], known: Mapping[str, Option]
     Raises:
         UsageError: `known` lacks an option, or a value is of another type.
     """
-    for name in given:
+    values = {}
+    for name, value in given.items():
         if name not in known:
             raise unknown(f"option of {where}", name, list(known))
-    plain = {name: _plain(value) for name, value in given.items() if value is not None}
-    return site.typed_values(where, plain, known)
+        if value is not None:
+            values[name] = _as_in_toml(value)
+    return site.typed_values(where, values, known)
 
 
-def _plain(value: Any) -> Any:
+def _as_in_toml(value: Any) -> Any:
+    """Returns a value as a site file would have it: paths are texts, tuples are lists."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
+    if isinstance(value, (tuple, list)):
+        return [_as_in_toml(each) for each in value]
+    return value
 
 
 def call_text(name: str, given: dict[str, Any], words: Iterable[str] = ()) -> str:

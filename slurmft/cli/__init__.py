@@ -86,7 +86,7 @@ def _usage_line(entry: plugins.Entry) -> str:
 def next_commands(
     run_dir: PathLike[str], which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
 ) -> str:
-    """The commands that a user types next, with this run's path in them."""
+    """Returns the commands that a user types next, with this run's path in them."""
     lines = []
     for name in which:
         entry = plugins.find(plugins.COMMANDS, name)
@@ -96,7 +96,8 @@ def next_commands(
 
 
 def next_lines(commands: Sequence[tuple[str, str]]) -> str:
-    """Commands and what they do; without these words where the terminal has no room for them."""
+    """Returns commands and what they do, a line each; the commands alone where the terminal has no
+    room for more."""
     from slurmft.core.text import screen_width  # not above: --help need not wait for it
 
     width = max((len(line) for line, _ in commands), default=0)
@@ -107,29 +108,34 @@ def next_lines(commands: Sequence[tuple[str, str]]) -> str:
 
 
 def command(*words: str) -> str:
-    """A command line as this user types it."""
+    """Returns a command line as this user types it."""
     return shlex.join([*typed(), *words])
 
 
 def typed() -> list[str]:
-    """How the user calls slurmft: `slurmft`, or by a path; or by a Python, with -m; or from
+    """Returns how the user calls slurmft: `slurmft`, or by a path; or by a Python, with -m; or from
     elsewhere, with --on."""
-    from slurmft.runs.request import ON  # not above: --help need not wait for it
+    import shutil  # not above: --help need not wait for these
 
-    if on := os.environ.get(ON):
-        return ["slurmft", "--on", on]
-    program, words = sys.argv[0], sys.orig_argv
-    import shutil  # not above: --help need not wait for it
+    from slurmft.runs.request import ON
 
-    if os.path.basename(program) == "slurmft":
-        found = shutil.which("slurmft")
-        is_on_path = found is not None and os.path.realpath(found) == os.path.realpath(program)
-        return ["slurmft" if is_on_path else program]
-    return [*words[: words.index("-m") + 1], "slurmft"] if "-m" in words else ["slurmft"]
+    cluster = os.environ.get(ON)
+    if cluster:
+        return ["slurmft", "--on", cluster]
+    script = sys.argv[0]
+    if os.path.basename(script) == "slurmft":
+        on_path = shutil.which("slurmft")
+        if on_path is not None and os.path.realpath(on_path) == os.path.realpath(script):
+            return ["slurmft"]
+        return [script]
+    words = sys.orig_argv
+    if "-m" in words:
+        return [*words[: words.index("-m") + 1], "slurmft"]
+    return ["slurmft"]
 
 
 def pasted(path: PathLike[str]) -> str:
-    """A path as one types it in this folder: a short one, if it lies below."""
+    """Returns a path as one types it in this folder: a short one, if it lies below."""
     text = os.fspath(path)
     try:
         below = os.path.relpath(text)

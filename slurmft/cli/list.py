@@ -41,7 +41,7 @@ def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     def sort_key(run: dict[str, Any]) -> tuple[bool, float, str]:
         value = run[key] if key in _SORTED_BY else (run["metrics"] or {}).get(key)
         # Numbers are compared by their size, all other values by their text.
-        size = float(value) if is_number(value) else 0.0
+        size: float = value if is_number(value) else 0  # type: ignore[assignment]
         return value is not None, size, str(value)
 
     return sorted(runs, key=sort_key)

@@ -25,7 +25,8 @@ from slurmft.show.watch_screen import RunView
 
 _REDRAW_S = 1.0
 
-_SHOWN = ("start", "epoch", "resume", "warning", "ranks")
+_EVENTS = ("start", "epoch", "resume", "warning", "ranks")
+"""Records of the past that the screen begins with."""
 _SAMPLES = 64
 """Places in the records of a long run that the curve of its loss is read from."""
 
@@ -39,9 +40,10 @@ def main(argv: list[str]) -> int:
     console = Console(file=raw(sys.stdout))
     if not console.is_terminal or console.is_dumb_terminal:
         return follow(run)
-    job, reader = JobWatch(run), RecordReader(run.records)
+    job = JobWatch(run)
+    reader = RecordReader(run.records)
     view = RunView(run.path.name, footer="Ctrl-C quits; the job keeps running")
-    records: Iterable[Record] = reader.read_recent(*_SHOWN, samples=_SAMPLES)
+    records: Iterable[Record] = reader.read_recent(*_EVENTS, samples=_SAMPLES)
     # What was on the terminal comes back, also when this is killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

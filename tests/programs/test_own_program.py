@@ -325,7 +325,10 @@ def test_from_python(here: Path) -> None:
         (("--integrate", "transformers", "--", "true"), "is for Python programs"),
         (("--per", "rank", "--", "true"), "'rank'"),
         (("--stop-signal", "TREM", "--", "true"), "--stop-signal TREM"),
-        (("--resume-args", "--from x", "--", "true"), "does not say where the checkpoint goes"),
+        (
+            ("--checkpoint-dir", "c", "--resume-args", "--from x", "--", "true"),
+            "does not say where the checkpoint goes",
+        ),
         (("--resume-args", "{latest}", "--", "true"), "needs --checkpoint-dir DIR"),
     ],
 )
