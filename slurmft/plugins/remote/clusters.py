@@ -39,38 +39,39 @@ class Cluster:
 
     @property
     def start(self) -> str:
-        """The shell's words that start slurmft there."""
+        """The words of a shell that start slurmft there."""
         if self.uv:
             return f"uv run --project {word(self.uv)} python -m slurmft"
         return f"{word(self.python)} -m slurmft"
 
 
 def word(path: str) -> str:
-    """A path as a word of a shell, which expands the home folder alone."""
-    home, rest = ('"$HOME"/', path[2:]) if path.startswith("~/") else ("", path)
-    return home + shlex.quote(rest)
+    """Returns a path as a word of a shell, which expands the home folder alone."""
+    if path.startswith("~/"):
+        return '"$HOME"/' + shlex.quote(path[2:])
+    return shlex.quote(path)
 
 
 def clusters_file() -> Path:
-    """$SLURMFT_CLUSTERS, or ~/.config/slurmft/clusters.toml."""
-    given = os.environ.get("SLURMFT_CLUSTERS") or "~/.config/slurmft/clusters.toml"
-    return Path(given).expanduser()
+    """Returns the file of clusters: $SLURMFT_CLUSTERS, or ~/.config/slurmft/clusters.toml."""
+    path = os.environ.get("SLURMFT_CLUSTERS") or "~/.config/slurmft/clusters.toml"
+    return Path(path).expanduser()
 
 
 def named(names: str) -> list[Cluster]:
-    """The clusters in a list with commas; `all` are those of the file.
+    """Returns the clusters of a list with commas; "all" stands for those of the file.
 
     Raises:
         UsageError: the file cannot be read, lacks one of them, or has a value that cannot be right.
     """
-    known = _read(clusters_file())
-    wanted = list(known) if names == "all" else list(filter(None, names.split(",")))
-    for name in wanted:
-        if name not in known:
-            raise in_file(clusters_file(), unknown("cluster", name, list(known)))
-    if not wanted:
-        raise UsageError(f"--on {names!r} names no cluster", f"known: {', '.join(known)}")
-    return [_cluster(name, known[name]) for name in dict.fromkeys(wanted)]
+    tables = _read(clusters_file())
+    chosen = list(tables) if names == "all" else [name for name in names.split(",") if name]
+    for name in chosen:
+        if name not in tables:
+            raise in_file(clusters_file(), unknown("cluster", name, list(tables)))
+    if not chosen:
+        raise UsageError(f"--on {names!r} names no cluster", f"known: {', '.join(tables)}")
+    return [_cluster(name, tables[name]) for name in dict.fromkeys(chosen)]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -87,22 +88,25 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _cluster(name: str, values: Any) -> Cluster:
-    where, known = f"{clusters_file()}: [{name}]", [f.name for f in fields(Cluster)]
+    where = f"{clusters_file()}: [{name}]"
+    keys = [each.name for each in fields(Cluster) if each.name != "name"]
     if not isinstance(values, dict):
         raise UsageError(f"{where} must be a table, not {values!r}", f"such as {_EXAMPLE}")
     for key, value in values.items():
-        if key not in known[1:]:
-            raise in_file(where, unknown("key", key, known[1:]))
+        if key not in keys:
+            raise in_file(where, unknown("key", key, keys))
         shape, kind = _KINDS.get(key, (str, "a text"))
         if not matches(value, shape):
             raise UsageError(f"{where}: {key} must be {kind}, not {value!r}")
-    given: dict[str, Any] = {"name": name, "host": name}
-    made = Cluster(**given | values)
-    if bool(made.python) == bool(made.uv):
+    defaults: dict[str, Any] = {"name": name, "host": name}
+    cluster = Cluster(**defaults | values)
+    if bool(cluster.python) == bool(cluster.uv):
         raise UsageError(
             f"{where} needs one of python and uv: what starts slurmft there",
             'such as python = "~/slurmft-venv/bin/python"',
         )
-    if made.host.startswith("-") or not made.folder:
-        raise UsageError(f"{where}: host {made.host!r}, folder {made.folder!r} cannot be right")
-    return made
+    if cluster.host.startswith("-") or not cluster.folder:
+        raise UsageError(
+            f"{where}: host {cluster.host!r}, folder {cluster.folder!r} cannot be right"
+        )
+    return cluster

@@ -27,14 +27,15 @@ class Connection:
             if not shutil.which(program):
                 raise UsageError(f"--on needs {program}, which is not on the PATH", "install it")
         self.cluster = cluster
-        options = [*_OPTIONS, *self._sharing()]
-        self._ssh = [*shlex.split(cluster.ssh), *(w for o in options for w in ("-o", o))]
+        self._ssh = shlex.split(cluster.ssh)
+        for option in (*_OPTIONS, *self._sharing()):
+            self._ssh += ["-o", option]
 
     def _sharing(self) -> list[str]:
-        """The options of a shared connection, unless the user's configuration has its own."""
+        """Returns the options of a shared connection, unless the user's configuration has some."""
         command = [*shlex.split(self.cluster.ssh), "-G", self.cluster.host]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if any(line.startswith("controlpath ") for line in done.stdout.splitlines()):
+        settings = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        if any(line.startswith("controlpath ") for line in settings.splitlines()):
             return []
         folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "~/.ssh").expanduser()
         with contextlib.suppress(OSError):
@@ -45,9 +46,10 @@ class Connection:
         return ["ControlMaster=auto", f"ControlPath={folder}/sft-%C", "ControlPersist=10m"]
 
     def run(self, script: str, *, capture: bool = False) -> "subprocess.CompletedProcess[str]":
-        """Runs a script of bash's there, in a terminal where there is one here."""
-        terminal = not capture and sys.stdin.isatty() and sys.stdout.isatty()
-        options = ["-tt", "-q"] if terminal else ["-T"]  # -q: no "Connection closed" at the end
+        """Runs a bash script on the cluster, in a terminal where there is one here."""
+        has_terminal = not capture and sys.stdin.isatty() and sys.stdout.isatty()
+        # -q: no "Connection closed" at the end.
+        options = ["-tt", "-q"] if has_terminal else ["-T"]
         # A login shell: it has the PATH, and `module`, that the user has there.
         command = [*self._ssh, *options, "--", self.cluster.host]
         command.append(f"exec bash -lc {shlex.quote(script)}")
@@ -56,17 +58,17 @@ class Connection:
         return subprocess.run(command, stdin=stdin, capture_output=capture, text=True, check=False)
 
     def send(self, root: Path, names: Iterable[str], folder: str) -> None:
-        """Sends files and folders, by their paths below `root`, into a folder there; removes there
-        those that are named and are not here any more.
+        """Sends files and folders, named by their paths below `root`, into a folder there. Those
+        that are named and are not here any more are removed there.
 
         Raises:
             SlurmftError: the connection was cut, or a file cannot be read or written.
         """
-        listed = "\0".join(names)
-        made = f"mkdir -p {word(folder)} && rsync"
         options = ["-r", "--from0", "--files-from=-", "--delete-missing-args"]
-        target = f"{self.cluster.host}:{_plain(folder)}/"
-        self._rsync([*options, f"--rsync-path={made}", f"{root}/", target], "send to", listed)
+        # rsync starts its other end by a shell command, which can make the folder first.
+        options.append(f"--rsync-path=mkdir -p {word(folder)} && rsync")
+        target = f"{self.cluster.host}:{_from_home(folder)}/"
+        self._rsync([*options, f"{root}/", target], "send to", "\0".join(names))
 
     def fetch(self, path: str, into: Path, *options: str) -> None:
         """Fetches a folder's content from there into a folder here.
@@ -75,39 +77,43 @@ class Connection:
             SlurmftError: the connection was cut, or there is no such folder.
         """
         into.mkdir(parents=True, exist_ok=True)
-        source = f"{self.cluster.host}:{_plain(path)}"
+        source = f"{self.cluster.host}:{_from_home(path)}"
         self._rsync([*options, f"{source}/", f"{into}/"], "fetch from")
 
-    def _rsync(self, arguments: Sequence[str], what: str, listed: str = "") -> None:
-        shell = " ".join(f"'{w}'" if " " in w else w for w in self._ssh)
+    def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
+        """Runs rsync. `action` is what it does, in messages; `names` goes to its stdin."""
+        shell = " ".join(f"'{word}'" if " " in word else word for word in self._ssh)
         # -s: names are no words of a shell there.
         command = ["rsync", "-as", "--compress", "--partial", f"--rsh={shell}", *arguments]
         if sys.stderr.isatty():
             command.insert(1, "--info=progress2")
         done = subprocess.run(
-            command, input=listed, text=True, stdout=sys.stderr, stderr=subprocess.PIPE, check=False
+            command, input=names, text=True, stdout=sys.stderr, stderr=subprocess.PIPE, check=False
         )
         if done.returncode in _RSYNC_CUT:
             raise self.no_connection(done.stderr)
         if done.returncode:
-            why = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+            lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
             raise SlurmftError(
-                f"rsync could not {what} {self.cluster.name}: {why}", "the same command goes on"
+                f"rsync could not {action} {self.cluster.name}: {lines[0]}",
+                "the same command goes on",
             )
 
     def no_connection(self, stderr: str = "") -> SlurmftError:
-        """The error of a connection that could not be made, or was cut."""
-        name, host = self.cluster.name, self.cluster.host
+        """Returns the error of a connection that could not be made, or was cut."""
+        name = self.cluster.name
+        host = self.cluster.host
+        # The lines of ssh say more than those that rsync adds to them.
         lines = [line for line in stderr.splitlines() if "rsync" not in line]
-        why = f": {lines[-1].strip()}" if lines else ""
+        reason = f": {lines[-1].strip()}" if lines else ""
         return SlurmftError(
-            f"no connection to {name}, or it was cut{why}",
+            f"no connection to {name}, or it was cut{reason}",
             f"{self.cluster.ssh} {shlex.quote(host)} must work without a question; then the same "
             "command again: nothing is submitted twice",
             Exit.SUBMIT,
         )
 
 
-def _plain(folder: str) -> str:
-    """A folder as rsync takes it: relative paths are from the home folder."""
+def _from_home(folder: str) -> str:
+    """Returns a folder as rsync takes it: relative paths are from the home folder."""
     return folder.removeprefix("~/")

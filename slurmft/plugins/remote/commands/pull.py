@@ -35,16 +35,18 @@ def main(argv: list[str]) -> int:
     clusters = named(arguments.on)
     if len(clusters) > 1:
         raise UsageError(f"--on {arguments.on}: a run is on one cluster", "name one")
-    where = ["--runs-dir", arguments.runs_dir] if arguments.runs_dir else []
-    asked = Forwarded(clusters[0], ["status", arguments.run, "--json", *where])
-    code, out, err = asked.answer()
+    command = ["status", arguments.run, "--json"]
+    if arguments.runs_dir:
+        command += ["--runs-dir", arguments.runs_dir]
+    status = Forwarded(clusters[0], command)
+    code, out, err = status.answer()
     if code:
         error, _, hint = err.strip().removeprefix("error: ").partition("\nhint: ")
         raise SlurmftError(error, hint or None, code)
     path = Path(json.loads(out)["path"])
     left_out = () if arguments.checkpoints else _LEFT_OUT
     into = arguments.into / path.name
-    asked.connection.fetch(str(path), into, *(f"--exclude={name}" for name in left_out))
+    status.connection.fetch(str(path), into, *(f"--exclude={name}" for name in left_out))
     print(f"fetched from {clusters[0].name}: {into}")
     if (into / "model").is_dir():
         print(f"its model: {into / 'model'}")
