@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
@@ -23,7 +24,7 @@ from slurmft.core.config import JobConfig
 from slurmft.core.credentials import is_private, kind_in, redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.filesystem import absolute
-from slurmft.core.run_files import FINAL_STATES
+from slurmft.core.run_files import FINAL_STATES, Transition
 from slurmft.core.text import duration
 from slurmft.runs.records import latest, warn
 from slurmft.runs.rundir import RunDir
@@ -39,15 +40,15 @@ LATER_S = 20
 
 
 def check(job: JobConfig) -> None:
-    """Checks that messages can be sent as a job asks for."""
+    """Raises UsageError where messages cannot be sent as a job asks for."""
     if job.notify and find_spec("apprise") is None:
         raise UsageError("--notify needs apprise", 'pip install "slurmft[notify]"')
-    for given in job.notify:
-        if given.startswith(("file:", "env:")):
-            _urls(given)
-        elif _is_secret(given):
+    for target in job.notify:
+        if target.startswith(("file:", "env:")):
+            _urls(target)
+        elif _is_secret(target):
             raise UsageError(
-                f"--notify {given.partition(':')[0]}:...: the URL holds a secret, which must not "
+                f"--notify {target.partition(':')[0]}:...: the URL holds a secret, which must not "
                 "be on a command line",
                 "write it to a file of yours: chmod 600 FILE, --notify file:FILE; or a variable: "
                 "--notify env:NAME",
@@ -55,40 +56,48 @@ def check(job: JobConfig) -> None:
 
 
 def _is_secret(url: str) -> bool:
-    """Whether a URL of apprise's holds a secret, as far as apprise and its words tell."""
+    """Returns whether a URL of apprise's holds a secret, as far as apprise and its words tell."""
     import apprise  # 0.2 s
 
-    found = apprise.Apprise.instantiate(url)
-    if found is None:
+    service = apprise.Apprise.instantiate(url)
+    if service is None:
         raise UsageError(
             f"--notify {url.partition('://')[0]}...: apprise knows no such URL",
             "see https://appriseit.com; or file:PATH, env:NAME",
         )
-    is_masked = found.url(privacy=True) != found.url(privacy=False)
+    is_masked = service.url(privacy=True) != service.url(privacy=False)
     return is_masked or kind_in(url) is not None or is_private(url.partition("?")[2])
 
 
-def _urls(given: str) -> list[str]:
-    """The URLs that an option names: its own, or those of its file, which nobody else can read, or
-    of its variable."""
-    kind, _, name = given.partition(":")
-    if kind not in ("env", "file"):
-        return [given]
-    text = os.environ.get(name, "")
-    if kind == "file":
-        path = absolute(name)
-        try:
-            text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--notify {given}: {one_line(error)}", "a file of URLs") from None
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UsageError(
-                f"--notify {given}: others can read the file", f"chmod 600 {shlex.quote(str(path))}"
-            )
+def _urls(target: str) -> list[str]:
+    """Returns the URLs that a value of --notify names: itself, or those of its file or variable."""
+    kind, _, name = target.partition(":")
+    match kind:
+        case "env":
+            text = os.environ.get(name, "")
+        case "file":
+            text = _read_private(absolute(name), target)
+        case _:
+            return [target]
     lines = [line.strip() for line in text.splitlines()]
-    if found := [line for line in lines if line and not line.startswith("#")]:
-        return found
-    raise UsageError(f"--notify {given}: there are no URLs", "a URL of apprise's in each line")
+    urls = [line for line in lines if line and not line.startswith("#")]
+    if not urls:
+        raise UsageError(f"--notify {target}: there are no URLs", "a URL of apprise's in each line")
+    return urls
+
+
+def _read_private(path: Path, target: str) -> str:
+    """Reads a file that nobody else can read; UsageError where others can."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--notify {target}: {one_line(error)}", "a file of URLs") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(
+            f"--notify {target}: others can read the file", f"chmod 600 {shlex.quote(str(path))}"
+        )
+    return text
 
 
 # --- when it is sent ------------------------------------------------------------------------------
@@ -99,23 +108,34 @@ Sending: TypeAlias = "subprocess.Popen[bytes] | None"
 
 
 def start(run: RunDir, later: bool = False) -> Sending:
-    """Starts to send what the last state of a run is worth; None: nothing, or nobody asks. `later`:
-    from the login side, which sends only what the job itself has not."""
+    """Starts to send the message for the last state of a run.
+
+    Args:
+        later: on the login side, which sends only what the job itself has not.
+
+    Returns:
+        The process that sends it; None where there is nothing to send, or nobody asks for it.
+    """
+    # Whatever is wrong with the run, its end must not fail for a message.
     with contextlib.suppress(SlurmftError, OSError, LookupError):
-        job, past = run.load_own_config().job, run.history()
-        is_news = past[-1].state in (*FINAL_STATES, "requeued")
+        job = run.load_own_config().job
+        history = run.history()
+        is_news = history[-1].state in (*FINAL_STATES, "requeued")
         if is_news and (job.notify or job.notify_command):
-            words = [str(run.path), str(len(past) - 1), str(LATER_S * later)]
-            nothing = subprocess.DEVNULL
+            delay_s = LATER_S if later else 0
+            words = [str(run.path), str(len(history) - 1), str(delay_s)]
             return subprocess.Popen(
                 [sys.executable, "-m", __name__, *words],
-                stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
     return None
 
 
 def finish(sending: Sending) -> None:
-    """Waits for it, where the end of this process would end it."""
+    """Waits for a message, where the end of this process would end its process."""
     if sending is not None:
         try:
             sending.wait(SEND_S + 2)
@@ -127,36 +147,58 @@ def finish(sending: Sending) -> None:
 
 
 def message(run: RunDir, number: int) -> tuple[str, str] | None:
-    """Title and text for an entry of a run's history; None: it is not worth a message."""
-    past = run.history()
-    entry = past[number]
-    title, state, reason = entry.state, entry.state, entry.reason
-    if state == "requeued":
-        hangs = " hangs: " in reason
-        begun = [each.checkpoint for each in past[:number] if each.state == "running"]
-        if not hangs and begun and begun[-1] != run.newest_checkpoint():
-            return None  # the attempt that ended has left a new checkpoint
-        title = "hang, requeued" if hangs else "requeued without progress"
-    config, job = run.load_config(), run.read_job()
-    result = run.read_result() if state == "finished" else None
+    """Returns title and text for an entry of a run's history; None where it is not worth a
+    message."""
+    history = run.history()
+    title = _title(run, history, number)
+    if title is None:
+        return None
+    lines = [line for line in _lines(run, history, number) if line]
+    return f"slurmft: {run.path.name}: {title}", "\n".join(lines)
+
+
+def _title(run: RunDir, history: list[Transition], number: int) -> str | None:
+    """Returns what has happened; None where an attempt ended that has left a new checkpoint."""
+    entry = history[number]
+    if entry.state != "requeued":
+        return entry.state
+    if " hangs: " in entry.reason:
+        return "hang, requeued"
+    starts = [each.checkpoint for each in history[:number] if each.state == "running"]
+    if starts and starts[-1] != run.newest_checkpoint():
+        return None
+    return "requeued without progress"
+
+
+def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]:
+    """Yields the lines of the message for an entry of a run's history."""
+    entry = history[number]
+    yield redact(entry.reason)
+    if entry.state in ("failed", "requeued"):
+        failure = run.root_failure()
+        if failure and failure.hint:
+            yield f"hint: {redact(failure.hint)}"
+    config = run.load_config()
+    settings = config.program.settings
+    names = [str(settings[key]) for key in ("task", "model") if settings.get(key)]
+    yield f"run: {', '.join(names) or config.program.name}, {config.job.nodes} node(s)"
+    job = run.read_job()
+    if job is None:
+        yield "job: ? ()"
+    else:
+        yield f"job: {job.id} ({' '.join(filter(None, (job.cluster, job.where)))})"
+    result = run.read_result() if entry.state == "finished" else None
     metrics = (result or {}).get("metrics") or latest(run.path)["metrics"]
-    where = " ".join(filter(None, (job.cluster, job.where) if job else ()))
-    what = filter(None, (config.program.settings.get("task"), config.program.settings.get("model")))
-    starts = [each for each in past[: number + 1] if each.state == "running"]
-    failure = run.root_failure() if state in ("failed", "requeued") else None
-    rows = [
-        redact(reason),
-        f"hint: {redact(failure.hint)}" if failure and failure.hint else "",
-        f"run: {', '.join(map(str, what)) or config.program.name}, {config.job.nodes} node(s)",
-        f"job: {job.id if job else '?'} ({where})",
-        f"metrics: {metrics_words(metrics)}" if metrics else "",
-        f"time: {duration(entry.time - past[0].time)} since submission, {len(starts)} attempt(s)",
-        f"next: slurmft {_NEXT[state]} {shlex.quote(str(run.path))}",
-    ]
-    return f"slurmft: {run.path.name}: {title}", "\n".join(filter(None, rows))
+    if metrics:
+        yield f"metrics: {metrics_words(metrics)}"
+    attempts = sum(1 for each in history[: number + 1] if each.state == "running")
+    elapsed_s = entry.time - history[0].time
+    yield f"time: {duration(elapsed_s)} since submission, {attempts} attempt(s)"
+    yield f"next: slurmft {_NEXT[entry.state]} {shlex.quote(str(run.path))}"
 
 
 _NEXT = {"finished": "report", "failed": "logs", "cancelled": "resume", "requeued": "status"}
+"""State -> the command that says more."""
 
 
 def send(run: RunDir, number: int) -> None:
@@ -164,13 +206,14 @@ def send(run: RunDir, number: int) -> None:
 
     What goes wrong becomes a warning of the run.
     """
-    found = message(run, number)
-    if found is None or not _claim(claim := run.notifications / str(number)):
+    title_and_text = message(run, number)
+    claim = run.notifications / str(number)
+    if title_and_text is None or not _claim(claim):
         return
     signal.signal(signal.SIGALRM, _too_late)
     signal.alarm(SEND_S)
     try:
-        _send(run.load_own_config().job, run, *found)
+        _send(run.load_own_config().job, run, *title_and_text)
         signal.alarm(0)
         claim.write_text("sent", encoding="utf-8")
     except Exception as error:  # of any library: the run must not know
@@ -184,10 +227,11 @@ def _too_late(*_: object) -> None:
 
 
 def _claim(path: Path) -> bool:
-    """Whether it is for this process to send. One that was killed has left its claim, empty."""
+    """Claims a message for this process; returns False where another one has it."""
     with contextlib.suppress(FileNotFoundError):
-        about = path.stat()
-        if not about.st_size and time.time() - about.st_mtime > 2 * SEND_S:
+        facts = path.stat()
+        # A process that was killed has left its claim, empty.
+        if not facts.st_size and time.time() - facts.st_mtime > 2 * SEND_S:
             path.unlink()
     try:
         path.parent.mkdir(exist_ok=True)
@@ -198,26 +242,42 @@ def _claim(path: Path) -> bool:
 
 
 def _send(job: JobConfig, run: RunDir, title: str, text: str) -> None:
+    """Sends a message by all ways that the job names; SlurmftError where one fails."""
     problems = []
-    if job.notify:
-        import apprise
-
-        for url in [url for given in job.notify for url in _urls(given)]:
-            service = apprise.Apprise()
-            if not (service.add(url) and service.notify(text, title)):
-                problems.append(f"{url.partition('://')[0]}:// did not take it")
+    for target in job.notify:
+        problems += [_send_by_apprise(url, title, text) for url in _urls(target)]
     if job.notify_command:
-        env = os.environ | {"SLURMFT_TITLE": title, "SLURMFT_RUN": str(run.path)}
-        command = ["bash", "-c", job.notify_command]
-        done = subprocess.run(
-            command, input=f"{title}\n{text}\n", text=True, env=env, check=False,
-            capture_output=True, timeout=SEND_S,
-        )  # fmt: skip
-        if done.returncode:
-            words = (done.stderr.splitlines() or [""])[-1]
-            problems.append(f"--notify-command: exit code {done.returncode} {words}".strip())
+        problems.append(_send_by_command(job.notify_command, run, title, text))
+    problems = [problem for problem in problems if problem]
     if problems:
         raise SlurmftError("; ".join(problems))
+
+
+def _send_by_apprise(url: str, title: str, text: str) -> str:
+    """Sends a message to a URL; returns what went wrong, "" for nothing."""
+    import apprise
+
+    service = apprise.Apprise()
+    if service.add(url) and service.notify(text, title):
+        return ""
+    return f"{url.partition('://')[0]}:// did not take it"
+
+
+def _send_by_command(command: str, run: RunDir, title: str, text: str) -> str:
+    """Gives a message to the user's command; returns what went wrong, "" for nothing."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        input=f"{title}\n{text}\n",
+        text=True,
+        env=os.environ | {"SLURMFT_TITLE": title, "SLURMFT_RUN": str(run.path)},
+        capture_output=True,
+        timeout=SEND_S,
+        check=False,
+    )
+    if not done.returncode:
+        return ""
+    lines = done.stderr.splitlines() or [""]
+    return f"--notify-command: exit code {done.returncode} {lines[-1]}".strip()
 
 
 def main(path: str, number: str, later_s: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core import filesystem
-from slurmft.core.config import JobConfig
+from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
 from slurmft.core.text import in_bytes
 from slurmft.plugins.stage_env.unpack import NAME, OLD, StageError, leftovers, removal, unpacked
@@ -68,44 +68,68 @@ def _is_conda(prefix: str) -> bool:
 
 
 def send(run: RunDir, environment: Mapping[str, str]) -> str:
-    """Packs slurmft's environment, that of the program, and the installations that their Pythons
-    are of, and sends them to all nodes of the job; returns JSON, archive there -> its folder here.
-    StageError where one cannot be packed, or has no place there."""
+    """Packs environments and sends them to all nodes of the job.
+
+    They are slurmft's environment, that of the program, and the installations that their Pythons
+    belong to.
+
+    Returns:
+        JSON: archive on the nodes -> the folder here that it is of.
+
+    Raises:
+        StageError: an environment cannot be packed, or has no place on the nodes.
+    """
     config = run.load_config()
-    job, own = config.job, OwnProgram.of(config.program)
-    began = time.monotonic()
-    archives = Path(job.runs_dir) / _ARCHIVES
-    prefixes = dict.fromkeys([sys.prefix, (own and own.env) or sys.prefix])
-    packed = {prefix: pack(prefix, archives) for prefix in prefixes}
-    bases: dict[str, set[str]] = {}
-    for base, parts in map(interpreter, prefixes):
-        bases.setdefault(base, set()).update(parts)
-    packed |= {base: pack(base, archives, sorted(parts)) for base, parts in bases.items() if parts}
-    packed_s = time.monotonic() - began
-    folder = node_folder(job, environment)
-    size = sum(archive.stat().st_size for archive in packed.values())
+    began_at = time.monotonic()
+    archives = _pack_all(config)
+    packed_at = time.monotonic()
+    folder = node_folder(config.job, environment)
+    size_bytes = sum(archive.stat().st_size for archive in archives.values())
     name = f"{folder}/{NAME}-{os.getuid()}-{secrets.token_hex(6)}"
-    targets = {f"{name}.{n}.tar" if n else f"{name}.tar": p for n, p in enumerate(packed)}
+    # The first is slurmft's, which the nodes unpack at the top of their folder.
+    targets = {
+        f"{name}.{number}.tar" if number else f"{name}.tar": prefix
+        for number, prefix in enumerate(archives)
+    }
     sent = json.dumps(targets)
     try:
-        check_folder(folder, size)
+        check_folder(folder, size_bytes)
         for target, prefix in targets.items():
-            commands.call("sbcast", str(packed[prefix]), target, timeout_s=_SEND_TIMEOUT_S)
+            commands.call("sbcast", str(archives[prefix]), target, timeout_s=_SEND_TIMEOUT_S)
     except SlurmftError as error:
-        clean(sent, job.nodes)  # on the nodes that have it
+        clean(sent, config.job.nodes)  # some nodes may have it
         raise StageError(error.message) from error
-    sent_s = time.monotonic() - began - packed_s
     print(
-        f"slurmft: {', '.join(packed)} packed or found packed in {packed_s:.1f} s "
-        f"({in_bytes(size)}), sent to {folder} in {sent_s:.1f} s",
+        f"slurmft: {', '.join(archives)} packed or found packed in {packed_at - began_at:.1f} s "
+        f"({in_bytes(size_bytes)}), sent to {folder} in {time.monotonic() - packed_at:.1f} s",
         file=sys.stderr,
     )
     return sent
 
 
+def _pack_all(config: RunConfig) -> dict[str, Path]:
+    """Packs what a job needs; returns folder -> its archive, slurmft's environment first."""
+    folder = Path(config.job.runs_dir) / _ARCHIVES
+    program = OwnProgram.of(config.program)
+    prefixes = [sys.prefix]
+    if program and program.env and program.env != sys.prefix:
+        prefixes.append(program.env)
+    archives = {prefix: pack(prefix, folder) for prefix in prefixes}
+    # Two environments may be of one installation, and need different parts of it.
+    parts_of: dict[str, set[str]] = {}
+    for prefix in prefixes:
+        base, parts = interpreter(prefix)
+        parts_of.setdefault(base, set()).update(parts)
+    for base, parts_to_pack in parts_of.items():
+        if parts_to_pack:
+            archives[base] = pack(base, folder, sorted(parts_to_pack))
+    return archives
+
+
 def interpreter(prefix: str) -> tuple[str, list[str]]:
-    """The installation that an environment's Python is of, and what of it is staged: interpreter
-    and standard library. Nothing, where the environment has them, or every node."""
+    """Returns the installation that an environment's Python belongs to, and the parts of it to be
+    staged: interpreter and standard library. There are none where the environment has them, or
+    every node."""
     tell = "import sys; print(sys.base_prefix, '%d.%d' % sys.version_info[:2], sep='\\n')"
     python = [f"{prefix}/bin/python", "-I", "-S", "-c", tell]
     told = subprocess.run(python, capture_output=True, text=True).stdout.split("\n")
@@ -122,50 +146,60 @@ def interpreter(prefix: str) -> tuple[str, list[str]]:
 
 
 def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
-    """The folder on a node's own disk."""
-    named = (environment.get(name) for name in ("SLURM_TMPDIR", "TMPDIR"))
-    return (job.stage_dir or next(filter(None, named), "/tmp")).rstrip("/") or "/"
+    """Returns the folder on a node's own disk."""
+    folder = job.stage_dir or environment.get("SLURM_TMPDIR") or environment.get("TMPDIR") or "/tmp"
+    return folder.rstrip("/") or "/"
 
 
-def check_folder(folder: str, size: int) -> None:
+def check_folder(folder: str, size_bytes: int) -> None:
     """Raises StageError where this node, and so most likely the others, cannot take archives of
-    `size` bytes and their content. Leftovers of ended jobs give way first."""
+    `size_bytes` and their content. Leftovers of ended jobs give way first."""
     where = f"{folder} on {os.uname().nodename}"
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         raise StageError(f"{where} is not a writable folder")
     if (here := filesystem.of(folder)).is_shared:
         raise StageError(f"{where} is a shared file system ({here.type}): see --stage-dir")
-    if shutil.disk_usage(folder).free < _ROOM * size and (left := leftovers(Path(folder))):
-        removal(left).wait()
-    if (free := shutil.disk_usage(folder).free) < _ROOM * size:
-        raise StageError(f"{where} has {in_bytes(free)} free, {in_bytes(_ROOM * size)} are needed")
+    needed_bytes = _ROOM * size_bytes
+    if shutil.disk_usage(folder).free < needed_bytes:
+        paths = leftovers(Path(folder))
+        if paths:
+            removal(paths).wait()
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise StageError(
+            f"{where} has {in_bytes(free_bytes)} free, {in_bytes(needed_bytes)} are needed"
+        )
 
 
-def pack(prefix: str, archives: Path, parts: Sequence[str] = ()) -> Path:
-    """The archive of an environment in its current state, or of some parts of a folder; packed, if
-    there is none yet. StageError where it cannot be."""
+def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
+    """Packs an environment in its current state, or some parts of a folder; returns the archive,
+    which may be there from an earlier job.
+
+    Raises:
+        StageError: it cannot be packed.
+    """
     place = f"{_digest([prefix])[:8]}-"
     if not parts and not _is_conda(prefix) and not Path(prefix, "pyvenv.cfg").is_file():
         raise StageError(f"{prefix} is not an environment, but a whole Python installation")
-    now = [line for part in parts or [""] for line in content(os.path.join(prefix, part))]
-    archive = archives / f"{place}{_digest([*parts, *now])[:24]}.tar"
+    state = [line for part in parts or [""] for line in content(os.path.join(prefix, part))]
+    archive = folder / f"{place}{_digest([*parts, *state])[:24]}.tar"
     if archive.exists():
         with contextlib.suppress(OSError):
             os.utime(archive)
         return archive
-    aside = archives / f".{archive.name}.{secrets.token_hex(4)}"
+    aside = folder / f".{archive.name}.{secrets.token_hex(4)}"
     try:
-        archives.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(_pack_command(prefix, aside, parts), capture_output=True, text=True)
         # 1: a file changed meanwhile. In an environment in use, only compiled modules change.
         if done.returncode > (0 if _is_conda(prefix) else 1):
             raise StageError(f"{prefix} cannot be packed: {done.stderr.strip()[-300:]}")
         os.replace(aside, archive)
     except OSError as error:
-        raise StageError(f"{prefix} cannot be packed in {archives}: {error}") from error
+        raise StageError(f"{prefix} cannot be packed in {folder}: {error}") from error
     finally:
         aside.unlink(missing_ok=True)
-    for old in archives.glob(f"{place}*.tar"):  # of earlier states of this environment
+    for old in folder.glob(f"{place}*.tar"):  # of earlier states of this environment
         if old != archive:
             old.unlink(missing_ok=True)
     return archive
@@ -180,19 +214,18 @@ def _pack_command(prefix: str, target: Path, parts: Sequence[str]) -> list[str]:
 
 
 def content(prefix: str) -> list[str]:
-    """The files of an environment, or one file, with sizes and times: its states differ in them.
-
-    Without compiled modules, which come and go.
+    """Returns the files of an environment, or one file, with sizes and times: its states differ in
+    them. Compiled modules are left out: they come and go.
     """
-    found = []
+    lines = []
     walk = os.walk(prefix) if os.path.isdir(prefix) else [("", [], [prefix])]
     for folder, folders, files in walk:
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             path = os.path.join(folder, name)
             facts = os.lstat(path)
-            found.append(f"{path} {facts.st_size} {facts.st_mtime_ns}")
-    return found
+            lines.append(f"{path} {facts.st_size} {facts.st_mtime_ns}")
+    return lines
 
 
 def _digest(lines: list[str]) -> str:
