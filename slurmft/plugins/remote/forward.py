@@ -53,16 +53,20 @@ def dispatch(argv: Sequence[str]) -> int | None:
 
 
 def split(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The value of --on, "" without one, and the command line without it."""
-    own = list(argv[: argv.index("--")] if "--" in argv else argv)
-    found, rest = "", []
-    words = iter(own)
-    for each in words:
-        if each != "--on" and not each.startswith("--on="):
-            rest.append(each)
-        elif not (found := next(words, "") if each == "--on" else each.removeprefix("--on=")):
+    """Returns the value of --on ("" without one), and the command line without it."""
+    end = argv.index("--") if "--" in argv else len(argv)  # the rest is a program's
+    clusters = ""
+    rest = []
+    words = iter(argv[:end])
+    for text in words:
+        flag, equals, value = text.partition("=")
+        if flag != "--on":
+            rest.append(text)
+            continue
+        clusters = value if equals else next(words, "")
+        if not clusters:
             raise UsageError("--on names no cluster", "slurmft list --on CLUSTER")
-    return found, [*rest, *argv[len(own) :]]
+    return clusters, [*rest, *argv[end:]]
 
 
 def forward(names: str, argv: list[str]) -> int:
@@ -85,17 +89,20 @@ def _on_each(clusters: list[Cluster], argv: list[str]) -> int:
     """Runs a command on several clusters at once, and prints one answer after the other."""
     with ThreadPoolExecutor(len(clusters)) as pool:
         answers = list(pool.map(lambda c: Forwarded(c, argv).answer(), clusters))
+    by_name = {cluster.name: answer for cluster, answer in zip(clusters, answers, strict=True)}
     if "--json" in argv:
-        found = {c.name: _loaded(out) for c, (_, out, _) in zip(clusters, answers, strict=True)}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-    for number, (cluster, (_, out, err)) in enumerate(zip(clusters, answers, strict=True)):
-        if "--json" not in argv:
-            print("\n" * (number > 0) + f"{cluster.name}\n{out.rstrip()}", flush=True)
-        print("".join(f"{cluster.name}: {x}\n" for x in err.splitlines()), end="", file=sys.stderr)
+        values = {name: _parse_json(out) for name, (_, out, _) in by_name.items()}
+        print(json.dumps(values, indent=2, ensure_ascii=False))
+    else:
+        texts = [f"{name}\n{out.rstrip()}" for name, (_, out, _) in by_name.items()]
+        print("\n\n".join(texts), flush=True)
+    for name, (_, _, err) in by_name.items():
+        for line in err.splitlines():
+            print(f"{name}: {line}", file=sys.stderr)
     return max(code for code, _, _ in answers)
 
 
-def _loaded(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     with contextlib.suppress(ValueError):
         return json.loads(text)
     return None  # the cluster did not answer: stderr says why
@@ -105,14 +112,16 @@ class Forwarded:
     """One command line for one cluster."""
 
     def __init__(self, cluster: Cluster, argv: list[str]) -> None:
-        self.cluster, self.connection = cluster, Connection(cluster)
+        self.cluster = cluster
+        self.connection = Connection(cluster)
         end = argv.index("--") if "--" in argv else len(argv)
-        self.typed, self.program = argv[:end], argv[end:]
+        self.typed = argv[:end]
+        self.program = argv[end:]
         self.command = argv[0] if argv else ""
         self.syntax = Syntax.of(self.typed)
         self.words = list(_apart(self.typed, self.syntax))
         self.here = Path.cwd().resolve()
-        self.root, self.found = self._snapshot()
+        self.root, self.source = self._snapshot()
         project = f"{self.root.name or 'root'}-{_hash(os.uname().nodename, str(self.root))}"
         self.project = f"{cluster.folder}/{project}"
         below = os.path.relpath(self.here, self.root)
@@ -133,17 +142,19 @@ class Forwarded:
                     f"{self.cluster.name} cannot start {self.cluster.start}",
                     f"install slurmft there; python or uv in {clusters_file()} says where it is",
                 )
-        if self.fetched is not None and done.returncode == Exit.OK:
+        if done.returncode != Exit.OK:
+            return done.returncode
+        if self.fetched is not None:
             folder, into = self.fetched
             self.connection.fetch(folder, into.parent)
             print(f"fetched from {self.cluster.name}: {into}")
-        elif self.command in SUBMITS and "--follow" in self.words and done.returncode == Exit.OK:
+        elif self.command in SUBMITS and "--follow" in self.words:
             run = shlex.join(["slurmft", "pull", "last", "--on", self.cluster.name])
             print(f"to fetch model and records: {run}")
         return done.returncode
 
     def answer(self) -> tuple[int, str, str]:
-        """The exit code, and what is printed there, of a command that only tells something."""
+        """Runs a command that only tells something; returns its exit code, stdout and stderr."""
         done = self.connection.run(self._script({}), capture=True)
         if done.returncode == CUT:
             return Exit.SUBMIT, "", f"error: {self.connection.no_connection(done.stderr)}"
@@ -152,39 +163,42 @@ class Forwarded:
     # --- what is sent -----------------------------------------------------------------------------
 
     def _snapshot(self) -> tuple[Path, snapshot.Source | None]:
-        """The folder that this one belongs to, and what of it is sent."""
-        mode, limit = self._value("--snapshot") or "auto", self._value("--snapshot-limit-mb")
-        is_own = self.command == "submit" and ":" in (self._value("--task") or "")
-        if self.command in READS_FOLDER or is_own:
-            limit_mb = int(limit) if limit and limit.isdecimal() else snapshot.LIMIT_MB
-            runs = self.here / "runs"
-            found = snapshot.source(self.here, mode, runs_dir=runs, limit_mb=limit_mb)
-            return found.root.resolve(), None if found.mode == "none" else found
-        return snapshot.choose(self.here, "auto")[1].resolve(), None
+        """Returns the top of what this folder belongs to, and what of it is sent."""
+        has_own_task = self.command == "submit" and ":" in (self._value("--task") or "")
+        if self.command not in READS_FOLDER and not has_own_task:
+            return snapshot.choose(self.here, "auto")[1].resolve(), None
+        mode = self._value("--snapshot") or "auto"
+        limit = self._value("--snapshot-limit-mb")
+        # A limit that is no number is refused on the cluster, in the command's own words.
+        limit_mb = int(limit) if limit and limit.isdecimal() else snapshot.LIMIT_MB
+        runs_dir = self.here / "runs"
+        source = snapshot.source(self.here, mode, runs_dir=runs_dir, limit_mb=limit_mb)
+        return source.root.resolve(), None if source.mode == "none" else source
 
     def _value(self, flag: str) -> str | None:
-        """What the command line gives for a flag; of several, the last counts."""
+        """Returns what the command line gives for a flag; of several, the last counts."""
         return dict(itertools.pairwise(self.words)).get(flag)
 
     def _send(self) -> None:
-        names = list(self.found.files) if self.found else []
-        if self.found:
-            self._say(f"sends {self.found.describe()}")
+        names = list(self.source.files) if self.source else []
+        if self.source:
+            self._say(f"sends {self.source.describe()}")
         for number, path in self._inputs():
             self.words[number] = self._send_input(path, names)
         if not names:
             return
         record = _state("sent", f"{self.cluster.name}-{_hash(self.project)}.json")
         sent = (read(record, dict[str, list[str]]) or {}).get("names", [])
-        gone = [n for n in sent if n not in set(names) and not os.path.lexists(self.root / n)]
-        self.connection.send(self.root, [*names, *gone], self.project)
-        if self.found:  # of the code alone: data may be of jobs that still wait
-            write_json(record, {"names": list(self.found.files)})
+        # What was sent before and is not here any more is removed there.
+        gone = [name for name in sent if not os.path.lexists(self.root / name)]
+        self.connection.send(self.root, list(dict.fromkeys([*names, *gone])), self.project)
+        if self.source:  # of the code alone: data may be of jobs that still wait
+            write_json(record, {"names": list(self.source.files)})
         self._warn_of_left_out(names)
 
     def _inputs(self) -> Iterator[tuple[int, Path]]:
-        """The words of the command line that name files or folders here: their number, and the
-        path. CLUSTER:PATH is a path there."""
+        """Yields number and path of each word of the command line that names a file or folder here.
+        CLUSTER:PATH is a path there."""
         for number, (flag, text) in enumerate(itertools.pairwise(self.words), start=1):
             takes_value = flag.startswith("--") and "=" not in flag
             if takes_value and flag not in self.syntax.switches:
@@ -206,7 +220,7 @@ class Forwarded:
         """Sends an input; returns its path there, from the folder where the command runs."""
         if path.is_relative_to(self.root):
             below = os.path.relpath(path, self.root)
-            if not any(n == below or n.startswith(f"{below}/") for n in names):
+            if not _covers(names, below):
                 self._say(f"sends {path}")
                 names.append(below)
             return os.path.relpath(path, self.here)
@@ -217,14 +231,14 @@ class Forwarded:
         return place if place.startswith("/") else os.path.relpath(place, self.folder)
 
     def _warn_of_left_out(self, names: Sequence[str]) -> None:
-        """Names what a program's command line names, and the snapshot lacks."""
-        for each in self.program[1:]:
-            path = os.path.normpath(self.here / each.rpartition("=")[2])
+        """Warns of files that the program's command line names, and the snapshot lacks."""
+        for argument in self.program[1:]:
+            path = os.path.normpath(self.here / argument.rpartition("=")[2])
             below = os.path.relpath(path, self.root)
-            if each.startswith("/") or below.startswith("..") or not os.path.exists(path):
+            if argument.startswith("/") or below.startswith("..") or not os.path.exists(path):
                 continue
-            if below != "." and not any(n == below or n.startswith(f"{below}/") for n in names):
-                self._say(f"{each} is not sent: it is not in the snapshot (ignored by git?)")
+            if below != "." and not _covers(names, below):
+                self._say(f"{argument} is not sent: it is not in the snapshot (ignored by git?)")
 
     def _say(self, words: str) -> None:
         print(f"{self.cluster.name}: {redact(words)}", file=sys.stderr, flush=True)
@@ -232,21 +246,23 @@ class Forwarded:
     # --- what runs --------------------------------------------------------------------------------
 
     def _redirect_output(self) -> None:
-        """Lets the command write there what --output names here; it is fetched."""
+        """Lets the command write to a folder there what --output names here; it is fetched."""
         is_prediction = self.command == "predict"
         if is_prediction and "--follow" not in self.words:  # it is written later
             return
-        given = self._value("--output") or (self._predictions() if is_prediction else None)
-        if given is None:
+        output = self._value("--output")
+        if output is None and is_prediction:
+            output = self._predictions()
+        if output is None:
             return
-        into = Path(given).expanduser().absolute()
+        into = Path(output).expanduser().absolute()
         place = f"{self.cluster.folder}/outputs/{_hash(os.uname().nodename, str(into))}"
         there = os.path.relpath(f"{place}/{into.name}", self.folder)
         self.words += ["--output", there]  # of two, the last counts
         self.fetched = place, into
 
     def _predictions(self) -> str:
-        """The file that `predict` writes, if none is named."""
+        """Returns the name of the file that `predict` writes, if none is named."""
         files = [Path(word) for word in self.typed[1:] if Path(word).is_file()]
         name = f"{files[-1].stem}.predictions{files[-1].suffix}" if files else "predictions.csv"
         if os.path.exists(name) and "--overwrite" not in self.words:
@@ -255,19 +271,21 @@ class Forwarded:
         return name
 
     def _script(self, facts: dict[str, Any]) -> str:
-        """What a shell there runs."""
+        """Returns the script that a shell there runs; `facts` are those of the request."""
         top = self.cluster.folder
-        runs = f"{top}/runs" if top.startswith(("/", "~")) else f"~/{top}/runs"
-        made = [self.folder, f"{top}/runs", *([self.fetched[0]] if self.fetched else [])]
-        site = {"runs_dir": runs} | self.cluster.site
-        variables: dict[str, Any] = {ON: self.cluster.name, OPTIONS_OF_ON: site}
-        variables |= {REQUEST: facts} if facts else {}
+        runs_dir = f"{top}/runs" if top.startswith(("/", "~")) else f"~/{top}/runs"
+        folders = [self.folder, f"{top}/runs"]
+        if self.fetched:
+            folders.append(self.fetched[0])
+        site = {"runs_dir": runs_dir} | self.cluster.site
+        variables = {ON: self.cluster.name, OPTIONS_OF_ON: json.dumps(site)}
+        if facts:
+            variables[REQUEST] = json.dumps(facts)
         if self.command in LISTS and sys.stdout.isatty():
             variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
-        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in variables.items()}
         lines = [
-            f"mkdir -p {' '.join(word(each) for each in made)} && cd {word(self.folder)} || exit",
-            *(f"export {name}={shlex.quote(text)}" for name, text in texts.items()),
+            f"mkdir -p {' '.join(map(word, folders))} && cd {word(self.folder)} || exit",
+            *(f"export {name}={shlex.quote(text)}" for name, text in variables.items()),
             *self.cluster.setup,
             f"exec {self.cluster.start} {shlex.join([*self.words, *self.program])}",
         ]
@@ -275,26 +293,31 @@ class Forwarded:
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[dict[str, Any]]:
-        """What a submission says of itself. Its id is kept until there is an answer: the same
-        command has the same id again, if the connection is cut or this machine fails."""
+        """Yields what a submission says of itself; nothing for other commands.
+
+        Its id is kept until there is an answer: if the connection is cut or this machine fails, the
+        same command has the same id again.
+        """
         if self.command not in SUBMITS:
             yield {}
             return
-        asked = [word for word in self.typed if word != "--follow"]
-        key = _hash(self.cluster.name, str(self.here), *asked, *self.program)
+        typed = [word for word in self.typed if word != "--follow"]
+        key = _hash(self.cluster.name, str(self.here), *typed, *self.program)
         record = _state("requests", f"{key}.json")
         kept = read_json(record)
         if not matches((kept or {}).get("id"), str):
             kept = None
         facts = kept or {"id": os.urandom(16).hex(), "time": time.time()}
         write_json(record, facts)
-        git = self.found if self.found and self.found.mode == "git" else None
         words = ["slurmft", "--on", self.cluster.name, *self.typed, *self.program]
-        yield {
+        request = {
             "request": facts["id"],
             "command": redact(shlex.join(words)),
             "from": f"{os.uname().nodename}:{self.here}",
-        } | ({"git": {"commit": git.commit, "dirty": git.changed > 0}} if git else {})
+        }
+        if self.source and self.source.mode == "git":
+            request["git"] = {"commit": self.source.commit, "dirty": self.source.changed > 0}
+        yield request
         record.unlink(missing_ok=True)
 
 
@@ -341,11 +364,16 @@ def _apart(words: Sequence[str], syntax: Syntax) -> Iterator[str]:
 
 
 def _state(*names: str) -> Path:
-    """A file of what is known here of what was done there."""
+    """Returns a file of the state that is kept here of what was done there; makes its folder."""
     top = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     path = Path(top, "slurmft", *names).expanduser()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def _covers(names: Sequence[str], path: str) -> bool:
+    """Returns whether a path, or something below it, is among names."""
+    return any(name == path or name.startswith(f"{path}/") for name in names)
 
 
 def _hash(*words: str) -> str:
