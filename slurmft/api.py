@@ -189,7 +189,7 @@ class Run:
             SlurmftError: the job was refused; or the run is another user's, or others can write it.
         """
         known = {name: o for name, o in options(JobConfig).items() if name != "runs_dir"}
-        flags = typed_options("resume()", where, known)
+        flags = checked_options("resume()", where, known)
         provenance = cluster_submit.provenance_of(call_text("Run.resume", where))
         cluster_submit.resume(self._files, flags, provenance)
         return self
@@ -209,7 +209,7 @@ def run(*words: str | os.PathLike[str], **given: Any) -> Run:
         SlurmftError: the job was refused.
     """
     command = [os.fspath(word) for word in words]
-    flags = typed_options("run()", given, options(JobConfig) | FLAGS)
+    flags = checked_options("run()", given, options(JobConfig) | FLAGS)
     config = submission.configure(command, flags, site.all_options())
     return submit_config(config, call_text("run", given, command))
 
@@ -221,7 +221,9 @@ def submit_config(config: RunConfig, call: str) -> Run:
     return Run(cluster_submit.submit_with(config, cluster, provenance).path)
 
 
-def typed_options(where: str, given: dict[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
+def checked_options(
+    where: str, given: dict[str, Any], known: Mapping[str, Option]
+) -> dict[str, Any]:
     """Returns options as their fields have them; tuples and paths may stand for lists and texts.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Command lines, for every command: flags of configuration dataclasses, shared arguments."""
+"""The parser of every command: flags of configurations, and arguments that commands share."""
 
 import argparse
 import functools
@@ -22,8 +22,12 @@ class Parser(argparse.ArgumentParser):
     """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
 
     def __init__(self, command: str, documentation: str | None) -> None:
-        """Of a command, by its words; the first paragraph of its docstring begins the help, the
-        others end it."""
+        """Makes the parser of a command.
+
+        Args:
+            command: its words, such as "slurmft study run".
+            documentation: its docstring. The first paragraph begins the help, the others end it.
+        """
         about, _, self.more = inspect.cleandoc(documentation or "").partition("\n\n")
         width = min(80, shutil.get_terminal_size().columns)
         super().__init__(command, None, wrapped(about), allow_abbrev=False)
@@ -44,9 +48,11 @@ class Parser(argparse.ArgumentParser):
         """Adds the argument that names a run, and the folder where it is looked for; without a
         default, a run must be named."""
         text = "path, first letters of its folder's name, job id, or 'last': the newest of yours"
-        text += "" if default is None else f" (default: {default})"
-        number = None if default is None else "?"
-        self.add_argument("run", metavar="RUN", nargs=number, default=default, help=text)
+        nargs = None
+        if default is not None:
+            text += f" (default: {default})"
+            nargs = "?"
+        self.add_argument("run", metavar="RUN", nargs=nargs, default=default, help=text)
         return self.add_runs_dir()
 
     def add_runs_dir(self) -> Self:
@@ -73,9 +79,11 @@ class Parser(argparse.ArgumentParser):
     ) -> Self:
         """Adds a flag for every field of a configuration, or some; absent flags leave no attribute
         behind. The usage line does not list them: they are many."""
-        needed = [a for a in self._actions if a.required]
-        words = (" ".join([*a.option_strings, str(a.metavar or a.dest.upper())]) for a in needed)
-        self.usage = " ".join(["%(prog)s [FLAG ...]", *words])
+        usage = ["%(prog)s [FLAG ...]"]
+        for action in self._actions:
+            if action.required:
+                usage += [*action.option_strings, str(action.metavar or action.dest.upper())]
+        self.usage = " ".join(usage)
         group = self.add_argument_group(title)
         for name, each in options(config).items():
             if only is None or name in only:
@@ -92,11 +100,14 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def format_help(self) -> str:
-        """The help, no wider than 80 columns, without the hidden options."""
+        """Returns the help, no wider than 80 columns, without the hidden options."""
         for action in self._actions:
             if action.dest in self.hidden:
                 action.help = argparse.SUPPRESS
-        return super().format_help() + (f"\n{wrapped(self.more)}\n" if self.more else "")
+        text = super().format_help()
+        if self.more:
+            text += f"\n{wrapped(self.more)}\n"
+        return text
 
     def arguments(self) -> Iterator[argparse.Action]:
         """All flags and arguments that were added, with what argparse knows of each."""
@@ -106,18 +117,20 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, f"see {self.prog} --help")
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Parses a command line."""
-        known, rest = self.parse_known_args(argv)
+        """Parses a command line; UsageError for a flag or an argument that it does not have."""
+        arguments, rest = self.parse_known_args(argv)
         for word in rest:
             if word.startswith("-") and word != "-":
-                flags = [f for action in self._actions for f in action.option_strings]
-                raise unknown("flag", word.partition("=")[0], [f for f in flags if f[:2] == "--"])
+                flags = [flag for action in self._actions for flag in action.option_strings]
+                long_flags = [flag for flag in flags if flag.startswith("--")]
+                raise unknown("flag", word.partition("=")[0], long_flags)
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")
-        return known
+        return arguments
 
     def parse_run(self, argv: list[str]) -> "tuple[argparse.Namespace, RunDir]":
-        """The same for a command about one run, which `add_run` has the arguments of."""
+        """Parses the command line of a command about one run (see `add_run`); returns the run,
+        too."""
         from slurmft.runs import resolve  # others need not wait for it
 
         arguments = self.parse(argv)
@@ -125,31 +138,35 @@ class Parser(argparse.ArgumentParser):
 
 
 def wrapped(text: str) -> str:
-    """Paragraphs and examples, as wide as the terminal, at most 80 columns."""
+    """Returns paragraphs and examples, as wide as the terminal, at most 80 columns."""
     width = min(80, shutil.get_terminal_size().columns) - 1
-    blocks = [part.splitlines() for part in text.strip("\n").split("\n\n")]
-    return "\n\n".join(
-        "\n".join(line for part in block for line in _wrapped_line(part, width))
-        if any(line.startswith(" ") for line in block)
-        else textwrap.fill(" ".join(block), width)
-        for block in blocks
-    )
+    blocks = [block.splitlines() for block in text.strip("\n").split("\n\n")]
+    return "\n\n".join(_wrapped_block(block, width) for block in blocks)
 
 
-def _wrapped_line(line: str, width: int) -> list[str]:
-    """An example, and what it does; lines of a command end with backslashes."""
+def _wrapped_block(lines: list[str], width: int) -> str:
+    """Returns a paragraph, or examples: a block with indented lines, which stay lines."""
+    if not any(line.startswith(" ") for line in lines):
+        return textwrap.fill(" ".join(lines), width)
+    return "\n".join(part for line in lines for part in _wrapped_example(line, width))
+
+
+def _wrapped_example(line: str, width: int) -> list[str]:
+    """Returns the lines of an example and of what it does; those of a command end with
+    backslashes."""
     if len(line) <= width:
         return [line]
-    both = re.match(r"(.*\S)\s{2,}(\S.*)", line)
-    command, words = both.groups() if both else (line, "")
     fill = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
-    indent = line[: -len(line.lstrip())] if line.startswith(" ") else ""
+    indent = line[: len(line) - len(line.lstrip())]
     if not indent:
         return fill(line, width)
+    match = re.match(r"(.*\S)\s{2,}(\S.*)", line)
+    command, comment = match.groups() if match else (line, "")
     lines = fill(command, width - 2, subsequent_indent=f"{indent}    ")
+    margin = " " * 6
     return [
         " \\\n".join(lines),
-        *fill(words, width, initial_indent="      ", subsequent_indent=" " * 6),
+        *fill(comment, width, initial_indent=margin, subsequent_indent=margin),
     ]
 
 
@@ -180,7 +197,7 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
 
 
 def _argument(option: Option) -> dict[str, Any]:
-    """The arguments of `add_argument` for an option."""
+    """Returns the arguments of `add_argument` for an option."""
     text = option.help.replace("%", "%%")
     if option.default not in (None, "", (), False):
         text += f" (default: {option.default})"
@@ -194,10 +211,14 @@ def _argument(option: Option) -> dict[str, Any]:
     return argument
 
 
-def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """The options that the command line gave, repeatable ones as tuples."""
-    found = {k: v for k, v in vars(arguments).items() if k in set(names)}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+def typed_options(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Returns those of the named options that the command line has, repeatable ones as tuples."""
+    names = set(names)
+    values = {}
+    for name, value in vars(arguments).items():
+        if name in names:
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return values
 
 
 def print_json(value: Any) -> int:
@@ -232,7 +253,7 @@ def above_zero(text: str) -> float:
 
 
 def confirmed(question: str) -> bool:
-    """Whether the user agrees."""
+    """Asks the user; returns whether they agree."""
     if not sys.stdin.isatty():
         raise UsageError(
             f"nothing was done: there is no terminal to ask: {question}", "add --yes or --dry-run"

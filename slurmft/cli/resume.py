@@ -10,7 +10,7 @@ from typing import Any
 
 from slurmft.cli import next_commands
 from slurmft.cli.follow import follow
-from slurmft.cli.parser import Parser, given, print_json
+from slurmft.cli.parser import Parser, print_json, typed_options
 from slurmft.cluster.submit import provenance, resume, show_resume
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
@@ -28,7 +28,7 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
-    flags = given(arguments, _JOB_OPTIONS)
+    flags = typed_options(arguments, _JOB_OPTIONS)
     checkpoint = run.newest_checkpoint()
     start = checkpoint or "the beginning: there is no checkpoint"
     facts: dict[str, Any] = {"run": str(run.path), "job": None, "checkpoint": checkpoint}

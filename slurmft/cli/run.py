@@ -18,7 +18,7 @@ How its stop, end and checkpoints are read: docs/your-own-program.md
 import os
 
 from slurmft.cli import submit_or_show
-from slurmft.cli.parser import Parser, given
+from slurmft.cli.parser import Parser, typed_options
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.options import options
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     from slurmft.programs import submission  # not above: --help need not wait for it
 
     known = options(JobConfig) | FLAGS
-    flags = given(arguments, known)
+    flags = typed_options(arguments, known)
     if site_file().is_file() or OPTIONS_OF_ON in os.environ:  # with options of trainings, too
         known |= all_options()
     config = submission.configure(words, flags, known, not arguments.dry_run)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from slurmft.api import Run, call_text, submit_config, typed_options
+from slurmft.api import Run, call_text, checked_options, submit_config
 from slurmft.train.login.configure import OPTIONS, configure
 
 
@@ -18,5 +18,5 @@ def submit(**given: Any) -> Run:
         UsageError: no such option, or a value that cannot be right.
         SlurmftError: the job was refused.
     """
-    config = configure(typed_options("submit()", given, OPTIONS))
+    config = configure(checked_options("submit()", given, OPTIONS))
     return submit_config(config, call_text("submit", given))

@@ -10,7 +10,7 @@ examples:
 
 from typing import Any
 
-from slurmft.cli.parser import Parser, given, input_path, print_json
+from slurmft.cli.parser import Parser, input_path, print_json, typed_options
 from slurmft.core.errors import Exit
 from slurmft.core.options import options
 from slurmft.core.text import aligned, shown
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
     from slurmft.train.login.configure import resolve  # --help need not wait for it
 
     flags: dict[str, Any] = {"data": arguments.data} if arguments.data else {}
-    flags |= given(arguments, options(TrainConfig).keys() - {"data"})
+    flags |= typed_options(arguments, options(TrainConfig).keys() - {"data"})
     if not {"task", "recipe"} & flags.keys():
         flags["task"] = "text-classification"
     train = localize(resolve(flags)[0])

@@ -12,7 +12,7 @@ entities. A job that was stopped resumes with the rows that are left.
 from pathlib import Path
 
 from slurmft.cli import submit_or_show
-from slurmft.cli.parser import Parser, given, input_file
+from slurmft.cli.parser import Parser, input_file, typed_options
 from slurmft.core.config import JobConfig
 from slurmft.core.options import options
 from slurmft.train.config import TrainConfig
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     from slurmft.train.login import predict  # --help need not wait for it
 
-    flags = given(arguments, {*_OWN, *_WHERE})
+    flags = typed_options(arguments, {*_OWN, *_WHERE})
     if arguments.runs_dir:
         flags["runs_dir"] = arguments.runs_dir
     output = Path(arguments.output) if arguments.output else None

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmft.cli import next_commands
-from slurmft.cli.parser import Parser, given
+from slurmft.cli.parser import Parser, typed_options
 from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import inside_text
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
             "this is not a Slurm job: there is no SLURM_JOB_NUM_NODES",
             "sbatch sbatch/multi_node.sbatch, or `slurmft submit` on a login node",
         )
-    flags = given(arguments, OPTIONS)
+    flags = typed_options(arguments, OPTIONS)
     run = find_run(flags) or make_run(flags, argv)
     print(f"run directory: {run.path}\n{next_commands(run.path)}", file=sys.stderr)
     print(run.script)

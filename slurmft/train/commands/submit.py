@@ -19,7 +19,7 @@ Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURM
 """
 
 from slurmft.cli import submit_or_show
-from slurmft.cli.parser import Parser, given
+from slurmft.cli.parser import Parser, typed_options
 from slurmft.core.config import JobConfig
 from slurmft.train.config import TrainConfig
 
@@ -34,5 +34,5 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     from slurmft.train.login.configure import OPTIONS, configure  # --help need not wait for it
 
-    config = configure(given(arguments, OPTIONS))
+    config = configure(typed_options(arguments, OPTIONS))
     return submit_or_show(config, arguments, "submit", argv)

@@ -19,7 +19,7 @@ import json
 import sys
 from collections.abc import Callable
 
-from slurmft.cli.parser import Parser, Part, given, run_part
+from slurmft.cli.parser import Parser, Part, run_part, typed_options
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
@@ -98,7 +98,7 @@ def _job(arguments: argparse.Namespace, command: Command, **fields: object) -> J
     names = _flags_of(command)
     defaults = site_defaults(OPTIONS)
     site = {name: defaults[name] for name in names if name in defaults}
-    return build(JobConfig, site | given(arguments, names) | fields)
+    return build(JobConfig, site | typed_options(arguments, names) | fields)
 
 
 # --- slurmft doctor node --------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def node_main(argv: list[str]) -> int:
     """
     arguments = node_parser().parse(argv)
     if arguments.here or not commands.available():
-        job = build(JobConfig, given(arguments, _flags_of("doctor node")))
+        job = build(JobConfig, typed_options(arguments, _flags_of("doctor node")))
         print("\n".join(node_use.describe(job)), flush=True)
         return Exit.OK
     nodes = arguments.nodes or allocation.allocated_nodes() or 1

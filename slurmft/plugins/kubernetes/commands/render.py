@@ -12,7 +12,7 @@ examples:
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli.parser import Parser, Part, given, run_part
+from slurmft.cli.parser import Parser, Part, run_part, typed_options
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit
@@ -69,7 +69,7 @@ def kubernetes_main(argv: list[str]) -> int:
     """`slurmft render kubernetes`: prints the files, or writes them."""
     at = argv.index("--") if "--" in argv else len(argv)
     arguments = kubernetes_parser().parse(argv[:at])
-    flags = given(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
+    flags = typed_options(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
     config = configure_pods(flags, argv[at + 1 :], ["kubernetes", *argv])
     arguments.name = arguments.name or manifests.dns_name(f"slurmft-{config.program.name}")
     manifests.check(arguments, config.job.nodes)

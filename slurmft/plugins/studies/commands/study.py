@@ -46,7 +46,15 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.cli import command, next_lines, pasted
-from slurmft.cli.parser import Parser, Part, confirmed, given, input_file, print_json, run_part
+from slurmft.cli.parser import (
+    Parser,
+    Part,
+    confirmed,
+    input_file,
+    print_json,
+    run_part,
+    typed_options,
+)
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
@@ -101,7 +109,7 @@ def run_main(argv: list[str]) -> int:
     override the file's [fixed]."""
     arguments = run_parser().parse(argv)
     study, folder = _read_study(arguments)
-    flags = given(arguments, [*options(TrainConfig), *options(JobConfig)])
+    flags = typed_options(arguments, [*options(TrainConfig), *options(JobConfig)])
     study = runner.with_flags(study, flags)
     configs = runner.configurations(study, folder, make=not arguments.dry_run)
     if arguments.dry_run:
