@@ -15,36 +15,46 @@ KINDS = {"after": "afterok", "after_any": "afterany"}
 
 
 def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
-    """The configuration with the paths of the runs that it waits for, and with their jobs in
-    `submission["dependency"]`; a requeued job keeps its id, and of a resumed run it is the newest.
-    """
-    found = {k: [resolve.find(each, runs_dir) for each in getattr(config.job, k)] for k in KINDS}
-    if not any(found.values()) and "dependency" not in config.submission:
+    """Returns the configuration with the paths of the runs that it waits for, and with their jobs
+    in `submission["dependency"]`. A requeued job keeps its id; a resumed run has its newest."""
+    awaited = {
+        kind: [resolve.find(name, runs_dir) for name in getattr(config.job, kind)] for kind in KINDS
+    }
+    if not any(awaited.values()) and "dependency" not in config.submission:
         return config
-    pairs = [(k, _awaited(run, flag(k), cluster)) for k, runs in found.items() for run in runs]
-    text = ",".join(f"{KINDS[k]}:{job}" for k, job in pairs if job)
-    paths: dict[str, Any] = {k: tuple(str(run.path) for run in runs) for k, runs in found.items()}
+    conditions = []
+    paths: dict[str, Any] = {}
+    for kind, runs in awaited.items():
+        paths[kind] = tuple(str(run.path) for run in runs)
+        for run in runs:
+            job_id = _awaited_job(run, flag(kind), cluster)
+            if job_id:
+                conditions.append(f"{KINDS[kind]}:{job_id}")
     job = dataclasses.replace(config.job, **paths)
-    return dataclasses.replace(config, job=job, submission=config.submission | {"dependency": text})
+    submission = config.submission | {"dependency": ",".join(conditions)}
+    return dataclasses.replace(config, job=job, submission=submission)
 
 
-def _awaited(run: RunDir, how: str, cluster: str) -> str:
-    """The job whose end must be waited for; "": none, it has ended."""
+def _awaited_job(run: RunDir, option: str, cluster: str) -> str:
+    """Returns the job whose end must be waited for; "" where the run has ended as it should.
+    UsageError where the end cannot be waited for, or was not what `option` asks."""
     from slurmft.cluster.status import run_statuses  # 10 ms, for few jobs
     from slurmft.runs.scan import MeasuredRun
 
-    status = run_statuses([MeasuredRun.read(run.path)])[0]
-    words, name = f"{how} {run.path.name}: that run", shlex.quote(str(run.path))
-    if status.state == "finished" or (not status.is_alive and how == "--after-any"):
+    (status,) = run_statuses([MeasuredRun.read(run.path)])
+    subject = f"{option} {run.path.name}: that run"
+    path = shlex.quote(str(run.path))
+    if status.state == "finished" or (not status.is_alive and option == "--after-any"):
         return ""
     if not status.is_alive:
         reason = f": {status.reason}" if status.reason else ""
-        hint = f"resume it: slurmft resume {name}; or give --after-any"
-        raise UsageError(f"{words} is {status.state}{reason}", hint)
-    if cluster != "slurm" or status.cluster != "slurm" or status.elsewhere or not status.job:
+        hint = f"resume it: slurmft resume {path}; or give --after-any"
+        raise UsageError(f"{subject} is {status.state}{reason}", hint)
+    is_same_cluster = cluster == status.cluster == "slurm" and not status.elsewhere
+    if not is_same_cluster or not status.job:
         where = status.elsewhere or f"{status.state} ({status.cluster})"
         raise UsageError(
-            f"{words} is {where}, and only a Slurm cluster's jobs can wait for each other",
-            f"wait for it: slurmft follow {name}",
+            f"{subject} is {where}, and only a Slurm cluster's jobs can wait for each other",
+            f"wait for it: slurmft follow {path}",
         )
     return status.job

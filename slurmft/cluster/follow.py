@@ -5,7 +5,7 @@ import math
 from slurmft.cluster.job_state import LOST
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.program import kind_of
-from slurmft.runs.logfiles import log_of_rank
+from slurmft.runs.logfiles import LogFile, log_of_rank
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import read_log_head
 from slurmft.show.progress import Progress
@@ -16,31 +16,39 @@ def follow(
 ) -> None:
     """Shows the last records of a run and those to come, or only these, by its run directory and
     its job's state; TimeoutError where the job has not ended by then."""
-    run, reader, said = job.run, RecordReader(job.run.records), ""
+    run = job.run
+    reader = RecordReader(run.records)
     recent = reader.read_recent("start")
-    attaches = kind_of(run.load_config().program).attaches
-    # What the program prints, where it may record nothing.
-    log = None if attaches or progress.only_bar else log_of_rank(run, 0)
+    log = None
+    if not kind_of(run.load_config().program).attaches and not progress.only_bar:
+        log = log_of_rank(run, 0)  # what the program prints: it may record nothing
+    last_news = ""
     try:
-        for record in () if only_new else recent:
-            progress.show(record)
-        for lives in job.looks(timeout_s):
-            words = _waiting(job) if lives else ""
-            if words not in ("", said):
-                said = words
-                progress.say(words)
+        if not only_new:
+            for record in recent:
+                progress.show(record)
+        for is_alive in job.looks(timeout_s):
+            news = _news(job) if is_alive else ""
+            if news not in ("", last_news):
+                last_news = news
+                progress.say(news)
             for record in reader.read():
                 if log is None or record["event"] in ("preflight", "warning"):
                     progress.show(record)
-            for line in log.lines(whole=False) if log else ():
-                if not read_log_head(line.text):
-                    progress.say(line.text)
+            if log is not None:
+                _show_lines(log, progress)
     finally:
         progress.close()
 
 
-def _waiting(job: JobWatch) -> str:
-    """What a job does, and what it waits for; "": that is unknown."""
+def _show_lines(log: LogFile, progress: Progress) -> None:
+    for line in log.lines(whole=False):
+        if not read_log_head(line.text):
+            progress.say(line.text)
+
+
+def _news(job: JobWatch) -> str:
+    """Returns what a job does, and what it waits for; "" where that is unknown."""
     report = job.state.report
     if report == LOST or (report.name == "UNKNOWN" and not report.reason):
         return ""

@@ -1,8 +1,8 @@
-"""What a full disk means to a run, in words: what is missing, and what could go."""
+"""The error of a run whose disk is full: what is missing, and what could be removed."""
 
-import contextlib
 import errno
 import heapq
+import itertools
 import os
 import shlex
 import shutil
@@ -19,46 +19,59 @@ _RUNS = 500
 
 
 def is_full(error: Exception) -> bool:
-    """Whether an error says that a disk or a quota is full: libraries have it in their words."""
+    """Returns whether a disk or a quota is full, by the text of an error: libraries pass the
+    system's message on, and not its code."""
     return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def no_room(run: RunDir, what: str, needed_bytes: int) -> SlurmftError:
-    """The error where the disk takes no more: what is missing, and what to free."""
+    """Returns the error of a full disk: how much is missing, and what to remove."""
     free = in_bytes(shutil.disk_usage(run.path).free)
-    found = [f"{path} ({in_bytes(size)})" for size, path in largest(run)]
+    others = "; ".join(f"{path} ({in_bytes(size)})" for size, path in largest(run))
     runs_dir = shlex.quote(str(run.path.parent))
     return SlurmftError(
         f"no room for {what}: it needs {in_bytes(needed_bytes)}; the {filesystem.of(run.path)} has "
         f"{free} free, your quota perhaps less",
-        f"make room: {'; '.join(found) or 'no other run of yours has much there'}; slurmft clean "
+        f"make room: {others or 'no other run of yours has much there'}; slurmft clean "
         f"--runs-dir {runs_dir} shows what nobody needs",
     )
 
 
 def largest(run: RunDir, count: int = 3) -> list[tuple[int, Path]]:
-    """The largest checkpoints and tokens of this user's other runs beside it, and the token cache,
-    where they are on its disk: bytes and path, the largest first."""
+    """Returns the largest checkpoints and tokens of this user's other runs beside a run, and the
+    token cache, if they are on its disk and have a MiB or more: bytes and path, the largest
+    first."""
+    paths = [token_cache.folder()]
     with os.scandir(run.path.parent) as entries:
-        others = [RunDir(Path(e.path)) for e, _ in zip(entries, range(_RUNS), strict=False)]
-    paths = [p for o in others if o.path != run.path for p in (o.checkpoints, o.tokens)]
+        for entry in itertools.islice(entries, _RUNS):
+            other = RunDir(Path(entry.path))
+            if other.path != run.path:
+                paths += [other.checkpoints, other.tokens]
     device = run.path.stat().st_dev
-    sizes = [(size_of(p), p) for p in (*paths, token_cache.folder()) if _is_own(p, device)]
-    return [found for found in heapq.nlargest(count, sizes) if found[0] >= 2**20]
+    sizes = [(size_of(path), path) for path in paths if _is_own(path, device)]
+    return [(size, path) for size, path in heapq.nlargest(count, sizes) if size >= 2**20]
 
 
 def _is_own(path: Path, device: int) -> bool:
-    with contextlib.suppress(OSError):
-        found = path.lstat()
-        return found.st_uid == os.getuid() and found.st_dev == device
-    return False
+    try:
+        about = path.lstat()
+    except OSError:
+        return False
+    return about.st_uid == os.getuid() and about.st_dev == device
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
-    below = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    """Returns the bytes of a file, or of all files in a folder."""
+    if not path.is_dir():
+        return _file_size(str(path))
     total = 0
-    for file in below if path.is_dir() else [path]:
-        with contextlib.suppress(OSError):  # somebody else has removed it
-            total += os.lstat(file).st_size
+    for folder, _, names in os.walk(path):
+        total += sum(_file_size(os.path.join(folder, name)) for name in names)
     return total
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:  # somebody else has removed it
+        return 0

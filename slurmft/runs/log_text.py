@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import to_json
+from slurmft.core.run_files import Failure
 from slurmft.core.text import some
 from slurmft.runs.logfiles import Choice, Line, Logs
 from slurmft.runs.rundir import RunDir
@@ -20,32 +21,44 @@ class LogText:
     ) -> None:
         """`tail`: how many lines there are at most of what is there now; None: all."""
         _check(run, choice, tail)
-        self._run, self._choice, self._tail, self._json = run, choice, tail, as_json
+        self._run = run
+        self._choice = choice
+        self._tail = tail
+        self._json = as_json
         self._logs = Logs(run, choice)
-        self._host_width, self._label_width = self._logs.host_width(), len("rank 0")
+        self._host_width = self._logs.host_width()
+        self._label_width = len("rank 0")
         self._day = ""
 
     def until_now(self) -> Iterator[str]:
-        """What failed first, and then all lines that there are; nothing before anybody wrote."""
-        attempt = self._choice.attempt
-        ended = [self._run.root_failure()] if attempt is None else self._run.failures_of(attempt)
-        if failure := next(iter(ended), None):
-            # Because of that, ranks that lost it have failed, and nodes whose ranks ended.
-            names = dict.fromkeys(f.where for f in self._run.failures_of(failure.attempt))
-            after = [name for name in names if name != failure.where]
-            if self._json:
-                yield to_json({"event": "failure"} | asdict(failure) | {"then": after}) + "\n"
-            else:
-                step = f", after step {failure.step}" if failure.step else ""
-                yield f"failed first: {failure.where}, attempt {failure.attempt}{step}\n"
-                yield (failure.traceback or failure.message).rstrip() + "\n"
-                yield f"hint: {failure.hint}\n" if failure.hint else ""
-                yield f"then: {some(after)}\n\n" if after else "\n"
+        """Yields the first failure, and then all lines that there are; nothing before anybody
+        wrote."""
+        if self._choice.attempt is None:
+            failure = self._run.root_failure()
+        else:
+            failures = self._run.failures_of(self._choice.attempt)
+            failure = failures[0] if failures else None
+        if failure is not None:
+            yield from self._failure(failure)
         yield from self.last_lines(whole=True)
 
+    def _failure(self, failure: Failure) -> Iterator[str]:
+        # Because of it, ranks that lost it have failed, and nodes whose ranks ended.
+        names = dict.fromkeys(each.where for each in self._run.failures_of(failure.attempt))
+        after = [name for name in names if name != failure.where]
+        if self._json:
+            yield to_json({"event": "failure"} | asdict(failure) | {"then": after}) + "\n"
+            return
+        step = f", after step {failure.step}" if failure.step else ""
+        yield f"failed first: {failure.where}, attempt {failure.attempt}{step}\n"
+        yield (failure.traceback or failure.message).rstrip() + "\n"
+        if failure.hint:
+            yield f"hint: {failure.hint}\n"
+        yield f"then: {some(after)}\n\n" if after else "\n"
+
     def last_lines(self, whole: bool) -> Iterator[str]:
-        """The lines that there are, or the last ones: by reading no more of each file, if every
-        line counts. `whole`: a last line without its end counts, too."""
+        """Returns the lines that there are, or the last ones: by reading no more of each file, if
+        every line counts. `whole`: a last line without its end counts, too."""
         if self._tail is None:
             return self.new_lines(whole)
         every = self._choice.attempt is None and not self._choice.node
@@ -53,14 +66,12 @@ class LogText:
         return self._written(deque(lines, maxlen=self._tail))
 
     def new_lines(self, whole: bool = True) -> Iterator[str]:
-        """The lines that are new."""
+        """Returns the lines that are new."""
         return self._written(self._logs.lines(whole))
 
     def _written(self, lines: Iterable[Line]) -> Iterator[str]:
         for line in lines:
-            about = {"time": round(line.time, 3), "source": line.label, "host": line.host or None}
-            about |= {"attempt": line.attempt or None, "text": line.text}
-            yield f"{to_json(about) if self._json else self._as_text(line)}\n"
+            yield f"{_as_json(line) if self._json else self._as_text(line)}\n"
 
     def _as_text(self, line: Line) -> str:
         at = time.localtime(line.time)
@@ -74,8 +85,20 @@ class LogText:
         return f"{head}{clock}  {who} | {line.text}"
 
 
+def _as_json(line: Line) -> str:
+    return to_json(
+        {
+            "time": round(line.time, 3),
+            "source": line.label,
+            "host": line.host or None,
+            "attempt": line.attempt or None,
+            "text": line.text,
+        }
+    )
+
+
 def _check(run: RunDir, choice: Choice, tail: int | None) -> None:
-    """Raises UsageError for what the run cannot have."""
+    """Raises UsageError where the run has no such rank or attempt."""
     if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail} must be 0 or more")
     ranks = run.read_environment().ranks

@@ -70,7 +70,7 @@ class Logs:
 
     def __init__(self, run: RunDir, choice: Choice) -> None:
         self._run, self._choice = run, choice
-        self._files: dict[Path, _LogFile] = {}
+        self._files: dict[Path, LogFile] = {}
         self._starts: list[tuple[float, int]] = []
         self._look_for_files()
 
@@ -96,10 +96,10 @@ class Logs:
         order = {"rank": 0, "node": 1, "task": 2}
         for place in sorted(found, key=lambda p: (order.get(p.label.split()[0], 3), p.path.name)):
             if place.path not in self._files and self._choice.has_file(place):
-                self._files[place.path] = _LogFile(place, len(self._files), self._starts)
+                self._files[place.path] = LogFile(place, len(self._files), self._starts)
 
 
-class _LogFile:
+class LogFile:
     """Reads the lines of one log, and later those that were added."""
 
     def __init__(self, place: "_Place", source: int, starts: list[tuple[float, int]]) -> None:
@@ -207,9 +207,9 @@ class _LogFile:
         return text[:1].isspace() and self._last.time != -math.inf
 
 
-def log_of_rank(run: RunDir, rank: int) -> _LogFile:
+def log_of_rank(run: RunDir, rank: int) -> LogFile:
     """The log of one rank, whose `lines` are each time those that are new."""
-    return _LogFile(_Place(run.rank_log(rank), f"rank {rank}", None, ""), 0, [])
+    return LogFile(_Place(run.rank_log(rank), f"rank {rank}", None, ""), 0, [])
 
 
 @dataclass(frozen=True, slots=True)

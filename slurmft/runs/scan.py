@@ -1,7 +1,7 @@
-"""Runs as they were measured: what their directories say of them, for tables, plots and models.
+"""Runs as they were measured: the contents of their directories, for tables, plots and models.
 
 Nothing here needs torch, numpy or the version of slurmft that made a run: files are read as the
-JSON that they are, and what cannot be read is said, never dropped.
+JSON that they are, and what cannot be read is named, never dropped.
 """
 
 import os
@@ -42,11 +42,9 @@ class MeasuredRun:
         cannot be read, or are not those of a run."""
         files = RunDir(path)
         config = read_json(files.config)
-        if not matches(config, AnyConfig):
-            config = None
-        if config is None and files.config.exists() and not os.access(files.config, os.R_OK):
-            raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
-        if config is None:
+        if config is None or not matches(config, AnyConfig):
+            if files.config.exists() and not os.access(files.config, os.R_OK):
+                raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
             raise UsageError(f"{str(files.config)!r} is not the configuration of a run")
         result = files.read_result()
         if result is None and files.result.exists():
@@ -69,19 +67,19 @@ class MeasuredRun:
     @property
     def study(self) -> dict[str, Any] | None:
         """The study that it belongs to, as `slurmft study run` wrote it: name, cell, repeat."""
-        found: dict[str, Any] | None = self.config["submission"].get("study")
-        return found
+        study: dict[str, Any] | None = self.config["submission"].get("study")
+        return study
 
     @property
     def is_own(self) -> bool:
-        """Whether it is of a program of the user's own, not a training of slurmft's."""
+        """It is a run of a program of the user's own, not a training of slurmft's."""
         return bool(self.config["program"].get("kind") == OWN)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The options of its program."""
-        found: dict[str, Any] = self.config["program"].get("settings", {})
-        return found
+        settings: dict[str, Any] = self.config["program"].get("settings", {})
+        return settings
 
     def value(self, field: str) -> Any:
         """A field of the configuration, of its program or its job; None where it has none such."""
@@ -92,8 +90,11 @@ class MeasuredRun:
         """The code that submitted it: slurmft's version, and the commit where there was one."""
         submission = self.config["submission"]
         git = submission.get("git") or {}
-        commit = str(git.get("commit") or "")[:10] + ("-dirty" if git.get("dirty") else "")
-        return " ".join(filter(None, (str(submission.get("slurmft", "?")), commit)))
+        commit = str(git.get("commit") or "")[:10]
+        if git.get("dirty"):
+            commit += "-dirty"
+        version = str(submission.get("slurmft", "?"))
+        return f"{version} {commit}" if commit else version
 
     @property
     def hosts(self) -> list[str]:
@@ -110,7 +111,7 @@ class MeasuredRun:
         return max(1, len({r.get("epoch") for r in self.records("epoch")}))
 
     def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
-        """The lines of records.jsonl, or those of one event; steps done again are there twice."""
+        """Yields the records, or those of one event; steps that were done again come twice."""
         return RecordReader(RunDir(self.path).records).read(event)
 
 
@@ -123,21 +124,24 @@ def find(
     Links are followed; a run that can be reached in several ways is one run.
     """
     problems: list[str] = []
-    places: dict[str, Path] = {}
+    paths_by_place: dict[str, Path] = {}
     hint = "give a run directory, or a folder of some"
-    for given in paths:
-        top = absolute(given)
+    for path in paths:
+        top = absolute(path)
         if not top.is_dir():
-            raise UsageError(f"{str(given)!r} is not a folder", hint)
-        before = len(problems)
-        found = dict(folders(top, problems))
-        if not found and len(problems) == before and not may_be_none:
-            raise UsageError(f"{str(given)!r} holds no run", hint)
-        places |= found | places  # what is there twice, as it was found first
-    return sorted(
-        read_each(places.values(), problems),
-        key=lambda run: (str(run.config["submission"].get("time", "")), str(run.path)),
-    ), problems
+            raise UsageError(f"{str(path)!r} is not a folder", hint)
+        problem_count = len(problems)
+        below = dict(folders(top, problems))
+        if not below and len(problems) == problem_count and not may_be_none:
+            raise UsageError(f"{str(path)!r} holds no run", hint)
+        for place, run_path in below.items():
+            paths_by_place.setdefault(place, run_path)
+    runs = read_each(paths_by_place.values(), problems)
+    return sorted(runs, key=_submission_order), problems
+
+
+def _submission_order(run: MeasuredRun) -> tuple[str, str]:
+    return str(run.config["submission"].get("time", "")), str(run.path)
 
 
 def read_each(
@@ -159,7 +163,8 @@ def folders(
     """Real path and path of the run directories in a folder, at any depth; links are followed, and
     what is below a run is not searched. `problems` takes a line for every folder that cannot be
     read; `seen` has the real paths of what was searched: links may lead back to it."""
-    place, seen = os.path.realpath(top), set() if seen is None else seen
+    place = os.path.realpath(top)
+    seen = set() if seen is None else seen
     if place in seen:
         return
     seen.add(place)

@@ -9,22 +9,28 @@ from slurmft.runs.rundir import RunDir
 
 
 def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
-    """All sbatch options of a run: what it requests, and where its output goes."""
+    """Returns all sbatch options of a run: its request, and where its output goes."""
     log = f"{run.submitit}/%j_0_log"
     return [*request(config).items(), ("output", f"{log}.out"), ("error", f"{log}.err")]
 
 
 def request(config: RunConfig) -> dict[str, str | None]:
-    """The sbatch options that do not depend on the run: the user's, and those slurmft needs."""
-    job, pairs = config.job, (pair.lstrip("-").partition("=") for pair in config.job.sbatch)
-    more = {key: value if equals else None for key, equals, value in pairs}
-    if after := config.submission.get("dependency"):
-        more["dependency"] = ",".join(filter(None, (more.get("dependency"), after)))
-        more["kill-on-invalid-dep"] = "yes"  # many sites let such a job wait for ever
+    """Returns the sbatch options that do not depend on the run: the user's, and those that slurmft
+    needs. None is the value of an option that takes none."""
+    job = config.job
+    given: dict[str, str | None] = {}
+    for pair in job.sbatch:
+        name, equals, value = pair.lstrip("-").partition("=")
+        given[name] = value if equals else None
+    dependency = config.submission.get("dependency")
+    if dependency:
+        given["dependency"] = ",".join(filter(None, (given.get("dependency"), dependency)))
+        given["kill-on-invalid-dep"] = "yes"  # many sites let such a job wait for ever
+    names = [name for name, option in options(JobConfig).items() if option.sbatch]
     return {
-        **of_fields(job, (name for name, each in options(JobConfig).items() if each.sbatch)),
+        **of_fields(job, names),
         "job-name": job.project,
-        **more,
+        **given,
         # Slurm itself does it when a node dies.
         "requeue" if job.requeue else "no-requeue": None,
         # To the processes of the step, not to the batch script.
@@ -35,21 +41,31 @@ def request(config: RunConfig) -> dict[str, str | None]:
 
 
 def of_fields(job: JobConfig, names: Iterable[str]) -> dict[str, str | None]:
-    """Fields of a job as options of sbatch, salloc and srun: option -> value, None for options that
-    take none."""
-    known = options(JobConfig)
-    given = {str(known[name].sbatch): getattr(job, name) for name in names}
-    return {k: None if v is True else str(v) for k, v in given.items() if v not in (None, False)}
+    """Returns fields of a job as options of sbatch, salloc and srun: option -> value, None for
+    options that take none."""
+    declared = options(JobConfig)
+    arguments: dict[str, str | None] = {}
+    for name in names:
+        value = getattr(job, name)
+        if value is True:
+            arguments[str(declared[name].sbatch)] = None
+        elif value is not None and value is not False:
+            arguments[str(declared[name].sbatch)] = str(value)
+    return arguments
 
 
 def directives(options: Iterable[tuple[str, str | None]]) -> list[str]:
-    return [f"#SBATCH {_option(k, v, shlex.quote)}" for k, v in options]
+    """Returns options as lines of a batch script."""
+    return [f"#SBATCH {_option(name, value, shlex.quote)}" for name, value in options]
 
 
 def arguments(options: Iterable[tuple[str, str | None]]) -> list[str]:
-    """Options on sbatch's command line, where they take precedence over SBATCH_* variables."""
-    return [_option(k, v) for k, v in options]
+    """Returns options for sbatch's command line, where they take precedence over SBATCH_*
+    variables."""
+    return [_option(name, value) for name, value in options]
 
 
-def _option(key: str, value: str | None, quote: Callable[[str], str] = str) -> str:
-    return f"--{key}" if value is None else f"--{key}={quote(value)}"
+def _option(name: str, value: str | None, quote: Callable[[str], str] = str) -> str:
+    if value is None:
+        return f"--{name}"
+    return f"--{name}={quote(value)}"
