@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmft.cluster import status
-from slurmft.cluster.status import RunStatus
+from slurmft.cluster.job_state import Phase
+from slurmft.cluster.status import RunStatus, run_statuses
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import ASIDE, aside_of
 from slurmft.runs import resolve, token_cache
@@ -55,79 +55,98 @@ class Plan:
         return sum(item.bytes for item in self.items)
 
 
-Found = tuple[str, Path, str]
-"""Kind, path, and why it may be removed."""
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    kind: str
+    """One of KINDS."""
+    path: Path
+    why: str
+    """Why it may be removed."""
 
 
-def _in_run(found: RunStatus, older_s: float) -> Iterator[Found]:
-    """What may be removed of a run; what is in a folder comes after the folder."""
-    files, has_finished = RunDir(found.run.path), found.state == "finished"
-    idle_s = time.time() - last_activity(found)
-    if found.is_alive and idle_s <= older_s:  # it may be about to be submitted
+def _in_run(status: RunStatus, older_s: float) -> Iterator[_Candidate]:
+    """Yields what may be removed of a run; what is in a folder comes after the folder."""
+    files = RunDir(status.run.path)
+    has_finished = status.state is Phase.FINISHED
+    idle_s = time.time() - last_activity(status)
+    if status.is_alive and idle_s <= older_s:  # it may be about to be submitted
         return
     if not has_finished and idle_s > older_s:
-        word = found.state if found.job else "never submitted"
-        yield "runs", files.path, f"{word}; no activity for {idle_s / 86400:.0f} days"
+        word = status.state if status.job else "never submitted"
+        why = f"{word}; no activity for {idle_s / 86400:.0f} days"
+        yield _Candidate("runs", files.path, why)
     if has_finished and files.model.is_dir() and files.checkpoints.is_dir():
-        yield "checkpoints", files.checkpoints, "the run has finished; its model is kept"
+        why = "the run has finished; its model is kept"
+        yield _Candidate("checkpoints", files.checkpoints, why)
     if has_finished and files.tokens.is_dir():
-        yield "tokens", files.tokens, "the run has finished"
+        yield _Candidate("tokens", files.tokens, "the run has finished")
     for folder in (files.path, files.failures, files.submitit):
-        yield from _asides(folder)
-    for path in (*files.checkpoints.glob(".*"), *files.checkpoints.glob("bad-*")):
-        is_bad = path.name.startswith("bad-")
-        yield "leftovers", path, "a damaged checkpoint" if is_bad else "half written"
+        yield from _leftovers(folder)
+    for path in files.checkpoints.glob(".*"):
+        yield _Candidate("leftovers", path, "half written")
+    for path in files.checkpoints.glob("bad-*"):
+        yield _Candidate("leftovers", path, "a damaged checkpoint")
 
 
-def _asides(folder: Path) -> Iterator[Found]:
-    """What a kill during a write or a removal left in a folder."""
+def _leftovers(folder: Path) -> Iterator[_Candidate]:
+    """Yields what a kill during a write or a removal left in a folder."""
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(folder)):
             if ASIDE.fullmatch(name):
-                yield "leftovers", folder / name, _LEFT
+                yield _Candidate("leftovers", folder / name, _LEFT)
 
 
 def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
-    """What of these kinds may be removed from a folder of runs. `older_s` is the least time without
-    activity of a run that is removed as a whole, and without use of an entry of the token cache."""
-    made, problems = resolve.read_all(top)
-    left_out = [resolve.problem_line(problems)] if problems else []
-    found: list[Found] = []
-    left = Counter[str]()
-    for each in status.run_statuses(made):
-        if each.is_alive and each.job:
+    """Returns what of these kinds may be removed from a folder of runs. `older_s` is the least time
+    without activity of a run that is removed as a whole, and without use of an entry of the token
+    cache."""
+    runs, problems = resolve.read_all(top)
+    candidates: list[_Candidate] = []
+    skipped = Counter[str]()
+    for status in run_statuses(runs):
+        if status.is_alive and status.job:
             continue
-        if not _is_own(each.run.path, top):
-            left["run(s) of other users"] += 1
-        elif each.elsewhere and not each.is_sure:
-            left["run(s) of other clusters or hosts: clean them there"] += 1
-        elif not each.is_sure:
-            left["run(s) whose cluster does not report the state of their jobs"] += 1
+        if not _is_own(status.run.path, top):
+            skipped["run(s) of other users"] += 1
+        elif status.elsewhere and not status.is_sure:
+            skipped["run(s) of other clusters or hosts: clean them there"] += 1
+        elif not status.is_sure:
+            skipped["run(s) whose cluster does not report the state of their jobs"] += 1
         else:
-            found += _of_kinds(_in_run(each, older_s), kinds)
-    outside = list(_asides(top))
-    for path, idle_s in token_cache.unused(token_cache.folder(), older_s):
-        unused = f"no run has used it for {idle_s / 86400:.0f} days"
-        outside.append(("token-cache", path, _LEFT if path.name.startswith(".") else unused))
-    found += [each for each in _of_kinds(outside, kinds) if _is_own(each[1], each[1])]
-    left_out += [f"{count} {words}" for words, count in left.items()]
-    items = [Item(path, kind, why, size_of(path), _inode(path)) for kind, path, why in found]
+            candidates += _of_kinds(_in_run(status, older_s), kinds)
+    outside = [*_leftovers(top), *_in_token_cache(older_s)]
+    candidates += [each for each in _of_kinds(outside, kinds) if _is_own(each.path, each.path)]
+    items = [
+        Item(each.path, each.kind, each.why, size_of(each.path), _inode(each.path))
+        for each in candidates
+    ]
+    left_out = [resolve.problem_line(problems)] if problems else []
+    left_out += [f"{count} {what}" for what, count in skipped.items()]
     return Plan(items, left_out)
 
 
-def _of_kinds(found: Iterable[Found], kinds: Sequence[str]) -> Iterator[Found]:
-    """What is of these kinds, without what is in a folder that goes."""
+def _in_token_cache(older_s: float) -> Iterator[_Candidate]:
+    for path, idle_s in token_cache.unused(token_cache.folder(), older_s):
+        why = f"no run has used it for {idle_s / 86400:.0f} days"
+        if path.name.startswith("."):
+            why = _LEFT
+        yield _Candidate("token-cache", path, why)
+
+
+def _of_kinds(candidates: Iterable[_Candidate], kinds: Sequence[str]) -> Iterator[_Candidate]:
+    """Yields what is of these kinds, without what is in a folder that goes as a whole."""
     whole: list[Path] = []
-    for kind, path, why in found:
-        if kind in kinds and not any(folder in path.parents for folder in whole):
-            whole.append(path)
-            yield kind, path, why
+    for candidate in candidates:
+        is_below = any(folder in candidate.path.parents for folder in whole)
+        if candidate.kind in kinds and not is_below:
+            whole.append(candidate.path)
+            yield candidate
 
 
-def last_activity(found: RunStatus) -> float:
-    """When a run last recorded something or was submitted (Unix seconds)."""
-    files = RunDir(found.run.path)
-    times = [found.run.state.time]
+def last_activity(status: RunStatus) -> float:
+    """Returns when a run last recorded something or was submitted, in Unix seconds."""
+    files = RunDir(status.run.path)
+    times = [status.run.state.time]
     for path in (files.config, files.records, files.job, files.attempt, files.path):
         try:
             times.append(path.stat().st_mtime)
@@ -137,8 +156,8 @@ def last_activity(found: RunStatus) -> float:
 
 
 def _is_own(path: Path, top: Path) -> bool:
-    """Whether a path is this user's, and all between it and `top`: a link there may be another's,
-    to what this user keeps elsewhere."""
+    """Returns whether a path is this user's, and all between it and `top`: a link there may be
+    another's, to what this user keeps elsewhere."""
     between = [p for p in path.parents if top in p.parents]
     try:
         return all(p.lstat().st_uid == os.getuid() for p in (path, *between))
@@ -174,16 +193,19 @@ def remove(item: Item) -> str | None:
     return None
 
 
-def remove_all(found: Plan, again: Plan) -> list[Item]:
+def remove_all(before: Plan, now: Plan) -> list[Item]:
     """Removes what may be removed both before and now: meanwhile a run may have been resumed.
     SlurmftError where some of it could not be removed; the rest is gone."""
-    still = {item.path for item in again.items}
-    removed, problems = [], []
-    for item in found.items:
-        if item.path in still:
+    paths = {item.path for item in now.items}
+    removed: list[Item] = []
+    problems: list[str] = []
+    for item in before.items:
+        if item.path in paths:
             problem = remove(item)
-            problems += [problem] if problem else []
-            removed += [] if problem else [item]
+            if problem:
+                problems.append(problem)
+            else:
+                removed.append(item)
     if problems:
         raise SlurmftError("\n".join(problems), f"{len(removed)} other(s) were removed")
     return removed

@@ -20,7 +20,7 @@ LAST = "last"
 
 
 def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
-    """The run that a name means.
+    """Returns the run that a name means.
 
     Args:
         name: a path; its --name, if no other run has that; a unique beginning of its folder's name;
@@ -39,35 +39,48 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     matches = matching(name, paths)
     if len(matches) == 1:
         return RunDir(matches[0])
-    newest_first = sorted(matches or paths, key=submitted, reverse=True)
-    names = [path.name for path in newest_first]
     if matches:
-        distinct = names if len(set(names)) == len(names) else [str(path) for path in newest_first]
-        raise UsageError(f"{len(names)} runs are called {name!r}", f"one of: {some(distinct)}")
-    hint = f"the newest there: {some(names[:3])}" if names else "slurmft submit makes runs"
-    if near := nearest(name, names):
+        raise _ambiguous(name, matches)
+    raise _unknown(name, top, paths, problems)
+
+
+def _ambiguous(name: str, matches: Sequence[Path]) -> UsageError:
+    newest_first = sorted(matches, key=submitted, reverse=True)
+    names = [path.name for path in newest_first]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in newest_first]
+    return UsageError(f"{len(matches)} runs are called {name!r}", f"one of: {some(names)}")
+
+
+def _unknown(name: str, top: Path, paths: Sequence[Path], problems: Sequence[str]) -> UsageError:
+    newest_first = sorted(paths, key=submitted, reverse=True)
+    names = [path.name for path in newest_first]
+    hint = "slurmft submit makes runs"
+    if names:
+        hint = f"the newest there: {some(names[:3])}"
+    near = nearest(name, names)
+    if near:
         hint = f"did you mean {near}?"
     if problems:
         hint += f"; {len(problems)} folder(s) could not be read: {problems[0]}"
-    raise UsageError(f"no run in {str(top)!r} is called {name!r}", hint)
+    return UsageError(f"no run in {str(top)!r} is called {name!r}", hint)
 
 
-def folder_of(given: str) -> str | Path:
-    """What a folder, or a run's name where there is no such folder, stands for."""
-    if os.sep in given or absolute(given).is_dir():
-        return given
-    return find(given).path
+def folder_of(name: str) -> str | Path:
+    """Returns a folder as it is, and the folder of a run for the name of one."""
+    if os.sep in name or absolute(name).is_dir():
+        return name
+    return find(name).path
 
 
 def folder(runs_dir: str | Path | None = None) -> Path:
-    """The folder of run directories: the one given, else the site's, else `runs`."""
+    """Returns the folder of run directories: the argument, else the site's, else `runs`."""
     return absolute(runs_dir or site.job_default("runs_dir"))
 
 
 def look(top: Path) -> tuple[list[Path], list[str]]:
-    """The runs in a folder, at any depth, by their names; and a line for every folder that could
-    not be read.
-    """
+    """Returns the runs in a folder, at any depth, by their names; and a line for every folder that
+    could not be read."""
     if not top.is_dir():
         raise UsageError(
             f"there is no folder {str(top)!r}",
@@ -79,44 +92,54 @@ def look(top: Path) -> tuple[list[Path], list[str]]:
 
 
 def read_all(top: Path) -> tuple[list[MeasuredRun], list[str]]:
-    """The runs in a folder by when they were submitted, and a line for what cannot be read."""
+    """Returns the runs in a folder, oldest submission first; and a line for every folder that
+    cannot be read."""
     paths, problems = look(top)
     runs = scan.read_each(sorted(paths, key=submitted), problems, with_environment=False)
     return runs, problems
 
 
 def problem_line(problems: Sequence[str]) -> str:
-    """What could not be read, in one line."""
+    """Returns one line for all folders that could not be read."""
     return problems[0] if len(problems) == 1 else f"{len(problems)} folders, such as: {problems[0]}"
 
 
 def matching(name: str, paths: Sequence[Path]) -> list[Path]:
-    """The runs of that very name; else those with that job; else those that were given that name;
-    else those whose name so begins."""
-    if exact := [path for path in paths if path.name == name]:
+    """Returns the runs of that very name; else those with that job; else those that have it as
+    their --name; else those whose name begins with it."""
+    exact = [path for path in paths if path.name == name]
+    if exact:
         return exact
-    if is_job_id(name) and (of_job := [p for p in paths if RunDir(p).job_id() == name]):
-        return of_job
-    given = [path for path in paths if STAMP.split(path.name)[0] == name]
-    return given or [path for path in paths if path.name.startswith(name)]
+    if is_job_id(name):
+        of_job = [path for path in paths if RunDir(path).job_id() == name]
+        if of_job:
+            return of_job
+    named = [path for path in paths if STAMP.split(path.name)[0] == name]
+    return named or [path for path in paths if path.name.startswith(name)]
 
 
 def _newest_own(top: Path, paths: Sequence[Path]) -> Path:
-    """The run that this user submitted last."""
-    own = [p for p in paths if (about := _stat(p)) and about.st_uid == os.getuid()]
-    if not own:
-        words = f"none of the {len(paths)} run(s)" if paths else "no run"
+    """Returns the run that this user submitted last."""
+    own_paths = []
+    for path in paths:
+        about = _stat(path)
+        if about is not None and about.st_uid == os.getuid():
+            own_paths.append(path)
+    if not own_paths:
+        which = f"none of the {len(paths)} run(s)" if paths else "no run"
         hint = "give --runs-dir DIR, or a run's name"
-        raise UsageError(f"{words} in {str(top)!r} is yours", hint)
-    return max(own, key=submitted)
+        raise UsageError(f"{which} in {str(top)!r} is yours", hint)
+    return max(own_paths, key=submitted)
 
 
 def submitted(path: Path) -> tuple[str, float]:
-    """What sorts runs by when they were submitted, which their folders' names tell."""
+    """Returns a key that sorts runs by their submission, which is in the names of their folders."""
     about = _stat(RunDir(path).config)
-    made = about.st_mtime if about else 0.0
+    changed_at = about.st_mtime if about else 0.0
     stamp = STAMP.search(path.name)
-    return stamp[1] if stamp else time.strftime("%Y%m%d-%H%M%S", time.localtime(made)), made
+    if stamp:
+        return stamp[1], changed_at
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(changed_at)), changed_at
 
 
 def _stat(path: Path) -> os.stat_result | None:

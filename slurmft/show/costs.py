@@ -6,42 +6,52 @@ from typing import Any
 from slurmft.core.text import ScreenColumn, in_bytes, on_screen
 
 _HOURS = {"node_hours": "node", "gpu_hours": "GPU", "cpu_hours": "CPU"}
+_HOUR_RANKS = (0, 1, 3)
+"""Columns of the highest rank are left out first on a narrow terminal."""
+_J_PER_KWH = 3.6e6
 
 
 def words(cost: dict[str, Any]) -> str:
     """ "2.50 node-hours, 10.00 GPU-hours; 9.1 GiB of 64.0 GiB a node; energy unknown" """
-    parts = [f"{hours(cost[key])} {name}-hours" for key, name in _HOURS.items() if cost[key]]
-    return "; ".join(filter(None, (", ".join(parts), memory(cost), f"energy {energy(cost)}")))
+    hour_parts = [f"{hours(cost[key])} {name}-hours" for key, name in _HOURS.items() if cost[key]]
+    parts = [", ".join(hour_parts), memory(cost), f"energy {energy(cost)}"]
+    return "; ".join(filter(None, parts))
 
 
 def hours(value: float | None) -> str:
     """ "2.50", "0.0042"; "-" where it is not known."""
     if value is None:
         return "-"
-    return f"{value:,.2f}" if value >= 0.1 or not value else f"{value:.2g}"
+    if value >= 0.1 or value == 0:
+        return f"{value:,.2f}"
+    return f"{value:.2g}"
 
 
 def memory(cost: dict[str, Any]) -> str:
     """ "9.1 GiB of 64.0 GiB a node"; "" where the peak is not known."""
-    peak, asked = cost["peak_memory_bytes"], cost["asked_memory_bytes"]
-    return f"{in_bytes(peak)}{f' of {in_bytes(asked)}' if asked else ''} a node" if peak else ""
+    peak_bytes = cost["peak_memory_bytes"]
+    asked_bytes = cost["asked_memory_bytes"]
+    if not peak_bytes:
+        return ""
+    limit = f" of {in_bytes(asked_bytes)}" if asked_bytes else ""
+    return f"{in_bytes(peak_bytes)}{limit} a node"
 
 
 def energy(cost: dict[str, Any]) -> str:
-    return f"{cost['energy_j'] / 3.6e6:,.3g} kWh" if cost["energy_j"] else "unknown"
+    """ "1.25 kWh" """
+    if not cost["energy_j"]:
+        return "unknown"
+    return f"{cost['energy_j'] / _J_PER_KWH:,.3g} kWh"
 
 
 def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each run, and the sum, as the terminal has room for it."""
+    """Returns a line for each run, and the sum, as the terminal has room for it."""
     total = {key: sum(cost[key] or 0 for cost in costs) for key in (*_HOURS, "energy_j")}
     rows = [*costs, total]
     memories = [memory(cost).removesuffix(" a node") or "-" for cost in costs]
-    return on_screen([
-        ScreenColumn("run", [*names, "in all"], 0, 20),
-        *(
-            ScreenColumn(f"{name}-h", [hours(row[key]) for row in rows], rank)
-            for rank, (key, name) in zip((0, 1, 3), _HOURS.items(), strict=True)
-        ),
-        ScreenColumn("memory a node", [*memories, ""], 2),
-        ScreenColumn("energy", [energy(row) for row in rows], 4),
-    ])  # fmt: skip
+    columns = [ScreenColumn("run", [*names, "in all"], 0, 20)]
+    for rank, (key, name) in zip(_HOUR_RANKS, _HOURS.items(), strict=True):
+        columns.append(ScreenColumn(f"{name}-h", [hours(row[key]) for row in rows], rank))
+    columns.append(ScreenColumn("memory a node", [*memories, ""], 2))
+    columns.append(ScreenColumn("energy", [energy(row) for row in rows], 4))
+    return on_screen(columns)

@@ -6,7 +6,6 @@ show the same.
 
 import contextlib
 import sys
-from collections.abc import Callable
 from typing import Any, TextIO
 
 from slurmft.core.terminal import plain, raw
@@ -27,7 +26,7 @@ class Progress:
         self._bar: Any = None
 
     def show(self, record: Record) -> None:
-        """Shows one record; events that it does not know are left out."""
+        """Shows one record; unknown events are left out."""
         event = record.get("event")
         if event == "start":
             self.say(describe_start(record))
@@ -36,13 +35,15 @@ class Progress:
             self._show_step(record)
         elif event == "evaluate":
             if self._bar is not None:
-                at = f"{record['done']:d}/{record['total']:d}"
-                self._bar.set_postfix_str(f"evaluating {at} samples")
-        elif text := describe(record):
-            self.say(text)
+                part = f"{record['done']:d}/{record['total']:d}"
+                self._bar.set_postfix_str(f"evaluating {part} samples")
+        else:
+            text = describe(record)
+            if text:
+                self.say(text)
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Prints a line above the bar."""
         if self.only_bar:
             return
         if self._bar is not None:
@@ -77,46 +78,53 @@ class Progress:
 
 
 UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
-"""What comes of a record that lacks a value, or has one of another type."""
+"""The errors of describing a record that lacks a value, or has one of another type."""
 
 
-def describe_start(r: Record) -> str:
+def describe_start(record: Record) -> str:
     with contextlib.suppress(*UNLIKE):
         what = (
-            f"{r['task']} on {r['world_size']:d} process(es), {r['nodes']:d} node(s): "
-            f"{r['precision']}, {r['backend']}, global batch {batch(r)}, {r['total_steps']} steps, "
-            f"{parameters(r)}{vocabulary(r)}"
+            f"{record['task']} on {record['world_size']:d} process(es), "
+            f"{record['nodes']:d} node(s): {record['precision']}, {record['backend']}, "
+            f"global batch {batch(record)}, {record['total_steps']} steps, "
+            f"{parameters(record)}{vocabulary(record)}"
         )
-        took = [f"imports took {imports(r)}"] if r.get("imports_s") else []
-        return "\n".join([*r.get("data", ()), what, *took])
-    return f"{r['total_steps']} steps"
+        lines = [*record.get("data", ()), what]
+        if record.get("imports_s"):
+            lines.append(f"imports took {imports(record)}")
+        return "\n".join(lines)
+    return f"{record['total_steps']} steps"
 
 
-def batch(r: Record) -> str:
-    """Samples of a step; where it was to have more, that, too."""
-    more = f" (not {r['limited_from']}: --max-global-batch-size)" if r.get("limited_from") else ""
-    return f"{r['global_batch_size']}{more}"
+def batch(start: Record) -> str:
+    """Returns the samples of a step; where it was to have more, that, too."""
+    size = f"{start['global_batch_size']}"
+    if start.get("limited_from"):
+        size += f" (not {start['limited_from']}: --max-global-batch-size)"
+    return size
 
 
-def parameters(r: Record) -> str:
-    """Of the model; and how many of them train, where not all do."""
-    total: float = r["parameters"] / 1e6
-    trained: float = (r.get("trained_parameters") or r["parameters"]) / 1e6
-    part = f"{trained:.2f}M of " if trained < total else ""
-    return f"{part}{total:.1f}M parameters" + (
-        f" train ({100 * trained / total:.1f} %)" if part else ""
-    )
+def parameters(start: Record) -> str:
+    """Returns the size of the model, and how much of it is trained, where not all is."""
+    millions: float = start["parameters"] / 1e6
+    trained: float = (start.get("trained_parameters") or start["parameters"]) / 1e6
+    if trained < millions:
+        percent = 100 * trained / millions
+        return f"{trained:.2f}M of {millions:.1f}M parameters train ({percent:.1f} %)"
+    return f"{millions:.1f}M parameters"
 
 
-def vocabulary(r: Record) -> str:
-    rows = r.get("vocabulary")
-    return f", {rows['used']:,} of {rows['all']:,} tokens in use" if rows else ""
+def vocabulary(start: Record) -> str:
+    rows = start.get("vocabulary")
+    if not rows:
+        return ""
+    return f", {rows['used']:,} of {rows['all']:,} tokens in use"
 
 
-def imports(r: Record) -> str:
-    """How long the ranks' imports took: of one node, or of several."""
-    seconds = r["imports_s"]
-    if r["nodes"] == 1:
+def imports(start: Record) -> str:
+    """Returns how long the imports of the ranks took, on one node or several."""
+    seconds = start["imports_s"]
+    if start["nodes"] == 1:
         return f"{seconds['max']:.1f} s"
     return (
         f"{seconds['min']:.1f} to {seconds['max']:.1f} s a node, median {seconds['median']:.1f} s; "
@@ -124,15 +132,18 @@ def imports(r: Record) -> str:
     )
 
 
-def describe_step(r: Record) -> str:
-    parts = [
-        f"epoch {r['epoch']:.2f}" if "epoch" in r else "",
-        f"step {r['step']}" + (f"/{r['total_steps']}" if "total_steps" in r else ""),
-        f"loss {number(r['loss'])}" if "loss" in r else "",
-        f"{r['samples_per_s']:.0f} samples/s",
-        f"{duration(r['left_s'])} left" if "left_s" in r else "",
-    ]
-    return "  ".join(filter(None, parts))
+def describe_step(step: Record) -> str:
+    parts = []
+    if "epoch" in step:
+        parts.append(f"epoch {step['epoch']:.2f}")
+    total = f"/{step['total_steps']}" if "total_steps" in step else ""
+    parts.append(f"step {step['step']}{total}")
+    if "loss" in step:
+        parts.append(f"loss {number(step['loss'])}")
+    parts.append(f"{step['samples_per_s']:.0f} samples/s")
+    if "left_s" in step:
+        parts.append(f"{duration(step['left_s'])} left")
+    return "  ".join(parts)
 
 
 def metrics_words(metrics: dict[str, Any] | None) -> str:
@@ -140,31 +151,43 @@ def metrics_words(metrics: dict[str, Any] | None) -> str:
     return "  ".join(f"{name} {number(value)}" for name, value in (metrics or {}).items())
 
 
-def describe_epoch(r: Record) -> str:
-    after = f"after step {r['step']}" if "step" in r else "evaluation"
-    epoch = float(r.get("epoch", 0))
-    when = f"epoch {epoch:g} done" if epoch.is_integer() and epoch else after
-    when += f" (epoch {epoch:.2f})" if not epoch.is_integer() else ""
-    loss = f"loss {number(r['loss'])}" if "loss" in r else ""
-    return f"{when}: " + "  ".join(filter(None, [loss, metrics_words(r["metrics"])]))
-
-
-_DESCRIBED: dict[str, Callable[[Record], str]] = {
-    "epoch": describe_epoch,
-    "early_stop": lambda r: (
-        f"early stopping after step {r['step']}: {r['evaluations']} evaluation(s) without a better "
-        f"{r['metric']}"
-    ),
-    "resume": lambda r: "\n  changed: ".join(
-        (f"resumes after step {r['step']} (from {r['checkpoint']})", *r.get("changes", ()))
-    ),
-    "stopping": lambda r: f"stopping after step {r['step']}: {r['reason']}",
-    "warning": lambda r: f"warning: {r['text']}",
-    "preflight": lambda r: f"preflight: {r['text']}",
-}
+def describe_epoch(evaluation: Record) -> str:
+    epoch = float(evaluation.get("epoch", 0))
+    is_whole = epoch.is_integer()
+    if is_whole and epoch:
+        when = f"epoch {epoch:g} done"
+    elif "step" in evaluation:
+        when = f"after step {evaluation['step']}"
+    else:
+        when = "evaluation"
+    if not is_whole:
+        when += f" (epoch {epoch:.2f})"
+    parts = []
+    if "loss" in evaluation:
+        parts.append(f"loss {number(evaluation['loss'])}")
+    if evaluation["metrics"]:
+        parts.append(metrics_words(evaluation["metrics"]))
+    return f"{when}: " + "  ".join(parts)
 
 
 def describe(record: Record) -> str | None:
-    """An event in words; None for one that is shown in another way, or not at all."""
-    event = str(record.get("event"))
-    return _DESCRIBED[event](record) if event in _DESCRIBED else None
+    """Returns an event in words; None for one that is shown in another way, or not at all."""
+    match record.get("event"):
+        case "epoch":
+            return describe_epoch(record)
+        case "early_stop":
+            return (
+                f"early stopping after step {record['step']}: {record['evaluations']} "
+                f"evaluation(s) without a better {record['metric']}"
+            )
+        case "resume":
+            head = f"resumes after step {record['step']} (from {record['checkpoint']})"
+            return "\n  changed: ".join((head, *record.get("changes", ())))
+        case "stopping":
+            return f"stopping after step {record['step']}: {record['reason']}"
+        case "warning":
+            return f"warning: {record['text']}"
+        case "preflight":
+            return f"preflight: {record['text']}"
+        case _:
+            return None

@@ -54,7 +54,7 @@ class Partition:
 
 
 def available() -> bool:
-    """Whether this machine can submit to Slurm."""
+    """Returns whether this machine can submit to Slurm."""
     return shutil.which("sbatch") is not None
 
 
@@ -68,14 +68,16 @@ def partitions() -> list[Partition]:
 
 def parse_partitions(text: str) -> list[Partition]:
     """From lines of `sinfo --format=%R|%a|%l|%D|%c`."""
-    found: dict[str, Partition] = {}
+    partitions: dict[str, Partition] = {}
     for line in text.splitlines():
         name, state, limit, nodes, cpus = line.strip().split("|")
-        count = int(nodes) + (found[name].nodes if name in found else 0)
-        found[name] = Partition(
-            name=name, state=state, time_limit=limit, nodes=count, cpus_per_node=cpus
+        node_count = int(nodes)
+        if name in partitions:  # a line for each kind of node
+            node_count += partitions[name].nodes
+        partitions[name] = Partition(
+            name=name, state=state, time_limit=limit, nodes=node_count, cpus_per_node=cpus
         )
-    return list(found.values())
+    return list(partitions.values())
 
 
 def version() -> str:
@@ -90,9 +92,12 @@ def settings() -> dict[str, str]:
 
 def parse_settings(text: str) -> dict[str, str]:
     """From `scontrol show config`."""
-    pairs = (line.partition("=") for line in text.splitlines())
-    found = {name.strip(): value.strip() for name, equals, value in pairs if equals}
-    return {name: value for name, value in found.items() if value not in ("", "(null)")}
+    settings = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and value.strip() not in ("", "(null)"):
+            settings[name.strip()] = value.strip()
+    return settings
 
 
 def cluster_name() -> str:
@@ -125,23 +130,27 @@ def unwell_hosts(*options: str) -> dict[str, str]:
 
 def parse_unwell_hosts(text: str) -> dict[str, str]:
     """From lines of `sinfo --Node --format=%N|%T|%E`, one for each partition of a node."""
-    found = {}
+    states = {}
     for line in text.splitlines():
         name, state, reason = line.strip().split("|", 2)
         if state.endswith("*") or state.startswith(("down", "drain", "fail", "unknown")):
-            found[name] = state if reason == "none" else f"{state}: {reason}"
-    return found
+            states[name] = state if reason == "none" else f"{state}: {reason}"
+    return states
 
 
 def down_hosts(hosts: Sequence[str]) -> list[str]:
-    """Those of the hosts that Slurm reports as down or not responding ("mixed*"); empty without an
+    """Returns which hosts Slurm reports as down or not responding ("mixed*"); none without an
     answer."""
     try:
-        found = unwell_hosts(f"--nodes={','.join(hosts)}")
+        unwell = unwell_hosts(f"--nodes={','.join(hosts)}")
     except SlurmftError:
         return []
-    states = {name: words.partition(":")[0] for name, words in found.items()}
-    return sorted(n for n, state in states.items() if state == "down" or state.endswith("*"))
+    down = []
+    for name, description in unwell.items():
+        state = description.partition(":")[0]
+        if state == "down" or state.endswith("*"):
+            down.append(name)
+    return sorted(down)
 
 
 def associations(user: str) -> list[dict[str, str]]:
@@ -153,9 +162,13 @@ def associations(user: str) -> list[dict[str, str]]:
 
 def parse_associations(text: str, fields: str) -> list[dict[str, str]]:
     """From lines of `sacctmgr --noheader --parsable2 show assoc format=FIELDS`."""
-    rows = (line.split("|") for line in text.splitlines() if line.strip())
-    pairs = (zip(fields.split(","), row, strict=True) for row in rows)
-    return [{name: value for name, value in row if value} for row in pairs]
+    names = fields.split(",")
+    rows = []
+    for line in text.splitlines():
+        if line.strip():
+            pairs = zip(names, line.split("|"), strict=True)
+            rows.append({name: value for name, value in pairs if value})
+    return rows
 
 
 def check_accounting() -> None:
@@ -169,7 +182,8 @@ def job_state(job_id: str) -> Report | None:
     NO_ANSWER: the controller, which may know the job, does not answer. NO_ACCOUNTING: it does not
     know the job any more, and accounting does not answer.
     """
-    unanswered, outdated = set(), None
+    unanswered = set()
+    outdated = None
     for ask in (_state_in_queue, _state_in_accounting, _state_of_controller):
         try:
             state = ask(job_id)
@@ -206,9 +220,9 @@ def await_accounting(job_id: str, state: Report) -> Report:
     the controller. The given state where it does not."""
     with contextlib.suppress(SlurmftError):  # the site keeps none
         for pause_s in (*[1] * _ACCOUNTING_LAG_S, 0):
-            found = _state_in_accounting(job_id)
-            if found is not None and found.ended:
-                return found
+            report = _state_in_accounting(job_id)
+            if report is not None and report.ended:
+                return report
             time.sleep(pause_s)
     return state
 
@@ -234,16 +248,20 @@ def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[
     not answer, NO_ACCOUNTING of those that only accounting may know. Accounting is not queried for
     `only_queued`.
     """
-    wanted = set(filter(is_job_id, job_ids))  # one that is none would fail the whole call
-    found = _states_by(_SQUEUE, parse_squeue_jobs, wanted)
-    if found is None:
-        return dict.fromkeys(wanted, NO_ANSWER)
-    left = wanted - found.keys() - set(only_queued)
+    valid_ids = set(filter(is_job_id, job_ids))  # another text would fail the whole call
+    queued = _states_by(_SQUEUE, parse_squeue_jobs, valid_ids)
+    if queued is None:
+        return dict.fromkeys(valid_ids, NO_ANSWER)
+    left = valid_ids - queued.keys() - set(only_queued)
     ended = _states_by(_SACCT, parse_sacct_jobs, left)
     if ended is None:
         ended = dict.fromkeys(left, NO_ACCOUNTING)
-    both = ((job, found.get(job) or _of_task(ended, job)) for job in wanted)
-    return {job: state for job, state in both if state is not None}
+    reports = {}
+    for job in valid_ids:
+        report = queued.get(job) or _of_task(ended, job)
+        if report is not None:
+            reports[job] = report
+    return reports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,77 +287,93 @@ _SACCT_USES = (
 
 
 def job_uses(job_ids: Iterable[str]) -> dict[str, list[JobUse]]:
-    """What each start of jobs used, requeued ones included, oldest first."""
-    ids, found = sorted(filter(is_job_id, job_ids)), dict[str, list[JobUse]]()
+    """Returns the resources that each start of jobs used, requeued ones included, oldest first."""
+    ids = sorted(filter(is_job_id, job_ids))
+    uses: dict[str, list[JobUse]] = {}
     for i in range(0, len(ids), _JOBS_A_CALL):
         jobs = f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"
-        found |= parse_job_uses(call(*_SACCT_USES, jobs, timeout_s=10))
-    return found
+        uses |= parse_job_uses(call(*_SACCT_USES, jobs, timeout_s=10))
+    return uses
 
 
 def parse_job_uses(text: str) -> dict[str, list[JobUse]]:
     """From lines of `sacct -nP --duplicates`: each start's line, then those of its steps."""
-    found: dict[str, list[JobUse]] = {}
+    uses: dict[str, list[JobUse]] = {}
     for line in text.splitlines():
         if line.count("|") != 5:
             continue
-        job_id, elapsed, *tres, peak, energy = line.split("|")
+        job_id, elapsed, requested, allocated, peak, energy = line.split("|")
         job, _, step = job_id.partition(".")
-        starts = found.setdefault(job, [])
+        starts = uses.setdefault(job, [])
         if step and starts:
-            last, size = starts[-1], _bytes(peak)
-            starts[-1] = dataclasses.replace(last, peak_bytes=max(last.peak_bytes, size))
+            last = starts[-1]
+            peak_bytes = max(last.peak_bytes, _bytes(peak))
+            starts[-1] = dataclasses.replace(last, peak_bytes=peak_bytes)
         elif not step:
-            # The requested first: of memory that sites do not allocate, it is all that is known.
-            pairs = (pair.split("=", 1) for text in tres for pair in text.split(",") if "=" in pair)
-            given = dict(pairs)
-            starts.append(JobUse(
+            # Of memory that sites do not allocate, the request is all that is known.
+            resources = _resources(requested) | _resources(allocated)
+            use = JobUse(
                 elapsed_s=int(elapsed or 0),
-                nodes=int(given.get("node", 0)),
-                cpus=int(given.get("cpu", 0)),
-                gpus=int(given.get("gres/gpu", 0)),
-                memory_bytes=_bytes(given.get("mem", "")),
+                nodes=int(resources.get("node", 0)),
+                cpus=int(resources.get("cpu", 0)),
+                gpus=int(resources.get("gres/gpu", 0)),
+                memory_bytes=_bytes(resources.get("mem", "")),
                 peak_bytes=_bytes(peak),
                 energy_j=int(energy) if energy.isdecimal() else 0,
-            ))  # fmt: skip
-    return found
+            )
+            starts.append(use)
+    return uses
+
+
+def _resources(text: str) -> dict[str, str]:
+    """ "cpu=4,mem=8G,node=1" -> {"cpu": "4", "mem": "8G", "node": "1"}"""
+    pairs = (pair.split("=", 1) for pair in text.split(",") if "=" in pair)
+    return dict(pairs)
 
 
 def _bytes(text: str) -> int:
     """ "512K", "1.50G", "" -> bytes; accounting's K are KiB."""
     match = re.fullmatch(r"([\d.]+)([KMGTP]?)", text)
-    return int(float(match[1]) * 1024 ** (" KMGTP".index(match[2] or " "))) if match else 0
+    if match is None:
+        return 0
+    exponent = " KMGTP".index(match[2] or " ")
+    return int(float(match[1]) * 1024**exponent)
 
 
-def _of_task(found: dict[str, Report], job_id: str) -> Report | None:
-    """The state of a job by its own line, or its array's: accounting has only that at first where
-    the array was cancelled before it started."""
-    return found.get(job_id) or found.get(array_of(job_id))
+def _of_task(reports: dict[str, Report], job_id: str) -> Report | None:
+    """Returns the state of a job by its own line, or its array's: accounting has only that at first
+    where the array was cancelled before it started."""
+    return reports.get(job_id) or reports.get(array_of(job_id))
 
 
 def _states_by(
     command: Sequence[str], parse: Callable[[str], dict[str, Report]], job_ids: Iterable[str]
 ) -> dict[str, Report] | None:
-    """What one command says of jobs, asked in pieces; None where it does not answer."""
-    ids, found = sorted({array_of(job) for job in job_ids}), dict[str, Report]()
+    """Asks one command for the states of jobs, in pieces; None where it does not answer."""
+    ids = sorted({array_of(job) for job in job_ids})
+    reports: dict[str, Report] = {}
     for i in range(0, len(ids), _JOBS_A_CALL):
+        jobs = f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"
         try:
-            found |= parse(call(*command, f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"))
+            reports |= parse(call(*command, jobs))
         except SlurmftError as error:
             if not _KNOWS_NOTHING.search(error.message):
                 return None
-    return found
+    return reports
 
 
 def parse_squeue_jobs(text: str) -> dict[str, Report]:
     """From lines of `squeue --array --format=%i|%T|%S|%r`: job id, or array_index, -> state."""
-    found = {}
+    reports = {}
     for line in text.splitlines():
         job, name, start, reason = [*line.strip().split("|", 3), "", "", ""][:4]
-        if state := parse_squeue(f"{name}|{reason}"):
-            known = name == "PENDING" and start != "N/A"
-            found[job] = dataclasses.replace(state, expected_start=start if known else "")
-    return found
+        report = parse_squeue(f"{name}|{reason}")
+        if report is None:
+            continue
+        if name == "PENDING" and start != "N/A":
+            report = dataclasses.replace(report, expected_start=start)
+        reports[job] = report
+    return reports
 
 
 def parse_sacct_jobs(text: str) -> dict[str, Report]:
@@ -348,18 +382,26 @@ def parse_sacct_jobs(text: str) -> dict[str, Report]:
     Tasks of an array that never started share one line, such as 5_[0-2,4-9%4]; it still has those
     that started later, beside lines of their own.
     """
-    own, shared = dict[str, Report](), dict[str, Report]()
+    by_own_line: dict[str, Report] = {}
+    by_shared_line: dict[str, Report] = {}
     for line in text.splitlines():
         job, _, rest = line.strip().partition("|")
-        if state := parse_sacct(rest):
-            (shared if "[" in job else own).update(dict.fromkeys(tasks_of(job), state))
-    return shared | own
+        report = parse_sacct(rest)
+        if report is None:
+            continue
+        if "[" in job:
+            by_shared_line |= dict.fromkeys(tasks_of(job), report)
+        else:
+            by_own_line[job] = report
+    return by_shared_line | by_own_line
 
 
 def parse_squeue(text: str) -> Report | None:
     """From the line of `squeue --format=%T|%r`."""
     name, _, reason = text.strip().partition("|")
-    return Report(name=name, reason="" if reason == "None" else reason) if name else None
+    if not name:
+        return None
+    return Report(name=name, reason="" if reason == "None" else reason)
 
 
 def parse_sacct(text: str) -> Report | None:
@@ -374,7 +416,11 @@ def parse_sacct(text: str) -> Report | None:
 def _exit_code(text: str) -> int:
     """ "1:0" -> 1, "0:15" -> 143: code and signal, as accounting writes them."""
     code, _, signal = text.strip().partition(":")
-    return int(code or 0) or (128 + int(signal) if int(signal or 0) else 0)
+    if int(code or 0):
+        return int(code)
+    if int(signal or 0):
+        return 128 + int(signal)
+    return 0
 
 
 def cancel(*job_ids: str) -> None:
@@ -400,8 +446,11 @@ def job_of_script(folder: Path) -> str:
 
 def parse_job_of_script(text: str, folder: Path) -> str:
     """From lines of `squeue --format=%i|%o`."""
-    rows = (line.strip().partition("|") for line in text.splitlines())
-    return next((job for job, _, script in rows if script.startswith(f"{folder}/")), "")
+    for line in text.splitlines():
+        job, _, script = line.strip().partition("|")
+        if script.startswith(f"{folder}/"):
+            return job
+    return ""
 
 
 def max_array_size() -> int:
@@ -413,19 +462,23 @@ def max_array_size() -> int:
 
 
 def job_facts(job: str) -> dict[str, str]:
-    """What the controller knows of a job, by scontrol's names."""
+    """Returns what the controller knows of a job, by scontrol's names."""
     return parse_job_facts(call("scontrol", "show", "job", job))
 
 
 def parse_job_facts(text: str) -> dict[str, str]:
     """From `scontrol show job`. A line with free text is one value, as this may hold anything."""
-    lines = (line.strip() for line in text.splitlines())
-    words = (w for line in lines for w in ([line] if line.startswith(_FREE) else line.split()))
-    pairs = dict(word.split("=", 1) for word in words if "=" in word)
-    return {k: v for k, v in pairs.items() if v not in ("", "(null)", "N/A")}
+    facts = {}
+    for line in text.splitlines():
+        line = line.strip()
+        for pair in [line] if line.startswith(_FREE_TEXT) else line.split():
+            name, equals, value = pair.partition("=")
+            if equals and value not in ("", "(null)", "N/A"):
+                facts[name] = value
+    return facts
 
 
-_FREE = (
+_FREE_TEXT = (
     "JobId=", "Command=", "WorkDir=", "Comment=", "AdminComment=", "StdErr=", "StdIn=", "StdOut=",
 )  # fmt: skip
 
@@ -467,7 +520,8 @@ def note(job: str, words: str) -> None:
 
 
 def noted(job: str) -> str:
-    """What `note` has left with a job; "": nothing, or the controller knows the job no longer."""
+    """Returns the words that `note` has left; "" if there are none, or the controller has forgotten
+    the job."""
     with contextlib.suppress(SlurmftError):
         comment = job_facts(job).get("Comment", "")
         return comment.removeprefix(NOTE) if comment.startswith(NOTE) else ""
@@ -475,7 +529,7 @@ def noted(job: str) -> str:
 
 
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
-    """What a command of Slurm's prints."""
+    """Returns the output of a command of Slurm's."""
     whole = os.environ | {"SLURM_BITSTR_LEN": "0"}  # lists of array tasks are not cut short
     done = _run(command, timeout_s, "is the Slurm controller up?", whole)
     if done.returncode:
@@ -523,12 +577,12 @@ def never_starts(job_id: str) -> str | None:
     return parse_never_starts(text, partitions())
 
 
-def parse_never_starts(text: str, known: list[Partition]) -> str | None:
+def parse_never_starts(text: str, partitions: list[Partition]) -> str | None:
     """From the line of `squeue --format=%T|%r|%P|%D|%l`, and the partitions."""
     if text.count("|") != 4:
         return None
     state, reason, name, nodes, limit = text.strip().split("|")
-    partition = next((p for p in known if p.name == name), None)
+    partition = next((each for each in partitions if each.name == name), None)
     if state != "PENDING" or partition is None:
         return None
     if int(nodes) > partition.nodes:
@@ -558,11 +612,13 @@ def refusal(stderr: str, exit_code: int) -> SlurmftError:
 
 
 def offers() -> str:
-    """What the cluster's partitions offer, as a hint."""
-    found = ", ".join(str(p) for p in partitions())
-    return f"partitions here: {found}" if found else "sinfo shows no partitions: is Slurm up?"
+    """Returns the partitions of the cluster, as a hint."""
+    descriptions = ", ".join(map(str, partitions()))
+    if not descriptions:
+        return "sinfo shows no partitions: is Slurm up?"
+    return f"partitions here: {descriptions}"
 
 
 def error_text(lines: Sequence[str]) -> list[str]:
-    """What sbatch or salloc says, without its name."""
+    """Returns lines of sbatch or salloc without the name of the command."""
     return [re.sub("^(sbatch: |salloc: )?(error: )?", "", line).strip() for line in lines]
