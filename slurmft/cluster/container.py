@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,15 @@ _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
 
 @functools.cache
 def runtimes() -> dict[str, dict[str, Any]]:
-    """Name -> what is told to a runtime; see containers.toml."""
+    """Returns the options of each container runtime, by its name; see containers.toml."""
     import tomllib  # 5 ms: only jobs in containers pay for it
 
     return tomllib.loads(Path(__file__).with_name("containers.toml").read_text(encoding="utf-8"))
 
 
 def runtime_of(job: JobConfig) -> str:
-    """The name of a job's container runtime; `auto` is the first that this machine has, or a
-    UsageError."""
+    """Returns the name of a job's container runtime; `auto` is the first that this machine has.
+    UsageError where it has none."""
     if job.container_runtime != "auto":
         return job.container_runtime
     for name, runtime in runtimes().items():
@@ -64,7 +65,8 @@ def check(job: JobConfig, cluster: str) -> None:
             f"--container {job.container!r} works under Slurm, not with --cluster {cluster}",
             "leave it out, or run this same command by: apptainer exec IMAGE ...",
         )
-    runtime, kind = runtimes()[runtime_of(job)], image_kind(job.container)
+    runtime = runtimes()[runtime_of(job)]
+    kind = image_kind(job.container)
     hint = f"make it once, on a file system of all nodes: {runtime['make']}"
     if kind != "registry" and not Path(job.container).exists():
         raise UsageError(f"--container {job.container!r}: no such image", hint)
@@ -74,7 +76,7 @@ def check(job: JobConfig, cluster: str) -> None:
 
 
 def node_task(config: RunConfig, run: RunDir) -> list[str]:
-    """The command of a node's task; with --container, in the container, if srun has
+    """Returns the command of a node's task; with --container, in the container, if srun has
     `srun_options`."""
     task = ["-u", "-m", "slurmft.node.task", str(run.path)]
     if config.job.container is None:
@@ -89,77 +91,119 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
 
 
 def srun_options(config: RunConfig, run: RunDir) -> list[str]:
-    """The options of the srun that starts `node_task`, where it runs the container itself."""
+    """Returns the options of the srun that starts `node_task`, where srun runs the container."""
     if config.job.container is None or runtimes()[runtime_of(config.job)]["programs"]:
         return []
     return _options(config, run)
 
 
 def _options(config: RunConfig, run: RunDir) -> list[str]:
-    """What a runtime is told, up to the program."""
-    job, image = config.job, config.job.container or ""
-    runtime, shown = runtimes()[runtime_of(job)], mounts(config, run)
-    words = runtime["options"] + (runtime["gpus"] if asks_for_gpus(job) else [])
-    words += runtime["user"] if os.getuid() else []
-    values = {"here": os.getcwd(), "image": image, "mounts": ",".join(map(":".join, shown))}
-    told = [word.format(**values) for word in words]
-    for source, place, *option in shown:
-        each = {"source": source, "place": place, "csv": as_csv(source, place, *option)}
-        told += [word.format(**each) for word in runtime["mount"]]
-    return told + [word.format(**values) for word in runtime[image_kind(image)]]
+    """Returns the arguments of a runtime, up to the program."""
+    image = config.job.container or ""
+    runtime = runtimes()[runtime_of(config.job)]
+    mounted = mounts(config, run)
+    templates = list(runtime["options"])
+    if asks_for_gpus(config.job):
+        templates += runtime["gpus"]
+    if os.getuid() != 0:
+        templates += runtime["user"]
+    mount_list = ",".join(":".join(mount) for mount in mounted)
+    values = {"here": os.getcwd(), "image": image, "mounts": mount_list}
+    arguments = [template.format(**values) for template in templates]
+    for source, place, *option in mounted:
+        fields = {"source": source, "place": place, "csv": as_csv(source, place, *option)}
+        arguments += [template.format(**fields) for template in runtime["mount"]]
+    arguments += [template.format(**values) for template in runtime[image_kind(image)]]
+    return arguments
 
 
 def asks_for_gpus(job: JobConfig) -> bool:
-    """Whether a job requests GPUs, by any option of sbatch."""
-    options = (pair.lstrip("-") for pair in job.sbatch)
-    others = any(o.startswith("gpus") or (o.startswith("gres") and "gpu" in o) for o in options)
-    return bool(job.gpus_per_node) or job.profile == "gpu" or others
+    """Returns whether a job requests GPUs, by any option of sbatch."""
+    if job.gpus_per_node or job.profile == "gpu":
+        return True
+    for pair in job.sbatch:
+        option = pair.lstrip("-")
+        if option.startswith("gpus") or (option.startswith("gres") and "gpu" in option):
+            return True
+    return False
 
 
 def mounts(config: RunConfig, run: RunDir) -> list[tuple[str, ...]]:
-    """Source, place and option of each mount: slurmft's code, and what the task reads and writes,
-    unless the runtime shows that by itself. None is within another. UsageError where the runtime
-    cannot be told such a path."""
-    name, image = runtime_of(config.job), config.job.container or ""
-    here = [os.getcwd(), str(Path.home())] if name != "apptainer" else []
-    named = [p if os.path.isdir(p) else os.path.dirname(p) for p in (*config.program.paths, *here)]
-    outer = {p for p in (*named, str(run.path.parent), *caches()) if os.path.isabs(p) and p != "/"}
-    every = outer | set(runtimes()[name]["shows"])
-    shown = [p for p in outer if not any(Path(p).is_relative_to(o) for o in every - {p})]
+    """Returns source, place and option of each mount: slurmft's code, and what the task reads and
+    writes, unless the runtime mounts that by itself. None is within another. UsageError where the
+    runtime cannot take such a path."""
+    name = runtime_of(config.job)
+    image = config.job.container or ""
     code = str(Path(slurmft.__file__).parent)
-    for path in (code, *shown, *([] if image_kind(image) == "registry" else [image])):
-        if wrong := set(runtimes()[name]["separators"]) & set(path):
-            what = f"{name} takes no path with {min(wrong)!r}: {path!r}"
+    folders = _outermost(_used_folders(config, run, name), runtimes()[name]["shows"])
+    paths = [code, *folders]
+    if image_kind(image) != "registry":
+        paths.append(image)
+    for path in paths:
+        forbidden = set(runtimes()[name]["separators"]) & set(path)
+        if forbidden:
+            what = f"{name} takes no path with {min(forbidden)!r}: {path!r}"
             raise UsageError(what, "rename it, or choose another --container-runtime")
-    return [(code, f"{_CODE}/slurmft", "ro"), *((path, path) for path in sorted(shown))]
+    return [(code, f"{_CODE}/slurmft", "ro"), *((path, path) for path in sorted(folders))]
+
+
+def _used_folders(config: RunConfig, run: RunDir, runtime: str) -> set[str]:
+    """Returns the folders that a task reads and writes."""
+    paths = list(config.program.paths)
+    if runtime != "apptainer":  # which mounts them by itself
+        paths += [os.getcwd(), str(Path.home())]
+    folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in paths]
+    folders += [str(run.path.parent), *caches()]
+    return {folder for folder in folders if os.path.isabs(folder) and folder != "/"}
+
+
+def _outermost(folders: set[str], mounted: Sequence[str]) -> list[str]:
+    """Returns the folders that are within no other folder, and within none that is mounted."""
+    every = folders | set(mounted)
+    return [
+        folder
+        for folder in folders
+        if not any(Path(folder).is_relative_to(other) for other in every - {folder})
+    ]
 
 
 def folders_to_make(config: RunConfig, run: RunDir) -> list[str]:
-    """Folders that must be there before the tasks start: caches, and in an image that is a folder
-    those that Charliecloud mounts over."""
-    if (image := config.job.container) is None:
+    """Returns the folders that must be there before the tasks start: caches, and in an image that
+    is a folder those that Charliecloud mounts over."""
+    image = config.job.container
+    if image is None:
         return []
-    places = mounts(config, run) if runtime_of(config.job) == "charliecloud" else []
-    return caches() + [image + place for _, place, *_ in places if image_kind(image) == "folder"]
+    folders = caches()
+    if runtime_of(config.job) == "charliecloud" and image_kind(image) == "folder":
+        folders += [image + place for _, place, *_ in mounts(config, run)]
+    return folders
 
 
 def caches() -> list[str]:
-    """The folders of the Hugging Face caches that the environment names; they need not exist."""
-    named = [os.environ.get(name, "") for name in _CACHES]
-    return list(dict.fromkeys(path for path in named if os.path.isabs(path)))
+    """Returns the folders of the Hugging Face caches that the environment names; they need not
+    exist."""
+    folders = [os.environ.get(name, "") for name in _CACHES]
+    return list(dict.fromkeys(path for path in folders if os.path.isabs(path)))
 
 
 def as_csv(source: str, place: str, option: str = "") -> str:
-    """The value of --mount, for Apptainer and Podman."""
+    """Returns the value of --mount, for Apptainer and Podman."""
     fields = ["type=bind", f"source={source}", f"destination={place}", option]
-    quoted = [f'"{f.replace(chr(34), 2 * chr(34))}"' if set(f) & set(',"') else f for f in fields]
-    return ",".join(field for field in quoted if field)
+    return ",".join(_quoted(field) for field in fields if field)
+
+
+def _quoted(field: str) -> str:
+    if not set(field) & set(',"'):
+        return field
+    doubled = field.replace('"', '""')
+    return f'"{doubled}"'
 
 
 def main(argv: list[str]) -> int:
     """Runs the runtime's command. Stop signals are for the task: blocked, they kill no helper
     process (conmon, squashfuse)."""
-    run, program = RunDir.open(argv[0]), argv[1]
+    run = RunDir.open(argv[0])
+    program = argv[1]
     if shutil.which(program) is None:
         missing = SlurmftError(
             f"--container: there is no {program} on this node",

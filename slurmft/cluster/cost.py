@@ -21,23 +21,30 @@ from slurmft.runs.scan import MeasuredRun
 
 _ROOM = 1.5
 """Memory to ask for, in peaks: Slurm measures it every half a minute."""
-_MUCH_BYTES, _MUCH_TIME = 4 * 2**30, 4
+_MUCH_BYTES = 4 * 2**30
+"""Advice is given where the request exceeds the need by more than this."""
+_MUCH_TIME = 4
+"""Advice is given where the limit is more than so many times the longest attempt."""
 
 
 def costs_of(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
-    """What each run cost; Slurm's accounting is asked once for all of them.
+    """Returns what each run cost; Slurm's accounting is asked once for all of them.
 
     Returns:
         For each run node_hours, gpu_hours, cpu_hours, peak_memory_bytes and asked_memory_bytes (of
         a node), energy_j, longest_s (of its attempts), source. None is what is not known.
     """
-    here = commands.cluster_name() if any(_is_slurm(run) for run in runs) else ""
-    jobs = [_jobs(run, here) if here and _is_slurm(run) else [] for run in runs]
-    used: dict[str, list[JobUse]] = {}
+    slurm_runs = [run for run in runs if _is_slurm(run)]
+    here = commands.cluster_name() if slurm_runs else ""
+    jobs = {run.path: _jobs(run, here) for run in slurm_runs} if here else {}
+    uses: dict[str, list[JobUse]] = {}
     with contextlib.suppress(SlurmftError):  # there is no accounting
-        used = commands.job_uses({job for found in jobs for job in found})
-    both = zip(runs, jobs, strict=True)
-    return [_cost(run, [use for job in found for use in used.get(job, ())]) for run, found in both]
+        uses = commands.job_uses({job for ids in jobs.values() for job in ids})
+    costs = []
+    for run in runs:
+        uses_of_run = [use for job in jobs.get(run.path, ()) for use in uses.get(job, ())]
+        costs.append(_cost(run, uses_of_run))
+    return costs
 
 
 def _is_slurm(run: MeasuredRun) -> bool:
@@ -46,74 +53,86 @@ def _is_slurm(run: MeasuredRun) -> bool:
 
 
 def _jobs(run: MeasuredRun, here: str) -> list[str]:
-    """The jobs that a run had on this Slurm cluster: of resumes, too."""
+    """Returns the jobs that a run had on this Slurm cluster: of resumes, too."""
     job = RunDir(run.path).read_job()
     if job is None or job.where not in ("", here):
         return []
     claims = RunDir(run.path).claims
-    found = {job.id}
+    jobs = {job.id}
     with contextlib.suppress(OSError):
-        found |= {os.readlink(claims / name) for name in os.listdir(claims)}
-    return sorted(found)
+        jobs |= {os.readlink(claims / name) for name in os.listdir(claims)}
+    return sorted(jobs)
 
 
 def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> dict[str, Any]:
-    own = _own_peak(run)
+    recorded_peak_bytes = _recorded_peak(run)
     if not uses:
-        return _by_records(run) | {"peak_memory_bytes": own}
-    energy = sum(use.energy_j for use in uses)
-    peak = max([own or 0, *(use.peak_bytes for use in uses)])
+        return _by_records(run) | {"peak_memory_bytes": recorded_peak_bytes}
+    last = uses[-1]
+    energy_j = sum(use.energy_j for use in uses)
+    peak_bytes = max([recorded_peak_bytes or 0, *(use.peak_bytes for use in uses)])
     return {
         "node_hours": sum(use.elapsed_s * use.nodes for use in uses) / 3600,
         "gpu_hours": sum(use.elapsed_s * use.gpus for use in uses) / 3600,
         "cpu_hours": sum(use.elapsed_s * use.cpus for use in uses) / 3600,
-        "peak_memory_bytes": peak or None,
-        "asked_memory_bytes": uses[-1].memory_bytes // max(1, uses[-1].nodes) or None,
-        "energy_j": energy or None,
+        "peak_memory_bytes": peak_bytes or None,
+        "asked_memory_bytes": last.memory_bytes // max(1, last.nodes) or None,
+        "energy_j": energy_j or None,
         "longest_s": max(use.elapsed_s for use in uses),
         "source": "Slurm's accounting",
     }
 
 
 def _by_records(run: MeasuredRun) -> dict[str, Any]:
-    """By the times of its attempts, and what its ranks said of their nodes."""
-    past = run.state.history
-    times = []
-    for number, entry in enumerate(past):
-        if entry.state == "running":
-            rest = past[number + 1 :]
-            after = (e.time for e in rest if e.state not in ("running", "stopping"))
-            now = entry.time if run.has_ended else time.time()
-            times.append(next(after, now) - entry.time)
-    hours = sum(times) / 3600
+    """Returns the cost by the times of the attempts, and the hardware that the ranks recorded."""
+    attempts_s = _attempt_times(run)
+    hours = sum(attempts_s) / 3600
     ranks = RunDir(run.path).read_environment().ranks
     nodes = {rank.host: rank.hardware for rank in ranks if isinstance(rank.hardware, dict)}
-    # Simulated nodes are one machine.
-    count = 1 if run.value("cluster") == "local" or not _is_slurm(run) else run.value("nodes") or 1
-    gpus = sum(len(n.get("gpus", ())) for n in nodes.values())
-    cpus = sum(len(numbers(str(n.get("cpus") or ""))) for n in nodes.values())
-    is_known = len(nodes) == count
+    node_count = 1
+    if _is_slurm(run) and run.value("cluster") != "local":  # simulated nodes are one machine
+        node_count = run.value("nodes") or 1
+    gpus = sum(len(node.get("gpus", ())) for node in nodes.values())
+    cpus = sum(len(numbers(str(node.get("cpus") or ""))) for node in nodes.values())
+    is_known = len(nodes) == node_count
     return {
-        "node_hours": hours * count,
+        "node_hours": hours * node_count,
         "gpu_hours": hours * gpus if is_known else None,
         "cpu_hours": hours * cpus if is_known else None,
         "asked_memory_bytes": None,
         "energy_j": None,
-        "longest_s": max(times, default=0.0),
+        "longest_s": max(attempts_s, default=0.0),
         "source": "its own records",
     }
 
 
-def _own_peak(run: MeasuredRun) -> int | None:
-    """The most that the ranks of a node took, by their own account (bytes)."""
-    each = decode_leniently(run.result, Result).peak_memory_bytes
+def _attempt_times(run: MeasuredRun) -> list[float]:
+    """Returns the seconds of each attempt; of one without a recorded end, those until now."""
+    seconds = []
+    started_at: float | None = None
+    for transition in run.state.history:
+        if transition.state == "running":
+            if started_at is not None:  # the attempt before ended without a record
+                seconds.append(transition.time - started_at)
+            started_at = transition.time
+        elif transition.state != "stopping" and started_at is not None:
+            seconds.append(transition.time - started_at)
+            started_at = None
+    if started_at is not None and not run.has_ended:
+        seconds.append(time.time() - started_at)
+    return seconds
+
+
+def _recorded_peak(run: MeasuredRun) -> int | None:
+    """Returns the most memory that the ranks of one node held, by their own account (bytes)."""
+    peaks = decode_leniently(run.result, Result).peak_memory_bytes
     ranks = RunDir(run.path).read_environment().ranks
-    if each is None or len(each) != len(ranks):
+    if peaks is None or len(peaks) != len(ranks):
         return None
-    hosts: dict[str, int] = {}
-    for rank, size in zip(ranks, each, strict=True):
-        hosts[rank.host] = hosts.get(rank.host, 0) + int(size)
-    return max(hosts.values(), default=None)
+    by_host: dict[str, int] = {}
+    for rank, peak_bytes in zip(ranks, peaks, strict=True):
+        by_host[rank.host] = by_host.get(rank.host, 0) + int(peak_bytes)
+    return max(by_host.values(), default=None)
 
 
 def advice(cost: dict[str, Any], run: MeasuredRun) -> str:

@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.cluster.job_state import Report
 from slurmft.core import permissions, process
 from slurmft.core.config import RunConfig, time_limit_min
+from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
-from slurmft.core.files import read_json, write_json, write_text
+from slurmft.core.files import write_json, write_text
 from slurmft.core.run_files import ATTEMPT
 from slurmft.node import rendezvous, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
@@ -31,11 +33,21 @@ _TIME_LIMIT = signal.SIGUSR2
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
+@dataclass(frozen=True)
+class _Process:
+    """The process of a job (pid.json)."""
+
+    pid: int
+    started: str | None
+    """In clock ticks since boot: a later process of that number has another time."""
+
+
 class LocalNodes:
     """What srun is on a cluster, in the job's one process."""
 
     def __init__(self, run: RunDir) -> None:
-        self.run, self.gpus = run, visible_gpus(os.environ)
+        self.run = run
+        self.gpus = visible_gpus(os.environ)
         """The nodes share out the GPUs."""
         self.tasks: list[subprocess.Popen[bytes]] = []
         self.stopped_by = 0
@@ -53,7 +65,7 @@ class LocalNodes:
         os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
         signals.listen(self._on_stop)
         attempts.check_turn(run, str(os.getpid()))
-        write_json(_pid_file(run), {"pid": os.getpid(), "started": _start_time(os.getpid())})
+        write_json(_pid_file(run), _Process(os.getpid(), _start_time(os.getpid())))
         while True:
             outcome = self._outcome(run, self._attempt(run))
             attempts.end(run, outcome)
@@ -96,13 +108,14 @@ class LocalNodes:
 
     def _wait(self) -> int:
         """Waits for all tasks, ending the others when one fails; returns the failure's code."""
-        code, deadline, signalled = 0, None, False
+        code = 0
+        deadline: float | None = None
         lead_s = self.run.load_config().job.lead_s
         while any(task.poll() is None for task in self.tasks):
             code = code or self._failure()
-            if (code or self.stopped_by) and not signalled:
+            if (code or self.stopped_by) and deadline is None:
                 patience_s = _KILL_AFTER_S if code else max(_KILL_AFTER_S, lead_s)
-                deadline, signalled = time.monotonic() + patience_s, True
+                deadline = time.monotonic() + patience_s
                 self._signal(signal.SIGTERM)
             if deadline is not None and time.monotonic() > deadline:
                 self._signal(signal.SIGKILL)
@@ -110,9 +123,13 @@ class LocalNodes:
         return code or self._failure()
 
     def _failure(self) -> int:
-        """The exit code of the first task that failed, as srun has it: 128 + a signal; 0: none."""
-        code = next((t.returncode for t in self.tasks if t.poll()), 0)
-        return 128 - code if code < 0 else code
+        """Returns the exit code of the first task that failed, as srun has it: 128 + a signal;
+        0: none."""
+        for task in self.tasks:
+            code = task.poll()
+            if code:
+                return 128 - code if code < 0 else code
+        return 0
 
     def _signal(self, sig: signal.Signals) -> None:
         for task in self.tasks:
@@ -150,8 +167,8 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 
     _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
     script = run.submitit / "setup.sh"
-    given = os.environ.get(_GPUS)  # submitit hides all GPUs
-    gpus = f"unset {_GPUS}" if given is None else f"export {_GPUS}={shlex.quote(given)}"
+    visible = os.environ.get(_GPUS)  # submitit hides all GPUs
+    gpus = f"unset {_GPUS}" if visible is None else f"export {_GPUS}={shlex.quote(visible)}"
     write_text(script, "\n".join([gpus, "set -e", *config.job.setup, "set +e", 'exec "$@"', ""]))
 
     class Executor(submitit.LocalExecutor):  # type: ignore[misc, unused-ignore]
@@ -195,9 +212,9 @@ def cancel(job_id: str, run: RunDir) -> None:
         if time.monotonic() > deadline:
             raise SlurmftError(f"the job {job_id} does not start", f"log: {_job_log(run)}")
         time.sleep(0.05)  # it is just starting
-    known = read_json(_pid_file(run))
-    if known and _alive(run):
-        os.kill(known["pid"], signal.SIGTERM)
+    process_of_job = read(_pid_file(run), _Process)
+    if process_of_job and _alive(run):
+        os.kill(process_of_job.pid, signal.SIGTERM)
 
 
 def _job_log(run: RunDir) -> Path:
@@ -210,15 +227,21 @@ def _pid_file(run: RunDir) -> Path:
 
 
 def _alive(run: RunDir) -> bool:
-    """Whether the job's process is alive; a later one with its number has another start time."""
-    known = read_json(_pid_file(run))
-    return known is not None and _start_time(known["pid"]) == known["started"]
+    """Returns whether the job's process is alive; a later one with its number has another start
+    time."""
+    process_of_job = read(_pid_file(run), _Process)
+    if process_of_job is None:
+        return False
+    return _start_time(process_of_job.pid) == process_of_job.started
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None for no process or a zombie."""
+    """Returns when a process started, in clock ticks since boot; None for no process or a
+    zombie."""
     fields = process.stat(pid)
-    return None if fields is None or fields[0] == "Z" else fields[19]
+    if fields is None or fields[0] == "Z":
+        return None
+    return fields[19]
 
 
 if __name__ == "__main__":

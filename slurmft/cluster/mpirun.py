@@ -79,9 +79,9 @@ def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> N
     if run.root_failure() is not None:
         return
     text = (run.logs / "mpirun.log").read_bytes()[start:].decode(errors="replace")
-    words = "; ".join(line.strip() for line in text.splitlines()[:3] if line.strip(" -"))
+    reason = "; ".join(line.strip() for line in text.splitlines()[:3] if line.strip(" -"))
     error = SlurmftError(
-        f"mpirun started no rank (exit {code}): {words}",
+        f"mpirun started no rank (exit {code}): {reason}",
         f"log: {run.logs / 'mpirun.log'}; it must be able to start programs on {', '.join(hosts)} "
         "without a password: try `ssh HOST true`",
     )
@@ -95,12 +95,17 @@ def add_abort(run: RunDir) -> None:
         return
     for path in sorted(run.logs.glob("rank-*.log")):
         text = path.read_text(errors="replace").rpartition(f", attempt {current_attempt()}, ")[2]
-        if found := _ABORT.search(text):
-            inner = found[2].rpartition("\n")[2].partition(": ")[2]
-            words = f"{found[1]}: {inner}" if inner else found[1]
-            error = SlurmftError(f"MPI ended it: {words}", f"log: {path}")
-            run.add(Failure.of(f"rank {int(path.stem.partition('-')[2])}", error, retry=True))
-            return
+        abort = _ABORT.search(text)
+        if abort is None:
+            continue
+        reason = abort[1]
+        innermost = abort[2].rpartition("\n")[2].partition(": ")[2]
+        if innermost:
+            reason += f": {innermost}"
+        rank = int(path.stem.partition("-")[2])
+        error = SlurmftError(f"MPI ended it: {reason}", f"log: {path}")
+        run.add(Failure.of(f"rank {rank}", error, retry=True))
+        return
 
 
 _ABORT = re.compile(
@@ -110,24 +115,28 @@ _ABORT = re.compile(
 
 
 def read_hostfile(path: str) -> list[str]:
-    """The hosts of a file, in its order, each once: a name a line, as Open MPI (`n1 slots=2`),
-    Intel MPI (`n1:2`) or PBS (a line for each core) writes them; the numbers are not used."""
+    """Reads the hosts of a file, in its order, each once: a name a line, as Open MPI
+    (`n1 slots=2`), Intel MPI (`n1:2`) or PBS (a line for each core) writes them. The numbers are
+    not used."""
     try:
         text = absolute(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        words = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--hostfile {path!r} cannot be read: {words}", "write one host per line"
+            f"--hostfile {path!r} cannot be read: {reason}", "write one host per line"
         ) from None
-    words = [line.partition("#")[0].split() for line in text.splitlines()]
-    hosts = list(dict.fromkeys(found[0].partition(":")[0] for found in words if found))
+    hosts: dict[str, None] = {}  # an ordered set
+    for line in text.splitlines():
+        fields = line.partition("#")[0].split()
+        if fields:
+            hosts[fields[0].partition(":")[0]] = None
     if not hosts:
         raise UsageError(f"--hostfile {path!r} names no host", "write one host per line")
-    return hosts
+    return list(hosts)
 
 
 def hosts_of(job: JobConfig) -> list[str]:
-    """The hosts of a job; UsageError where there is no file, or it has too few."""
+    """Returns the hosts of a job; UsageError where there is no file, or it has too few."""
     if job.hostfile is None:
         raise UsageError("--cluster mpirun needs --hostfile", "a file with one host per line")
     hosts = read_hostfile(job.hostfile)
@@ -140,15 +149,18 @@ def hosts_of(job: JobConfig) -> list[str]:
 
 
 def choose_program(dialect: str) -> tuple[str, str]:
-    """mpirun's dialect, and the program that starts ranks; UsageError where the PATH has none."""
-    for known in _PROGRAMS if dialect == "auto" else (dialect,):
-        for name in _PROGRAMS[known]:
-            if (path := shutil.which(name)) and _speaks(path, known):
-                return known, path
+    """Returns mpirun's dialect, and the program that starts ranks; UsageError where the PATH has
+    none."""
+    dialects = list(_PROGRAMS) if dialect == "auto" else [dialect]
+    for candidate in dialects:
+        for name in _PROGRAMS[candidate]:
+            path = shutil.which(name)
+            if path and _speaks(path, candidate):
+                return candidate, path
     names = {"intel": "mpiexec.hydra", "openmpi": "mpirun of Open MPI"}
-    wanted = names.get(dialect, " and no ".join(names.values()))
+    missing = names.get(dialect, " and no ".join(names.values()))
     raise UsageError(
-        f"--cluster mpirun, but the PATH has no {wanted}",
+        f"--cluster mpirun, but the PATH has no {missing}",
         'load the MPI module of your site, or activate its environment (--setup "...")',
     )
 
@@ -171,7 +183,7 @@ def fabric_variables(program: str) -> dict[str, str]:
 
 
 def _speaks(path: str, dialect: str) -> bool:
-    """Whether a program named mpirun is Open MPI's: Intel's has that name, too."""
+    """Returns whether a program is of the dialect: Intel's has the name `mpirun`, too."""
     if dialect == "intel":
         return True
     version = process.output([path, "--version"], 30) or ""
@@ -179,8 +191,8 @@ def _speaks(path: str, dialect: str) -> bool:
 
 
 def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[str]:
-    """The mpirun command of a run; UsageError where there is no mpirun, or no number of ranks per
-    node."""
+    """Returns the mpirun command of a run; UsageError where there is no mpirun, or no number of
+    ranks per node."""
     job = config.job
     if job.nproc_per_node is None:
         raise UsageError(
@@ -194,29 +206,31 @@ def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[st
 
 
 def _intel(hosts: list[str], nproc: int) -> list[str]:
-    """Hydra's options. It passes the whole environment on."""
-    found = ["-hosts", ",".join(hosts), "-n", str(len(hosts) * nproc)]
-    found += ["-ppn", str(nproc), "-genvall"]
+    """Returns Hydra's options. It passes the whole environment on."""
+    options = ["-hosts", ",".join(hosts), "-n", str(len(hosts) * nproc)]
+    options += ["-ppn", str(nproc), "-genvall"]
     # Under a scheduler, -ppn counts only with this.
-    found += ["-genv", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "0"]
-    found += ["-genv", "I_MPI_PIN", "0"]  # slurmft binds by the node's profile
-    return [*found, "-genv", HOSTS, ",".join(hosts)]
+    options += ["-genv", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "0"]
+    options += ["-genv", "I_MPI_PIN", "0"]  # slurmft binds by the node's profile
+    return [*options, "-genv", HOSTS, ",".join(hosts)]
 
 
 def _openmpi(hosts: list[str], nproc: int) -> list[str]:
-    """Open MPI's options. Variables by name alone: all users see commands, values may be secret."""
+    """Returns Open MPI's options. Variables are passed by name alone: all users see commands, and
+    values may be secret."""
     slots = ",".join(f"{host}:{nproc}" for host in hosts)
-    found = ["--host", slots, "-n", str(len(hosts) * nproc), "-N", str(nproc)]
-    found += ["--bind-to", "none"]  # slurmft binds by the node's profile
+    options = ["--host", slots, "-n", str(len(hosts) * nproc), "-N", str(nproc)]
+    options += ["--bind-to", "none"]  # slurmft binds by the node's profile
     if os.geteuid() == 0:
-        found.append("--allow-run-as-root")
+        options.append("--allow-run-as-root")
     for variable in sorted(os.environ):
         if variable.upper().startswith(_VARIABLES):
-            found += ["-x", variable]
-    return [*found, "-x", f"{HOSTS}={','.join(hosts)}"]
+            options += ["-x", variable]
+    return [*options, "-x", f"{HOSTS}={','.join(hosts)}"]
 
 
 def plan(config: RunConfig, run: RunDir) -> str:
+    """Returns the mpirun command, with its title."""
     hosts = hosts_of(config.job)
     command = shlex.join(mpirun_command(config, hosts, str(run.path)))
     return f"# a process on this machine runs, again after a stop or a fault\n{command}\n"

@@ -55,18 +55,20 @@ class StepWindows:
         self._window: list[dict[str, Any]] = []
 
     def take(self, records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What is to be written of records of steps."""
-        found = []
+        """Takes records of steps; returns the records to write now."""
+        written: list[dict[str, Any]] = []
         for record in records:
             self._window.append(record)
-            ends = not record.keys().isdisjoint(("samples_per_s", "left_s"))
-            if record["step"] <= _EVERY_STEP_UNTIL or ends or len(self._window) >= _MOST_STEPS:
-                found += self.end()
-        return found
+            has_speed = "samples_per_s" in record or "left_s" in record
+            is_early = record["step"] <= _EVERY_STEP_UNTIL
+            if is_early or has_speed or len(self._window) >= _MOST_STEPS:
+                written += self.end()
+        return written
 
     def end(self) -> list[dict[str, Any]]:
-        """The record of the steps that wait for one, if some do."""
-        steps, self._window = self._window, []
+        """Returns the record of the steps that wait for one, if some do."""
+        steps = self._window
+        self._window = []
         if len(steps) < 2:
             return steps
         losses = [record["loss"] for record in steps if "loss" in record]
@@ -87,8 +89,10 @@ class RecordReader:
         self._offset = 0
 
     def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
-        """Records that are new; of one event only, if it is given: the others are not parsed."""
-        mark, rest = _mark(event) if event else b"", b""
+        """Yields records that are new; of one event only, if it is given: the others are not
+        parsed."""
+        mark = _mark(event) if event else b""
+        rest = b""
         with contextlib.suppress(OSError):  # while a server restarts, nothing is new
             if not self._offset and not exists_now(self._path):
                 return
@@ -100,7 +104,7 @@ class RecordReader:
                     yield from _parsed(whole, mark)
 
     def read_recent(self, *events: str, samples: int = 0) -> list[dict[str, Any]]:
-        """The last records, in the last 64 KiB of the file; `read` goes on after them.
+        """Returns the last records, in the last 64 KiB of the file; `read` goes on after them.
 
         Of a longer file, before them:
 
@@ -108,18 +112,31 @@ class RecordReader:
             events: the newest record of each of these.
             samples: records of steps from so many places, evenly spaced.
         """
-        found: list[dict[str, Any]] = []
+        earlier: list[dict[str, Any]] = []
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-            begin = _line_begin(file, max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            for place in range(0, begin, begin // samples + 1) if samples else ():
-                text = file.read(_SAMPLE_BYTES) if _line_begin(file, place) < begin else b""
-                found += _parsed(text.rpartition(b"\n")[0], _mark("step"))
-            found += reversed(_newest(file, begin, map(_mark, events)).values())
+            size = file.seek(0, os.SEEK_END)
+            begin = _line_begin(file, max(0, size - _TAIL_BYTES))
+            if samples:
+                earlier += _sampled_steps(file, begin, samples)
+            newest = _newest(file, begin, map(_mark, events))
+            earlier += reversed(newest.values())
             self._offset = begin
-        return found + list(self.read())
+        return earlier + list(self.read())
 
 
-_BLOCK_BYTES, _TAIL_BYTES, _SAMPLE_BYTES = 1 << 18, 1 << 16, 1 << 14
+def _sampled_steps(file: BinaryIO, end: int, count: int) -> list[dict[str, Any]]:
+    """Returns records of steps from so many places before `end`, evenly spaced."""
+    steps: list[dict[str, Any]] = []
+    for place in range(0, end, end // count + 1):
+        if _line_begin(file, place) < end:
+            whole_lines = file.read(_SAMPLE_BYTES).rpartition(b"\n")[0]
+            steps += _parsed(whole_lines, _mark("step"))
+    return steps
+
+
+_BLOCK_BYTES = 1 << 18
+_TAIL_BYTES = 1 << 16
+_SAMPLE_BYTES = 1 << 14
 
 
 def _mark(event: str) -> bytes:
@@ -127,14 +144,17 @@ def _mark(event: str) -> bytes:
 
 
 def _parsed(lines: bytes, mark: bytes) -> Iterator[dict[str, Any]]:
-    """The records in whole lines, of those that have a mark in them; what is none is left out: a
-    full disk may have cut it short."""
-    for line in lines.split(b"\n") if mark in lines else ():
-        if mark in line:
-            with contextlib.suppress(ValueError, RecursionError):
-                record = json.loads(line)
-                if is_record(record):
-                    yield record
+    """Yields the records in whole lines that have a mark in them. A line that is none is left out:
+    a full disk may have cut it short."""
+    if mark not in lines:
+        return
+    for line in lines.split(b"\n"):
+        if mark not in line:
+            continue
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if is_record(record):
+                yield record
 
 
 def _line_begin(file: BinaryIO, place: int) -> int:
@@ -148,20 +168,26 @@ def _line_begin(file: BinaryIO, place: int) -> int:
 def _newest(
     file: BinaryIO, end: int, marks: Iterable[bytes], until: int = 0
 ) -> dict[bytes, dict[str, Any]]:
-    """The newest record with each mark before a place, newest first: searched from there back, as
-    far as to another place."""
-    left, found, rest = set(marks), dict[bytes, dict[str, Any]](), b""
-    while end > until and left:
+    """Returns the newest record with each mark before a place, newest first: searched from there
+    back, as far as to another place."""
+    missing = set(marks)
+    newest: dict[bytes, dict[str, Any]] = {}
+    rest = b""
+    while end > until and missing:
         begin = max(until, end - _BLOCK_BYTES)
         file.seek(begin)
-        block, end = file.read(end - begin) + rest, begin
+        block = file.read(end - begin) + rest
+        end = begin
         rest = block[: block.find(b"\n") + 1 or len(block)]  # it may begin further up
-        for line in reversed(block.split(b"\n")) if any(mark in block for mark in left) else ():
-            for mark in [mark for mark in left if mark in line]:
-                if record := next(_parsed(line, mark), None):
-                    found[mark] = record
-                    left.remove(mark)
-    return found
+        if not any(mark in block for mark in missing):
+            continue
+        for line in reversed(block.split(b"\n")):
+            for mark in [mark for mark in missing if mark in line]:
+                record = next(_parsed(line, mark), None)
+                if record:
+                    newest[mark] = record
+                    missing.remove(mark)
+    return newest
 
 
 def add_point(curve: list[tuple[float, float]], step: float, value: float) -> None:

@@ -23,11 +23,12 @@ from slurmft.show.status_words import COLOURS
 _EVENTS_SHOWN = 4
 _EVEN = 0.05
 """Ranks that differ by less in their own work are called even."""
-LEVELS, ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
+LEVELS = "▁▂▃▄▅▆▇█"
+ASCII_LEVELS = "_.-=+*%#"
 
 
 class Rank(NamedTuple):
-    """What is known of one rank."""
+    """The own work of one rank."""
 
     own_ms: float
     """Its forward passes in one step, in which it waits for nobody."""
@@ -37,21 +38,22 @@ class Rank(NamedTuple):
 
 
 def draw(points: Sequence[tuple[float, float]], width: int, levels: str) -> str:
-    """A curve as one line of at most so many characters."""
-    values, count = [value for _, value in points], len(points)
-    width = min(width, count)
+    """Returns a curve as one line of at most `width` characters: each is the mean of its part."""
+    values = [value for _, value in points]
+    width = min(width, len(values))
     if not width:
         return ""
-    ends = [i * count // width for i in range(width + 1)]
-    cells = [statistics.fmean(values[begin:end]) for begin, end in itertools.pairwise(ends)]
-    low, high = min(cells), max(cells)
-    scale = (len(levels) - 1) / (high - low) if high > low else 0
-    return "".join(levels[round((cell - low) * scale)] for cell in cells)
+    ends = [i * len(values) // width for i in range(width + 1)]
+    means = [statistics.fmean(values[begin:end]) for begin, end in itertools.pairwise(ends)]
+    low = min(means)
+    spread = max(means) - low
+    scale = (len(levels) - 1) / spread if spread > 0 else 0
+    return "".join(levels[round((mean - low) * scale)] for mean in means)
 
 
 @dataclass
 class RunView:
-    """All that a screen shows of a run, as its records and the scheduler tell it."""
+    """The screen of a run, by its records and the scheduler."""
 
     name: str
     hosts: list[str] = field(default_factory=list)
@@ -72,65 +74,65 @@ class RunView:
 
     def take(self, record: Record) -> None:
         """Takes up a record."""
-        event = record.get("event")
-        if event == "start":
-            self.start = record
-        elif event == "step":
-            if record.get("loss") is not None:
-                add_point(self.losses, record["step"], record["loss"])
-            if matches(record, Speed):
-                self.step, self.evaluate = record, {}
-        elif event == "ranks":
-            rows = enumerate(zip(record["own_ms"], record["memory_mib"], strict=False))
-            hosts = dict(enumerate(self.hosts))
-            ranks = (Rank(own, rank, hosts.get(rank, "?"), mib) for rank, (own, mib) in rows)
-            self.ranks = sorted(ranks, key=lambda r: -r.own_ms)
-        elif event == "evaluate":
-            self.evaluate = record
-        elif event == "epoch":
-            self.epoch, self.evaluate = record, {}
-        if text := describe(record):
+        match record.get("event"):
+            case "start":
+                self.start = record
+            case "step":
+                if record.get("loss") is not None:
+                    add_point(self.losses, record["step"], record["loss"])
+                if matches(record, Speed):
+                    self.step = record
+                    self.evaluate = {}
+            case "ranks":
+                self.ranks = self._ranks_of(record)
+            case "evaluate":
+                self.evaluate = record
+            case "epoch":
+                self.epoch = record
+                self.evaluate = {}
+        text = describe(record)
+        if text:
             clock = time.strftime("%H:%M:%S", time.localtime(record.get("time", 0)))
-            self.events = [*self.events, f"{clock} {text.splitlines()[0]}"][-_EVENTS_SHOWN:]
+            self.events.append(f"{clock} {text.splitlines()[0]}")
+            del self.events[:-_EVENTS_SHOWN]
 
-    # --- what is made of it -----------------------------------------------------------------------
+    def _ranks_of(self, record: Record) -> list[Rank]:
+        ranks = []
+        values = zip(record["own_ms"], record["memory_mib"], strict=False)
+        for rank, (own_ms, memory_mib) in enumerate(values):
+            host = self.hosts[rank] if rank < len(self.hosts) else "?"
+            ranks.append(Rank(own_ms, rank, host, memory_mib))
+        return sorted(ranks, key=lambda rank: -rank.own_ms)
+
+    # --- the screen -------------------------------------------------------------------------------
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        words = (word.strip(":;,()") for word in self.state.split())
-        colour = next((COLOURS[word] for word in words if word in COLOURS), "")
-        head = [_line(self.name, "bold"), _line(self.state, colour)]
-        if r := self.start:
-            ranks = f"{r['world_size']} rank(s) on {r['nodes']} node(s)"
-            size = f"batch {r['global_batch_size']}, {r['parameters'] / 1e6:.1f}M weights"
-            head.append(_line(f"{r['task']}: {ranks}, {r['precision']}, {r['backend']}, {size}"))
+        head = [_line(self.name, "bold"), _line(self.state, _colour(self.state))]
+        if self.start:
+            head.append(_line(_start_words(self.start)))
         training = self._training(options)
         tail = [_line(text, "dim") for text in (*self.events, self.footer) if text]
-        room = (options.height or options.max_height) - len([*head, *tail]) - training.row_count - 2
-        yield from (*head, Text(), training, Text(), *self._rank_lines(room), *tail)
+        height = options.height or options.max_height
+        rows_left = height - len(head) - len(tail) - training.row_count - 2
+        yield from (*head, Text(), training, Text(), *self._rank_lines(rows_left), *tail)
 
     def _training(self, options: ConsoleOptions) -> Table:
-        table, at = Table.grid("", "", padding=(0, 1)), self.step
+        table = Table.grid("", "", padding=(0, 1))
         table.columns[0].style = "bold"
-        if not at:
+        step = self.step
+        if not step:
             table.add_row(_line("no step done yet", "dim"))
             return table
-        done, total = at["step"], at["total_steps"]
-        epoch = f", epoch {at['epoch']:.2f}" if "epoch" in at else ""
-        words = _line(f"{done / total:4.0%}  step {done}/{total}{epoch}")
-        bar = Table.grid(Column(width=max(8, min(30, options.max_width - 48))), "", padding=(0, 1))
-        bar.add_row(_bar(done, total), words)
-        ends = time.strftime("%H:%M", time.localtime(at["time"] + at["left_s"]))
-        speed = f"{at['samples_per_s']:,.0f} samples/s"
-        if world_size := self.start.get("world_size"):
-            speed += f", {at['samples_per_s'] / world_size:,.0f} per rank"
-        table.add_row("train", bar)
-        table.add_row("left", _line(f"{duration(at['left_s'])} of training, until {ends}"))
+        table.add_row("train", self._progress(options))
+        ends_at = time.strftime("%H:%M", time.localtime(step["time"] + step["left_s"]))
+        table.add_row("left", _line(f"{duration(step['left_s'])} of training, until {ends_at}"))
+        speed = f"{step['samples_per_s']:,.0f} samples/s"
+        world_size = self.start.get("world_size")
+        if world_size:
+            speed += f", {step['samples_per_s'] / world_size:,.0f} per rank"
         table.add_row("speed", _line(speed))
-        if points := self.losses:
-            loss = f"{number(at.get('loss', points[-1][1]))}  "
-            width = max(1, min(60, options.max_width - len("metrics  ") - len(loss)))
-            curve = draw(points, width, ASCII_LEVELS if options.ascii_only else LEVELS)
-            table.add_row("loss", _line(loss).append(curve, "green"))
+        if self.losses:
+            table.add_row("loss", self._loss(options))
         if self.evaluate:
             part = f"{self.evaluate['done']}/{self.evaluate['total']} samples of the first rank"
             table.add_row("evaluate", _line(part))
@@ -139,32 +141,77 @@ class RunView:
             table.add_row("metrics", _line(metrics_words(self.epoch["metrics"]) + after))
         return table
 
-    def _rank_lines(self, room: int) -> Iterator[RenderableType]:
-        """The ranks that compute longest, as far as there is room, and whether one of them is slow:
-        its time is compared with the median."""
-        shown = self.ranks[: room - 4]
-        if not shown or room < 5:
+    def _progress(self, options: ConsoleOptions) -> Table:
+        done = self.step["step"]
+        total = self.step["total_steps"]
+        text = f"{done / total:4.0%}  step {done}/{total}"
+        if "epoch" in self.step:
+            text += f", epoch {self.step['epoch']:.2f}"
+        width = max(8, min(30, options.max_width - 48))
+        grid = Table.grid(Column(width=width), "", padding=(0, 1))
+        grid.add_row(_bar(done, total), _line(text))
+        return grid
+
+    def _loss(self, options: ConsoleOptions) -> Text:
+        last = f"{number(self.step.get('loss', self.losses[-1][1]))}  "
+        width = max(1, min(60, options.max_width - len("metrics  ") - len(last)))
+        levels = ASCII_LEVELS if options.ascii_only else LEVELS
+        return _line(last).append(draw(self.losses, width, levels), "green")
+
+    def _rank_lines(self, rows_left: int) -> Iterator[RenderableType]:
+        """Yields the ranks that compute longest, as far as there is room, and whether one of them
+        is slow: its time is compared with the median."""
+        slowest = self.ranks[: rows_left - 4]
+        if not slowest or rows_left < 5:
             return
-        median = statistics.median(r.own_ms for r in self.ranks)
-        slow = len(self.ranks) > 1 and 0 < median * (1 + _EVEN) < shown[0].own_ms
-        host = Column("host", max_width=24, no_wrap=True)
-        bar = Column("forward, ms a step", max_width=40)
-        right = [Column(name, justify="right") for name in ("rank", "", "peak MiB")]
-        table = Table(right[0], host, bar, *right[1:], box=None, pad_edge=False)
-        for r in shown:
-            colour = "yellow" if slow and r is shown[0] else "green"
-            cells = _bar(r.own_ms, shown[0].own_ms or 1, colour), f"{r.own_ms:.1f}"
-            table.add_row(str(r.rank), _line(r.host), *cells, f"{r.memory_mib:,}")
-        yield table
-        if len(shown) < len(self.ranks):
-            yield _line(f"and {len(self.ranks) - len(shown):,} more, which take less time", "dim")
-        if slow:
-            first, more = shown[0], shown[0].own_ms / median - 1
-            words = f"slowest: rank {first.rank} on {first.host}, {more:.0%} longer than the median"
-            yield _line(words, "yellow")
+        first = slowest[0]
+        median_ms = statistics.median(rank.own_ms for rank in self.ranks)
+        is_uneven = len(self.ranks) > 1 and 0 < median_ms * (1 + _EVEN) < first.own_ms
+        yield _rank_table(slowest, is_uneven)
+        hidden = len(self.ranks) - len(slowest)
+        if hidden:
+            yield _line(f"and {hidden:,} more, which take less time", "dim")
+        if is_uneven:
+            more = first.own_ms / median_ms - 1
+            who = f"rank {first.rank} on {first.host}"
+            yield _line(f"slowest: {who}, {more:.0%} longer than the median", "yellow")
         elif len(self.ranks) > 1:
             yield _line("all ranks are even", "dim")
         yield Text()
+
+
+def _rank_table(ranks: Sequence[Rank], is_uneven: bool) -> Table:
+    """Returns a table of ranks, the slowest first, with bars in proportion to its time."""
+    table = Table(
+        Column("rank", justify="right"),
+        Column("host", max_width=24, no_wrap=True),
+        Column("forward, ms a step", max_width=40),
+        Column("", justify="right"),
+        Column("peak MiB", justify="right"),
+        box=None,
+        pad_edge=False,
+    )
+    for index, rank in enumerate(ranks):
+        colour = "yellow" if is_uneven and index == 0 else "green"
+        bar = _bar(rank.own_ms, ranks[0].own_ms or 1, colour)
+        memory = f"{rank.memory_mib:,}"
+        table.add_row(str(rank.rank), _line(rank.host), bar, f"{rank.own_ms:.1f}", memory)
+    return table
+
+
+def _colour(state: str) -> str:
+    """Returns the colour of a line by the first word that has one."""
+    for word in state.split():
+        colour = COLOURS.get(word.strip(":;,()"))
+        if colour:
+            return colour
+    return ""
+
+
+def _start_words(start: Record) -> str:
+    ranks = f"{start['world_size']} rank(s) on {start['nodes']} node(s)"
+    size = f"batch {start['global_batch_size']}, {start['parameters'] / 1e6:.1f}M weights"
+    return f"{start['task']}: {ranks}, {start['precision']}, {start['backend']}, {size}"
 
 
 def _bar(done: float, total: float, colour: str = "green") -> ProgressBar:
@@ -172,5 +219,5 @@ def _bar(done: float, total: float, colour: str = "green") -> ProgressBar:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """A line that is no wider than the screen, and has no commands to it."""
+    """Returns a line that is no wider than the screen, and has no commands to it."""
     return Text(" ".join(plain(text).splitlines()), style, no_wrap=True, overflow="crop")

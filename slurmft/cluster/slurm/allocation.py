@@ -36,21 +36,21 @@ def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]
     )
     # Not --immediate: where no node is free, it gives up at once, or after a single try.
     command = ["salloc", "--quiet", "--no-kill", "--job-name=slurmft-doctor", *options]
-    with tempfile.TemporaryFile() as words:
+    with tempfile.TemporaryFile() as errors:
         child = process.start(
             [*command, sys.executable, "-c", held],
             death=signal.SIGTERM,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=words,
+            stderr=errors,
         )
         try:
-            yield _granted(child, words, wait_s)
+            yield _granted(child, errors, wait_s)
         finally:
             _give_back(child)
 
 
-def _granted(child: subprocess.Popen[bytes], words: IO[bytes], wait_s: float) -> dict[str, str]:
+def _granted(child: subprocess.Popen[bytes], errors: IO[bytes], wait_s: float) -> dict[str, str]:
     """The variables that the program in the allocation prints."""
     assert child.stdout is not None
     if not select.select([child.stdout], [], [], wait_s)[0]:
@@ -61,11 +61,11 @@ def _granted(child: subprocess.Popen[bytes], words: IO[bytes], wait_s: float) ->
         )
     line = child.stdout.readline()
     if not line:
-        words.seek(0)
-        lines = error_text(words.read().decode(errors="replace").splitlines())
+        errors.seek(0)
+        lines = error_text(errors.read().decode(errors="replace").splitlines())
         raise SlurmftError(f"salloc refused: {' '.join(lines)}", offers(), code=Exit.SUBMIT)
-    found: dict[str, str] = json.loads(line)
-    return found
+    variables: dict[str, str] = json.loads(line)
+    return variables
 
 
 def _give_back(child: subprocess.Popen[bytes]) -> None:

@@ -44,14 +44,15 @@ _TEMPLATE = Path(__file__).with_name("job.sh.jinja")
 
 
 def sbatch_text(config: RunConfig, run: RunDir) -> str:
-    """The batch script of a run that submitit submits."""
+    """Returns the batch script of a run that submitit submits."""
     return inside_text(config, run, options=directives(all_options(config, run)))
 
 
 def inside_text(
     config: RunConfig, run: RunDir, job: str = "%j", options: Sequence[str] = ()
 ) -> str:
-    """The script of a job; without options, of one that another script runs, and that has them.
+    """Returns the script of a job; without options, of one that another script runs, which has
+    them.
 
     The names of its logs begin with `job`, a pattern of Slurm's.
     """
@@ -85,18 +86,20 @@ def begin_attempt(run: RunDir) -> int:
     Where Slurm itself requeued the job onto hosts that are to be excluded, requeues it to others.
     """
     hosts = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
-    start = own_job_id(os.environ), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    job_id = own_job_id(os.environ)
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     try:
-        check_turn(run, *start)
+        check_turn(run, job_id, restarts)
     finally:
         note_job(run)
     blame_lost_nodes(run)
-    exclude, settings = excludable_hosts(run), run.load_config().job
-    avoided = any(each.avoided for each in run.history()[-1:])  # once, not for ever
-    if set(hosts) & set(exclude) and settings.requeue and not avoided:
+    exclude = excludable_hosts(run)
+    history = run.history()
+    was_avoided = bool(history) and history[-1].avoided  # once, not for ever
+    if set(hosts) & set(exclude) and run.load_config().job.requeue and not was_avoided:
         return requeue(run, f"{', '.join(exclude)} failed before", exclude, avoided=True)
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
-    number = begin(run, hosts, *start)
+    number = begin(run, hosts, job_id, restarts)
     print(f"{ATTEMPT}={number} {rendezvous.HOSTS}={','.join(hosts)}")
     print(f"{rendezvous.PORT_VARIABLE}={','.join(map(str, ports))}")
     return Exit.OK
@@ -113,14 +116,17 @@ def note_job(run: RunDir) -> None:
 
 
 def excludable_hosts(run: RunDir) -> list[str]:
-    """The hosts that failed twice, or a preflight, unless the job might not fit without them."""
-    bad, job = run.bad_hosts(), run.load_config().job
+    """Returns the hosts that failed twice, or a preflight; none if the job might not fit without
+    them."""
+    bad_hosts = run.bad_hosts()
+    job = run.load_config().job
     keys = {pair.lstrip("-").partition("=")[0] for pair in job.sbatch}
     if job.constraint or job.reservation or keys & {"nodelist", "exclude", "nodefile"}:
         return []
     name = os.environ.get("SLURM_JOB_PARTITION")
-    size = next((p.nodes for p in commands.partitions() if p.name == name), 0)
-    return bad if size - len(bad) >= job.nodes else []
+    sizes = {partition.name: partition.nodes for partition in commands.partitions()}
+    size = sizes.get(name or "", 0)
+    return bad_hosts if size - len(bad_hosts) >= job.nodes else []
 
 
 def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False) -> int:

@@ -26,13 +26,16 @@ Options = list[tuple[str, str | None]]
 
 
 def groups(configs: Sequence[RunConfig], largest: int) -> list[list[int]]:
-    """Indexes of jobs that can be one array: with the same request, at most `largest` of them."""
-    found: dict[str, list[int]] = {}
+    """Returns the indexes of jobs that can be one array: with the same request, at most `largest`
+    of them."""
+    by_request: dict[str, list[int]] = {}
     for index, config in enumerate(configs):
-        found.setdefault(repr(sorted(request(config).items())), []).append(index)
-    return [
-        group[i : i + largest] for group in found.values() for i in range(0, len(group), largest)
-    ]
+        key = repr(sorted(request(config).items()))
+        by_request.setdefault(key, []).append(index)
+    arrays = []
+    for group in by_request.values():
+        arrays += [group[i : i + largest] for i in range(0, len(group), largest)]
+    return arrays
 
 
 def array_options(
@@ -45,15 +48,15 @@ def array_options(
         ":".join(["afterany", *after]) if after else None,
     ]
     log = str(logs / f"{JOB}.log")
-    found = [
+    array = [
         *options.items(),
         ("array", f"0-{tasks - 1}%{at_most}"),
         ("output", log),
         ("error", log),
     ]
     if any(conditions):
-        found.append(("dependency", ",".join(filter(None, conditions))))
-    return found
+        array.append(("dependency", ",".join(filter(None, conditions))))
+    return array
 
 
 def script_text(options: Options, runs: Sequence[RunDir]) -> str:
