@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import slurmft
 from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
@@ -42,6 +43,13 @@ from slurmft.core.run_files import (
 
 RUN_DIR = "SLURMFT_RUN_DIR"
 """Variable with the run directory, in every process that a job's program starts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _SubmittedBy:
+    """The part of a configuration that every version has."""
+
+    submission: dict[str, Any]
 
 
 class _Below:
@@ -151,7 +159,7 @@ class RunDir:
         return run
 
     def exists(self) -> bool:
-        """Whether the folder holds a run."""
+        """Returns whether the folder holds a run."""
         try:
             return self.config.is_file()
         except PermissionError:
@@ -175,14 +183,26 @@ class RunDir:
         return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
 
     def load_config(self, read: Callable[[Path], bytes] = Path.read_bytes) -> RunConfig:
-        """The configuration that the login node wrote."""
+        """Returns the configuration that the login node wrote."""
         try:
             return RunConfig.from_json(read(self.config).decode("utf-8"))
         except (OSError, ValueError, LookupError, TypeError, RecursionError, UsageError) as error:
-            raise SlurmftError(f"cannot read {str(self.config)!r}: {one_line(error)}") from None
+            reason = f"cannot read {str(self.config)!r}: {one_line(error)}"
+            raise SlurmftError(reason, self._hint_of_version()) from None
+
+    def _hint_of_version(self) -> str | None:
+        """Returns what to do with a run of another version of slurmft; None for one of this."""
+        config = read(self.config, _SubmittedBy)
+        version = config.submission.get("slurmft") if config else None
+        if version in (None, slurmft.__version__):
+            return None
+        return (
+            f"slurmft {version} has submitted it, and this is {slurmft.__version__}: submit it "
+            "anew; slurmft list, status and report read it"
+        )
 
     def load_own_config(self) -> RunConfig:
-        """The same, for whoever does what a run says: submits, executes, cancels, uploads it.
+        """Returns the configuration for whoever acts on it: submits, executes, cancels, uploads.
 
         Raises:
             NotOwnError: the run is another user's, or others can write it.
@@ -190,7 +210,7 @@ class RunDir:
         return self.load_config(permissions.read_own)
 
     def is_own(self) -> bool:
-        """Whether nobody else can have written the configuration."""
+        """Returns whether nobody else can have written the configuration."""
         try:
             return bool(permissions.read_own(self.config))
         except (permissions.NotOwnError, OSError):
@@ -204,7 +224,7 @@ class RunDir:
         return self.logs / f"rank-{rank:03d}.log"
 
     def stacks(self, rank: int) -> Path:
-        """Where the threads of a rank that hung were."""
+        """Returns the file with the stacks of the threads of a rank that hung."""
         return self.logs / f"stacks-rank-{rank:03d}.txt"
 
     def set_state(
@@ -421,7 +441,8 @@ def _random_part() -> str:
 
 
 def log_head(what: str, host: str) -> str:
-    """The first line of a process in its log, which later ones of the same rank continue."""
+    """Returns the first line of a process in its log, which later processes of the same rank
+    continue."""
     return f"{what} on {host}, attempt {current_attempt()}, pid {os.getpid()}"
 
 
@@ -430,5 +451,5 @@ _LOG_HEAD = re.compile(r"(?:rank|node) \d+ on (\S+), attempt (\d+), pid \d+")
 
 def read_log_head(line: str) -> tuple[str, int] | None:
     """Host and attempt, from a line that `log_head` made; None for another line."""
-    found = _LOG_HEAD.fullmatch(line)
-    return (found[1], int(found[2])) if found else None
+    match = _LOG_HEAD.fullmatch(line)
+    return (match[1], int(match[2])) if match else None

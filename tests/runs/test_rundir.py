@@ -233,3 +233,20 @@ def test_root_failure_is_not_secondary(tmp_path: Path) -> None:
     root = run.root_failure()
     assert root is not None
     assert root.where == "rank 3 on n2"
+
+
+def test_configuration_of_another_version(tmp_path: Path) -> None:
+    """Unknown options are passed over; what cannot be understood is named in two lines."""
+    run = make(tmp_path)
+    config = json.loads(run.config.read_text())
+    config["job"]["teleport"] = True
+    config["submission"]["slurmft"] = "0.0.1"
+    run.config.write_text(json.dumps(config))
+    assert run.load_config().job.nodes == config["job"]["nodes"]
+    config["job"]["nodes"] = "many"
+    run.config.write_text(json.dumps(config))
+    with pytest.raises(SlurmftError) as error:
+        run.load_config()
+    lines = str(error.value).splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("hint: slurmft 0.0.1 has submitted it, and this is ")
