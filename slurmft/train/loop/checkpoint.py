@@ -174,6 +174,7 @@ class Saver:
         path = RunDir(self._job.run_dir).checkpoints / checkpoint.name
         if self._agreed(path.exists()):  # at the last evaluation, perhaps
             return True
+        # The time between the stop signal and the kill is short, and so is the pause.
         while error := self._write(checkpoint, self._new_folder(checkpoint)):
             if self._agreed(time.monotonic() > deadline):
                 self._warn(checkpoint, error)

@@ -130,15 +130,17 @@ class Trainer:
         job.begin_phase()
         self.reporter.begin_window()
         self.reporter.clock.enter("train")
+        # --max-steps may end the run within an epoch.
         left = self.setup.plan.total_steps - at.step
         steps = islice(global_batches(self.setup, at.epoch, at.batch), left)
         for samples, batches in prepared(
             steps, self.learner.micro_batches, self.setup.world.device
         ):
-            # Only where all ranks have the same weights.
+            # Only where all ranks have the same weights: a checkpoint is what one of them has.
             can_save = self.strategy.is_synchronized_after(at.step + 1)
             if can_save:
                 job.begin_step()
+            # The ranks' requests to stop or save travel beside the step.
             step = self.learner.step(samples, batches)
             at.step += 1
             at.batch += 1
@@ -166,6 +168,7 @@ class Trainer:
         # The value is the same on every rank, and so are the decisions.
         is_best = at.note_evaluation(at.metrics[task.metric_names[0]], task.lower_is_better)
         self._choose_phase()
+        # After the phase is chosen: a resume from it does not evaluate again.
         if is_best:
             self.checkpointing.save(is_best=True)
 
@@ -208,6 +211,7 @@ class Trainer:
         setup = self.setup
         at = self.position
         setup.job.alive("save")
+        # A checkpoint that is still being written would come after the last of them is removed.
         self.checkpointing.wait()
         facts = self.reporter.result_facts(at.step, self.strategy.sends)
         if self.learner.skipped_steps is not None:

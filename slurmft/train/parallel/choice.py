@@ -37,7 +37,7 @@ def choose_strategy(
     if config.shard != "none":
         return Fsdp(config, world, precision, evaluates_in_fp32)
     if world.size == 1:
-        return Alone(world)
+        return Alone(world)  # whatever --grad-comm says: there is nobody to send to
     period = local_steps(config.grad_comm)
     if period is not None:
         return LocalSgd(world, period)

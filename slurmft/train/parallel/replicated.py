@@ -5,6 +5,7 @@ what auto takes in a bf16 run, which computes most of them in bf16). With local 
 `local_sgd`) no gradients are sent: the ranks average their models every K steps.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,5 +137,7 @@ def _ignored(model: Any) -> list[str]:
 
 def _ddp_options(model: Any) -> DistributedDataParallelKwargs:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    bucket_mib = min(_BUCKET_MIB, -(-trained * 4 // (_BUCKETS * 2**20)))
+    # Small models are sent in several parts, too: the first while the backward pass goes on.
+    bucket_mib = math.ceil(trained * 4 / (_BUCKETS * 2**20))
+    bucket_mib = min(_BUCKET_MIB, bucket_mib)
     return DistributedDataParallelKwargs(bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True)

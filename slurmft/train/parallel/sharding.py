@@ -101,6 +101,7 @@ class Fsdp:
         # FSDP renames the class, and the name gets into the configuration of the saved model.
         type(model).__name__ = class_name
         self._model = model
+        # Only now: FSDP has put other parameters in the place of those that were there.
         self._weights = dict(model.named_parameters())
         first_names = {id(p): name for name, p in self._weights.items()}
         every_name = model.named_parameters(remove_duplicate=False)
@@ -146,14 +147,17 @@ class Fsdp:
     @torch.no_grad()
     def clip_grad_norm_(self, weights: list[torch.Tensor], norm: float) -> torch.Tensor:
         """Clips the gradients to a norm, that of all shares. Returns what it was."""
-        shares = [p.grad.to_local() for p in self._weights.values() if p.grad is not None]
-        square = torch.stack([share.float().pow(2).sum() for share in shares]).sum()
-        square = square.to(self.world.device)
+        gradients = [p.grad for p in self._weights.values() if p.grad is not None]
+        shares = [gradient.to_local() for gradient in gradients]
+        squares = [share.float().pow(2).sum() for share in shares]
+        # With --cpu-offload they are on the host, where nccl does not sum.
+        square = torch.stack(squares).sum().to(self.world.device)
         # The last dimension: nodes of a hybrid mesh have the same shares.
         dist.all_reduce(square, group=self._mesh.get_group(self._mesh.ndim - 1))
         norm_before = square.sqrt()
-        factor = (norm / (norm_before.double() + 1e-6)).clamp(max=1.0).to(shares[0])
-        torch._foreach_mul_(shares, factor)
+        # As torch's own clipping, which knows nothing of shares.
+        factor = (norm / (norm_before.double() + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(shares, factor.to(shares[0]))
         return norm_before
 
     def is_synchronized_after(self, step: int) -> bool:
@@ -212,8 +216,9 @@ class Fsdp:
             state_dict_loader.load(shares, storage_reader=reader, process_group=group)
 
     def _buffers(self) -> Tensors:
+        # What is in the state and is no weight: every rank has all of it.
         state = self._model.state_dict()
-        return {name: t for name, t in state.items() if name not in self._names}
+        return {name: tensor for name, tensor in state.items() if name not in self._names}
 
     # --- the whole model --------------------------------------------------------------------------
 
@@ -237,7 +242,9 @@ class Fsdp:
         if self._unwritten:
             raise self._unwritten
         weights = ChainMap(*map(load_file, folder.iterdir()))
-        return {name: weights[first] for name, first in self._names.items()} | self._buffers()
+        # A weight that has two names is in the files by its first.
+        whole = {name: weights[first] for name, first in self._names.items()}
+        return whole | self._buffers()
 
 
 class ShardedSaver(Saver):
