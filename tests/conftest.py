@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from tests.support import PATIENCE_S, prepared, reaping, until
+from tests.support import PATIENCE_S, layers, prepared, reaping, until
 from tests.support.cluster import Cluster
 from tests.support.lockfs import TwoNodes, missing
 from tests.support.models import write_emotion, write_model
@@ -46,6 +46,9 @@ settings.load_profile("slurmft")
 HOSTILE = 'it\'s a "test"; echo $HOME é 100% `x`'
 """A folder name with everything that shells, Slurm and JSON treat specially, bar line breaks."""
 
+
+LAYERS = ("processes", "slurm", "gpu", "lab")
+"""Marks of tests that start processes; others are pure."""
 
 LONG_FILES = (
     "test_transformers.py", "test_lightning.py", "test_mpirun.py", "test_trainer.py",
@@ -213,6 +216,16 @@ def nothing_left_running(tmp_path: Path) -> Iterator[None]:
     """Ends the processes that a test leaves behind, also where it fails or takes too long."""
     number = next(_test_numbers)
     with reaping.reaped(f"{_SESSION_MARK}-{number}", tmp_path, prepared.server_pid):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def in_its_layer(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test without the mark of a layer starts no process."""
+    if any(request.node.get_closest_marker(layer) for layer in LAYERS):
+        yield
+        return
+    with layers.pure(request.node.nodeid):
         yield
 
 
