@@ -47,7 +47,7 @@ HOSTILE = 'it\'s a "test"; echo $HOME é 100% `x`'
 """A folder name with everything that shells, Slurm and JSON treat specially, bar line breaks."""
 
 
-LAYERS = ("processes", "slurm", "gpu", "lab")
+LAYERS = ("processes", "extra", "slurm", "gpu", "lab")
 """Marks of tests that start processes; others are pure."""
 
 LONG_FILES = (
