@@ -1,1 +1,1 @@
-"""What every other package builds on: options, configuration, files, texts, errors, permissions."""
+"""The ground of every other package: options, configuration, files, texts, errors, permissions."""

@@ -1,4 +1,4 @@
-"""What is done to a library's module right after its import, whenever that is."""
+"""Changes to a library's module right after its import, whenever that is."""
 
 import sys
 from collections.abc import Callable, Sequence

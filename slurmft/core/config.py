@@ -36,7 +36,7 @@ PROFILES = ("auto", "gpu", "xeon", "cpu")
 TRACKERS = (
     "tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml", "clearml", "dvclive", "swanlab",
 )  # fmt: skip
-"""As Accelerate calls them, and Python their packages."""
+"""Trackers by the names that Accelerate and Python's packages have."""
 RUNTIMES = ("auto", "apptainer", "pyxis", "charliecloud", "podman")
 DIALECTS = ("auto", "intel", "openmpi")
 

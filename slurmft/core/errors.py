@@ -67,6 +67,7 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
 
     With `debug`, the traceback comes first. Warnings are a line each.
     """
+    # Not the file and the line: the reader cannot act on them.
     warnings.formatwarning = lambda text, *_, **__: f"warning: {redact(str(text))}\n"
     try:
         return command()
@@ -77,7 +78,7 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
         return error.code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return 130  # as a shell counts a death by SIGINT: 128 + 2
     except BrokenPipeError:  # as in `slurmft ... | head`
         sys.stderr.close()  # or Python would complain of it at the end
         return 141

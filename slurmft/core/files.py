@@ -36,6 +36,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         with open(aside, "xb") as file:
             file.write(content)
             file.flush()
+            # Without it, a crash after the rename could leave an empty file under the new name.
             os.fsync(file.fileno())
         os.replace(aside, path)
     except BaseException:
@@ -87,7 +88,7 @@ def exists_now(path: Path) -> bool:
 
     NFS remembers up to a minute that a name was not there; opening the folder makes it ask again.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the folder may be absent, too
         os.close(os.open(path.parent, os.O_RDONLY))
     return path.exists()
 

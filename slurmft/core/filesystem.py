@@ -23,7 +23,7 @@ class FileSystem:
     type: str
     """The kernel's word: nfs4, gpfs, lustre, fuse.sshfs, ext4, ..."""
     source: str
-    """What is mounted: server:/export, a device, ..."""
+    """The mounted thing: server:/export, a device, ..."""
     mount: str
     """Where it is mounted here."""
 

@@ -1,4 +1,4 @@
-"""What a run reads, told apart from what it was at its submission.
+"""Fingerprints of the files that a run reads: have they changed since its submission?
 
 A file of up to 16 MiB is hashed whole. Of a larger one 256 blocks of 64 KiB are, evenly spaced, its
 beginning and its end among them: a second's work for any size. What changes between them, and

@@ -58,7 +58,8 @@ the job may start."""
 
 
 class Hooks:
-    """What a plug-in does on the way of a job: nothing, but for the methods that it overrides."""
+    """The steps of a job at which plug-ins act. A plug-in overrides the methods that it needs; the
+    others do nothing."""
 
     def check(self, job: "JobConfig", cluster: str) -> None:
         """Raises UsageError, before the submission, where the options cannot work on `cluster`."""

@@ -10,6 +10,7 @@ def is_local(name: str) -> bool:
 
     It does if there is such a folder, or if the name can be no id of the hub.
     """
+    # The hub allows NAME and OWNER/NAME; a path has more parts, or begins with a slash or a dot.
     hub_id = re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name, re.ASCII)
     return hub_id is None or os.path.exists(os.path.expanduser(name))
 

@@ -169,13 +169,14 @@ class Option:
         """
         expected = TYPE_NAMES.get(self.value_type, self.value_type.__name__)
         if self.is_repeatable:
+            # type() rather than isinstance: True is an int, and no number of nodes.
             is_list = isinstance(value, (list, tuple))
             if is_list and all(type(each) is self.value_type for each in value):
                 return tuple(value)
             expected = "a list of strings"
         elif type(value) is self.value_type or (value is None and self.default is None):
             return value
-        elif self.value_type is float and type(value) is int:
+        elif self.value_type is float and type(value) is int:  # 1 in JSON and TOML
             return float(value)
         raise UsageError(f"{self.name} must be {expected}, not {value!r}")
 
@@ -224,6 +225,7 @@ _Facets = ParamSpec("_Facets")
 def _declares(make: Callable[_Facets, Option]) -> Callable[_Facets, Any]:
     """Returns a function with the arguments of `make` that returns a dataclass field."""
 
+    # ParamSpec lets mypy check the arguments of every declaration against the fields of Option.
     def declare(*args: _Facets.args, **facets: _Facets.kwargs) -> Any:
         declaration = make(*args, **facets)
         return field(default=declaration.default, metadata={_KEY: declaration})
@@ -282,7 +284,7 @@ def check_options(config: Any) -> None:
     """
     for each in options(type(config)).values():
         value = getattr(config, each.name)
-        if value is None:
+        if value is None:  # not given: there is nothing to check
             continue
         if each.choices and value not in each.choices:
             raise unknown(each.flag, value, list(each.choices))

@@ -41,7 +41,8 @@ def start(
 
     def before_exec() -> None:
         die_with_parent(death)
-        if os.getppid() != parent:  # the parent ended before the request
+        # If the parent has ended before the request, the kernel sends nothing any more.
+        if os.getppid() != parent:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
 

@@ -1,4 +1,4 @@
-"""What a job runs, as far as the toolkit has to know it."""
+"""The program of a job, as far as the toolkit has to know it."""
 
 import functools
 import sys
@@ -42,7 +42,7 @@ class Program:
     code: str = ""
     """Folder that modules of the user's own are imported from: frozen at submission."""
     inputs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Those of its paths that must not change before it starts: path -> its fingerprint at
+    """Paths of it that must not change before it starts: path -> its fingerprint at
     submission (`slurmft.core.fingerprint`), and in words what it has."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Its own options, as JSON has them; for itself, for reports and for people."""
@@ -59,7 +59,7 @@ class Program:
 
 
 class ProgramKind:
-    """What the kernel asks of a kind of program.
+    """Answers of a kind of program to the kernel.
 
     The answers here are those of a program whose ranks torchrun starts, and that attaches to its
     job. Another kind subclasses this, as an entry point of the group `slurmft.programs`.

@@ -87,7 +87,7 @@ class Attempt:
     restarts: int = 0
     """How often Slurm had started the same job before."""
     changed: dict[str, str] = field(default_factory=dict)
-    """What differs from the submission: path or package -> how, in words."""
+    """Changes since the submission: path or package -> how, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong in one process of a run (failures/*.json)."""
+    """An error that ended one process of a run (failures/*.json)."""
 
     where: str
     """The process, in words: "rank 3 on n1"."""
@@ -109,7 +109,7 @@ class Failure:
     hint: str | None = None
     code: ExitCode = Exit.FAILED
     traceback: str | None = None
-    """Of an error that nobody foresaw."""
+    """The traceback of an error that nobody foresaw."""
     secondary: bool = False
     """It only says that another process failed."""
     step: int = 0
@@ -138,7 +138,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rank:
-    """What one rank ran on."""
+    """The host, devices and cores of one rank."""
 
     rank: int
     host: str
@@ -153,7 +153,7 @@ class Rank:
     is_staged: Any = None
     imports_s: Any = None
     hardware: Any = None
-    """What the node gave to the job; of the first rank of each node."""
+    """Hardware that the node gave to the job; the first rank of each node has it."""
 
     @property
     def node_number(self) -> int:
@@ -162,7 +162,7 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """What the ranks of a run ran on (environment.json)."""
+    """Packages and hardware of a run's ranks (environment.json)."""
 
     versions: dict[str, str | None] = field(default_factory=dict)
     """Package -> version."""
@@ -190,8 +190,10 @@ class ClassScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What the toolkit itself reads of result.json, which the program writes. A value that is
-    absent, or of another type, is None: read it by `decode_leniently`."""
+    """Values that the toolkit itself reads of result.json, which the program writes.
+
+    One that is absent, or of another type, is None: read it by `decode_leniently`.
+    """
 
     metrics: Metrics | None = None
     loss: float | None = None
@@ -205,7 +207,7 @@ class Result:
 
 
 RESULT_KEYS = ("metrics", "phases_s", "world_size", "nodes", "steps", "wall_s")
-"""What every result has."""
+"""Keys that every result has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,7 +256,8 @@ class _Submission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnyConfig:
-    """What is checked of a config.json of any version before its run is listed or reported."""
+    """The parts of a config.json of any version that must be right for its run to be listed or
+    reported."""
 
     program: _Program
     job: _JobOptions

@@ -99,7 +99,7 @@ class Text(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks(Record):
-    """What each rank spent on its own work, by rank."""
+    """Time of each rank's own work and its memory, by rank."""
 
     own_ms: list[float]
     memory_mib: list[float]

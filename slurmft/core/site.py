@@ -103,7 +103,8 @@ def typed_values(
     """
     typed = {}
     for name, value in values.items():
-        is_minutes = name == "time" and type(value) is int  # time = 60, as Slurm reads it
+        # TOML has numbers: time = 60 are minutes, as on Slurm's command line.
+        is_minutes = name == "time" and type(value) is int
         try:
             if name not in known:
                 raise unknown("key", name, list(known))

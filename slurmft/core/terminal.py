@@ -47,6 +47,7 @@ class _Plain:
 def protect() -> None:
     """Lets this process print `plain` text only; what the terminal cannot encode is escaped."""
     for name in ("stdout", "stderr"):
+        # None where the parent has closed the descriptor.
         stream: Any = getattr(sys, name)
         if stream is not None:
             stream.reconfigure(errors="backslashreplace")
@@ -63,6 +64,7 @@ def overwritten(text: str) -> None:
     """Prints a line on stderr that the next line replaces, if stderr is a terminal."""
     stream = raw(sys.stderr)
     if stream.isatty():
+        # Escape [K clears the line; the carriage return lets the next text begin at its start.
         print(f"\x1b[K{plain(text)}\r", end="", file=stream, flush=True)
 
 
