@@ -44,7 +44,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What may be removed from a folder of runs."""
+    """The parts of a folder of runs that may be removed."""
 
     items: list[Item]
     left_out: list[str]

@@ -1,5 +1,5 @@
-"""What runs cost: hours of nodes, GPUs and CPUs over all attempts, memory, energy; and what to ask
-for next time. Slurm's accounting says it, else a run's own records."""
+"""The costs of runs: hours of nodes, GPUs and CPUs over all attempts, memory, energy; and a better
+request for the next time. They are from Slurm's accounting, else from the run's own records."""
 
 import contextlib
 import math
@@ -136,17 +136,22 @@ def _recorded_peak(run: MeasuredRun) -> int | None:
 
 
 def advice(cost: dict[str, Any], run: MeasuredRun) -> str:
-    """What to ask for next time; "" where it fits, or is not known."""
-    peak, asked, limit = cost["peak_memory_bytes"], cost["asked_memory_bytes"], run.value("time")
-    found = []
-    if run.value("mem") and peak and asked and asked - _ROOM * peak > _MUCH_BYTES:
-        enough = math.ceil(_ROOM * peak / 2**30)
-        found.append(
-            f"asked for {in_bytes(asked)} a node, used {in_bytes(peak)}: --mem {enough}G would do"
+    """Returns a better request for the next time; "" where this one fits, or its use is unknown."""
+    peak_bytes = cost["peak_memory_bytes"]
+    request_bytes = cost["asked_memory_bytes"]
+    limit = run.value("time")
+    advice = []
+    is_known = run.value("mem") and peak_bytes and request_bytes
+    if is_known and request_bytes - _ROOM * peak_bytes > _MUCH_BYTES:
+        enough = math.ceil(_ROOM * peak_bytes / 2**30)
+        advice.append(
+            f"asked for {in_bytes(request_bytes)} a node, used {in_bytes(peak_bytes)}: "
+            f"--mem {enough}G would do"
         )
     if run.is_finished and isinstance(limit, str):
-        limit_s, longest_s = 60 * time_limit_min(limit), cost["longest_s"]
+        limit_s = 60 * time_limit_min(limit)
+        longest_s = cost["longest_s"]
         if limit_s >= 3600 and limit_s > _MUCH_TIME * longest_s:
             used = duration(longest_s)
-            found.append(f"asked for --time {limit}, ran {used}: a shorter one may start sooner")
-    return "; ".join(found)
+            advice.append(f"asked for --time {limit}, ran {used}: a shorter one may start sooner")
+    return "; ".join(advice)

@@ -25,7 +25,7 @@ _NAMES_OF_RECORDS = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a scheduler reports of a job."""
+    """The answer of a scheduler about a job."""
 
     name: str
     """Slurm's name of the state: PENDING, RUNNING, COMPLETED, CANCELLED, ..."""
@@ -129,6 +129,7 @@ def combine(
         return by_record(recorded, has_result) if recorded.has_ended else _vanished(LOST)
     if report.name == "UNKNOWN":
         return _unanswered(recorded, report, has_result)
+    # The job may just be ending: the run's own record counts, unless Slurm has queued it again.
     if recorded.has_ended and report.name != "PENDING":
         return _ended_by_record(recorded, report, cluster, has_result)
     lives_on = not report.ended or (report.may_be_requeued and may_requeue)

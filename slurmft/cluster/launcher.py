@@ -14,16 +14,16 @@ from slurmft.runs.rundir import RunDir
 
 
 class Launcher(Protocol):
-    """What a launcher module provides."""
+    """The functions of a launcher."""
 
     def plan(self, config: RunConfig, run: RunDir) -> str:
-        """What would be submitted, as text."""
+        """Returns the job as text, for a dry run."""
 
     def submit(self, config: RunConfig, run: RunDir) -> str:
         """Starts the job of a run; returns its id."""
 
     def job_state(self, job_id: str, run: RunDir) -> Report | None:
-        """What the scheduler says of the job; None where it does not know it any more."""
+        """Asks the scheduler for the job; None where it does not know it any more."""
 
     def cancel(self, job_id: str, run: RunDir) -> None:
         """Cancels the job."""

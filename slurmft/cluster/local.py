@@ -43,7 +43,7 @@ class _Process:
 
 
 class LocalNodes:
-    """What srun is on a cluster, in the job's one process."""
+    """Starts and watches the tasks of all nodes, as srun does on a cluster."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -86,7 +86,7 @@ class LocalNodes:
         return self._wait()
 
     def _outcome(self, run: RunDir, code: int) -> attempts.Outcome:
-        """What becomes of the run after an attempt; a cancelled job is not started again."""
+        """Decides what becomes of the run after an attempt. A cancelled job does not start again."""
         saved = f"; {attempts.saved(run)}" if code == Exit.STOPPED else ""
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"

@@ -42,12 +42,12 @@ def check(job: JobConfig) -> str:
 
 
 def provenance(command: str, argv: list[str]) -> dict[str, Any]:
-    """When, where, by whom, by which command and from which code a run is submitted."""
+    """Returns when, where, by whom, by which command and from which code a run is submitted."""
     return provenance_of(shlex.join(["slurmft", command, *argv]))
 
 
 def provenance_of(command: str) -> dict[str, Any]:
-    """The same, of a command or a call as it was written."""
+    """Returns the provenance of a command or a call, as it was written."""
     commit = git.head(Path.cwd())
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -64,8 +64,8 @@ def provenance_of(command: str) -> dict[str, Any]:
 
 
 def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
-    """What would be submitted: configuration, job, and the command of the first node. `run`: the
-    one that resumes."""
+    """Returns the text of a dry run: configuration, job, and the command of the first node. `run`:
+    the one that resumes."""
     config = dependency.settled(config, cluster, config.job.runs_dir)
     run = run or RunDir(Path(config.job.runs_dir) / f"{config.name}-<time>-<random>")
     inputs = [
@@ -117,19 +117,21 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
         SlurmftError: the job was refused, or would wait forever. The run directory is removed.
     """
     config = dependency.settled(config, cluster, config.job.runs_dir)
-    if asked := config.submission.get("request"):
+    request_id = config.submission.get("request")
+    if request_id:
         runs_dir = Path(config.job.runs_dir)
         # Whoever typed it may be gone meanwhile: with the connection, or its terminal.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with request.alone(runs_dir, asked):
-            if (before := request.run_of(runs_dir, asked)) and _was_submitted(before, cluster):
+        with request.alone(runs_dir, request_id):
+            before = request.run_of(runs_dir, request_id)
+            if before and _was_submitted(before, cluster):
                 return before
             return _submit_new(config, cluster, mark)
     return _submit_new(config, cluster, mark)
 
 
 def _was_submitted(run: RunDir, cluster: str) -> bool:
-    """Whether the run of a request has a job: whoever submitted it may have been killed before it
+    """Returns whether the run of a request has a job: its submitter may have been killed before it
     could record the job. Without one, the run is removed."""
     found = run.job_id() or (cluster == "slurm" and commands.job_of_script(run.submitit))
     if found and not run.read_job():
@@ -215,7 +217,7 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
 
 
 def show_resume(run: RunDir, flags: dict[str, Any]) -> str:
-    """What `resume` would submit; raises as it would."""
+    """Returns the text of a dry run of `resume`; raises as it would."""
     return dry_run(*_resumed(run, flags), run)
 
 

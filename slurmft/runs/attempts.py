@@ -29,7 +29,7 @@ _SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of a run after an attempt."""
+    """The next state of a run after an attempt."""
 
     state: str
     """finished, failed, cancelled or requeued."""
@@ -241,7 +241,8 @@ def _unrecorded_starts(run: RunDir, restarts: int) -> int:
 
 
 def _reason(run: RunDir, code: int, failure: Failure | None) -> str:
-    """Why an attempt ended. That ranks have lost others tells less than how a task was killed."""
+    """Returns why an attempt ended. That ranks have lost others explains less than how a task was
+    killed."""
     if failure and not failure.secondary:
         return str(failure)
     if code == Exit.STOPPED:
@@ -266,7 +267,7 @@ def attempts_without_progress(run: RunDir) -> int:
 
 
 def saved(run: RunDir) -> str:
-    """What a stopped run can resume from, in words."""
+    """Returns the checkpoint that a stopped run can resume from, in words."""
     if checkpoint := run.newest_checkpoint():
         return f"the newest checkpoint is {checkpoint}"
     place = kind_of(run.load_config().program).checkpoint_place()

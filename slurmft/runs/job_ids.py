@@ -13,7 +13,7 @@ def is_job_id(text: str) -> bool:
 
 
 def array_of(job_id: str) -> str:
-    """The job array of a task; of a job that is no task, the job itself."""
+    """Returns the job array of a task; of a job that is no task, the job itself."""
     return job_id.partition("_")[0]
 
 
@@ -22,19 +22,25 @@ def array_task_id(array: str, index: int) -> str:
 
 
 def tasks_of(listed: str) -> list[str]:
-    """The ids that one of Slurm's lists stands for: "12_[0-2,7%4]" is 12_0, 12_1, 12_2 and 12_7; an
-    id that is no list is itself."""
+    """Returns the ids that one of Slurm's lists stands for: "12_[0-2,7%4]" is 12_0, 12_1, 12_2 and
+    12_7. An id that is no list is itself."""
     array, bracket, tasks = listed.partition("_[")
     if not bracket:
         return [listed]
-    ranges = ((int(a), int(b or a), int(step or 1)) for a, b, step in _RANGE.findall(tasks))
-    return [array_task_id(array, i) for a, b, step in ranges for i in range(a, b + 1, step)]
+    ids = []
+    for first, last, step in _RANGE.findall(tasks):
+        indexes = range(int(first), int(last or first) + 1, int(step or 1))
+        ids += [array_task_id(array, index) for index in indexes]
+    return ids
 
 
 def own_job_id(environment: Mapping[str, str]) -> str:
-    """The id of the job that this process is part of.
+    """Returns the id of the job that this process is part of.
 
     Of an array task by array and index: SLURM_JOB_ID of one of the tasks is the id of the array.
     """
-    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
-    return array_task_id(array, int(task)) if array and task else environment["SLURM_JOB_ID"]
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    task = environment.get("SLURM_ARRAY_TASK_ID")
+    if array and task:
+        return array_task_id(array, int(task))
+    return environment["SLURM_JOB_ID"]

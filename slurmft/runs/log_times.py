@@ -41,12 +41,12 @@ def foreign(line: str, year: int) -> float | None:
     year is the log's, as PyTorch's C++ leaves it out."""
     text = line[:_WITHIN]
     with contextlib.suppress(ValueError):  # there is no 31 February
-        if found := _GLOG.match(text):
-            month, day, clock, millis = found.groups()
+        if glog := _GLOG.match(text):
+            month, day, clock, millis = glog.groups()
             return datetime.fromisoformat(f"{year}-{month:0>2}-{day}T{clock}.{millis}").timestamp()
-        if found := _FOREIGN.search(text):
-            clock = found[2].replace(",", ".")
-            return datetime.fromisoformat(f"{found[1]}T{clock}").timestamp()
+        if match := _FOREIGN.search(text):
+            clock = match[2].replace(",", ".")
+            return datetime.fromisoformat(f"{match[1]}T{clock}").timestamp()
     return None
 
 

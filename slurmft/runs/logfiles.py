@@ -69,32 +69,33 @@ class Logs:
     """All logs of a run, those that come up later included."""
 
     def __init__(self, run: RunDir, choice: Choice) -> None:
-        self._run, self._choice = run, choice
+        self._run = run
+        self._choice = choice
         self._files: dict[Path, LogFile] = {}
         self._starts: list[tuple[float, int]] = []
         self._look_for_files()
 
     def lines(self, whole: bool = True, last: int | None = None) -> Iterator[Line]:
-        """The lines that are new, oldest first; `last` leaves out all but so many of each file."""
+        """Returns the lines that are new, oldest first; `last` leaves out all but so many of each
+        file."""
         self._look_for_files()
         each = [file.lines(whole, last) for file in self._files.values()]
         merged: Iterable[Line] = heapq.merge(*each)
         return filter(self._choice.has_line, merged)
 
     def host_width(self) -> int:
-        """The width of the widest host name known."""
+        """Returns the width of the widest host name."""
         return max((len(file.place.host) for file in self._files.values()), default=0)
 
     def _look_for_files(self) -> None:
-        """Adds those that are new: ranks first, then nodes, then the job's."""
+        """Adds the files that are new: ranks first, then nodes, then the job's."""
         starts = [each for each in self._run.history() if each.state == "running"]
         self._starts[:] = [(each.time, each.attempt or 0) for each in starts]
         ranks = {rank.rank: rank for rank in self._run.read_environment().ranks}
         hosts = {rank.node_number: rank.host for rank in ranks.values()}
         paths = [*self._run.logs.glob("*.log"), *self._run.submitit.glob("*_log.*")]
-        found = [_place(path, ranks, hosts) for path in paths]
-        order = {"rank": 0, "node": 1, "task": 2}
-        for place in sorted(found, key=lambda p: (order.get(p.label.split()[0], 3), p.path.name)):
+        places = [_place(path, ranks, hosts) for path in paths]
+        for place in sorted(places, key=_order):
             if place.path not in self._files and self._choice.has_file(place):
                 self._files[place.path] = LogFile(place, len(self._files), self._starts)
 
@@ -104,14 +105,19 @@ class LogFile:
 
     def __init__(self, place: "_Place", source: int, starts: list[tuple[float, int]]) -> None:
         """`starts`: when each attempt began (Unix seconds) and its number, oldest first."""
-        self.place, self._starts = place, starts
+        self.place = place
+        self._starts = starts
         self._last = Line(-math.inf, source, "", place.label, place.host, 0)
-        self._offset = self._inode = 0
-        self._trace = self._had_trace = False
+        self._offset = 0
+        self._inode = 0
+        self._trace = False
+        """The last line is part of a traceback."""
+        self._had_trace = False
+        """The last line is part of a traceback, or of what joins it to another."""
 
     def lines(self, whole: bool = True, last: int | None = None) -> Iterator[Line]:
-        """The lines that are new, in an order of never falling times; `last` leaves out all but so
-        many of them. `whole`: a last line without its end counts, too."""
+        """Yields the lines that are new, in an order of never falling times; `last` leaves out all
+        but so many of them. `whole`: a last line without its end counts, too."""
         caught_up = self._offset > 0
         if last is not None:
             self._offset = self._start_of(last)
@@ -125,7 +131,8 @@ class LogFile:
             caught_up = False
 
     def _piece(self, whole: bool) -> tuple[list[bytes], float] | None:
-        """The lines that come next, and the Unix time of the last change; None: there are none."""
+        """Reads the lines that come next, and the Unix time of the last change; None: there are
+        none."""
         try:
             with open(self.place.path, "rb") as file:
                 about = os.fstat(file.fileno())
@@ -142,7 +149,7 @@ class LogFile:
         return (lines, about.st_mtime) if lines else None
 
     def _start_of(self, last: int) -> int:
-        """The offset at which the last so many lines of the file begin."""
+        """Returns the offset at which the last so many lines of the file begin."""
         try:
             with open(self.place.path, "rb") as file:
                 start = size = file.seek(0, os.SEEK_END)
@@ -157,7 +164,7 @@ class LogFile:
         return size - sum(map(len, lines[max(0, len(lines) - last) :]))
 
     def _begin(self, lines: list[str], changed_at: float, caught_up: bool) -> None:
-        """The time of lines that come before the first one that has any."""
+        """Sets the time of lines that come before the first one that has any."""
         if not lines:
             return
         if self._last.time == -math.inf:
@@ -170,7 +177,7 @@ class LogFile:
         self._last = self._last._replace(time=max(when, self._last.time))
 
     def _time_in(self, text: str, changed_at: float) -> float | None:
-        """The time that a line says; none of a text that only has a date in it."""
+        """Returns the time that a line has; none of a text that only has a date in it."""
         when, _ = log_times.split(text)
         if when is None and not text[:1].isspace():
             when = log_times.foreign(text, time.localtime(changed_at).tm_year)
@@ -194,7 +201,7 @@ class LogFile:
         return self._last._replace(text=text, label=label, attempt=attempt)
 
     def _belongs(self, text: str) -> bool:
-        """Whether a line is part of the traceback before it."""
+        """Returns whether a line is part of the traceback before it."""
         if text.startswith(_TRACE):
             joins, self._trace, self._had_trace = self._had_trace, True, True
             return joins
@@ -208,7 +215,7 @@ class LogFile:
 
 
 def log_of_rank(run: RunDir, rank: int) -> LogFile:
-    """The log of one rank, whose `lines` are each time those that are new."""
+    """Returns the log of one rank, whose `lines` are each time those that are new."""
     return LogFile(_Place(run.rank_log(rank), f"rank {rank}", None, ""), 0, [])
 
 
@@ -224,11 +231,21 @@ class _Place:
     """Where a file without a head comes from; "" if it is not known."""
 
 
+_LOG_NAME = re.compile(r"(rank|node|task)-(\d+)\.log|.+_(\d+)_log\.(?:out|err)")
+_ORDER = {"rank": 0, "node": 1, "task": 2}
+
+
+def _order(place: _Place) -> tuple[int, str]:
+    kind = place.label.split()[0]
+    return _ORDER.get(kind, len(_ORDER)), place.path.name
+
+
 def _place(path: Path, ranks: dict[int, Rank], hosts: dict[int, str]) -> _Place:
-    found = re.fullmatch(r"(rank|node|task)-(\d+)\.log|.+_(\d+)_log\.(?:out|err)", path.name)
-    if found is None:
+    match = _LOG_NAME.fullmatch(path.name)
+    if match is None:
         return _Place(path, path.stem, None, "")
-    kind, number = found[1] or "task", int(found[2] or found[3])  # without a kind: Slurm's
+    kind = match[1] or "task"  # without a kind: Slurm's
+    number = int(match[2] or match[3])
     if kind == "rank":
         rank = ranks.get(number)
         node = rank.node_number if rank else 0

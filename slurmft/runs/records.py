@@ -199,7 +199,7 @@ def add_point(curve: list[tuple[float, float]], step: float, value: float) -> No
 
 @dataclass(frozen=True)
 class _Progress:
-    """What the newest record with `total_steps` says; None: nothing."""
+    """The values of the newest record with `total_steps`; None where it has none."""
 
     step: int | None = None
     total_steps: float | None = None

@@ -1,5 +1,5 @@
-"""What a command knows that came from elsewhere, by `--on`; and that a request makes one run only,
-however often it comes."""
+"""Requests: commands that came from elsewhere, by `--on`. A request makes one run only, however
+often it comes."""
 
 import contextlib
 import fcntl
@@ -13,16 +13,19 @@ from typing import Any
 from slurmft.core.decode import read
 from slurmft.runs.rundir import RunDir
 
-ON, REQUEST = "SLURMFT_ON", "SLURMFT_REQUEST"
-"""Variables of such a command: its cluster's name; what the submission says of itself, in JSON."""
+ON = "SLURMFT_ON"
+"""Variable with the name of the cluster, in such a command."""
+REQUEST = "SLURMFT_REQUEST"
+"""Variable with the facts of the submission, in JSON."""
 
 
 def facts() -> dict[str, Any]:
-    """What the submission says of itself: request (an id), command, from, git; else nothing."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(os.environ.get(REQUEST, "{}"))
-        return found if isinstance(found, dict) else {}
-    return {}
+    """Returns the facts of the submission: request (an id), command, from, git; else nothing."""
+    try:
+        value = json.loads(os.environ.get(REQUEST, "{}"))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,13 @@ class _Submission:
 
 @dataclass(frozen=True)
 class _Config:
-    """What is read of the configuration of a run."""
+    """The part of a configuration that is read here."""
 
     submission: _Submission
 
 
 def run_of(runs_dir: Path, request: str) -> RunDir | None:
-    """The run that a request has made, if it did so before."""
+    """Returns the run that a request has made, if it did so before."""
     for path in runs_dir.glob(f"*-{request[:6]}"):  # as `RunDir.create` names it
         run = RunDir(path)
         config = read(run.config, _Config)

@@ -365,8 +365,8 @@ class RunDir:
         return sorted(name for name in names if name.startswith("step-"))
 
     def newest_checkpoint(self) -> str | None:
-        """What a resume starts from, by name: of the run's own checkpoints, or of those that a
-        program writes into its --checkpoint-dir; None: nothing."""
+        """Returns the name of the checkpoint that a resume starts from: of the run's own, or of
+        those that a program writes into its --checkpoint-dir; None: nothing."""
         with contextlib.suppress(OSError, SlurmftError):  # the folder, or the whole run, is gone
             checkpoint = kind_of(self.load_config().program).newest_checkpoint()
             if checkpoint is not None:
@@ -436,7 +436,7 @@ class RunDir:
 
 
 def _random_part() -> str:
-    """Of a run's name; where two draw the same, the later draws again."""
+    """Returns the random part of a run's name; where two draw the same, the later draws again."""
     return os.urandom(3).hex()
 
 

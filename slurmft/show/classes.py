@@ -1,4 +1,4 @@
-"""What a result says of each class: precision, recall, and which classes are taken for which."""
+"""The classes of a result: precision, recall, and which classes are taken for which."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What runs cost, as a line or a table."""
+"""The costs of runs as a line or a table."""
 
 from collections.abc import Sequence
 from typing import Any

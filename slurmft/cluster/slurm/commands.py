@@ -266,7 +266,7 @@ def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobUse:
-    """What one start of a job used, as accounting has it."""
+    """The resources of one start of a job, as accounting has them."""
 
     elapsed_s: int
     nodes: int
