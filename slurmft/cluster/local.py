@@ -86,7 +86,7 @@ class LocalNodes:
         return self._wait()
 
     def _outcome(self, run: RunDir, code: int) -> attempts.Outcome:
-        """Decides what becomes of the run after an attempt. A cancelled job does not start again."""
+        """Decides what becomes of the run after an attempt; a cancelled job ends for good."""
         saved = f"; {attempts.saved(run)}" if code == Exit.STOPPED else ""
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"
