@@ -29,8 +29,8 @@ class FakeSlurm:
     def __init__(self, folder: Path) -> None:
         self.table = Table(folder / "slurm")
         self.bin = folder / "bin"
-        for made in (self.table.folder / "spool", self.bin):
-            made.mkdir(parents=True)
+        for folder_to_make in (self.table.folder / "spool", self.bin):
+            folder_to_make.mkdir(parents=True)
         for name in COMMANDS.keys() - set(BACKGROUND):
             (self.bin / name).write_text(
                 f'#!/bin/sh\nexec {shlex.join(schedule.command(name))} "$@"\n'
@@ -58,7 +58,7 @@ class FakeSlurm:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a Slurm client needs in its environment."""
+        """The variables that lead a command to this Slurm."""
         path = f"{self.bin}:{os.environ['PATH']}"
         return {FOLDER: str(self.table.folder), "PATH": path}
 

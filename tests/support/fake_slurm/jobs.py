@@ -20,7 +20,7 @@ FOLDER = "FAKE_SLURM"
 
 
 class RefusedError(Exception):
-    """What a command prints to stderr when it refuses, and its exit code."""
+    """A refusal: the text for stderr, and the exit code."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)
@@ -83,7 +83,7 @@ class Job:
     begin: float = 0.0
     nice: int = 0
     warning: list[Any] = field(default_factory=list)
-    """Of --signal: the signal's number, seconds before the limit, "batch" or "steps"."""
+    """The option --signal: a number, seconds before the limit, "batch" or "steps"."""
 
     state: str = "PENDING"
     reason: str = "None"
@@ -95,7 +95,7 @@ class Job:
     ended: float = 0.0
     cancelled_by: int | None = None
     requests: list[list[Any]] = field(default_factory=list)
-    """What the job's runner is still to do: ["signal", number, scope], or ["end", why]."""
+    """Orders to the job's runner: ["signal", number, scope], or ["end", why]."""
     runner: int = 0
     """The process that runs the job; 0: none."""
     starts: list[Start] = field(default_factory=list)

@@ -116,7 +116,7 @@ class Runner:
             processes.send(signal.SIGKILL, self._processes("all"))
 
     def _processes(self, scope: str) -> set[int]:
-        """Those of the batch script, of the steps that srun has started, or all."""
+        """Returns the processes of the batch script, of the steps, or of both."""
         alive = processes.descendants(os.getpid())
         if scope == "all":
             return alive
