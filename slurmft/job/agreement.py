@@ -1,4 +1,4 @@
-"""How ranks agree between two steps: all-reduce of stop and checkpoint requests.
+"""Agreement of the ranks between two steps: an all-reduce of stop and checkpoint requests.
 
 A signal reaches ranks at different moments. If each acted by itself, they would enter the
 collective save at different steps, and hang. The all-reduce runs beside the step, on a group of its
@@ -16,20 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do now; the same on every rank."""
+    """The decision of all ranks after a step."""
 
     signal: int
     """The stop signal that some rank received; 0: none did."""
     rank: int
-    """Which rank it was."""
+    """The rank that received it."""
     save: bool
-    """Whether a checkpoint is to be saved."""
+    """A checkpoint is to be saved."""
 
 
 _NOTHING = Decision(0, 0, False)
 
-_REDUCE_EVERY_S, _MAX_STEPS = 0.5, 50
-"""How long a request may wait for the next all-reduce, and for how many steps at most."""
+_REDUCE_EVERY_S = 0.5
+"""How long a request may wait for the next all-reduce."""
+_MAX_STEPS = 50
+"""How many steps a request may wait for it at most."""
 
 
 class Boundary:
@@ -44,20 +46,26 @@ class Boundary:
         Args:
             join: joins the process group; called by the first `request` of more than one rank.
         """
-        self._world_size, self._join = world_size, join
+        self._world_size = world_size
+        self._join = join
         self._decision: Decision | None = None
         self._requests: Any = None
         self._work: Any = None
-        self._steps = self._skip = 0
+        self._steps = 0
+        """Steps that share the last all-reduce."""
+        self._skip = 0
+        """Steps left of those."""
         self._reduced_at: float | None = None
 
     def begin_phase(self) -> None:
-        """The first step of a new kind of step has an all-reduce, on every rank."""
-        self._skip, self._reduced_at = 0, None
+        """Makes the next step have an all-reduce on every rank: the steps to come may be longer."""
+        self._skip = 0
+        self._reduced_at = None
 
     def request(self, stop_signal: int, save: bool) -> None:
         """Starts the all-reduce of this rank's requests, unless this step shares an earlier one."""
-        self._work, self._decision = None, _NOTHING
+        self._work = None
+        self._decision = _NOTHING
         if self._world_size == 1:
             self._decision = Decision(stop_signal, 0, save)
         elif self._skip:
@@ -70,6 +78,7 @@ class Boundary:
         import torch.distributed as dist
 
         world = self._join()
+        # The maximum of all ranks: 0 is no signal, no rank, no checkpoint.
         rank = world.rank + 1 if stop_signal else 0
         steps = self._proposal() if world.is_main else 1
         self._requests = torch.tensor([stop_signal, rank, int(save), steps])
@@ -89,8 +98,9 @@ class Boundary:
         return self._decision
 
     def _proposal(self) -> int:
-        """Steps until the next all-reduce; the main rank's counts."""
-        before, self._reduced_at = self._reduced_at, time.monotonic()
+        """Returns how many steps are to share the next all-reduce; the main rank's counts."""
+        before = self._reduced_at
+        self._reduced_at = time.monotonic()
         if before is None:
             return 1
         step_s = (self._reduced_at - before) / max(1, self._steps)

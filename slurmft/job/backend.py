@@ -21,11 +21,11 @@ from slurmft.node.hardware import host_name
 
 
 class Offer(NamedTuple):
-    """What one rank can use."""
+    """The backends that one rank can use."""
 
     host: str
     gpus: int
-    """Those that its torch can use."""
+    """GPUs that its torch can use."""
     ccl_problem: str | None = None
     """Why it cannot use ccl, if that was tried."""
     gpu_problem: str | None = None
@@ -33,12 +33,20 @@ class Offer(NamedTuple):
     processes: int = 1
     """Ranks of its node."""
     uuid: str | None = None
-    """Of its GPU, where it sees one alone, and its node has more ranks."""
+    """Identifies its GPU, where it sees one alone, and its node has more ranks."""
     gpu_backend: str = "nccl"
 
 
 def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str | None]:
-    """As `choose`, by what all ranks offer; all of them call it."""
+    """Chooses the backend from the offers of all ranks; all of them call it.
+
+    Args:
+        asked: the value of --backend.
+        store: the store of the rendezvous.
+
+    Returns:
+        The backend and a warning, see `choose`.
+    """
     keys = [f"backend/{each}" for each in range(world_size)]
     store.set(keys[rank], json.dumps(offer(asked)))
     if rank == 0:  # not all ranks, or the answers grow with their square
@@ -52,24 +60,28 @@ def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str 
 
 
 def offer(asked: str) -> Offer:
-    """What this rank can use. Where ccl may be chosen, its binding is imported."""
+    """Finds out what this rank can use. Where ccl may be chosen, its binding is imported."""
     # A driver that is asked about its GPUs takes memory of the host, at least.
     gpus, problem = devices.usable() if asked in ("auto", "nccl") else (0, None)
-    tries_ccl = asked == "ccl" or (asked == "auto" and not (gpus or problem))
+    computes_on_cpus = not gpus and not problem
+    ccl_problem = None
+    if asked == "ccl" or (asked == "auto" and computes_on_cpus):
+        ccl_problem = _import_binding()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return Offer(
         host=host_name(),
         gpus=gpus,
-        ccl_problem=_import_binding() if tries_ccl else None,
+        ccl_problem=ccl_problem,
         gpu_problem=problem,
         processes=processes,
+        # A rank that sees one GPU may share it with others, if a site has bound them all to it.
         uuid=devices.uuid() if gpus == 1 < processes else None,
         gpu_backend=get_default_backend_for_device(devices.kind()),
     )
 
 
 def _import_binding() -> str | None:
-    """Imports oneCCL's binding, which registers the backend; why that cannot be, or None."""
+    """Imports oneCCL's binding, which registers the backend; returns why that fails, or None."""
     binding = ccl.find()
     if binding is None or binding.mismatch:
         return ccl.problem_of(binding)
@@ -82,9 +94,14 @@ def _import_binding() -> str | None:
 
 
 def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
-    """The backend asked for, or the fastest that all ranks can use; and a warning, if hosts have
-    oneCCL's binding and cannot use it. `nccl` means what the GPUs' vendor has in its place, too. Of
-    equal offers, one is enough.
+    """Chooses the backend asked for, or the fastest that all ranks can use.
+
+    Args:
+        asked: the value of --backend; `nccl` means what the GPUs' vendor has in its place, too.
+        offers: those of all ranks; of equal ones, one is enough.
+
+    Returns:
+        The backend; and a warning, if hosts have oneCCL's binding and cannot use it.
 
     Raises:
         UsageError: a host lacks what was asked for, or some have GPUs and others none.
@@ -92,40 +109,57 @@ def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
     """
     has_gpus = any(offer.gpus or offer.gpu_problem for offer in offers)
     if asked == "nccl" or (asked == "auto" and has_gpus):
-        own = Counter(host for host, uuid in {(o.host, o.uuid) for o in offers} if uuid)
-        few = [o for o in offers if max(o.gpus, own[o.host]) < o.processes]
-        if not few:
-            return offers[0].gpu_backend, None
-        raise _too_few_gpus(asked, offers, few)
+        return _choose_for_gpus(asked, offers), None
+    if asked == "gloo":
+        return "gloo", None
     problems = [(offer.host, offer.ccl_problem) for offer in offers if offer.ccl_problem]
-    if asked == "gloo" or not problems:
-        return ("gloo" if asked == "gloo" else "ccl"), None
+    if not problems:
+        return "ccl", None
     if asked == "ccl":
         raise UsageError(f"--backend ccl {_by_host(problems)}", ccl.hint())
-    is_anywhere = {offer.ccl_problem for offer in offers} != {ccl.problem_of(None)}
-    return "gloo", f"collectives use gloo; {_by_host(problems)}" if is_anywhere else None
+    # Where no host has the binding, gloo is what was to be expected: there is no warning.
+    is_absent_everywhere = {offer.ccl_problem for offer in offers} == {ccl.problem_of(None)}
+    if is_absent_everywhere:
+        return "gloo", None
+    return "gloo", f"collectives use gloo; {_by_host(problems)}"
 
 
-def _too_few_gpus(asked: str, offers: Sequence[Offer], few: Sequence[Offer]) -> SlurmftError:
-    """The error where not every process has a GPU."""
+def _choose_for_gpus(asked: str, offers: Sequence[Offer]) -> str:
+    """Returns the backend of the GPUs, if every process has a GPU of its own."""
+    bound_gpus = {(offer.host, offer.uuid) for offer in offers if offer.uuid}
+    bound_gpus_of = Counter(host for host, _ in bound_gpus)
+    too_few = [
+        offer for offer in offers if max(offer.gpus, bound_gpus_of[offer.host]) < offer.processes
+    ]
+    if too_few:
+        raise _too_few_gpus(asked, offers, too_few)
+    return offers[0].gpu_backend
+
+
+def _too_few_gpus(asked: str, offers: Sequence[Offer], too_few: Sequence[Offer]) -> SlurmftError:
+    """Returns the error where not every process has a GPU."""
     counts = _by_host(
-        (o.host, o.gpu_problem or f"{o.gpus} for {o.processes} process(es)") for o in offers
+        (offer.host, offer.gpu_problem or f"{offer.gpus} for {offer.processes} process(es)")
+        for offer in offers
     )
     message = f"--backend {asked}: torch does not see a GPU for every process; {counts}"
-    bad = sorted({o.host for o in few})
-    if all(o.gpu_problem for o in few) and len(bad) < len({o.host for o in offers}):
-        error = SlurmftError(message, f"look there; or: --sbatch exclude={','.join(bad)}")
-        error.bad_hosts = bad
+    failed_hosts = sorted({offer.host for offer in too_few})
+    have_broken_gpus = all(offer.gpu_problem for offer in too_few)
+    all_hosts = {offer.host for offer in offers}
+    if have_broken_gpus and len(failed_hosts) < len(all_hosts):
+        hint = f"look there; or: --sbatch exclude={','.join(failed_hosts)}"
+        error = SlurmftError(message, hint)
+        error.bad_hosts = failed_hosts
         return error
     hint = "request GPUs on every node (--gpus-per-node)"
-    if any(o.gpu_problem for o in few):
+    if any(offer.gpu_problem for offer in too_few):
         hint = "install a torch for these GPUs and their driver (https://pytorch.org)"
     return UsageError(message, f"{hint}, or compute on CPUs: --profile cpu")
 
 
-def _by_host(found: Iterable[tuple[str, str]]) -> str:
-    """What was found on which hosts: "on n1, n2: 4; on n3: 0"."""
-    hosts: dict[str, list[str]] = {}
-    for host, what in dict.fromkeys(found):
-        hosts.setdefault(what, []).append(host)
-    return "; ".join(f"on {some(names)}: {what}" for what, names in hosts.items())
+def _by_host(facts: Iterable[tuple[str, str]]) -> str:
+    """Groups facts about hosts, as text: "on n1, n2: 4; on n3: 0"."""
+    hosts_of: dict[str, list[str]] = {}
+    for host, fact in dict.fromkeys(facts):
+        hosts_of.setdefault(fact, []).append(host)
+    return "; ".join(f"on {some(hosts)}: {fact}" for fact, hosts in hosts_of.items())

@@ -23,11 +23,11 @@ _RETRY_S = 30
 
 
 class BadCheckpointError(Exception):
-    """A checkpoint is not what was written."""
+    """A checkpoint whose files are not as they were written."""
 
 
 def checkpoint_name(step: int, suffix: str = "") -> str:
-    """See `RunDir.checkpoint_names`, which sorts them."""
+    """Returns the name of a checkpoint; `RunDir.checkpoint_names` sorts them."""
     return f"step-{step:08d}{suffix}"
 
 
@@ -50,8 +50,11 @@ def verify(path: Path) -> None:
 
 
 def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are put aside, with a warning. SlurmftError
-    where the file system cannot be read: no reason to start from the beginning."""
+    """Returns the newest checkpoint that is whole; damaged ones are put aside, with a warning.
+
+    Raises:
+        SlurmftError: the file system cannot be read. That is no reason to start from the beginning.
+    """
     names = _read(run.checkpoint_names, run.checkpoints, run)
     for name in reversed(names):
         path = run.checkpoints / name
@@ -68,7 +71,7 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
 
 
 def _read(read: Callable[[], _T], path: Path, run: RunDir, tries: int = 5) -> _T:
-    """What is read of a path, after another try where a shared file system fails for a moment."""
+    """Calls `read`, again after a pause where a shared file system fails for a moment."""
     for number in range(1, tries):
         with contextlib.suppress(OSError):
             return read()
@@ -85,16 +88,22 @@ def _read(read: Callable[[], _T], path: Path, run: RunDir, tries: int = 5) -> _T
 def prune(run: RunDir, keep: int, best: str | None) -> None:
     """Removes all but the newest `keep` checkpoints and the best one."""
     names = run.checkpoint_names()
-    for name in names[: max(0, len(names) - keep)]:
-        if name != best:
-            aside = run.checkpoints / f".old-{name}"
-            (run.checkpoints / name).rename(aside)  # a reader never sees half a checkpoint
-            shutil.rmtree(aside)
+    older = names[: max(0, len(names) - keep)]
+    for name in older:
+        if name == best:
+            continue
+        # Renamed first, so that a reader never sees half a checkpoint.
+        aside = run.checkpoints / f".old-{name}"
+        (run.checkpoints / name).rename(aside)
+        shutil.rmtree(aside)
 
 
 def remove_leftovers(run: RunDir, bad: bool = False) -> None:
     """Removes what a kill during a save left behind, and damaged checkpoints if `bad`."""
-    for path in (*run.checkpoints.glob(".*"), *(run.checkpoints.glob("bad-*") if bad else ())):
+    leftovers = list(run.checkpoints.glob(".*"))
+    if bad:
+        leftovers += run.checkpoints.glob("bad-*")
+    for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -102,13 +111,18 @@ class Checkpoints:
     """Writes the checkpoints of a run; on its main rank."""
 
     def __init__(self, run: RunDir, every_s: float, keep: int) -> None:
-        """One is due every `every_s`, or by time never (0). `keep` of the newest stay, besides the
-        best."""
+        """
+        Args:
+            every_s: time between two checkpoints; 0: none is due by time.
+            keep: how many of the newest stay, besides the best.
+        """
         self.best: str | None = None
         """Name of the best checkpoint, which is not pruned."""
         self.seconds = 0.0
         """How long the last one took to write."""
-        self._run, self._every_s, self._keep = run, every_s, keep
+        self._run = run
+        self._every_s = every_s
+        self._keep = keep
         self._attempt = current_attempt()
         self._idle = threading.Event()
         self._idle.set()
@@ -116,11 +130,11 @@ class Checkpoints:
         self.schedule()
 
     def is_due(self) -> bool:
-        """Whether the time of the next one has come, and none is being written."""
+        """Returns whether the time of the next one has come, and none is being written."""
         return time.monotonic() >= self._due_at and self._idle.is_set()
 
     def schedule(self) -> None:
-        """A checkpoint begins now: when the next one is due."""
+        """Notes that a checkpoint begins now, and when the next one is due."""
         self._due_at = time.monotonic() + self._every_s if self._every_s else float("inf")
 
     def wait(self, timeout_s: float) -> None:
@@ -129,8 +143,11 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def write(self, name: str, best: bool = False) -> Iterator[Path]:
-        """A folder to write a checkpoint into, which becomes visible whole. OSError where there is
-        no room, or no file system; checkpoints that are there stay."""
+        """Yields a folder to write a checkpoint into, which becomes visible whole.
+
+        Raises:
+            OSError: there is no room, or no file system; checkpoints that are there stay.
+        """
         began = time.monotonic()
         self._idle.clear()
         try:
@@ -138,9 +155,11 @@ class Checkpoints:
             with new_folder(self._run.checkpoints / name) as folder:
                 yield folder
                 _write_manifest(folder)
+                # A process that hung while the job was started again must not save any more.
                 if self._run.is_superseded(self._attempt):
                     raise OSError("a later attempt of this run has begun")
-            self.best = name if best else self.best
+            if best:
+                self.best = name
             with contextlib.suppress(OSError):  # what stays is pruned with the next
                 prune(self._run, self._keep, self.best)
             self.seconds = time.monotonic() - began
@@ -152,10 +171,16 @@ class Checkpoints:
 
 
 def _write_manifest(folder: Path) -> None:
-    """Of all files; those that are in one already, other ranks have written and fingerprinted."""
+    """Writes the sizes and checksums of all files of a checkpoint.
+
+    A manifest that is there has the files of other ranks, which have read them already.
+    """
     manifest = folder / MANIFEST
-    files = json.loads(manifest.read_text(encoding="utf-8"))["files"] if manifest.exists() else {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest):
+    files = {}
+    if manifest.exists():
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+    for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        files[name] = files.get(name) or fingerprint(path)
+        if path.is_file() and path != manifest and name not in files:
+            files[name] = fingerprint(path)
     manifest.write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")

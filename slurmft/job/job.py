@@ -49,9 +49,10 @@ from slurmft.show.progress import Progress
 if TYPE_CHECKING:
     from slurmft.job.process_group import World
 
-_LAST_WRITE_S, _END_S = 30, 4
-"""How long a checkpoint that is being written delays the end of a rank that failed; and of one that
-torchrun ends, which kills it after 5 s."""
+_LAST_WRITE_S = 30
+"""How long a checkpoint that is being written delays the end of a rank that failed."""
+_LAST_WRITE_AT_TERM_S = 4
+"""How long it delays the end of a rank that torchrun ends: torchrun kills it after 5 s."""
 
 _SPEED_EVERY_S = 2.0
 
@@ -71,6 +72,7 @@ def attach(run_dir: str | Path | None = None) -> "Job":
     if path is None:
         _say_outside()
         return Job(None)
+    # First of all: a signal that came earlier would end the process.
     stop = process.receive_signals()
     run = RunDir.open(path)
     rank = int(os.environ.get("RANK", "0"))
@@ -106,21 +108,28 @@ class Job:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.run_dir = None if run is None else run.path
         self._run = run
-        self._stop, self._heart = stop or StopRequest(), heart or Heart(None)
+        self._stop = stop or StopRequest()
+        self._heart = heart or Heart(None)
         self._boundary = Boundary(self.world_size, self.join)
         self._world: World | None = None
         self._lock = threading.RLock()
         self._step = 0
+        """The last step that is done."""
         self._agreed_step = 0
         """The step after which the ranks agreed last."""
-        self._requested = self._agreed = self._save = False
+        self._has_requested = False
+        """Whether this rank has sent its requests, and not read the answer."""
+        self._has_agreed = False
+        """Whether the ranks have agreed after this step."""
+        self._save = False
+        """What they agreed: whether to save a checkpoint."""
         self._steps_apart = 1
         """Steps between the last two agreements."""
         self._stopped_by = ""
-        self._window: tuple[float, int] | None = None
-        """When, and with which step, the window of the next speed began."""
-        self._window_samples = 0
-        self._has_result = self._warned_of_lead = False
+        """The signal and the rank that stop the run; empty: it goes on."""
+        self._speed = _Speed()
+        self._has_result = False
+        self._has_warned_of_lead = False
         self._recorders: list[hooks.Recorder] = []
         if run is None:
             return
@@ -133,8 +142,9 @@ class Job:
         if self.is_main:
             job = self.config.job
             self._checkpoints = Checkpoints(run, job.checkpoint_every_s, job.keep_checkpoints)
-            self._stop.before_exit = lambda: self._checkpoints.wait(_END_S)
-            self._records, self._steps = RecordWriter(run.records), StepWindows()
+            self._stop.before_exit = lambda: self._checkpoints.wait(_LAST_WRITE_AT_TERM_S)
+            self._records = RecordWriter(run.records)
+            self._step_windows = StepWindows()
             self._progress = Progress()
             self._recorders = hooks.recorders(run)
         if self.world_size == 1:
@@ -169,16 +179,16 @@ class Job:
     # --- between steps ----------------------------------------------------------------------------
 
     def begin_phase(self) -> None:
-        """Another kind of step follows, as evaluation after training: it may take longer."""
+        """Says that another kind of step follows, such as evaluation, which may take longer."""
         self._boundary.begin_phase()
 
     def begin_step(self) -> None:
         """Sends this rank's requests to stop or save, beside the step that follows: `should_stop`
         and `checkpoint_due` need not wait then. Without it, they send them and wait."""
-        self._agreed = False
+        self._has_agreed = False
         if self._run is None or self._stopped_by:
             return
-        self._requested = True
+        self._has_requested = True
         self._boundary.request(self._stop.stop_signal, self.is_main and self._checkpoints.is_due())
 
     def step(
@@ -189,7 +199,7 @@ class Job:
         samples: int | None = None,
         **numbers: float,
     ) -> None:
-        """Step `n` is done: a heartbeat; and where more is given, a record.
+        """Reports that step `n` is done, by a heartbeat; and records it, where more is given.
 
         Args:
             n: the step, from 1.
@@ -203,55 +213,52 @@ class Job:
         self.alive("train")
         if total is None and loss is None and samples is None and not numbers:
             return
-        fields: dict[str, Any] = {k: float(v) for k, v in numbers.items()}  # also of tensors
-        fields |= {} if loss is None else {"loss": float(loss)}
-        fields |= {} if total is None else {"total_steps": total}
-        self.record("step", {"step": n} | fields | self._speed(n, total, samples))
-
-    def _speed(self, n: int, total: int | None, samples: int | None) -> dict[str, float]:
-        """Of the steps since this was last told, now and then."""
-        now = time.monotonic()
-        began, first = self._window or (now, n)
-        self._window = began, first
-        self._window_samples += 0 if n == first else samples or 0
-        if n <= first or (now - began < _SPEED_EVERY_S and n != total):
-            return {}
-        seconds, done = max(now - began, 1e-9), self._window_samples
-        self._window, self._window_samples = (now, n), 0
-        speed = {} if samples is None else {"samples_per_s": done / seconds}
-        left_s = {} if total is None else {"left_s": (total - n) * seconds / (n - first)}
-        return speed | left_s
+        fields: dict[str, Any] = {"step": n}
+        for name, number in numbers.items():
+            fields[name] = float(number)  # it may be a tensor
+        if loss is not None:
+            fields["loss"] = float(loss)
+        if total is not None:
+            fields["total_steps"] = total
+        self.record("step", fields | self._speed.after_step(n, total, samples))
 
     def alive(self, phase: str) -> None:
-        """A heartbeat, where no step is done. `phase` is what follows: train, evaluate, or save,
-        which may take longer."""
-        self._agreed = False
+        """Sends a heartbeat where no step is done.
+
+        Args:
+            phase: what follows: train, evaluate, or save, which may take longer.
+        """
+        self._has_agreed = False
         self._heart.beat(self._step, phase)
 
     def should_stop(self) -> bool:
-        """Whether to save and end; the same on every rank. All ranks ask after the same step, and
-        have the same answer until the next one."""
+        """Returns whether to save and end, the same on every rank. All ranks ask after the same
+        step, and have the same answer until the next one."""
         self._agree()
         return bool(self._stopped_by)
 
     def checkpoint_due(self) -> bool:
-        """Whether to save a checkpoint, by `--checkpoint-every` and `--checkpoint-every-steps`; the
-        same on every rank. All ranks ask after the same step."""
+        """Returns whether to save a checkpoint, by `--checkpoint-every` and
+        `--checkpoint-every-steps`; the same on every rank. All ranks ask after the same step."""
         self._agree()
         return self._save
 
     def _agree(self) -> None:
-        """Ranks have the same decision after this; once a step."""
-        if self._run is None or self._agreed or self._stopped_by:
+        """Reads what the ranks decide together, once a step."""
+        if self._run is None or self._has_agreed or self._stopped_by:
             return
-        if not self._requested:
+        if not self._has_requested:
             self.begin_step()
         decision = self._boundary.decide()
-        self._requested, self._agreed = False, True
-        before, self._agreed_step = self._agreed_step, self._step
-        self._steps_apart = max(1, self._step - before)
+        self._has_requested = False
+        self._has_agreed = True
+        last_agreed_step = self._agreed_step
+        self._agreed_step = self._step
+        self._steps_apart = max(1, self._step - last_agreed_step)
+        # Ranks count steps alike, so they need not agree on a checkpoint that steps make due.
         every = self.config.job.checkpoint_every_steps
-        self._save = decision.save or bool(every and self._step // every > before // every)
+        is_due_by_steps = bool(every and self._step // every > last_agreed_step // every)
+        self._save = decision.save or is_due_by_steps
         if decision.signal:
             self._stopped_by = f"{Signals(decision.signal).name} on rank {decision.rank}"
             self._heart.beat(self._step, "save")
@@ -262,7 +269,7 @@ class Job:
     def checkpoint(
         self, step: int, suffix: str = "", best: bool = False
     ) -> AbstractContextManager[Path | None]:
-        """A new checkpoint: `with job.checkpoint(n) as folder`.
+        """Opens a new checkpoint: `with job.checkpoint(n) as folder`.
 
         The main rank gets a folder to write into, which becomes visible whole at the end of the
         block, and is the newest then; older ones are removed (`--keep-checkpoints`). Other ranks
@@ -285,15 +292,16 @@ class Job:
     def _write_checkpoint(self, name: str, best: bool) -> Iterator[Path]:
         with self._checkpoints.write(name, best) as folder:
             yield folder
-        if not self._stopped_by and not self._warned_of_lead:
+        if not self._stopped_by and not self._has_warned_of_lead:
             self._check_lead()
 
     def _check_lead(self) -> None:
         """Warns once where a stop's save may outlast the time between signal and kill."""
-        steps, lead_s = 1 + self._steps_apart, self.config.job.lead_s
+        steps = 1 + self._steps_apart
+        lead_s = self.config.job.lead_s
         needed_s = self._checkpoints.seconds + steps * self._heart.slowest_s
         if needed_s > lead_s:
-            self._warned_of_lead = True
+            self._has_warned_of_lead = True
             self.warn(
                 f"a stop takes {needed_s:.1f} s ({steps} steps and a checkpoint), but the stop "
                 f"signal comes {lead_s} s before the time limit: give --stop-lead-s "
@@ -301,8 +309,12 @@ class Job:
             )
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole, the same on every rank; None: there is none. All
-        ranks call it. SlurmftError where the file system cannot be read."""
+        """Returns the newest checkpoint that is whole, the same on every rank; None: there is none.
+        All ranks call it.
+
+        Raises:
+            SlurmftError: the file system cannot be read.
+        """
         run = self._run
         if run is None:
             return None
@@ -318,19 +330,19 @@ class Job:
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """The one that was written with `best`, if it is there; on the main rank."""
+        """The checkpoint that was written with `best`, if it is there; on the main rank."""
         assert self._run is not None
         name = self._checkpoints.best
         return self._run.checkpoints / name if name else None
 
     def keep_as_best(self, name: str | None) -> None:
-        """A checkpoint of an earlier attempt is the best so far; on the main rank."""
+        """Keeps a checkpoint of an earlier attempt as the best so far; on the main rank."""
         assert self._run is not None
         self._checkpoints.best = name if name in self._run.checkpoint_names() else None
 
     def remove_checkpoints(self, keep: int = 0) -> None:
-        """Removes all but the best one and the newest `keep`; on the main rank of a run that has
-        finished, or needs their room for its end."""
+        """Removes all checkpoints but the best one and the newest `keep`; on the main rank of a run
+        that has finished, or needs their room for its end."""
         assert self._run is not None
         with contextlib.suppress(OSError):  # they can be removed by hand
             checkpoints.prune(self._run, keep, self._checkpoints.best)
@@ -353,14 +365,19 @@ class Job:
         if self._run is None or not self.is_main:
             return
         rows = [{"event": event} | dict(record) for record in records or (fields,)]
-        with self._lock:
-            rows = self._steps.take(rows) if event == "step" else [*self._steps.end(), *rows]
+        with self._lock:  # a checkpoint may be written, and recorded, by another thread
+            if event == "step":
+                rows = self._step_windows.take(rows)
+            else:  # the steps before it come first
+                rows = [*self._step_windows.end(), *rows]
             self._records.write(*rows)
+            warnings: list[str] = []
             for row in rows:
                 self._progress.show(row)
                 for recorder in self._recorders:
                     recorder.take(row)
-            for text in [t for recorder in self._recorders for t in recorder.messages()]:
+                    warnings += recorder.messages()
+            for text in warnings:
                 self.warn(text)
 
     def say(self, text: str) -> None:
@@ -371,10 +388,14 @@ class Job:
             self._progress.say(text)
 
     def result(self, facts: Mapping[str, Any] | None = None, /, **metrics: float) -> dict[str, Any]:
-        """Writes result.json, by which a run counts as finished; from the main rank. Returns what
-        it has.
+        """Writes result.json, by which a run counts as finished; from the main rank.
 
-        The first of the metrics is the primary one; `facts` is what else is to be known.
+        Args:
+            facts: what else is to be known.
+            metrics: the first of them is the primary one.
+
+        Returns:
+            The contents of the file.
         """
         result = {
             "metrics": metrics,
@@ -384,17 +405,22 @@ class Job:
             "phases_s": {},
         } | dict(facts or {})
         if self._run is not None and self.is_main:
-            result = {"nodes": self.config.job.nodes} | result
-            timing: dict[str, Any] = {"wall_s": time.time() - self.began_at}
-            attempt = self._run.read_attempt()
-            timing["attempts"] = attempt.number if attempt else 1
-            if attempt and attempt.changed:
-                timing["changed_since_submission"] = attempt.changed
-            result = timing | result
+            result = self._timing(self._run) | {"nodes": self.config.job.nodes} | result
             write_json(self._run.result, result)
             self.record("result", result)
         self._has_result = True
         return result
+
+    def _timing(self, run: RunDir) -> dict[str, Any]:
+        """Returns what result.json says of the attempts of the run."""
+        attempt = run.read_attempt()
+        timing: dict[str, Any] = {
+            "wall_s": time.time() - self.began_at,
+            "attempts": attempt.number if attempt else 1,
+        }
+        if attempt and attempt.changed:
+            timing["changed_since_submission"] = attempt.changed
+        return timing
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -430,3 +456,37 @@ class Job:
             recorder.close()
             for text in recorder.messages():
                 self.warn(text)
+
+
+class _Speed:
+    """Measures the speed of the steps, over windows of some seconds."""
+
+    def __init__(self) -> None:
+        self._began_at: float | None = None
+        """When the window began (time.monotonic); None: no step is done."""
+        self._first_step = 0
+        self._samples = 0
+
+    def after_step(self, n: int, total: int | None, samples: int | None) -> dict[str, float]:
+        """Returns samples_per_s and left_s where a window ends with step `n`; nothing elsewhere."""
+        now = time.monotonic()
+        if self._began_at is None:  # the first step warms up: it is in no window
+            self._begin(now, n)
+            return {}
+        self._samples += samples or 0
+        seconds = max(now - self._began_at, 1e-9)
+        steps = n - self._first_step
+        if steps <= 0 or (seconds < _SPEED_EVERY_S and n != total):
+            return {}
+        speed = {}
+        if samples is not None:
+            speed["samples_per_s"] = self._samples / seconds
+        if total is not None:
+            speed["left_s"] = (total - n) * seconds / steps
+        self._begin(now, n)
+        return speed
+
+    def _begin(self, now: float, n: int) -> None:
+        self._began_at = now
+        self._first_step = n
+        self._samples = 0

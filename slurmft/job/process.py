@@ -1,5 +1,5 @@
-"""One process of a job: tied to its agent's life, its output in a log of its own, its failure on
-record."""
+"""The life of one process of a job: it ends with its agent, has a log of its own, and records its
+failure."""
 
 import ctypes
 import errno
@@ -32,8 +32,8 @@ _BROKEN_GPU = re.compile(
     r"no \S+-capable device|system not yet initialized)|gpu is lost|device[ _]lost|off the bus",
     re.IGNORECASE,
 )
-"""What drivers say of a GPU that has failed. Errors that a program can make by itself, as a failed
-assertion on the device, are not among them."""
+"""Messages of drivers about a GPU that has failed. Errors that a program can make by itself, such
+as a failed assertion on the device, are not among them."""
 
 
 def receive_signals() -> StopRequest:
@@ -58,7 +58,7 @@ def redirect_output(run: RunDir, rank: int) -> None:
 
 
 def start_heartbeat(rank: int) -> Heart:
-    """What the watchdog of this node reads: heartbeats, and stacks when it asks for them."""
+    """Starts what the watchdog of this node reads: heartbeats, and stacks when it asks for them."""
     folder = node_folder()
     if folder is None:
         return Heart(None)
@@ -70,7 +70,8 @@ def start_heartbeat(rank: int) -> Heart:
 
 
 def node_folder() -> Path | None:
-    """What this node's task shares with its ranks; None where a rank is started by hand."""
+    """Returns the folder that this node's task shares with its ranks; None where a rank is started
+    by hand."""
     path = os.environ.get(heartbeat.FOLDER)
     return Path(path) if path else None
 
@@ -83,78 +84,99 @@ def note_stopped() -> None:
 
 
 def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings: int) -> int:
-    """Records a failure. Ends torchrun if a restart cannot help; returns the exit code.
+    """Records a failure, and ends torchrun if a restart cannot help.
 
     It cannot help where the same failure at the same step is on record from an earlier life of the
-    ranks. `meetings`: how many meetings of the ranks this process has seen.
+    ranks, where the input is at fault, or where this host is: its ranks would have the same GPUs.
+
+    Args:
+        step: the last step that was done.
+        meetings: how often the ranks have met in this attempt, as this process knows it.
+
+    Returns:
+        The exit code of the process.
     """
-    shown = explain(error, run, rank)
-    trace = None if isinstance(error, SlurmftError) else "".join(traceback.format_exception(error))
-    print(redact(trace or f"error: {shown}"), file=sys.stderr, flush=True)
+    explained = explain(error, run, rank)
+    trace = None
+    if not isinstance(error, SlurmftError):
+        trace = "".join(traceback.format_exception(error))
+    print(redact(trace or f"error: {explained}"), file=sys.stderr, flush=True)
     host = host_name()
     where = f"rank {rank} on {host}"
-    bad_host = host if host in shown.bad_hosts else None
-    secondary = bad_host is None and (bool(shown.bad_hosts) or is_secondary(error))
-    # Started again on a bad host, the ranks would have the same GPUs.
-    lasting = not secondary and (
-        bad_host is not None or trace is None or failed_so_before(run, shown, where, step, meetings)
+    bad_host = host if host in explained.bad_hosts else None
+    # Where other hosts are at fault, or other ranks have failed, their failure is the one to read.
+    secondary = bad_host is None and (bool(explained.bad_hosts) or is_secondary(error))
+    failure = Failure.of(
+        where,
+        explained,
+        traceback=trace,
+        secondary=secondary,
+        step=step,
+        meetings=meetings,
+        bad_host=bad_host,
     )
-    run.add(
-        Failure.of(
-            where,
-            shown,
-            traceback=trace,
-            secondary=secondary,
-            step=step,
-            meetings=meetings,
-            bad_host=bad_host,
-        )
-    )
-    if lasting and node_folder() is not None:
+    can_restart = secondary
+    if not secondary and bad_host is None and trace is not None:
+        can_restart = not failed_so_before(run, explained, where, step, meetings)
+    run.add(failure)
+    if not can_restart:
+        ask_for_no_restart()
+    return int(explained.code)
+
+
+def ask_for_no_restart() -> None:
+    """Ends torchrun, this process's parent; of a rank that was started by hand, nothing."""
+    if node_folder() is not None:
         os.kill(os.getppid(), signal.SIGHUP)
-    return int(shown.code)
 
 
 def failed_so_before(
     run: RunDir, error: SlurmftError, where: str, step: int, meetings: int
 ) -> bool:
-    """Whether the same failure is on record from an earlier life of the ranks.
+    """Returns whether the same failure is on record from an earlier life of the ranks.
 
-    Looks at this host's failures alone: a thousand ranks may fail at once."""
+    Looks at this host's failures alone: a thousand ranks may fail at once.
+    """
     now = (current_attempt(), meetings)
     for failure in run.all_failures(f"rank-*-on-{host_name()}-*"):
-        is_earlier = (failure.attempt, failure.meetings or 0) < now
-        # This process has recorded nothing yet: what is there of this rank is of one before it.
         is_same = failure.message == error.message and failure.step == step
+        is_earlier = (failure.attempt, failure.meetings or 0) < now
+        # This process has recorded nothing yet: a failure of this rank is of one before it.
         if is_same and (is_earlier or failure.where == where):
             return True
     return False
 
 
 def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
-    """An error as its reader needs it: its own words, or where to look for more."""
+    """Returns an error as its reader needs it: with its own message, or where to look for more."""
     if isinstance(error, SlurmftError):
         return error
     if isinstance(error, RuntimeError) and _BROKEN_GPU.search(str(error)):
         return _broken_gpu(error)
-    message, hint = f"{type(error).__name__}: {error}", f"log: {run.rank_log(rank)}"
+    hint = f"log: {run.rank_log(rank)}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = f"make room on the file system of {run.path}"
-    return SlurmftError(message, hint)
+    return SlurmftError(f"{type(error).__name__}: {error}", hint)
 
 
 def _broken_gpu(error: Exception) -> SlurmftError:
-    """The error for a GPU of this host that has failed."""
-    gpus, local_rank = visible_gpus(os.environ), int(os.environ.get("LOCAL_RANK", "0"))
-    name = gpus[min(local_rank, len(gpus) - 1)].name if gpus else local_rank
-    words = f"GPU {name} of {host_name()} failed: {error}".partition("\n")[0]
-    shown = SlurmftError(words, "nvidia-smi and the kernel's log there may say more")
-    shown.bad_hosts = [host_name()]
-    return shown
+    """Returns the error for a GPU of this host that has failed."""
+    gpus = visible_gpus(os.environ)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    name = str(local_rank)
+    if gpus:
+        name = gpus[min(local_rank, len(gpus) - 1)].name
+    first_line = f"GPU {name} of {host_name()} failed: {error}".partition("\n")[0]
+    broken = SlurmftError(first_line, "nvidia-smi and the kernel's log there may say more")
+    broken.bad_hosts = [host_name()]
+    return broken
 
 
 def is_secondary(error: Exception) -> bool:
-    """Whether an error only says that another rank is gone; none does before torch is imported."""
+    """Returns whether an error only says that another rank is gone.
+
+    None does before torch is imported, so torch is not imported to find out.
+    """
     process_group = sys.modules.get("slurmft.job.process_group")
     return process_group is not None and process_group.is_secondary(error)
 
@@ -175,8 +197,9 @@ def _finalize_mpi() -> None:
             mpi = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         except OSError:
             continue  # it is not loaded
-        joined, left = ctypes.c_int(), ctypes.c_int()
-        mpi.MPI_Initialized(ctypes.byref(joined))
-        mpi.MPI_Finalized(ctypes.byref(left))
-        if joined and not left:
+        has_joined = ctypes.c_int()
+        has_left = ctypes.c_int()
+        mpi.MPI_Initialized(ctypes.byref(has_joined))
+        mpi.MPI_Finalized(ctypes.byref(has_left))
+        if has_joined and not has_left:
             mpi.MPI_Finalize()
