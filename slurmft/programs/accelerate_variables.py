@@ -1,5 +1,8 @@
-"""What `accelerate launch --config_file FILE` would set, as JSON: `PYTHON accelerate_variables.py
-FILE`. The program's own Python runs it, which may not have slurmft: nothing of it is imported."""
+"""Prints the variables that `accelerate launch --config_file FILE` would set, as JSON: `PYTHON
+accelerate_variables.py FILE`.
+
+The program's own Python runs it, which may not have slurmft: nothing of that is imported.
+"""
 
 import json
 import os
@@ -7,7 +10,7 @@ import sys
 import types
 from typing import Any
 
-_JOBS_OWN = {
+_SET_BY_JOB = {
     "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME", "PYTHONPATH",
     "ACCELERATE_CPU_AFFINITY",
 }  # fmt: skip
@@ -34,7 +37,7 @@ def variables(path: str) -> dict[str, str]:
         launch.launch_command(launch.launch_command_parser().parse_args(arguments))
     except _Launched as launched:
         found = launched.args[0].items()
-        return {k: v for k, v in found if before.get(k) != v and k not in _JOBS_OWN}
+        return {k: v for k, v in found if before.get(k) != v and k not in _SET_BY_JOB}
     raise ValueError("Accelerate would not start a program with it")
 
 

@@ -26,16 +26,16 @@ PERS = ("auto", "torchrun", "node", "process", "gpu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnProgram:
-    """What runs, and how it is told to stop, resumed and read."""
+    """A program, and how it is started, stopped, resumed and read."""
 
     argv: tuple[str, ...]
-    """The program and its arguments, as they are started; a Python program has its interpreter."""
+    """The program and its arguments, as they are started; of Python, with the interpreter."""
     folder: str
     """Where it runs."""
     file: str
-    """What is executed: the script or executable; of a module, the folder that it comes from."""
+    """The script or executable; of a module, the folder that it comes from."""
     code: str = ""
-    """What goes to the front of PYTHONPATH: folders of its frozen code, with colons between."""
+    """Folders of its frozen code, with colons between: they go to the front of PYTHONPATH."""
     since_ns: int = 0
     """When the newest of its checkpoints and files was written that were there at submission: they
     are of another run."""
@@ -176,61 +176,72 @@ class OwnProgram:
     @property
     def python(self) -> str:
         """The Python that it runs with, or that its environment has."""
-        return self.argv[0] if self.is_python else f"{self.env or sys.prefix}/bin/python"
+        if self.is_python:
+            return self.argv[0]
+        return f"{self.env or sys.prefix}/bin/python"
 
     def program(self, name: str, **more: Any) -> Program:
-        """As the toolkit knows it."""
+        """Returns the program as a configuration has it; `more` are further fields of `Program`."""
         return Program(
             kind=OWN, name=name, module=MODULE, settings=dataclasses.asdict(self), **more
         )
 
     def path(self, name: str) -> Path:
-        """A file or folder of its own, which may be given from where it runs."""
+        """Returns the path of a file or folder of its own; relative ones begin where it runs."""
         return Path(self.folder, name)
 
     def marked(self) -> "OwnProgram":
-        """With the time of what is there now."""
-        files = [self.path(name) for name in (self.finished_file, self.result_file) if name]
-        there = [*self._checkpoints(), *filter(Path.exists, files)]
-        since_ns = max((path.stat().st_mtime_ns for path in there), default=0)
+        """Returns the description with the time of the newest of its files that are there now."""
+        paths = self._checkpoints()
+        for name in (self.finished_file, self.result_file):
+            if name and self.path(name).exists():
+                paths.append(self.path(name))
+        since_ns = max((path.stat().st_mtime_ns for path in paths), default=0)
         return dataclasses.replace(self, since_ns=since_ns)
 
     def has_finished(self) -> bool:
-        """Whether it has written its --finished-file."""
+        """Returns whether it has written its --finished-file."""
         return self.finished_file is not None and self._is_new(self.path(self.finished_file))
 
     def result(self) -> Path | None:
-        """Its --result-file, if it has written one."""
-        path = None if self.result_file is None else self.path(self.result_file)
-        return path if path and self._is_new(path) else None
+        """Returns the path of its --result-file; None: it has written none."""
+        if self.result_file is None:
+            return None
+        path = self.path(self.result_file)
+        return path if self._is_new(path) else None
 
     def newest_checkpoint(self) -> Path | None:
-        """The newest entry of --checkpoint-dir that this run has written, and that is whole as far
-        as can be seen; None: there is none.
+        """Returns the newest entry of --checkpoint-dir that this run has written, and that looks
+        whole; None: there is none.
 
         A folder that lacks a file which the one before it has is half-written.
 
         Raises:
             OSError: the folder cannot be read.
         """
-        found = [path for path in self._checkpoints() if self._is_new(path)]
-        for newer, older in itertools.pairwise(found):
+        checkpoints = [path for path in self._checkpoints() if self._is_new(path)]
+        for newer, older in itertools.pairwise(checkpoints):
             if _kinds_of_files(newer) >= _kinds_of_files(older):
                 return newer
-        return found[-1] if found else None
+        return checkpoints[-1] if checkpoints else None
 
     def _checkpoints(self) -> list[Path]:
-        """Newest first."""
-        if self.checkpoint_dir is None or not (folder := self.path(self.checkpoint_dir)).is_dir():
+        """Returns the entries of --checkpoint-dir that may be checkpoints, newest first."""
+        if self.checkpoint_dir is None:
             return []
-        times = {p: p.stat().st_mtime_ns for p in folder.iterdir() if _may_be_checkpoint(p)}
-        return sorted(times, key=lambda path: -times[path])
+        folder = self.path(self.checkpoint_dir)
+        if not folder.is_dir():
+            return []
+        times_ns = {
+            path: path.stat().st_mtime_ns for path in folder.iterdir() if _may_be_checkpoint(path)
+        }
+        return sorted(times_ns, key=lambda path: -times_ns[path])
 
     def _is_new(self, path: Path) -> bool:
         return path.exists() and path.stat().st_mtime_ns > self.since_ns
 
     def arguments(self, latest: Path | None) -> list[str]:
-        """Its command line; from a checkpoint, if there is one."""
+        """Returns its command line; with --resume-args, if there is a checkpoint."""
         if latest is None or self.resume_args is None:
             return list(self.argv)
         more = shlex.split(self.resume_args)
@@ -245,16 +256,18 @@ OWN_FILES = tuple(name for name, each in FLAGS.items() if each.path == "output")
 
 
 def signal_of(name: str) -> signal.Signals:
-    """The signal of a name with or without SIG."""
+    """Returns the signal of a name with or without SIG."""
     return signal.Signals[f"SIG{name.removeprefix('SIG')}"]
 
 
 def _may_be_checkpoint(path: Path) -> bool:
-    """Whether a name in --checkpoint-dir says so: it has a number, and is no temporary one."""
-    temporary = path.name.startswith((".", "tmp")) or path.name.endswith(".tmp")
-    return not temporary and bool(re.search(r"\d", path.name))
+    """Returns whether a name in --checkpoint-dir has a number, and is no temporary one."""
+    is_temporary = path.name.startswith((".", "tmp")) or path.name.endswith(".tmp")
+    return not is_temporary and bool(re.search(r"\d", path.name))
 
 
 def _kinds_of_files(path: Path) -> set[str]:
-    """The names in a folder, without their numbers: those of ranks may be fewer than before."""
-    return {re.sub(r"\d+", "#", name) for name in os.listdir(path)} if path.is_dir() else set()
+    """Returns the names in a folder without their numbers: there may be fewer ranks than before."""
+    if not path.is_dir():
+        return set()
+    return {re.sub(r"\d+", "#", name) for name in os.listdir(path)}

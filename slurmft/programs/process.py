@@ -1,5 +1,5 @@
-"""One process of a user's own program: `python -m slurmft.programs.process RUN_DIR`, started as a
-rank by torchrun, or by the node's task.
+"""One process of a user's own program: `python -m slurmft.programs.process RUN_DIR`, which torchrun
+or the node's task starts as a rank.
 
 It starts the program and stays beside it: passes a stop on as the signal that the program expects,
 stamps its output, and reads its end. A program that attaches (`slurmft.attach`) does the first two
@@ -25,6 +25,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.job.process import (
     LOST_PEER,
+    ask_for_no_restart,
     end,
     failed_so_before,
     node_folder,
@@ -42,6 +43,7 @@ from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir
 
 _LAST_LINES = 60
+"""Lines of its output that are searched for a traceback."""
 _CHUNK_BYTES = 1 << 16
 _BAR_EVERY_S = 10
 """How often a progress bar is in the log."""
@@ -53,21 +55,24 @@ class OwnProcess:
     """The program as a child of this process."""
 
     def __init__(self, run: RunDir, program: OwnProgram, rank: int) -> None:
-        self._run, self._program, self._rank = run, program, rank
+        self._run = run
+        self._program = program
+        self._rank = rank
         self._child: subprocess.Popen[bytes] | None = None
         self._stop = int(os.environ.get(signals.STOPPING, "0"))
         """The stop signal that came; 0: none."""
         self._lock = threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._heart = Heart(None)
-        self._beats: Path | None = None
+        self._heartbeat_file: Path | None = None
 
     def run(self) -> int:
         """Runs the program to its end; returns the exit code of this process."""
         signals.listen(self._on_signal)
         command = self._program.arguments(self._program.newest_checkpoint())
         with self._lock:
-            if self._stop:  # before it began: nothing is lost
+            # A stop that came before the program began: nothing is lost.
+            if self._stop:
                 note_stopped()
                 return Exit.OK
             self._child = self._start(command)
@@ -81,7 +86,7 @@ class OwnProcess:
         return self._ended(code)
 
     def _clear(self) -> None:
-        """Ends what the program has left behind, as Slurm does at the end of a step."""
+        """Kills what the program has left behind, as Slurm does at the end of a step."""
         assert self._child is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
@@ -92,56 +97,73 @@ class OwnProcess:
         if self._program.code:
             paths = [self._program.code, environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        if folder := node_folder():
-            self._beats = folder / f"beat-{self._rank}"
+        folder = node_folder()
+        if folder is not None:
+            self._heartbeat_file = folder / f"beat-{self._rank}"
             environment[heartbeat.STACKS] = str(folder / f"stacks-{self._rank}")
+        child = self._start_process(command, environment)
+        if folder is not None:
+            self._heart = Heart(self._heartbeat_file, OUTPUT)
+            (folder / f"pid-{self._rank}").write_text(str(child.pid))
+        return child
+
+    def _start_process(
+        self, command: list[str], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
         try:
-            child = process.start(
-                command, cwd=self._program.folder, env=environment, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            return process.start(
+                command,
+                cwd=self._program.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
                 unblocked=signals.STOP,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise UsageError(
                 f"{command[0]!r} cannot be started in {self._program.folder!r} on {host_name()}: "
                 f"{error.strerror}: {error.filename}",
                 "the program and the folder must be on a file system that all nodes see",
             ) from None
-        if folder:
-            self._heart = Heart(self._beats, OUTPUT)
-            (folder / f"pid-{self._rank}").write_text(str(child.pid))
-        return child
 
     def _read(self, output: IO[bytes], log: log_times.StampedLog) -> None:
-        """Stamps its lines, and counts what comes as heartbeats. Of a progress bar, which begins
-        its line anew, the log has a state now and then."""
-        rest, bar_at = b"", -math.inf
+        """Stamps the lines of the output, and takes what comes for heartbeats."""
+        incomplete = b""
+        last_bar_at = -math.inf
         while chunk := os.read(output.fileno(), _CHUNK_BYTES):
             if not self._has_attached():
                 self._heart.beat(0, OUTPUT)
-            text = (rest + chunk).replace(b"\r\n", b"\n")
-            *whole, rest = re.split(rb"(?<=[\r\n])", text)
-            if len(rest) > _CHUNK_BYTES:  # no text
-                whole, rest = [*whole, rest], b""
-            for line in whole:
+            text = (incomplete + chunk).replace(b"\r\n", b"\n")
+            *lines, incomplete = re.split(rb"(?<=[\r\n])", text)
+            if len(incomplete) > _CHUNK_BYTES:  # no text: it is not kept until a line ends
+                lines.append(incomplete)
+                incomplete = b""
+            for line in lines:
+                # A progress bar begins its line anew: the log has a state of it now and then.
                 if line.endswith(b"\r"):
-                    if time.monotonic() - bar_at < _BAR_EVERY_S:
+                    if time.monotonic() - last_bar_at < _BAR_EVERY_S:
                         continue
-                    bar_at = time.monotonic()
+                    last_bar_at = time.monotonic()
                 self._keep(line.rstrip(b"\r\n"), log)
-        if rest:
-            self._keep(rest, log)
+        if incomplete:
+            self._keep(incomplete, log)
 
     def _keep(self, line: bytes, log: log_times.StampedLog) -> None:
         log.write(line + b"\n")
         self._last.append(line.decode(errors="replace"))
 
     def _has_attached(self) -> bool:
-        beat = heartbeat.read(self._beats) if self._beats else None
+        """Returns whether the program sends heartbeats itself."""
+        if self._heartbeat_file is None:
+            return False
+        beat = heartbeat.read(self._heartbeat_file)
         return beat is not None and beat.phase != OUTPUT
 
     def _on_signal(self, number: int, sender: int) -> None:
         with self._lock:
+            # torchrun ends its ranks by SIGTERM where another one has failed.
             if number == signal.SIGTERM and sender == os.getppid() and not self._stop:
                 self._end_with_others(128 + number)
             if self._stop:
@@ -151,14 +173,18 @@ class OwnProcess:
                 return
             if self._has_attached():
                 self._send(signals.RELAYED)
-            else:
-                print(f"slurmft: {signal.Signals(number).name}: the program gets "
-                      f"{signal_of(self._program.stop_signal).name}", flush=True)  # fmt: skip
-                self._send(signal_of(self._program.stop_signal))
+                return
+            name = signal.Signals(number).name
+            passed = signal_of(self._program.stop_signal)
+            print(f"slurmft: {name}: the program gets {passed.name}", flush=True)
+            self._send(passed)
 
     def _send(self, number: int) -> None:
-        """To a Python program alone: its workers would die of it. Of others, to all processes: a
-        shell waits for those."""
+        """Sends a signal to the program.
+
+        A Python program gets it alone: its workers would die of it. Of another program all
+        processes get it: a shell waits for those that it has started.
+        """
         assert self._child is not None
         with contextlib.suppress(ProcessLookupError):
             if self._program.is_python:
@@ -167,7 +193,7 @@ class OwnProcess:
                 os.killpg(self._child.pid, number)
 
     def _end_with_others(self, code: int) -> NoReturn:
-        """Another rank has failed, and torchrun ends this one."""
+        """Ends the program and this process, where another rank has failed."""
         if self._child is not None:
             self._send(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -178,46 +204,58 @@ class OwnProcess:
     # --- its end ----------------------------------------------------------------------------------
 
     def _ended(self, code: int) -> int:
-        """Reads how the program has ended, as docs/your-own-program.md says."""
+        """Reads how the program has ended, as docs/your-own-program.md says; returns the exit code
+        of this process."""
         if code == Exit.STOPPED or (self._stop and self._was_stopped(code)):
             note_stopped()
             return Exit.OK
         return self._failed(code) if code else Exit.OK
 
     def _was_stopped(self, code: int) -> bool:
+        """Returns whether the program ended because it was stopped, not because it was done."""
         if code == 0:
-            attached = self._has_attached()  # has said itself whether it is finished
-            return not (attached or self._program.has_finished() or self._run.result.exists())
+            # An attached program has said itself whether it is finished.
+            is_finished = self._has_attached() or self._program.has_finished()
+            return not is_finished and not self._run.result.exists()
         number = signal_of(self._program.stop_signal)
         return code in (-number, 128 + number)
 
     def _failed(self, code: int) -> int:
         """Records the failure, unless the program, attached, has; returns the exit code."""
         assert self._child is not None
-        where, run = f"rank {self._rank} on {host_name()}", self._run
-        if any(run.failures.glob(f"{where.replace(' ', '-')}-{self._child.pid}-*")):
+        where = f"rank {self._rank} on {host_name()}"
+        pattern = f"{where.replace(' ', '-')}-{self._child.pid}-*"
+        if any(self._run.failures.glob(pattern)):
             return code
         if code < 0:
-            name = signal.Signals(-code).name
-            oom = " (out of memory?)" if code == -signal.SIGKILL else ""
-            error = SlurmftError(f"the program was killed by {name}{oom}", self._hint)
-            run.add(Failure.of(where, error, retry=True))
+            self._run.add(Failure.of(where, self._killed(-code), retry=True))
             return 128 - code
-        lines = [line for line in self._last if line.strip()]
-        trace, last = _trace(lines), lines[-1].strip() if lines else ""
-        message = (
-            f"{last} (exit code {code})" if trace else f"exit code {code}; last line: {last!r}"
-        )
-        secondary = any(sign in message.lower() for sign in LOST_PEER)
-        error = SlurmftError(redact(message), self._hint, code)
-        meetings = run.meetings(current_attempt())
-        lasting = not secondary and (
-            run.newest_checkpoint() is None or failed_so_before(run, error, where, 0, meetings)
-        )
-        run.add(Failure.of(where, error, traceback=trace, secondary=secondary, meetings=meetings))
-        if lasting and node_folder() is not None:
-            os.kill(os.getppid(), signal.SIGHUP)
+        output = [line for line in self._last if line.strip()]
+        trace = _trace(output)
+        last = output[-1].strip() if output else ""
+        message = f"exit code {code}; last line: {last!r}"
+        if trace:
+            message = f"{last} (exit code {code})"
+        self._record(where, SlurmftError(redact(message), self._hint, code), trace)
         return code
+
+    def _killed(self, number: int) -> SlurmftError:
+        message = f"the program was killed by {signal.Signals(number).name}"
+        if number == signal.SIGKILL:
+            message += " (out of memory?)"
+        return SlurmftError(message, self._hint)
+
+    def _record(self, where: str, error: SlurmftError, trace: str | None) -> None:
+        """Records a failure, and asks for no restart where that cannot help."""
+        run = self._run
+        secondary = any(sign in error.message.lower() for sign in LOST_PEER)
+        meetings = run.meetings(current_attempt())
+        can_restart = secondary
+        if not secondary and run.newest_checkpoint() is not None:
+            can_restart = not failed_so_before(run, error, where, 0, meetings)
+        run.add(Failure.of(where, error, traceback=trace, secondary=secondary, meetings=meetings))
+        if not can_restart:
+            ask_for_no_restart()
 
     @property
     def _hint(self) -> str:
@@ -225,18 +263,22 @@ class OwnProcess:
 
 
 def _trace(lines: list[str]) -> str | None:
-    """The last Python traceback in a log's lines."""
-    starts = [n for n, line in enumerate(lines) if re.search(r"Traceback \(most recent call", line)]
-    return "\n".join(lines[starts[-1] :]) + "\n" if starts else None
+    """Returns the last Python traceback in a log's lines; None without one."""
+    starts = [n for n, line in enumerate(lines) if "Traceback (most recent call" in line]
+    if not starts:
+        return None
+    return "\n".join(lines[starts[-1] :]) + "\n"
 
 
 def _pass_hangup(*_: object) -> None:
-    """An attached program asks its parent, as if this were torchrun, not to be started again."""
+    """Passes on the request of an attached program not to be started again: it asks its parent, as
+    if this process were torchrun."""
     os.kill(os.getppid(), signal.SIGHUP)
 
 
 def prepare() -> None:
-    """Nothing: torchrun's process may fork this one (see slurmft.node.prefork)."""
+    """Does nothing: there is nothing to import before torchrun's process forks this one (see
+    slurmft.node.prefork)."""
 
 
 def main(run_dir: str) -> None:

@@ -25,49 +25,69 @@ from slurmft.runs.rundir import RunDir
 def configure(
     words: list[str], flags: dict[str, Any], site_options: Mapping[str, Any], make: bool = True
 ) -> RunConfig:
-    """The resolved configuration: flags over the site file, and the program.
+    """Resolves the configuration of a run: flags over the site file, and the program.
 
     Args:
         words: the program and its arguments, as they were typed.
-        site_options: name -> field of every option that the site file may have.
+        site_options: name -> declaration of every option that the site file may have.
         make: whether to make the environment of --env uv.
+
+    Raises:
+        UsageError: there is no such program, or the options do not fit it.
     """
     values = merge(site_defaults(site_options), flags)
     values.setdefault("hang_timeout_s", 0)  # its output may rest for as long as it likes
     job = with_absolute_paths(build(JobConfig, values))
-    given = {k: v for k, v in values.items() if k in FLAGS}
-    if env := given.get("env"):
-        near = Path(words[0]).absolute().parent if words[0].endswith(".py") else Path.cwd()
-        given["env"] = env = environment.folder(env, near, job, make)
-    if file := given.get("accelerate_config"):
-        given["accelerate_config"] = file = str(absolute(file))
+    settings = {name: value for name, value in values.items() if name in FLAGS}
+    env = settings.get("env")
+    if env:
+        project = Path(words[0]).absolute().parent if words[0].endswith(".py") else Path.cwd()
+        env = environment.folder(env, project, job, make)
+        settings["env"] = env
+    accelerate_config = settings.get("accelerate_config")
+    if accelerate_config:
+        accelerate_config = str(absolute(accelerate_config))
+        settings["accelerate_config"] = accelerate_config
     argv, executed, name = command(words, env, job.container is not None)
-    own = build(OwnProgram, {"argv": argv, "file": executed, "folder": os.getcwd()} | given)
-    if own.per == "auto":
-        alone = "process" if job.cluster == "mpirun" else "node"
-        own = dataclasses.replace(own, per="torchrun" if own.is_python else alone)
-    if job.cluster == "mpirun" and own.per in ("node", "gpu"):
+    settings = {"argv": argv, "file": executed, "folder": os.getcwd()} | settings
+    program = _placed(build(OwnProgram, settings), job, words[0])
+    if program.integrate:
+        program = _integrated(program)
+    files = list(words)
+    if accelerate_config:
+        environment.check_accelerate(program)
+        files.append(accelerate_config)
+    inputs = _inputs(files)
+    paths = [program.folder, *inputs]
+    if env:
+        paths.append(env)
+    return RunConfig(
+        program=program.marked().program(name, paths=tuple(paths), inputs=inputs), job=job
+    )
+
+
+def _placed(program: OwnProgram, job: JobConfig, name: str) -> OwnProgram:
+    """Decides what starts the program, where --per is auto, and checks that it can."""
+    if program.per == "auto":
+        per = "torchrun"
+        if not program.is_python:
+            per = "process" if job.cluster == "mpirun" else "node"
+        program = dataclasses.replace(program, per=per)
+    if job.cluster == "mpirun" and program.per in ("node", "gpu"):
         raise UsageError(
-            f"--per {own.per}: mpirun starts --nproc-per-node processes on a host",
+            f"--per {program.per}: mpirun starts --nproc-per-node processes on a host",
             "use --per process",
         )
-    if own.per == "torchrun" and not own.is_python:
+    if program.per == "torchrun" and not program.is_python:
         raise UsageError(
-            f"--per torchrun starts Python programs, and {words[0]!r} is none",
+            f"--per torchrun starts Python programs, and {name!r} is none",
             "use --per node, or --per process",
         )
-    if own.integrate:
-        own = _integrated(own)
-    if file:
-        environment.check_accelerate(own)
-    inputs = _inputs([*words, *filter(None, [file])])
-    paths = (own.folder, *filter(None, [env]), *inputs)
-    program = own.marked().program(name, paths=paths, inputs=inputs)
-    return RunConfig(program=program, job=job)
+    return program
 
 
 def _integrated(own: OwnProgram) -> OwnProgram:
-    """The program, started by its integration."""
+    """Returns the program as its integration starts it."""
     if not own.is_python or own.integrate is None:
         raise UsageError(
             f"--integrate {own.integrate} is for Python programs, and {own.file!r} is none",
@@ -79,90 +99,127 @@ def _integrated(own: OwnProgram) -> OwnProgram:
 
 
 def in_image(words: list[str], flags: dict[str, Any]) -> Program:
-    """A program whose code and Python are those of a container's image."""
-    is_python = words[0].endswith(".py") or words[0] == "-m"
-    argv = ["python3", *words] if is_python else words
-    given = {"per": "torchrun" if is_python else "node"} | flags
-    own = build(OwnProgram, {"argv": argv, "file": "", "folder": ".", "snapshot": "none"} | given)
-    return own.program(_name(words[0] if words[0] != "-m" else words[-1]))
+    """Returns a program whose code and Python are those of a container's image."""
+    settings = {"argv": words, "per": "node", "file": "", "folder": ".", "snapshot": "none"}
+    if words[0].endswith(".py") or words[0] == "-m":
+        settings |= {"argv": ["python3", *words], "per": "torchrun"}
+    program = build(OwnProgram, settings | flags)
+    return program.program(_name(words[-1] if words[0] == "-m" else words[0]))
 
 
 def source(config: RunConfig) -> snapshot.Source | None:
-    """The code that is frozen; None: the job runs no program of the user's own. UsageError where it
-    cannot be, or is too large."""
-    own, runs_dir = OwnProgram.of(config.program), Path(config.job.runs_dir)
-    if own is None:
+    """Lists the code that is to be frozen; None: the job runs no program of the user's own.
+
+    Raises:
+        UsageError: it cannot be copied, or is too large.
+    """
+    program = OwnProgram.of(config.program)
+    runs_dir = Path(config.job.runs_dir)
+    if program is None:
         code = config.program.code
         return snapshot.source(Path(code), runs_dir=runs_dir) if code else None
-    limit_mb = own.snapshot_limit_mb
-    return snapshot.source(Path(own.file), own.snapshot, runs_dir=runs_dir, limit_mb=limit_mb)
+    return snapshot.source(
+        Path(program.file),
+        program.snapshot,
+        runs_dir=runs_dir,
+        limit_mb=program.snapshot_limit_mb,
+    )
 
 
-def freeze(config: RunConfig, run: RunDir, found: snapshot.Source | None) -> None:
+def freeze(config: RunConfig, run: RunDir, code: snapshot.Source | None) -> None:
     """Copies the code of a program into its run, whose configuration then names the copy."""
-    if found is None or found.mode == "none":
+    if code is None or code.mode == "none":
         return
-    submission = config.submission | {"snapshot": snapshot.take(found, run)}
-    own, program = OwnProgram.of(config.program), config.program
-    if own is None:
-        copy = str(snapshot.copy_of(Path(program.code), found.root, run))
-        program = dataclasses.replace(program, code=copy)
+    submission = config.submission | {"snapshot": snapshot.take(code, run)}
+    program = config.program
+    description = OwnProgram.of(program)
+    if description is None:
+        copy = snapshot.copy_of(Path(program.code), code.root, run)
+        program = dataclasses.replace(program, code=str(copy))
     else:
-        program = _frozen(own, program, found, run)
+        settings = program.settings | _copied(description, code.root, run)
+        program = dataclasses.replace(program, settings=settings)
     config = dataclasses.replace(config, program=program, submission=submission)
     write_text(run.config, config.to_json())
 
 
-def _frozen(own: OwnProgram, program: Program, found: snapshot.Source, run: RunDir) -> Program:
-    """The program, with the copies in its run for what it is started from."""
-    argv = list(own.argv)
-    paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]
-    if own.file == own.folder:  # a module: -P keeps the folder itself off its path
+def _copied(program: OwnProgram, root: Path, run: RunDir) -> dict[str, Any]:
+    """Returns the settings that start a program from the copies in its run."""
+    argv = list(program.argv)
+    python_path = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]
+    if program.file == program.folder:  # a module: -P keeps the folder itself off its path
         argv.insert(1, "-P")
-        paths.insert(0, own.folder)
-    elif own.file in argv:  # its first place: later ones are arguments
-        argv[argv.index(own.file)] = str(snapshot.copy_of(Path(own.file), found.root, run))
-    copies = {p: str(snapshot.copy_of(Path(p), found.root, run)) for p in filter(None, paths)}
-    code = os.pathsep.join(dict.fromkeys(copy for path, copy in copies.items() if copy != path))
-    return dataclasses.replace(program, settings=program.settings | {"argv": argv, "code": code})
+        python_path.insert(0, program.folder)
+    elif program.file in argv:
+        # Its first place is that of the program; later ones are arguments.
+        index = argv.index(program.file)
+        argv[index] = str(snapshot.copy_of(Path(program.file), root, run))
+    copied_folders: dict[str, None] = {}
+    for folder in filter(None, python_path):
+        copy = str(snapshot.copy_of(Path(folder), root, run))
+        if copy != folder:
+            copied_folders[copy] = None
+    return {"argv": argv, "code": os.pathsep.join(copied_folders)}
+
+
+# --- the command ----------------------------------------------------------------------------------
 
 
 def command(
     words: list[str], env: str | None = None, in_container: bool = False
 ) -> tuple[list[str], str, str]:
-    """The command that starts a program from anywhere, in the environment `env`; what it executes
-    (see `OwnProgram.file`), and its name. In a container, Python, and what is no file here, are the
-    image's. UsageError where there is no such program, or it cannot be executed."""
-    first, *rest = words
-    python = f"{env}/bin/python" if env else "python3" if in_container else sys.executable
+    """Resolves a program, so that it can be started from anywhere.
+
+    Args:
+        words: the program and its arguments, as they were typed.
+        env: folder of the environment that it runs in.
+        in_container: Python, and what is no file here, are those of the image.
+
+    Returns:
+        The command, what it executes (see `OwnProgram.file`), and the name of the program.
+
+    Raises:
+        UsageError: there is no such program, or it cannot be executed.
+    """
+    first, *arguments = words
     if first == "-m":
-        if not rest:
+        if not arguments:
             raise UsageError("no module after -m", "slurmft run -- -m package.module")
-        return [python, *words], os.getcwd(), _name(rest[0])
+        return [_python(env, in_container), *words], os.getcwd(), _name(arguments[0])
     if first.endswith(".py"):
-        found = [python, *_absolute_script(words)]
-        return found, found[1], _name(first)
+        script = _absolute_script(words)
+        return [_python(env, in_container), *script], script[0], _name(first)
     if in_container and not os.path.isfile(first):
         return words, f"/usr/bin/{first}", _name(first)
     executable = _executable(first, env)
-    if Path(first).name.startswith("python") and (script := _absolute_script(rest)):
-        name = _name(script[0])
-        return [executable, *script], os.getcwd() if script[0] == "-m" else script[0], name
-    return [executable, *rest], executable, _name(first)
+    if Path(first).name.startswith("python") and arguments:
+        script = _absolute_script(arguments)
+        executed = os.getcwd() if script[0] == "-m" else script[0]
+        return [executable, *script], executed, _name(script[0])
+    return [executable, *arguments], executable, _name(first)
+
+
+def _python(env: str | None, in_container: bool) -> str:
+    if env:
+        return f"{env}/bin/python"
+    return "python3" if in_container else sys.executable
 
 
 def _absolute_script(words: list[str]) -> list[str]:
-    """A Python's arguments, the script with its whole path."""
-    if not words or words[0].startswith("-"):
+    """Returns a Python's arguments, with the whole path of the script."""
+    script, *arguments = words
+    if script.startswith("-"):
         return words
-    if not os.path.isfile(words[0]):
-        raise UsageError(f"no such program: {words[0]!r} in {os.getcwd()!r}", "give its path")
-    return [os.path.abspath(words[0]), *words[1:]]
+    if not os.path.isfile(script):
+        raise UsageError(f"no such program: {script!r} in {os.getcwd()!r}", "give its path")
+    return [os.path.abspath(script), *arguments]
 
 
 def _executable(name: str, env: str | None) -> str:
-    if found := (env and shutil.which(name, path=f"{env}/bin")) or shutil.which(name):
-        return os.path.abspath(found)
+    executable = shutil.which(name, path=f"{env}/bin") if env else None
+    executable = executable or shutil.which(name)
+    if executable:
+        return os.path.abspath(executable)
     if os.path.isfile(name):
         if "/" not in name:
             raise UsageError(f"{name!r} is not on the PATH, but in this folder", f"write ./{name}")
@@ -171,16 +228,18 @@ def _executable(name: str, env: str | None) -> str:
 
 
 def _name(program: str) -> str:
-    """What names of runs begin with."""
+    """Returns the first part of the names of a program's runs."""
     stem = Path(program).name.removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:40] or "program"
 
 
 def _inputs(words: list[str]) -> dict[str, dict[str, Any]]:
-    """Fingerprints of the files that the arguments name: a change before a start is told."""
-    found = {}
+    """Returns the fingerprints of the files that the arguments name: a change before a start is
+    reported."""
+    fingerprints = {}
     for word in words[1:]:
-        path = Path(word.partition("=")[2] if word.startswith("-") else word)
+        name = word.partition("=")[2] if word.startswith("-") else word
+        path = Path(name)
         if path.is_file() and not word.endswith(".py"):
-            found[os.path.abspath(path)] = fingerprint.of(path) | {"what": "file"}
-    return found
+            fingerprints[os.path.abspath(path)] = fingerprint.of(path) | {"what": "file"}
+    return fingerprints
