@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
-from slurmft.plugins.studies.report.formats import Table, as_csv, as_markdown, as_text, column
+from slurmft.plugins.studies.report.formats import as_csv, as_markdown, as_text
+from slurmft.plugins.studies.table import Table, column
 
 HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
 

@@ -62,13 +62,14 @@ from slurmft.cluster.status import RunStatus
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.options import options
-from slurmft.core.text import aligned, duration, shown
+from slurmft.core.text import duration, shown
 from slurmft.plugins.studies import folder as study_folder
 from slurmft.plugins.studies import runner, spec
 from slurmft.plugins.studies.folder import STATES, Repeat, StudyStatus, study_status
 from slurmft.plugins.studies.report.measures import group_by_study, measures_of, rows_of
 from slurmft.plugins.studies.runner import Submission
 from slurmft.plugins.studies.spec import Study
+from slurmft.plugins.studies.table import as_lines, cell_columns, column
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 
@@ -270,32 +271,33 @@ def main(argv: list[str]) -> int:
 
 
 def status_table(study: Study, status: StudyStatus) -> str:
-    """A line for every cell: its repeats by state, and a note."""
+    """Returns a line for every cell: its repeats by state, what they measured, and a note."""
+    by_cell = status.by_cell()
+    columns = cell_columns([cell for cell, _ in by_cell], study.varied)
+    for state in STATES:
+        counts = [sum(repeat.state == state for repeat in repeats) for _, repeats in by_cell]
+        columns.append(column(state, [count or "-" for count in counts]))
     results = _results(status) if study.program else {}
-    names = list(dict.fromkeys(name for found in results.values() for name in found))
-    rows = [[*study.varied, *STATES, *names, ""]]
-    for cell, repeats in status.by_cell():
-        counts = Counter(r.state for r in repeats)
-        numbers = [str(counts[state] or "-") for state in STATES]
-        numbers += [results.get(repeats[0].key[0], {}).get(name, "-") for name in names]
-        rows.append([*map(str, cell.values()), *numbers, _note(repeats)])
-    return "\n".join(aligned(rows))
+    for name in dict.fromkeys(name for medians in results.values() for name in medians):
+        values = [results.get(spec.key_of(cell), {}).get(name, "-") for cell, _ in by_cell]
+        columns.append(column(name, values))
+    notes = column("note", [_note(repeats) for _, repeats in by_cell], label=" ")
+    return "\n".join(as_lines([*columns, notes]))
 
 
 def _results(status: StudyStatus) -> dict[str, dict[str, str]]:
-    """Key of a cell -> the medians of what its finished repeats measured, by name."""
+    """Returns key of a cell -> name -> the median of what its finished repeats measured."""
     finished = [r.best.run for r in status.repeats if r.best and r.state == "finished"]
-    found = {}
+    results = {}
     for runset in group_by_study(finished):
-        labels = {measure.key: measure.label for measure in measures_of(runset)}
+        measures = measures_of(runset)
         for row in rows_of(runset):
-            medians = {
-                words: f"{row.measures[key].median:.5g}"
-                for key, words in labels.items()
-                if key in row.measures
+            results[spec.key_of(row.cell)] = {
+                measure.label: f"{row.measures[measure.key].median:.5g}"
+                for measure in measures
+                if measure.key in row.measures
             }
-            found[spec.key_of(row.cell)] = medians
-    return found
+    return results
 
 
 def _note(repeats: list[Repeat]) -> str:
@@ -314,19 +316,26 @@ def _note(repeats: list[Repeat]) -> str:
 def repeats_table(
     todo: Submission, jobs: Mapping[tuple[str, int], str], word: str = "submitted"
 ) -> str:
-    """A line for every cell: the states of its repeats. `jobs`: key of a repeat that was submitted
-    -> its job, or ""; `word`: the state of those."""
+    """Returns a line for every cell: the states of its repeats.
 
-    def state(repeat: Repeat) -> str:
-        return word if repeat.key in jobs else "given up" if todo.given_up(repeat) else repeat.state
+    Args:
+        jobs: key of a repeat that was submitted -> its job, or "".
+        word: the state of those.
+    """
 
-    rows = [[*todo.study.varied, "repeats"]]
-    for cell, repeats in todo.status.by_cell():
-        states = Counter(map(state, repeats))
-        ids = ", ".join(filter(None, (jobs.get(r.key) for r in repeats)))
+    def state_of(repeat: Repeat) -> str:
+        if repeat.key in jobs:
+            return word
+        return "given up" if todo.given_up(repeat) else repeat.state
+
+    texts = []
+    for _, repeats in todo.status.by_cell():
+        states = Counter(state_of(repeat) for repeat in repeats)
         text = ", ".join(f"{count} {state}" for state, count in states.items())
-        rows.append([*map(str, cell.values()), text + (f" ({ids})" if ids else "")])
-    return "\n".join(aligned(rows))
+        ids = [jobs[repeat.key] for repeat in repeats if jobs.get(repeat.key)]
+        texts.append(f"{text} ({', '.join(ids)})" if ids else text)
+    columns = cell_columns([cell for cell, _ in todo.status.by_cell()], todo.study.varied)
+    return "\n".join(as_lines([*columns, column("repeats", texts)]))
 
 
 def warnings(status: StudyStatus) -> list[str]:

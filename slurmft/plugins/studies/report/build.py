@@ -16,7 +16,7 @@ from slurmft.core.filesystem import absolute
 from slurmft.plugins.studies import published
 from slurmft.plugins.studies.published import PublishedTable
 from slurmft.plugins.studies.report import plots
-from slurmft.plugins.studies.report.formats import FORMATS, WIDTH, Table, as_csv, as_list, as_text
+from slurmft.plugins.studies.report.formats import FORMATS, WIDTH, as_csv, as_list, as_text
 from slurmft.plugins.studies.report.matching import (
     as_published,
     beside,
@@ -40,6 +40,7 @@ from slurmft.plugins.studies.report.tables import (
     phase_table,
     speed_table,
 )
+from slurmft.plugins.studies.table import Table
 from slurmft.runs import resolve, scan
 
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from slurmft.plugins.studies.cells import DEVICE_FIELDS
 from slurmft.plugins.studies.published import CONFIGURATION, PublishedTable, with_unit
-from slurmft.plugins.studies.report.formats import Column, Table, Value, column, decimals_of
 from slurmft.plugins.studies.report.measures import SCALED, Row, metric_name
 from slurmft.plugins.studies.report.tables import state_value
 from slurmft.plugins.studies.spec import GLOBAL_BATCH_SIZE
+from slurmft.plugins.studies.table import Column, Table, Value, column, decimals_of
 from slurmft.train.login.configure import OPTIONS
 
 

@@ -15,16 +15,9 @@ from slurmft.core.files import is_number
 from slurmft.plugins.studies.cells import DEVICE_FIELDS
 from slurmft.plugins.studies.published import PublishedTable, with_unit
 from slurmft.plugins.studies.report import measures
-from slurmft.plugins.studies.report.formats import (
-    Column,
-    Table,
-    Value,
-    column,
-    decimals_of,
-    without_folders,
-)
 from slurmft.plugins.studies.report.matching import keys_of
 from slurmft.plugins.studies.report.measures import Row, RunSet, Spread, label
+from slurmft.plugins.studies.table import Column, Table, Value, column, decimals_of, without_folders
 from slurmft.runs.records import add_point
 from slurmft.runs.scan import MeasuredRun
 

@@ -5,16 +5,8 @@ from dataclasses import replace
 
 from slurmft.cluster import cost
 from slurmft.plugins.studies.report import measures
-from slurmft.plugins.studies.report.formats import (
-    NOTHING,
-    Column,
-    Table,
-    Value,
-    column,
-    decimals_of,
-    without_folders,
-)
 from slurmft.plugins.studies.report.measures import METRIC, SCALED, Measure, Row, RunSet, label
+from slurmft.plugins.studies.table import Column, Table, Value, cell_columns, column, decimals_of
 from slurmft.show import classes
 
 
@@ -118,16 +110,10 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
 
 def _leading(rows: Sequence[Row], fields: Sequence[str]) -> list[Column]:
     """The columns that name a row: fields, devices, finished runs, and the state of the others."""
-    made = []
-    for name in measures.in_order(fields):
-        values = [row.cell.get(name) for row in rows]
-        numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-        texts = without_folders([NOTHING if v is None else str(v) for v in values])
-        shown = [Value(v, text) for v, text in zip(values, texts, strict=True)]
-        made.append(Column(name, shown, numeric=numeric))
-    made.append(column("devices", (row.devices for row in rows)))
-    made.append(column("n", (len(row.finished) for row in rows)))
-    return made + _state_column(rows)
+    columns = cell_columns([row.cell for row in rows], measures.in_order(fields))
+    columns.append(column("devices", (row.devices for row in rows)))
+    columns.append(column("n", (len(row.finished) for row in rows)))
+    return columns + _state_column(rows)
 
 
 def _medians(measure: Measure, rows: Sequence[Row], plain: bool = False) -> Column:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.text import aligned
 from slurmft.plugins.studies.scaling import model
 from slurmft.plugins.studies.scaling.model import (
     MAX_DEVICES,
@@ -18,6 +17,7 @@ from slurmft.plugins.studies.scaling.model import (
     Workload,
 )
 from slurmft.plugins.studies.scaling.series import Series
+from slurmft.plugins.studies.table import as_lines, column
 
 _EFFICIENT = 0.7
 _SURELY = 0.9
@@ -274,33 +274,36 @@ def _describe_work(work: Workload) -> str:
 
 def _time_table(options: Sequence[Option]) -> list[str]:
     unit, scale = unit_of(min(option.time_s.median for option in options))
-    rows = [["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours", ""]]
-    for option in options:
-        rows.append([
-            str(option.nodes),
-            str(option.devices),
-            ranged(option.time_s, scale),
-            ranged(option.speedup),
-            ranged(option.efficiency),
-            ranged(option.node_hours),
-            "extrapolated" if option.extrapolated else "",
-        ])  # fmt: skip
-    return aligned(rows)
+    extrapolated = ["extrapolated" if option.extrapolated else "" for option in options]
+    return as_lines([
+        column("nodes", [option.nodes for option in options]),
+        column("devices", [option.devices for option in options]),
+        column(f"time, {unit}", [ranged(option.time_s, scale) for option in options]),
+        column("speedup", [ranged(option.speedup) for option in options]),
+        column("efficiency", [ranged(option.efficiency) for option in options]),
+        column("node-hours", [ranged(option.node_hours) for option in options]),
+        column("extrapolated", extrapolated, label=" "),
+    ])  # fmt: skip
 
 
 def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
-    trained = {"samples/s": float(work.train_samples * work.epochs)}
+    columns = [column("nodes", [option.nodes for option in options])]
+    for part in options[0].shares:
+        columns.append(column(part, [f"{option.shares[part]:.0%}" for option in options]))
+    columns.append(column("global batch", [f"{option.global_batch_size:,}" for option in options]))
+    columns.append(column("steps", [f"{option.steps:,}" for option in options]))
+    samples = work.train_samples * work.epochs
+    training_s = [_training_s(option) for option in options]
+    columns.append(column("samples/s", [f"{samples / seconds:,.0f}" for seconds in training_s]))
     if work.tokens_per_sample:
-        trained["tokens/s"] = trained["samples/s"] * work.tokens_per_sample
-    rows = [["nodes", *options[0].shares, "global batch", "steps", *trained]]
-    for option in options:
-        shares = [f"{share:.0%}" for share in option.shares.values()]
-        training_share = sum(option.shares.get(part, 0) for part in model.TRAIN_PARTS)
-        training_s = option.time_s.median * training_share
-        rates = [f"{number / training_s:,.0f}" for number in trained.values()]
-        batch = [f"{option.global_batch_size:,}", f"{option.steps:,}"]
-        rows.append([str(option.nodes), *shares, *batch, *rates])
-    return aligned(rows)
+        tokens = samples * work.tokens_per_sample
+        columns.append(column("tokens/s", [f"{tokens / seconds:,.0f}" for seconds in training_s]))
+    return as_lines(columns)
+
+
+def _training_s(option: Option) -> float:
+    share = sum(option.shares.get(part, 0) for part in model.TRAIN_PARTS)
+    return option.time_s.median * share
 
 
 def bottleneck(option: Option) -> str:
