@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from slurmft.cluster import cost
 from slurmft.plugins.studies.report import measures
@@ -11,49 +12,31 @@ from slurmft.show import classes
 
 
 def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
-    """Times, throughput, speedup, metric."""
+    """Returns the times, throughput, speedup and metrics of the rows."""
     columns = _leading(rows, runset.fields)
     if runset.is_own:
-        columns += [*(_medians(m, rows) for m in measures.measures_of(runset)), *_scaled(rows)]
+        columns += [_medians(measure, rows) for measure in measures.measures_of(runset)]
+        columns += _scaled(rows)
         return Table(runset.title, columns, _notes(rows, runset))
-    *before, last = (m for m in measures.SPEED if m.key != "train_samples_per_s")
-    columns += [_medians(measure, rows) for measure in before]
-    metric = replace(_medians(METRIC, rows), label=measures.metric_name(rows))
-    others = [_medians(measure, rows) for measure in measures.other_metrics(runset)]
-    columns += [*_scaled(rows), metric, *others, _medians(last, rows)]
+    *first, evaluation = (m for m in measures.SPEED if m.key != "train_samples_per_s")
+    columns += [_medians(measure, rows) for measure in first]
+    columns += _scaled(rows)
+    columns.append(replace(_medians(METRIC, rows), label=measures.metric_name(rows)))
+    columns += [_medians(measure, rows) for measure in measures.other_metrics(runset)]
+    columns.append(_medians(evaluation, rows))
     return Table(runset.title, columns, _notes(rows, runset))
 
 
 def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
-    """What the phases of a run took, and more that was measured of it."""
-    known = (m for m in measures.TIMES if any(m.key in row.measures for row in rows))
-    columns = [*_leading(rows, runset.fields), *(_medians(m, rows, plain=True) for m in known)]
+    """Returns the times of the phases of a run, and more that was measured of it."""
+    columns = _leading(rows, runset.fields)
+    for measure in measures.TIMES:
+        if any(measure.key in row.measures for row in rows):
+            columns.append(_medians(measure, rows, plain=True))
     return Table(f"{runset.title}: phases of a run, medians", columns)
 
 
-def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
-    """What all runs of a row cost, those that failed included; none, where nothing is known."""
-    costs = dict(zip(map(id, runset.runs), cost.costs_of(runset.runs), strict=True))
-    if not any(each["node_hours"] for each in costs.values()):
-        return []
-    of_rows = [[costs[id(run)] for run in row.runs] for row in rows]
-    shown: dict[str, list[float | None]] = {}
-    for name, key, scale in _COSTS:
-        known = [[scale * c[key] for c in found if c[key] is not None] for found in of_rows]
-        shown[name] = [sum(values) if values else None for values in known]
-    peaks = ([c["peak_memory_bytes"] or 0 for c in found] for found in of_rows)
-    shown["GiB a node"] = [max(each, default=0) / 2**30 or None for each in peaks]
-    columns = [
-        column(name, values, decimals_of(v or None for v in values), rank=rank)
-        for rank, (name, values) in enumerate(shown.items())
-    ]
-    said = (cost.advice(costs[id(run)], run) for run in runset.runs)
-    notes = list(dict.fromkeys(filter(None, said)))
-    sources = dict.fromkeys(each["source"] for each in costs.values())
-    notes.append(f"by {' and '.join(sources)}; n/a: unknown")
-    title = f"{runset.title}: cost, all attempts"
-    return [Table(title, [*_leading(rows, runset.fields), *columns], notes)]
-
+# --- cost -----------------------------------------------------------------------------------------
 
 _COSTS = (
     ("node-hours", "node_hours", 1.0),
@@ -61,79 +44,143 @@ _COSTS = (
     ("CPU-hours", "cpu_hours", 1.0),
     ("energy (kWh)", "energy_j", 1 / 3.6e6),
 )
+"""Label of a column, key of a cost, and its factor."""
+
+
+def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
+    """Returns what all runs of a row cost, those that failed included; no table, where nothing is
+    known."""
+    runs = runset.runs
+    costs = dict(zip(map(id, runs), cost.costs_of(runs), strict=True))
+    if not any(each["node_hours"] for each in costs.values()):
+        return []
+    costs_of_rows = [[costs[id(run)] for run in row.runs] for row in rows]
+    columns = _leading(rows, runset.fields)
+    for rank, (name, key, factor) in enumerate(_COSTS):
+        sums = [_sum_of([each[key] for each in row_costs], factor) for row_costs in costs_of_rows]
+        columns.append(_cost_column(name, sums, rank))
+    peaks_gib = []
+    for row_costs in costs_of_rows:
+        peak = max((each["peak_memory_bytes"] or 0 for each in row_costs), default=0)
+        peaks_gib.append(peak / 2**30 or None)
+    columns.append(_cost_column("GiB a node", peaks_gib, len(_COSTS)))
+    advice = (cost.advice(costs[id(run)], run) for run in runs)
+    notes = list(dict.fromkeys(filter(None, advice)))
+    sources = dict.fromkeys(each["source"] for each in costs.values())
+    notes.append(f"by {' and '.join(sources)}; n/a: unknown")
+    return [Table(f"{runset.title}: cost, all attempts", columns, notes)]
+
+
+def _sum_of(values: Sequence[float | None], factor: float) -> float | None:
+    """Returns the sum of the values that are known; None: none is."""
+    known = [factor * value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _cost_column(name: str, values: Sequence[float | None], rank: int) -> Column:
+    return column(name, values, decimals_of(value or None for value in values), rank=rank)
+
+
+# --- classes --------------------------------------------------------------------------------------
 
 
 def class_tables(rows: Sequence[Row]) -> list[Table]:
-    """Of the newest run with classes: precision and recall of each, and the confusion matrix."""
+    """Returns precision and recall of each class, and the confusion matrix, of the newest run with
+    classes."""
     runs = [run for row in rows for run in row.finished if classes.of(run.result)]
     if not runs:
         return []
     newest = max(runs, key=lambda run: run.state.time)
-    found = dict(list(classes.of(newest.result).items())[: classes.SHOWN])
-    names, values = column("class", found, numeric=False), found.values()
-    shown = [
-        column(key, (getattr(of_class, key) for of_class in values), digits)
-        for key, digits in (("precision", 4), ("recall", 4), ("f1", 4), ("support", 0))
-    ]
+    listed = dict(list(classes.of(newest.result).items())[: classes.SHOWN])
+    names = column("class", listed, numeric=False)
+    columns = [names]
+    for key, decimals in (("precision", 4), ("recall", 4), ("f1", 4), ("support", 0)):
+        columns.append(column(key, [getattr(facts, key) for facts in listed.values()], decimals))
     total = len(measures.result_of(newest)["classes"])
-    note = f"the {len(found)} of {total:,} classes with the lowest f1; all are in result.json"
-    notes = [note] if total > len(found) else []
-    made = [Table(f"Classes, {newest.name}", [names, *shown], notes)]
-    if not notes and all(of_class.predicted_as is not None for of_class in values):
-        cells = [
-            column(f"as {name}", ((each.predicted_as or {}).get(name, 0) for each in values),
-                   rank=1)
-            for name in found
-        ]  # fmt: skip
-        title = f"What texts of a class were predicted as, {newest.name}"
-        made.append(Table(title, [names, *cells]))
-    return made
+    notes = []
+    if total > len(listed):
+        notes.append(
+            f"the {len(listed)} of {total:,} classes with the lowest f1; all are in result.json"
+        )
+    tables = [Table(f"Classes, {newest.name}", columns, notes)]
+    has_confusion = all(facts.predicted_as is not None for facts in listed.values())
+    if has_confusion and not notes:
+        tables.append(_confusion_table(newest.name, names, listed))
+    return tables
+
+
+def _confusion_table(run: str, names: Column, listed: dict[str, Any]) -> Table:
+    columns = [names]
+    for name in listed:
+        counts = [(facts.predicted_as or {}).get(name, 0) for facts in listed.values()]
+        columns.append(column(f"as {name}", counts, rank=1))
+    return Table(f"What texts of a class were predicted as, {run}", columns)
+
+
+# --- all data -------------------------------------------------------------------------------------
 
 
 def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
-    """Everything, for CSV: median, smallest and largest of every measure."""
+    """Returns everything, for CSV: median, smallest and largest of every measure."""
     columns = [column("set", [runset.name] * len(rows)), *_leading(rows, runset.fields)]
     if not _state_column(rows):
         columns.append(column("state", ["finished"] * len(rows)))
-    for key in (measure.key for measure in measures.measures_of(runset)):
-        spreads = [row.measures.get(key) for row in rows]
-        for suffix, part in (("", "median"), ("_min", "low"), ("_max", "high")):
-            found = (spread and getattr(spread, part) for spread in spreads)
-            columns.append(column(key + suffix, found))
-    columns += [column(key, (row.median(key) for row in rows)) for key in SCALED]
-    bases = (row.baseline and label(row.baseline, runset.fields) for row in rows)
-    columns.append(column("baseline", bases))
-    columns.append(column("metric_name", (measures.metric_name([row]) for row in rows)))
-    columns.append(column("runs", (" ".join(run.name for run in row.runs) for row in rows)))
+    for measure in measures.measures_of(runset):
+        spreads = [row.measures.get(measure.key) for row in rows]
+        columns += [
+            column(measure.key, [row.median(measure.key) for row in rows]),
+            column(f"{measure.key}_min", [spread and spread.low for spread in spreads]),
+            column(f"{measure.key}_max", [spread and spread.high for spread in spreads]),
+        ]
+    columns += [column(key, [row.median(key) for row in rows]) for key in SCALED]
+    baselines = [row.baseline and label(row.baseline, runset.fields) for row in rows]
+    columns.append(column("baseline", baselines))
+    columns.append(column("metric_name", [measures.metric_name([row]) for row in rows]))
+    columns.append(column("runs", [" ".join(run.name for run in row.runs) for row in rows]))
     return Table(runset.title, columns)
 
 
+# --- columns --------------------------------------------------------------------------------------
+
+_STATE_WIDTH = 24
+"""Characters of a state that a table shows."""
+
+
 def _leading(rows: Sequence[Row], fields: Sequence[str]) -> list[Column]:
-    """The columns that name a row: fields, devices, finished runs, and the state of the others."""
+    """Returns the columns that name a row: its cell, devices, finished runs, and the state of the
+    others."""
     columns = cell_columns([row.cell for row in rows], measures.in_order(fields))
-    columns.append(column("devices", (row.devices for row in rows)))
-    columns.append(column("n", (len(row.finished) for row in rows)))
+    columns.append(column("devices", [row.devices for row in rows]))
+    columns.append(column("n", [len(row.finished) for row in rows]))
     return columns + _state_column(rows)
 
 
 def _medians(measure: Measure, rows: Sequence[Row], plain: bool = False) -> Column:
-    """The column of a measure; `plain`: without spreads."""
-    found, decimals = [row.measures.get(measure.key) for row in rows], measure.decimals
+    """Returns the column of a measure; `plain`: without spreads."""
+    spreads = [row.measures.get(measure.key) for row in rows]
+    medians = [row.median(measure.key) for row in rows]
+    decimals = measure.decimals
     if decimals is None:
-        most = 10 if measure.figures > 3 else 4  # a metric may be of whatever size
-        decimals = decimals_of((s.median for s in found if s), measure.figures, most)
-    values = [Value.of(spread and spread.median, decimals) for spread in found]
-    for i, spread in enumerate(found if measure.ranged and not plain else ()):
-        if spread and spread.n > 1:
-            values[i] = replace(values[i], text=f"{values[i].text} ±{spread.percent:.0f}%")
+        most = 10 if measure.figures > 3 else 4  # a metric may be of any size
+        decimals = decimals_of(medians, measure.figures, most)
+    values = []
+    for spread, median in zip(spreads, medians, strict=True):
+        value = Value.of(median, decimals)
+        if spread and spread.n > 1 and measure.ranged and not plain:
+            value = replace(value, text=f"{value.text} ±{spread.percent:.0f}%")
+        values.append(value)
     return Column(measure.key, values, measure.label, rank=1 + measure.rank)
 
 
 def _scaled(rows: Sequence[Row]) -> list[Column]:
-    """Speedup and efficiency; no columns where all rows are their own baseline."""
-    if not any(row.baseline not in (None, row) for row in rows):
+    """Returns speedup and efficiency; no columns where all rows are their own baseline."""
+    if not _has_baselines(rows):
         return []
-    return [column(key, (row.median(key) for row in rows), 2, rank=2) for key in SCALED]
+    return [column(key, [row.median(key) for row in rows], 2, rank=2) for key in SCALED]
+
+
+def _has_baselines(rows: Sequence[Row]) -> bool:
+    return any(row.baseline not in (None, row) for row in rows)
 
 
 def _state_column(rows: Sequence[Row]) -> list[Column]:
@@ -143,38 +190,43 @@ def _state_column(rows: Sequence[Row]) -> list[Column]:
 
 
 def state_value(row: Row) -> Value:
-    """The state of a row as it is shown; a long reason is in the notes."""
-    text = row.state or "finished"
-    return Value(text, text if len(text) <= _STATE else text[: _STATE - 3] + "...")
-
-
-_STATE = 24
-"""Characters of a state that a table shows."""
+    """Returns the state of a row as it is shown; a long reason is in the notes."""
+    state = row.state or "finished"
+    if len(state) <= _STATE_WIDTH:
+        return Value(state, state)
+    return Value(state, state[: _STATE_WIDTH - 3] + "...")
 
 
 def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
-    """How the numbers of these rows were made."""
-    notes = ["a row is a cell, with medians of its n finished runs"]
-    if any(s.n > 1 for row in rows for s in row.measures.values()):
-        notes[0] += "; ±: the repeat farthest from the median (CSV: smallest and largest)"
-    notes[0] += ". time: from the job's start to its end"
-    notes[0] += "" if runset.is_own else "; train: optimizer steps only"
-    if any(row.baseline not in (None, row) for row in rows):
-        way = "training time" if runset.scaling == "strong" else "training throughput"
-        way = "time" if runset.is_own else way
+    """Returns how the numbers of these rows were computed."""
+    parts = ["a row is a cell, with medians of its n finished runs"]
+    if any(spread.n > 1 for row in rows for spread in row.measures.values()):
+        parts[0] += "; ±: the repeat farthest from the median (CSV: smallest and largest)"
+    parts.append("time: from the job's start to its end")
+    if not runset.is_own:
+        parts[-1] += "; train: optimizer steps only"
+    notes = [". ".join(parts)]
+    if _has_baselines(rows):
         notes.append(
-            f"speedup: by {way}, relative to the row with the fewest devices that is equal in all "
-            "else; efficiency: speedup / ratio of devices"
+            f"speedup: by {_compared_by(runset)}, relative to the row with the fewest devices that "
+            "is equal in all else; efficiency: speedup / ratio of devices"
         )
-    notes += [
-        f"{label(row, runset.fields)}: {row.state}" for row in rows if len(row.state) > _STATE
-    ]
-    foreign = [
-        f"{label(row, runset.fields)} is compared with {label(row.baseline, runset.fields)}"
-        for row in rows
-        if row.baseline
-        and not set(measures.batches_of(row)) & set(measures.batches_of(row.baseline))
-    ]
-    if foreign:
-        notes.append(f"no row on fewer devices has this batch size: {'; '.join(foreign)}")
+    for row in rows:
+        if len(row.state) > _STATE_WIDTH:
+            notes.append(f"{label(row, runset.fields)}: {row.state}")
+    other_batches = []
+    for row in rows:
+        if row.baseline and not set(measures.batches_of(row)) & set(
+            measures.batches_of(row.baseline)
+        ):
+            baseline = label(row.baseline, runset.fields)
+            other_batches.append(f"{label(row, runset.fields)} is compared with {baseline}")
+    if other_batches:
+        notes.append(f"no row on fewer devices has this batch size: {'; '.join(other_batches)}")
     return notes
+
+
+def _compared_by(runset: RunSet) -> str:
+    if runset.is_own:
+        return "time"
+    return "training time" if runset.scaling == "strong" else "training throughput"
