@@ -1,5 +1,4 @@
-"""What runs measured: those of a study, or of none, as one table with a row for every cell: medians
-and spreads.
+"""Measurements of runs, of a study or of none: a row for every cell, with medians and spreads.
 
 The cells and repeats of a study are read from its `study.toml`; without it, only the existing runs
 are known.
@@ -33,9 +32,9 @@ class RunSet:
     name: str
     title: str
     fields: Sequence[str]
-    """What its cells differ in."""
+    """Settings in which its cells differ."""
     cells: Sequence[tuple[Cell, Sequence[MeasuredRun]]]
-    """Values of the fields, and the runs with them; no run: they are missing."""
+    """Values of the fields, and the runs with them; without runs, the cell is missing."""
     repeats: int = 1
     """Runs that a cell should have, at least."""
     scaling: str | None = None
@@ -46,7 +45,7 @@ class RunSet:
 
     @property
     def runs(self) -> list[MeasuredRun]:
-        return [run for _, found in self.cells for run in found]
+        return [run for _, runs in self.cells for run in runs]
 
     @property
     def is_own(self) -> bool:
@@ -56,60 +55,66 @@ class RunSet:
 
 @dataclass(frozen=True)
 class _StudyOfRun:
-    """What a run of a study says of it."""
+    """The study that a run names."""
 
     name: str
     cell: dict[str, Any]
 
 
 def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
-    """The runs (oldest first) by study, oldest study first; then those of no study, a set for each
-    program, with this title."""
+    """Groups runs (oldest first) by study, oldest study first; then those of no study, a set for
+    each program, with this title."""
     studies: dict[tuple[str, Path | None], list[MeasuredRun]] = {}
     others: dict[str, list[MeasuredRun]] = {}
     for run in runs:
-        program, study = run.config["program"], run.study
+        program = run.config["program"]
         if program.get("kind") == "predict":
             continue  # it has trained nothing
-        if study and matches(study, _StudyOfRun):
-            # The nearest folder with a study.toml; not above that of its runs' folder.
-            above = (path for path in list(run.path.parents)[:3] if (path / spec.FILE).is_file())
-            studies.setdefault((study["name"], next(above, None)), []).append(run)
+        if run.study and matches(run.study, _StudyOfRun):
+            study = (run.study["name"], _study_folder(run))
+            studies.setdefault(study, []).append(run)
         else:
-            others.setdefault(str(program.get("name")) if run.is_own else "", []).append(run)
-    made = [_of_study(name, folder, found) for (name, folder), found in studies.items()]
-    for kind, found in others.items():
-        words = f"{title or 'Runs'}: {kind}" if len(others) > 1 and kind else title
-        fields = varied(found)
-        groups = [
-            ({name: fields_of(repeats[0]).get(name) for name in fields}, repeats)
-            for repeats in cells.cells(found)
-        ]
-        made.append(RunSet("runs", words or "Runs", fields, groups))
-    return made
+            name = str(program.get("name")) if run.is_own else ""
+            others.setdefault(name, []).append(run)
+    runsets = [_of_study(name, folder, found) for (name, folder), found in studies.items()]
+    for program_name, members in others.items():
+        set_title = title or "Runs"
+        if len(others) > 1 and program_name:
+            set_title += f": {program_name}"
+        fields = varied(members)
+        groups = []
+        for repeats in cells.cells(members):
+            settings = fields_of(repeats[0])
+            groups.append(({name: settings.get(name) for name in fields}, repeats))
+        runsets.append(RunSet("runs", set_title, fields, groups))
+    return runsets
+
+
+def _study_folder(run: MeasuredRun) -> Path | None:
+    """Returns the nearest folder with a study.toml, not above that of the run's folder of runs."""
+    above = list(run.path.parents)[:3]
+    return next((path for path in above if (path / spec.FILE).is_file()), None)
 
 
 def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet:
+    """Returns the runs of a study, in the cells of its file and in those that the runs name."""
     problems: list[str] = []
     study = _read_study(name, folder, problems) if folder else None
-    cells: dict[str, tuple[Cell, list[MeasuredRun]]] = {}
-    for cell in [*(study.cells if study else ()), *((run.study or {})["cell"] for run in runs)]:
-        cells.setdefault(spec.key_of(cell), (cell, []))
-    best: dict[tuple[str, str], MeasuredRun] = {}  # of each repeat: a finished run, or the newest
-    for run in runs:
-        found = run.study or {}
-        key = spec.key_of(found["cell"]), repr(found.get("repeat", run.name))
-        if key not in best or run.is_finished or not best[key].is_finished:
-            best[key] = run
-    for (cell_key, _), run in best.items():
-        cells[cell_key][1].append(run)
-    fields = list(dict.fromkeys(f for cell, _ in cells.values() for f in cell))
-    varied = [f for f in fields if len({repr(c.get(f)) for c, _ in cells.values()}) > 1]
+    run_cells = [(run.study or {})["cell"] for run in runs]
+    study_cells = study.cells if study else ()
+    by_key: dict[str, tuple[Cell, list[MeasuredRun]]] = {}
+    for cell in (*study_cells, *run_cells):
+        by_key.setdefault(spec.key_of(cell), (cell, []))
+    for (cell_key, _), run in _best_of_repeats(runs).items():
+        by_key[cell_key][1].append(run)
+    every_cell = [cell for cell, _ in by_key.values()]
+    fields = dict.fromkeys(name for cell in every_cell for name in cell)
+    differing = [name for name in fields if len({repr(cell.get(name)) for cell in every_cell}) > 1]
     return RunSet(
         name=name,
         title=study.title if study else name,
-        fields=varied,
-        cells=list(cells.values()),
+        fields=differing,
+        cells=list(by_key.values()),
         repeats=study.repeats if study else 1,
         scaling=study.scaling if study else None,
         study=study,
@@ -117,8 +122,19 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
     )
 
 
+def _best_of_repeats(runs: list[MeasuredRun]) -> dict[tuple[str, str], MeasuredRun]:
+    """Returns key of a cell and repeat -> its newest finished run, or the newest at all."""
+    best: dict[tuple[str, str], MeasuredRun] = {}
+    for run in runs:
+        study = run.study or {}
+        key = (spec.key_of(study["cell"]), repr(study.get("repeat", run.name)))
+        if key not in best or run.is_finished or not best[key].is_finished:
+            best[key] = run
+    return best
+
+
 def _read_study(name: str, folder: Path, problems: list[str]) -> Study | None:
-    """The study file in a folder; None, with a problem noted, if it cannot be used."""
+    """Reads the study file in a folder; None, with a problem noted, if it cannot be used."""
     try:
         study = spec.read_study(folder, with_published=False)
         if study.name != name:
@@ -130,15 +146,18 @@ def _read_study(name: str, folder: Path, problems: list[str]) -> Study | None:
 
 
 def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
-    """The fields that a run of a cell would have, as far as they are known; `common` are the same
-    in all existing runs: the study file lacks flags."""
+    """Returns the fields that a run of a cell would have, as far as they are known.
+
+    Args:
+        common: fields that are the same in all existing runs; the study file lacks flags.
+    """
     values = study.fixed | spec.typed(cell)
-    found = {k: v for k, v in {**common, **values}.items() if v is not None}
+    fields = {name: value for name, value in {**common, **values}.items() if value is not None}
     if GLOBAL_BATCH_SIZE in values:
-        found.pop("batch_size", None)  # it is for other numbers of processes
+        fields.pop("batch_size", None)  # it is for other numbers of processes
         with contextlib.suppress(UsageError):  # the number of processes is not known
-            found["batch_size"] = spec.divide_batch(values, found)["batch_size"]
-    return found
+            fields["batch_size"] = spec.divide_batch(values, fields)["batch_size"]
+    return fields
 
 
 # --- what a run measures --------------------------------------------------------------------------
@@ -193,7 +212,7 @@ def _phase(name: str) -> Callable[[dict[str, Any]], float]:
 
 
 def _a_device(name: str) -> Callable[[dict[str, Any]], float]:
-    """Of a value of all devices, that of one."""
+    """Returns a reader of the value of one device, from that of all."""
     return lambda r: float(r[name] / r["world_size"])
 
 
@@ -236,13 +255,13 @@ MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
 
 
 def measures_of(runset: RunSet) -> list[Measure]:
-    """What its runs measure: of a program of the user's own, the time and its metrics."""
+    """Returns what its runs measure: of a program of the user's own, the time and its metrics."""
     most = [SPEED[0]] if runset.is_own else list(MEASURES.values())
     return most + other_metrics(runset)
 
 
 def other_metrics(runset: RunSet) -> list[Measure]:
-    """The metrics of its runs; of trainings, those besides the primary one."""
+    """Returns the metrics of its runs; of trainings, those besides the primary one."""
     results = [result_of(run) for run in runset.runs if run.is_finished]
     found = [r["metrics"] for r in results if isinstance(r["metrics"], dict)]
     names = dict.fromkeys(name for metrics in found for name in metrics)
@@ -285,10 +304,14 @@ class Row:
     def value(self, name: str) -> Any:
         """A field as its runs resolved it, such as the precision chosen for `auto`, else as they
         were configured; of a cell without runs, the planned one."""
-        resolved = [result_of(run)[name] for run in self.finished if name in result_of(run)]
-        asked = self.cell.get(name, self.runs[0].value(name) if self.runs else None)
-        known = resolved[0] if resolved else asked
-        return self.common.get(name, known) if known in (None, "auto") else known
+        for run in self.finished:
+            if name in result_of(run) and result_of(run)[name] not in (None, "auto"):
+                return result_of(run)[name]
+        configured = self.runs[0].value(name) if self.runs else None
+        configured = self.cell.get(name, configured)
+        if configured in (None, "auto"):
+            return self.common.get(name, configured)
+        return configured
 
 
 SCALED = ("speedup", "efficiency")
@@ -296,16 +319,22 @@ SCALED = ("speedup", "efficiency")
 
 
 def rows_of(runset: RunSet) -> list[Row]:
-    """A row for every cell, sorted by the other fields, then by devices."""
-    common, measures = _common(runset.runs), measures_of(runset)
+    """Returns a row for every cell, sorted by the other fields, then by devices."""
+    common = _common(runset.runs)
+    measures = measures_of(runset)
     rows = []
     for cell, runs in runset.cells:
-        known = common if runs or not runset.study else planned(runset.study, cell, common)
-        devices, state = _devices(runs, known | cell), state_of(runs, runset.repeats)
-        rows.append(row := Row(cell, runs, devices, state, known))
+        fields = common
+        if not runs and runset.study:
+            fields = planned(runset.study, cell, common)
+        devices = _devices(runs, fields | cell)
+        row = Row(cell, runs, devices, state_of(runs, runset.repeats), fields)
         for measure in measures:
-            if values := [v for run in row.finished if (v := _read(measure, run)) is not None]:
-                row.measures[measure.key] = Spread.of(*values)
+            values = [_read(measure, run) for run in row.finished]
+            known = [value for value in values if value is not None]
+            if known:
+                row.measures[measure.key] = Spread.of(*known)
+        rows.append(row)
     rows.sort(key=lambda row: (_sortable(others(row, runset.fields)), row.devices or 0))
     if runset.scaling in ("strong", "weak") or (runset.scaling is None and not runset.is_own):
         for row in rows:
@@ -314,31 +343,36 @@ def rows_of(runset: RunSet) -> list[Row]:
 
 
 def others(row: Row, fields: Sequence[str]) -> dict[str, Any]:
-    """The fields of a row that do not say on how many devices it is."""
-    return {f: row.cell.get(f) for f in fields if f not in DEVICE_FIELDS}
+    """Returns the fields of a row that do not say on how many devices it is."""
+    return {name: row.cell.get(name) for name in fields if name not in DEVICE_FIELDS}
 
 
 def _sortable(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Values of mixed types in a fixed order."""
-    numbers = (int, float)
-    return [
-        ("", v) if isinstance(v, numbers) else (type(v).__name__, str(v)) for v in values.values()
-    ]
+    """Returns values of mixed types in a form that can be sorted: numbers first."""
+    keys: list[tuple[str, Any]] = []
+    for value in values.values():
+        if isinstance(value, (int, float)):
+            keys.append(("", value))
+        else:
+            keys.append((type(value).__name__, str(value)))
+    return keys
 
 
 def _common(runs: Sequence[MeasuredRun]) -> Cell:
-    """The fields that are the same in all runs; `auto` as resolved, if that is the same."""
-    differ = set(varied(runs))
-    same = {k: v for k, v in fields_of(runs[0]).items() if k not in differ} if runs else {}
-    for name in [k for k, v in same.items() if v == "auto"]:
-        resolved = {str(r.result[name]) for r in runs if r.result and name in r.result}
+    """Returns the fields that are the same in all runs; `auto` as resolved, if that is the same."""
+    if not runs:
+        return {}
+    differing = set(varied(runs))
+    same = {name: v for name, v in fields_of(runs[0]).items() if name not in differing}
+    for name in [name for name, value in same.items() if value == "auto"]:
+        resolved = {str(run.result[name]) for run in runs if run.result and name in run.result}
         if len(resolved) == 1:
             same[name] = resolved.pop()
     return same
 
 
 def _read(measure: Measure, run: MeasuredRun) -> float | None:
-    """A run's value; None where its result lacks it, or has no finite number there."""
+    """Reads a run's value; None where its result lacks it, or has no finite number there."""
     try:
         value = float(measure.read(result_of(run)))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
@@ -349,19 +383,24 @@ def _read(measure: Measure, run: MeasuredRun) -> float | None:
 
 
 def _devices(runs: Sequence[MeasuredRun], fields: Cell) -> int | None:
-    """Ranks of a cell: as its runs recorded them, else as its configuration asks for them."""
+    """Returns the ranks of a cell: as its runs recorded them, else as its configuration asks for
+    them."""
     for run in runs:
         if run.result and isinstance(run.result["world_size"], int):
             return run.result["world_size"]
         if run.environment.ranks:
             return len(run.environment.ranks)
-    nodes, *each = (runs[0].value(f) if runs else fields.get(f) for f in DEVICE_FIELDS)
-    processes = next((n for n in each if isinstance(n, int)), None)
-    return nodes * processes if isinstance(nodes, int) and processes else None
+    configured = [runs[0].value(name) if runs else fields.get(name) for name in DEVICE_FIELDS]
+    nodes, *per_node = configured
+    processes = next((count for count in per_node if isinstance(count, int)), None)
+    if not isinstance(nodes, int) or not processes:
+        return None
+    return nodes * processes
 
 
 def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
-    """ "missing", "failed: reason", "1 of 3 failed"; "" where all runs have finished."""
+    """Describes the runs of a cell: "missing", "failed: reason", "1 of 3 failed"; "" where all have
+    finished."""
     total = max(len(runs), repeats)
     states = [_state(run) for run in runs if not run.is_finished]
     states += [("missing", "")] * (total - len(runs))
@@ -373,7 +412,7 @@ def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
 
 
 def _state(run: MeasuredRun) -> tuple[str, str]:
-    """The state of a run that has no result, and the reason where it failed."""
+    """Returns the state of a run that has no result, and the reason where it failed."""
     state = run.state.state
     if state == "finished":
         return "without result", "finished, but it has no result.json"
@@ -392,14 +431,15 @@ def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
     if base is None or not row.devices or not base.devices:
         return
     row.baseline = base
-    if speed := _speed(row, runset):
+    speed = _speed(row, runset)
+    if speed:
         speedup = speed / _speed(base, runset)
         row.measures["speedup"] = Spread.of(speedup)
         row.measures["efficiency"] = Spread.of(speedup * base.devices / row.devices)
 
 
 def _speed(row: Row, runset: RunSet) -> float:
-    """Work a second, of all devices of a row; 0: unknown."""
+    """Returns the work a second of all devices of a row; 0: unknown."""
     devices = row.devices or 0
     if runset.scaling == "strong" or runset.is_own:
         seconds = row.median("wall_s" if runset.is_own else "train_s")
@@ -409,30 +449,42 @@ def _speed(row: Row, runset: RunSet) -> float:
 
 
 def _baseline(row: Row, rows: Iterable[Row], runset: RunSet) -> Row | None:
-    """The row with the fewest devices among rows equal in all else.
+    """Finds the row with the fewest devices among rows equal in all else.
 
     Of rows with as few devices, the one with the nearest batch size, per process or global: fewer
     devices count more than an equal batch size, as in published tables.
     """
 
-    def rest(r: Row) -> dict[str, Any]:
-        return {k: v for k, v in others(r, runset.fields).items() if k not in BATCH_FIELDS}
+    def rest(other: Row) -> dict[str, Any]:
+        fields = others(other, runset.fields)
+        return {name: value for name, value in fields.items() if name not in BATCH_FIELDS}
 
-    def distance(r: Row) -> tuple[int, float]:
-        pairs = zip(batches_of(row), batches_of(r), strict=True)
-        return r.devices or 0, min(abs(math.log(a / b)) if a > 0 and b > 0 else 0 for a, b in pairs)
+    def distance(other: Row) -> tuple[int, float]:
+        pairs = zip(batches_of(row), batches_of(other), strict=True)
+        return other.devices or 0, min(_batch_distance(a, b) for a, b in pairs)
 
-    found = [r for r in rows if r.devices and _speed(r, runset) and rest(r) == rest(row)]
-    return min(found, key=distance, default=None)
+    candidates = [
+        other
+        for other in rows
+        if other.devices and _speed(other, runset) and rest(other) == rest(row)
+    ]
+    return min(candidates, key=distance, default=None)
+
+
+def _batch_distance(a: float, b: float) -> float:
+    """Returns how far two batch sizes are apart; 0 where one is unknown."""
+    if a <= 0 or b <= 0:
+        return 0.0
+    return abs(math.log(a / b))
 
 
 def number_of(value: Any) -> float:
-    """A value of a file as a number; 0 if it is none."""
+    """Returns a value of a file as a number; 0 if it is none."""
     return float(value) if is_number(value) else 0.0
 
 
 def batches_of(row: Row) -> tuple[float, float]:
-    """Samples of an optimizer step: per process, and global."""
+    """Returns the samples of an optimizer step: per process, and global."""
     micro_steps = number_of(row.value("gradient_accumulation_steps")) or 1
     per_process = number_of(row.value("batch_size")) * micro_steps
     return per_process, per_process * (row.devices or 0)
@@ -442,18 +494,18 @@ def batches_of(row: Row) -> tuple[float, float]:
 
 
 def in_order(fields: Sequence[str]) -> list[str]:
-    """Fields in the order of the tables: those of the devices last."""
+    """Returns fields in the order of the tables: those of the devices last."""
     return sorted(fields, key=lambda f: f in DEVICE_FIELDS)
 
 
 def label(row: Row, fields: Sequence[str]) -> str:
-    """The fields of a row in words."""
+    """Returns the fields of a row as text."""
     words = (f"{f.replace('_', ' ')} {row.cell.get(f)}" for f in in_order(fields))
     return ", ".join(words) or "all"
 
 
 def metric_name(rows: Iterable[Row]) -> str:
-    """The primary metric of the rows' task; where they differ, or no run names it: "metric"."""
+    """Returns the primary metric of the rows' task; "metric" if they differ, or no run names it."""
     names = {
         str(result_of(run).get("primary_metric") or "metric") for r in rows for run in r.finished
     }
