@@ -1,5 +1,7 @@
-"""Plots of what runs measured: their points, which the page lists too, and their drawing by
-matplotlib, which only this module imports, and only to draw."""
+"""Plots of measurements: their points, which the page lists too, and their drawing.
+
+Only this module imports matplotlib, and only to draw.
+"""
 
 import importlib.util
 import io
@@ -9,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmft.core.files import is_number
 from slurmft.plugins.studies.cells import DEVICE_FIELDS
@@ -54,24 +56,27 @@ class Chart:
     are_curves: bool = False
     """Whether the series are curves of many points, without a marker for each."""
     legend: str = ""
-    """What the names are values of."""
+    """The settings whose values the names are."""
     ideal: float | None = None
     """The devices at which the line of ideal speedups has the value 1."""
     notes: list[str] = field(default_factory=list)
 
     def table(self) -> Table:
-        """The points of the plot; of curves about ten each."""
-        found = [
-            (name, x, y.median)
-            for name, points in self.series.items()
-            for x, y in points[:: max(1, len(points) // 10) if self.are_curves else 1]
-        ]
-        names, places, heights = zip(*found, strict=True)
-        decimals = decimals_of(y.median for points in self.series.values() for _, y in points)
+        """Returns the points of the plot; of curves about ten each."""
+        names: list[str] = []
+        places: list[float] = []
+        heights: list[float] = []
+        for name, points in self.series.items():
+            stride = max(1, len(points) // 10) if self.are_curves else 1
+            for x, spread in points[::stride]:
+                names.append(name)
+                places.append(x)
+                heights.append(spread.median)
+        medians = [spread.median for points in self.series.values() for _, spread in points]
         columns = [
             column("series", names, label=self.legend or "series", numeric=False),
             Column("x", [Value(x, f"{x:g}") for x in places], self.x_label),
-            column("y", heights, decimals, label=self.y_label),
+            column("y", heights, decimals_of(medians), label=self.y_label),
         ]
         return Table(self.title, columns)
 
@@ -82,70 +87,97 @@ class Chart:
 def charts_of(
     rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
 ) -> list[Chart]:
-    """All plots of a set of runs that have data."""
-    own = _over_field(rows, runset) if runset.is_own else _over_devices(rows, runset, published)
-    return own + _curves(rows, runset.fields)
+    """Returns all plots of a set of runs that have data."""
+    curves = _curves(rows, runset.fields)
+    if runset.is_own:
+        return _over_field(rows, runset) + curves
+    return _over_devices(rows, runset, published) + curves
 
 
 def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart]:
-    """What programs of the user's own measured over the only field that varies, and has numbers."""
-    name, *more = runset.fields or [""]
-    found = [row for row in rows if row.finished]
-    if more or not all(is_number(row.cell.get(name)) for row in found):
+    """Plots what programs of the user's own measured over the only setting that varies, if it has
+    numbers."""
+    finished = [row for row in rows if row.finished]
+    if len(runset.fields) != 1:
         return []
-    found.sort(key=lambda row: float(row.cell[name]))
-    points = {
-        m: [(float(r.cell[name]), s) for r in found if (s := r.measures.get(m.key))]
-        for m in measures.measures_of(runset)
-    }
-    return [
-        Chart(m.key, f"{m.label} over {name}", name, m.label, {"measured": values})
-        for m, values in points.items()
-        if len(values) > 1
-    ]
+    (name,) = runset.fields
+    if not all(is_number(row.cell.get(name)) for row in finished):
+        return []
+    finished.sort(key=lambda row: float(row.cell[name]))
+    charts = []
+    for measure in measures.measures_of(runset):
+        points = [
+            (float(row.cell[name]), row.measures[measure.key])
+            for row in finished
+            if measure.key in row.measures
+        ]
+        if len(points) > 1:
+            title = f"{measure.label} over {name}"
+            chart = Chart(measure.key, title, name, measure.label, {"measured": points})
+            charts.append(chart)
+    return charts
 
 
 def _over_devices(
     rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
 ) -> list[Chart]:
-    """The measures over devices, and the speedup beside the published ones."""
-    groups, charts = _groups(rows, runset.fields), []
-    legend = ", ".join(f.replace("_", " ") for f in runset.fields if f not in DEVICE_FIELDS)
-    labels = {m.key: m.label for m in measures.measures_of(runset)}
+    """Plots the measures over devices, and the speedup beside the published ones."""
+    groups = _groups(rows, runset.fields)
+    legend_fields = [name for name in runset.fields if name not in DEVICE_FIELDS]
+    legend = ", ".join(name.replace("_", " ") for name in legend_fields)
+    labels = {measure.key: measure.label for measure in measures.measures_of(runset)}
     labels["metric"] = measures.metric_name(rows)
-    metrics = ["metric", *(m.key for m in measures.other_metrics(runset))]
-    titles = _OVER_DEVICES | {key: f"{labels[key]} of the last evaluation" for key in metrics}
-    for key, title in (*titles.items(), ("speedup", "Speedup")):
-        found: dict[str, Points] = {
-            name: [(r.devices, r.measures[key]) for r in members if r.devices and key in r.measures]
-            for name, members in groups.items()
-        }
-        names = [name for name, points in found.items() if points]
-        if len({x for points in found.values() for x, _ in points}) < 2:
+    titles = dict(_OVER_DEVICES)
+    for key in ("metric", *(measure.key for measure in measures.other_metrics(runset))):
+        titles[key] = f"{labels[key]} of the last evaluation"
+    titles["speedup"] = "Speedup"
+    charts = []
+    for key, title in titles.items():
+        series = _series_over_devices(key, groups)
+        if len({x for points in series.values() for x, _ in points}) < 2:
             continue
-        series = {name: found[name] for name in _spread_out(names, _MOST_SERIES)}
+        shown = {name: series[name] for name in _spread_out(list(series), _MOST_SERIES)}
         y_label = labels.get(key, key)
-        chart = Chart(key, title, "devices (ranks)", y_label, series, legend=legend)
-        if len(names) > len(series):
-            counted = f"{len(series)} of {len(names)} series"
-            chart.notes.append(f"{counted}, evenly chosen; the tables have all.")
-        charts.append(chart)
+        chart = Chart(key, title, "devices (ranks)", y_label, shown, legend=legend)
+        if len(series) > len(shown):
+            counts = f"{len(shown)} of {len(series)} series"
+            chart.notes.append(f"{counts}, evenly chosen; the tables have all.")
         if key == "speedup":
-            bases = [r.baseline.devices for r in rows if r.baseline and r.baseline.devices]
-            chart.ideal = min(bases, default=1)
-            for table in published:
-                chart.series |= _published_speedups(table)
+            _add_comparisons(chart, rows, published)
+        charts.append(chart)
     return charts
 
 
+def _series_over_devices(key: str, groups: dict[str, list[Row]]) -> dict[str, Points]:
+    """Returns the points of a measure; groups that lack it are left out."""
+    series: dict[str, Points] = {}
+    for name, rows in groups.items():
+        points = [
+            (row.devices, row.measures[key]) for row in rows if row.devices and key in row.measures
+        ]
+        if points:
+            series[name] = [(float(devices), spread) for devices, spread in points]
+    return series
+
+
+def _add_comparisons(
+    chart: Chart, rows: Sequence[Row], published: Iterable[PublishedTable]
+) -> None:
+    """Adds the ideal and the published speedups to the plot of ours."""
+    bases = [row.baseline.devices for row in rows if row.baseline and row.baseline.devices]
+    chart.ideal = min(bases, default=1)
+    for table in published:
+        chart.series |= _published_speedups(table)
+
+
 def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
-    """The measured rows by their fields other than devices.
+    """Groups the measured rows by their fields other than devices.
 
     Where a number of devices occurs twice, as 2 nodes x 1 and 1 x 2, the name has the processes per
     node, too.
     """
     named = [
-        (", ".join(str(v) for v in measures.others(row, fields).values()), row)
+        (", ".join(str(value) for value in measures.others(row, fields).values()), row)
         for row in rows
         if row.finished and row.devices
     ]
@@ -153,74 +185,108 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
     ambiguous = {name for (name, _), count in counts.items() if count > 1}
     groups: dict[str, list[Row]] = {}
     for name, row in named:
-        processes = f"{row.value('nproc_per_node') or 'auto'} a node" if name in ambiguous else ""
-        full_name = ", ".join(filter(None, (name, processes))) or "measured"
+        parts = [name]
+        if name in ambiguous:
+            parts.append(f"{row.value('nproc_per_node') or 'auto'} a node")
+        full_name = ", ".join(filter(None, parts)) or "measured"
         groups.setdefault(full_name, []).append(row)
     return groups
 
 
 def _published_speedups(table: PublishedTable) -> dict[str, Points]:
-    """The published speedups that are numbers, by the other columns that name a row."""
+    """Returns the published speedups that are numbers, by the other columns that name a row."""
     if not {"speedup", "gpus"} <= set(table.columns):
         return {}
-    columns = [c for c in keys_of(table) if c != "gpus"]
+    columns = [name for name in keys_of(table) if name != "gpus"]
     series: dict[str, Points] = {}
     for row in table.rows:
         if is_number(row["speedup"]) and is_number(row["gpus"]):
-            words = ", ".join(f"{with_unit(c)} {row[c]}" for c in columns)
-            points = series.setdefault(f"published: {words or 'speedup'}", [])
+            label = ", ".join(f"{with_unit(name)} {row[name]}" for name in columns)
+            points = series.setdefault(f"published: {label or 'speedup'}", [])
             points.append((row["gpus"], Spread.of(row["speedup"])))
     return series
 
 
 def _spread_out(values: Sequence[str], most: int) -> list[str]:
-    """At most so many of the values, evenly chosen, with the first and the last."""
+    """Returns at most so many of the values, evenly chosen, with the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
+# --- curves ---------------------------------------------------------------------------------------
+
+
+class _Curve(NamedTuple):
+    """A plot that a run has one curve of."""
+
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+
+
+_LOSS = _Curve("loss", "Training loss", "optimizer step", "loss")
+_LOSS_OVER_EPOCHS = _Curve("loss-epochs", "Training loss over epochs", "epoch", "loss")
+
+
 def _curves(rows: Sequence[Row], fields: Sequence[str]) -> list[Chart]:
-    """The loss over steps and over epochs, and the metrics of the evaluations, of one run of each
-    cell that is shown; of a single cell, of its runs. Only their records are read."""
+    """Plots the loss over steps and over epochs, and the metrics of the evaluations, of one run of
+    each cell that is shown; of a single cell, of its runs. Only their records are read."""
     begun = [row for row in rows if row.runs]
-    shown = {label(row, fields): (row.finished or row.runs)[0] for row in begun}
-    if len(begun) == 1:
-        shown = {run.name: run for run in begun[0].runs}
-    legend, charts = "cell" if len(begun) > 1 else "run", dict[str, Chart]()
-    names = _spread_out(list(shown), _MOST_SERIES)
+    runs = {label(row, fields): (row.finished or row.runs)[0] for row in begun}
+    legend = "cell"
+    if len(begun) <= 1:
+        legend = "run"
+        runs = {run.name: run for row in begun for run in row.runs}
+    names = _spread_out(list(runs), _MOST_SERIES)
+    charts: dict[str, Chart] = {}
     for name in names:
-        for words, points in _curves_of(shown[name]).items():
+        for curve, points in _curves_of(runs[name]).items():
             if len(points) > 1:
-                new = Chart(*words, {}, are_curves=True, legend=legend)
-                charts.setdefault(new.key, new).series[name] = points
-    for chart in charts.values() if len(names) < len(shown) else ():
-        chart.notes.append(f"one run each of {len(names)} of {len(shown)} cells, evenly chosen.")
+                chart = Chart(*curve, series={}, are_curves=True, legend=legend)
+                charts.setdefault(curve.key, chart).series[name] = points
+    if len(names) < len(runs):
+        for chart in charts.values():
+            note = f"one run each of {len(names)} of {len(runs)} cells, evenly chosen."
+            chart.notes.append(note)
     return list(charts.values())
 
 
-def _curves_of(run: MeasuredRun) -> dict[tuple[str, str, str, str], Points]:
-    """Key, title and labels of a curve -> its points; of a step that was repeated after a restart,
-    the last."""
-    losses, step_of_epoch = list[tuple[float, float]](), 0.0
-    found: dict[tuple[str, str, str, str], dict[float, float]] = {}
+def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
+    """Returns the curves of a run; of a step that was repeated after a restart, the last point."""
+    losses: list[tuple[float, float]] = []
+    steps_per_epoch = 0.0
+    metrics: dict[_Curve, dict[float, float]] = {}
     for record in run.records():
-        event, epoch = record["event"], measures.number_of(record.get("epoch"))
-        if event == "step" and record.get("loss") is not None:
+        epoch = measures.number_of(record.get("epoch"))
+        if record["event"] == "step" and record.get("loss") is not None:
             add_point(losses, record["step"], record["loss"])
-            step_of_epoch = record["step"] / epoch if epoch else step_of_epoch
-        for name, value in record["metrics"].items() if event == "epoch" and epoch else ():
-            if value is not None:
-                key = (f"metric-{name}", f"{name} of the evaluations", "epoch", name)
-                found.setdefault(key, {})[epoch] = value
-    size = math.ceil(len(losses) / _MOST_POINTS) or 1
-    parts = (zip(*losses[i : i + size], strict=True) for i in range(0, len(losses), size))
-    points = [(fmean(steps), fmean(values)) for steps, values in parts]
-    found = {("loss", "Training loss", "optimizer step", "loss"): dict(points)} | found
-    if step_of_epoch:
-        over_epochs = ("loss-epochs", "Training loss over epochs", "epoch", "loss")
-        found |= {over_epochs: {step / step_of_epoch: loss for step, loss in points}}
-    return {what: [(x, Spread.of(y)) for x, y in sorted(v.items())] for what, v in found.items()}
+            if epoch:
+                steps_per_epoch = record["step"] / epoch
+        elif record["event"] == "epoch" and epoch:
+            for name, value in record["metrics"].items():
+                if value is not None:
+                    curve = _Curve(f"metric-{name}", f"{name} of the evaluations", "epoch", name)
+                    metrics.setdefault(curve, {})[epoch] = value
+    means = _means(losses)
+    curves = {_LOSS: dict(means)} | metrics
+    if steps_per_epoch:
+        curves[_LOSS_OVER_EPOCHS] = {step / steps_per_epoch: loss for step, loss in means}
+    return {
+        curve: [(x, Spread.of(y)) for x, y in sorted(points.items())]
+        for curve, points in curves.items()
+    }
+
+
+def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns the means of neighbouring points, at most `_MOST_POINTS`."""
+    size = math.ceil(len(points) / _MOST_POINTS) or 1
+    means = []
+    for first in range(0, len(points), size):
+        steps, values = zip(*points[first : first + size], strict=True)
+        means.append((fmean(steps), fmean(values)))
+    return means
 
 
 # --- drawing --------------------------------------------------------------------------------------
@@ -230,12 +296,12 @@ _WIDTH_IN = 5.5
 
 
 def is_available() -> bool:
-    """Whether matplotlib is installed; it is not imported."""
+    """Returns whether matplotlib is installed; it is not imported."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(chart: Chart) -> tuple[str, bytes]:
-    """A chart as SVG (a whole file) and PNG (200 dots per inch)."""
+    """Draws a chart as SVG (a whole file) and PNG (200 dots per inch)."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -247,36 +313,50 @@ def draw(chart: Chart) -> tuple[str, bytes]:
         axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
         _lines(axes, chart, labels)
         if len(labels) > 1 or labels[0] != "measured":
-            legend = {"title": chart.legend or None, "alignment": "left"}
-            figure.legend(loc="outside lower left", ncols=columns, **legend)
-        png, svg = io.BytesIO(), io.StringIO()
+            figure.legend(
+                loc="outside lower left",
+                ncols=columns,
+                title=chart.legend or None,
+                alignment="left",
+            )
+        png = io.BytesIO()
+        svg = io.StringIO()
         figure.savefig(png, format="png", dpi=200, metadata={"Software": "slurmft"})
         figure.savefig(svg, format="svg", metadata={"Date": None})
     return svg.getvalue(), png.getvalue()
 
 
 def _shortened(names: Sequence[str]) -> list[str]:
-    """Labels for the legend: long ones lose the folders of paths, then their middle."""
+    """Returns labels for the legend: long ones lose the folders of paths, then their middle."""
     cut = [n if len(n) <= 60 else f"{n[:28]}...{n[-29:]}" for n in without_folders(names)]
     # matplotlib leaves out labels that begin with an underscore
     return [f" {text}" if text.startswith("_") else text for text in cut]
 
 
 def _lines(axes: Any, chart: Chart, labels: Sequence[str]) -> None:
-    """Lines over devices or another field, with the range of the repeats; or curves."""
+    """Draws lines over devices or another field, with the range of the repeats; or curves."""
+    for (name, points), label_text in zip(chart.series.items(), labels, strict=True):
+        x = [place for place, _ in points]
+        y = [spread.median for _, spread in points]
+        below = [spread.median - spread.low for _, spread in points]
+        above = [spread.high - spread.median for _, spread in points]
+        ranges = [below, above] if any(below) or any(above) else None
+        style: dict[str, Any] = {}
+        if chart.are_curves:
+            style["markevery"] = 0.2
+        if name.startswith("published: "):
+            style |= {"color": "#555555", "mfc": "white"}
+        axes.errorbar(x, y, ranges, label=label_text, elinewidth=0.8, **style)
+    if not chart.are_curves:
+        _scale_axes(axes, chart)
+
+
+def _scale_axes(axes: Any, chart: Chart) -> None:
+    """Draws the ideal speedup, and makes the axes logarithmic where that shows more."""
     from matplotlib.ticker import LogLocator
 
-    for (name, points), words in zip(chart.series.items(), labels, strict=True):
-        x, y = [x for x, _ in points], [s.median for _, s in points]
-        ranges = [[s.median - s.low for _, s in points], [s.high - s.median for _, s in points]]
-        style: dict[str, Any] = {"markevery": 0.2} if chart.are_curves else {}
-        style |= {"color": "#555555", "mfc": "white"} if name.startswith("published: ") else {}
-        some = ranges if any(map(any, ranges)) else None
-        axes.errorbar(x, y, some, label=words, elinewidth=0.8, **style)
-    if chart.are_curves:
-        return
     places = sorted({x for points in chart.series.values() for x, _ in points})
-    lows = [s.low for points in chart.series.values() for _, s in points]
+    lows = [spread.low for points in chart.series.values() for _, spread in points]
     if chart.ideal:
         ideal = [1, places[-1] / chart.ideal]
         axes.plot([chart.ideal, places[-1]], ideal, color="#888888", marker="", label="ideal")

@@ -1,4 +1,4 @@
-"""Provenance of measurements: commands, code, versions, hosts, dates, and what changed."""
+"""Provenance of measurements: commands, code, versions, hosts, dates, and changes between runs."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +20,16 @@ _VERSIONS = ("slurmft", "torch", "transformers", "accelerate", "datasets")
 
 
 def origins(rows: Sequence[Row]) -> list[str]:
-    """Lines on commands, versions, places and dates of the rows' runs."""
+    """Returns lines on commands, versions, hosts and dates of the rows' runs."""
     runs = [run for row in rows for run in row.runs]
     if not runs:
         return []
     commands = _values(runs, lambda run: str(run.config["submission"].get("command", "")))
-    known = {name: _values(runs, _version_of(name)) for name in ("python", *_VERSIONS)}
-    versions = (f"{name} {' and '.join(values)}" for name, values in known.items() if values)
+    versions = []
+    for name in ("python", *_VERSIONS):
+        values = _values(runs, _version_of(name))
+        if values:
+            versions.append(f"{name} {' and '.join(values)}")
     hosts = list(dict.fromkeys(host for run in runs for host in run.hosts))
     lines = [
         f"runs: {len(runs)}, {sum(run.is_finished for run in runs)} finished; {_dates(runs)}",
@@ -40,20 +43,26 @@ def origins(rows: Sequence[Row]) -> list[str]:
 
 
 def changes(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
-    """What changed between runs, and in which rows: those are not comparable with the others."""
-    for what, reader in readers([run for row in rows for run in row.runs]).items():
-        found: dict[str, list[str]] = {}
+    """Yields what changed between runs, and in which rows: those cannot be compared with others."""
+    runs = [run for row in rows for run in row.runs]
+    for fact, reader in readers(runs).items():
+        rows_with: dict[str, list[str]] = {}
         for row in rows:
             for value in _values(row.runs, reader):
-                found.setdefault(value, []).append(label(row, fields))
-        if len(found) > 1:
-            kept = max(found, key=lambda v: len(found[v]))
-            parts = [f"{v} in {some(found[v], _MOST, '; ')}" for v in found if v != kept]
-            yield f"CHANGED between runs: {what}: {kept} in most, {', '.join(parts)}"
+                rows_with.setdefault(value, []).append(label(row, fields))
+        if len(rows_with) <= 1:
+            continue
+        usual = max(rows_with, key=lambda value: len(rows_with[value]))
+        exceptions = [
+            f"{value} in {some(labels, _MOST, '; ')}"
+            for value, labels in rows_with.items()
+            if value != usual
+        ]
+        yield f"CHANGED between runs: {fact}: {usual} in most, {', '.join(exceptions)}"
 
 
 def readers(runs: Sequence[MeasuredRun]) -> dict[str, Reader]:
-    """What these runs recorded of where they ran: name -> what reads it from a run."""
+    """Returns name -> reader, for all that these runs recorded of where they ran."""
     packages = sorted({p for run in runs for p in run.environment.versions})
     return {
         "code": lambda run: run.code,
@@ -63,7 +72,7 @@ def readers(runs: Sequence[MeasuredRun]) -> dict[str, Reader]:
 
 
 def of_ranks(key: str) -> Reader:
-    """The distinct values of a run's ranks."""
+    """Returns a reader of the distinct values of a run's ranks."""
     return lambda run: ", ".join(
         dict.fromkeys(_of_rank(rank, key) for rank in run.environment.ranks)
     )
@@ -78,19 +87,19 @@ _device = of_ranks("device")
 
 
 def _version_of(package: str) -> Reader:
-    """Of a package, or of Python."""
+    """Returns a reader of the version of a package, or of Python."""
     return lambda run: str(
         run.environment.versions.get(package, run.environment.python if package == "python" else "")
     )
 
 
 def _values(runs: Sequence[MeasuredRun], reader: Reader) -> list[str]:
-    """The distinct values of the runs, without empty ones."""
+    """Returns the distinct values of the runs, without empty ones."""
     return [value for value in dict.fromkeys(map(reader, runs)) if value]
 
 
 def _dates(runs: Sequence[MeasuredRun]) -> str:
-    """From the first submission to the last change of state."""
+    """Returns the dates of the first submission and of the last change of state."""
     first = min(filter(None, (r.config["submission"].get("time") for r in runs)), default="")
     dates = [first[:16].replace("T", " ")]
     with contextlib.suppress(ValueError, OverflowError, OSError):  # not as slurmft writes it
