@@ -30,7 +30,7 @@ class HeldError(UsageError):
 
 
 def folder_of(study: Study, studies_dir: str) -> Path:
-    """The folder of a study: the one that it was read from, or STUDIES_DIR/NAME."""
+    """Returns the folder of a study: the one that it was read from, or STUDIES_DIR/NAME."""
     home = study.path.parent
     if study.path.name == spec.FILE and home.name == study.name:
         return home
@@ -122,7 +122,8 @@ class Repeat:
     @property
     def best(self) -> RunStatus | None:
         """The try that got furthest; of several, the last."""
-        return min(reversed(self.tries), key=lambda t: STATES.index(t.outcome), default=None)
+        newest_first = reversed(self.tries)
+        return min(newest_first, key=lambda run: STATES.index(run.outcome), default=None)
 
     @property
     def state(self) -> str:
@@ -146,28 +147,28 @@ class StudyStatus:
     """A line for every directory that could not be read."""
 
     def by_cell(self) -> list[tuple[Cell, list[Repeat]]]:
-        """Every cell with its repeats, in the order of the study file."""
+        """Returns every cell with its repeats, in the order of the study file."""
         groups: dict[str, tuple[Cell, list[Repeat]]] = {}
         for repeat in self.repeats:
             groups.setdefault(repeat.key[0], (repeat.cell, []))[1].append(repeat)
         return list(groups.values())
 
     def tries(self) -> list[RunStatus]:
-        return [t for r in self.repeats for t in r.tries]
+        return [run for repeat in self.repeats for run in repeat.tries]
 
     def alive(self) -> list[RunStatus]:
-        """All whose jobs wait or run on this cluster, of this study file or not. Those elsewhere
-        disturb nothing here, and no job here can wait for their end."""
-        every = (*self.tries(), *self.others)
-        return [t for t in every if t.is_alive and t.job and not t.elsewhere]
+        """Returns the runs whose jobs wait or run on this cluster, of this study file or not. Runs
+        elsewhere disturb nothing here, and no job here can wait for their end."""
+        runs = (*self.tries(), *self.others)
+        return [run for run in runs if run.is_alive and run.job and not run.elsewhere]
 
     def count(self, state: str) -> int:
-        return sum(r.state == state for r in self.repeats)
+        return sum(repeat.state == state for repeat in self.repeats)
 
 
 @dataclass(frozen=True)
-class _OfStudy:
-    """What a run of a study says of its place there."""
+class _Place:
+    """The place of a run in its study."""
 
     cell: dict[str, Any]
     repeat: int
@@ -176,53 +177,66 @@ class _OfStudy:
 def study_status(study: Study, folder: Path) -> StudyStatus:
     """Reads the runs in a study's folder, and asks for the states of their jobs."""
     runs, problems = find_runs(folder)
-    repeats = {(spec.key_of(c), n): Repeat(c, n) for n, c in spec.rounds(study)}
+    repeats: dict[tuple[str, int], Repeat] = {}
+    for number, cell in spec.rounds(study):
+        repeat = Repeat(cell, number)
+        repeats[repeat.key] = repeat
     others: list[RunStatus] = []
     for status in run_statuses(runs):
-        found, repeat = status.run.study or {}, None
-        if found.get("name") == study.name and matches(found, _OfStudy):
-            repeat = repeats.get((spec.key_of(found["cell"]), found["repeat"]))
-        (repeat.tries if repeat else others).append(status)
+        key = _repeat_of(status.run, study)
+        tries = repeats[key].tries if key in repeats else others
+        tries.append(status)
     return StudyStatus(list(repeats.values()), others, problems)
 
 
+def _repeat_of(run: MeasuredRun, study: Study) -> tuple[str, int] | None:
+    """Returns cell and number of the repeat that a run is of; None: it is of another study."""
+    origin = run.study or {}
+    if origin.get("name") != study.name or not matches(origin, _Place):
+        return None
+    return spec.key_of(origin["cell"]), origin["repeat"]
+
+
 def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
-    """The runs in a study's folder, oldest first, and what could not be read."""
+    """Returns the runs in a study's folder, oldest first, and what could not be read."""
     top = folder / "runs"
     return scan.find([top], may_be_none=True) if top.is_dir() else ([], [])
 
 
 def last_step(repeat: Repeat) -> dict[str, int] | None:
-    """Optimizer steps of a running repeat, done and in all; None where they are unknown."""
+    """Returns the optimizer steps of a running repeat, done and in all; None where they are
+    unknown."""
     if repeat.best is None or repeat.state != "running":
         return None
-    found = records.latest(repeat.best.run.path)
-    steps = {"done": found["steps_done"], "total": found["steps_total"]}
+    latest = records.latest(repeat.best.run.path)
+    steps = {"done": latest["steps_done"], "total": latest["steps_total"]}
     return None if None in steps.values() else steps
 
 
 def status_json(study: Study, folder: Path, status: StudyStatus) -> dict[str, Any]:
-    """What `slurmft study status --json` prints."""
-    repeats = [
-        {
-            "cell": repeat.cell,
-            "repeat": repeat.number,
-            "state": repeat.state,
-            "reason": best.reason if (best := repeat.best) else "",
-            "run": str(best.run.path) if best else None,
-            "job": best.job if best else None,
-            "metrics": best.run.result["metrics"] if best and best.run.result else None,
-            "steps": last_step(repeat),
-            "tries": [str(t.run.path) for t in repeat.tries],
-        }
-        for repeat in status.repeats
-    ]
+    """Returns what `slurmft study status --json` prints."""
     return {
         "name": study.name,
         "title": study.title,
         "folder": str(folder),
         "totals": {state: status.count(state) for state in STATES},
-        "repeats": repeats,
+        "repeats": [_repeat_json(repeat) for repeat in status.repeats],
         "other_runs": [str(other.run.path) for other in status.others],
         "problems": status.problems,
+    }
+
+
+def _repeat_json(repeat: Repeat) -> dict[str, Any]:
+    best = repeat.best
+    result = best.run.result if best else None
+    return {
+        "cell": repeat.cell,
+        "repeat": repeat.number,
+        "state": repeat.state,
+        "reason": best.reason if best else "",
+        "run": str(best.run.path) if best else None,
+        "job": best.job if best else None,
+        "metrics": result["metrics"] if result else None,
+        "steps": last_step(repeat),
+        "tries": [str(run.run.path) for run in repeat.tries],
     }

@@ -140,15 +140,17 @@ def _warn(lines: Sequence[str]) -> None:
 def _submit(todo: Submission) -> int:
     """Submits or runs what is due; returns the exit code."""
     _warn(warnings(todo.status))
-    due, status = todo.due(), todo.status
-    given_up = [r for r in status.repeats if todo.given_up(r)]
+    due = todo.due()
+    status = todo.status
+    given_up = [repeat for repeat in status.repeats if todo.given_up(repeat)]
     code: int = Exit.FAILED if given_up else Exit.OK
     if due and todo.cluster != "slurm":
         code = max(_run_here(todo, due), code)
         status = study_status(todo.study, todo.folder)
         print(status_table(todo.study, status))
     else:
-        print(repeats_table(todo, runner.submit_arrays(todo, due) if due else {}))
+        jobs = runner.submit_arrays(todo, due) if due else {}
+        print(repeats_table(todo, jobs))
     for repeat in given_up:
         assert repeat.best is not None
         print(
@@ -168,21 +170,22 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
         print(f"waiting for the end of {each.run.path}, which was started before", flush=True)
         runner.wait_for_end(RunDir(each.run.path))
     for number, repeat in enumerate(due, start=1):
-        what = f"{number}/{len(due)} {spec.label(repeat.cell)}, repeat {repeat.number}"
+        title = f"{number}/{len(due)} {spec.label(repeat.cell)}, repeat {repeat.number}"
         start = time.monotonic()
-        print(f"{what}: begins", flush=True)
+        print(f"{title}: begins", flush=True)
         try:
             run = runner.run_one(todo, repeat)
         except KeyboardInterrupt:
-            cell, again = spec.label(repeat.cell), command("study", "run", *todo.argv)
-            print(f"\ninterrupted: the run of {cell} was removed, finished ones stay. ", end="")
-            print(f"To continue: {again}")
+            print(
+                f"\ninterrupted: the run of {spec.label(repeat.cell)} was removed, finished ones "
+                f"stay. To continue: {command('study', 'run', *todo.argv)}"
+            )
             raise
         state = run.get_state()
         if state.state == "finished":
-            print(f"{what}: finished in {duration(time.monotonic() - start)}")
+            print(f"{title}: finished in {duration(time.monotonic() - start)}")
             continue
-        print(f"{what}: {state.state}: {state.reason}\n  look into {run.path}")
+        print(f"{title}: {state.state}: {state.reason}\n  look into {run.path}")
         if state.state == "cancelled":
             print("cancelled by another command: no further runs")
             return Exit.CANCELLED
@@ -198,18 +201,19 @@ def status_parser() -> Parser:
 
 
 def status_main(argv: list[str]) -> int:
-    """The progress of a study: for every cell, the repeats that have finished, run, wait, failed or
-    are missing, and why."""
+    """Prints the progress of a study: for every cell, the repeats that have finished, run, wait,
+    failed or are missing, and why."""
     arguments = status_parser().parse(argv)
     study, folder = _read_study(arguments)
     status = study_status(study, folder)
     if arguments.json:
         return print_json(study_folder.status_json(study, folder, status))
     _warn(warnings(status))
-    totals = (f"{count} {state}" for state in STATES if (count := status.count(state)))
     print(f"{study.title} ({folder})")
     print(status_table(study, status))
-    print(f"{len(status.repeats)} runs: {', '.join(totals)}")
+    counts = {state: status.count(state) for state in STATES}
+    totals = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    print(f"{len(status.repeats)} runs: {totals}")
     print(next_command(study, folder, status))
     return Exit.OK
 
@@ -230,26 +234,27 @@ def cancel_main(argv: list[str]) -> int:
             _cancel(study, _alive_runs(folder))
     except study_folder.HeldError:
         # Without Slurm, `study run` holds the folder as long as it runs, and ends with a run.
-        local = [t for t in _alive_runs(folder) if t.cluster != "slurm"]
-        if not local:
+        alive = [run for run in _alive_runs(folder) if run.cluster != "slurm"]
+        if not alive:
             raise
-        _cancel(study, local)
+        _cancel(study, alive)
     return Exit.OK
 
 
 def _alive_runs(folder: Path) -> list[RunStatus]:
-    """The runs of a study that wait or run; warns of what cannot be read."""
+    """Returns the runs of a study that wait or run; warns of what cannot be read."""
     runs, problems = study_folder.find_runs(folder)
-    _warn([f"warning: {p}; its job, if it has one, is not cancelled" for p in problems])
+    _warn([f"warning: {text}; its job, if it has one, is not cancelled" for text in problems])
     unfinished = (run for run in runs if not run.is_finished)
-    return [t for t in cluster_status.run_statuses(unfinished) if t.is_alive]
+    return [status for status in cluster_status.run_statuses(unfinished) if status.is_alive]
 
 
 def _cancel(study: Study, alive: Sequence[RunStatus]) -> None:
-    here = [t for t in alive if not t.elsewhere]
+    here = [run for run in alive if not run.elsewhere]
+    elsewhere = [run for run in alive if run.elsewhere]
     runner.cancel(here)
     print(f"{len(here)} run(s) of {study.name} are being cancelled")
-    if elsewhere := [t for t in alive if t.elsewhere]:
+    if elsewhere:
         raise UsageError(
             f"{len(elsewhere)} run(s) of {study.name} are {elsewhere[0].elsewhere}",
             "run slurmft study cancel there, too",
@@ -301,12 +306,13 @@ def _results(status: StudyStatus) -> dict[str, dict[str, str]]:
 
 
 def _note(repeats: list[Repeat]) -> str:
-    """Why a repeat of a cell failed, else how far one is, else what one waits for."""
+    """Returns why a repeat of a cell failed, else how far one is, else what one waits for."""
     for state in ("failed", "running", "pending"):
         for repeat in repeats:
             if repeat.best is None or repeat.state != state:
                 continue
-            if steps := study_folder.last_step(repeat):
+            steps = study_folder.last_step(repeat)
+            if steps:
                 return f"step {steps['done']}/{steps['total']}"
             if repeat.best.reason:
                 return shown(repeat.best.reason)
@@ -339,20 +345,19 @@ def repeats_table(
 
 
 def warnings(status: StudyStatus) -> list[str]:
-    """What is in the folder and does not count."""
-    groups: dict[str, list[Path]] = {}
-    for run in (other.run for other in status.others):
-        found = run.study or {}
-        cell = found.get("cell")
-        words = spec.label(cell) if isinstance(cell, dict) else "no cell"
-        groups.setdefault(f"{words}, repeat {found.get('repeat', '-')}", []).append(run.path)
-    lines = [
-        *status.problems,
-        *(
-            f"{len(paths)} run(s) that the study does not have ({words}), such as {paths[0]}"
-            for words, paths in groups.items()
-        ),
-    ]
+    """Returns what is in the folder and does not count, as warnings."""
+    paths_of: dict[str, list[Path]] = {}
+    for other in status.others:
+        study = other.run.study or {}
+        cell = study.get("cell")
+        cell_label = spec.label(cell) if isinstance(cell, dict) else "no cell"
+        name = f"{cell_label}, repeat {study.get('repeat', '-')}"
+        paths_of.setdefault(name, []).append(other.run.path)
+    lines = list(status.problems)
+    for name, paths in paths_of.items():
+        lines.append(
+            f"{len(paths)} run(s) that the study does not have ({name}), such as {paths[0]}"
+        )
     return [f"warning: {line}; left out" for line in lines]
 
 
@@ -360,26 +365,32 @@ def warnings(status: StudyStatus) -> list[str]:
 
 
 def dry_run(todo: Submission) -> str:
-    """What would be submitted."""
+    """Describes what would be submitted."""
     due = todo.due()
-    lines = [f"# {todo.study.title}: {len(todo.study.cells)} cells x {todo.study.repeats} repeats"]
-    table = repeats_table(todo, {repeat.key: "" for repeat in due}, "to submit")
-    lines += [*warnings(todo.status), table, ""]
+    lines = [
+        f"# {todo.study.title}: {len(todo.study.cells)} cells x {todo.study.repeats} repeats",
+        *warnings(todo.status),
+        repeats_table(todo, {repeat.key: "" for repeat in due}, "to submit"),
+        "",
+    ]
     if due and todo.cluster == "slurm":
         lines += _dry_arrays(todo, due)
     elif due:
-        lines += [f"# one after another, {todo.cluster}: {len(due)} run(s)"]
-    return "\n".join([*lines, "", f"study folder: {todo.folder}", "dry run: nothing was submitted"])
+        lines.append(f"# one after another, {todo.cluster}: {len(due)} run(s)")
+    lines += ["", f"study folder: {todo.folder}", "dry run: nothing was submitted"]
+    return "\n".join(lines)
 
 
 def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
-    """A line for every array, and the scripts of the first one."""
-    groups, lines = runner.by_request(todo, due), []
-    at_most, first_after = todo.study.at_most, runner.live_jobs(todo.status.alive())
-    after = ", ".join(first_after)
+    """Returns a line for every array, and the scripts of the first one."""
+    groups = runner.by_request(todo, due)
+    at_most = todo.study.at_most
+    live_jobs = runner.live_jobs(todo.status.alive())
+    lines = []
+    after = ", ".join(live_jobs)
     for number, group in enumerate(groups, start=1):
         waits = f", after {after}" if after else ""
-        cells = "; ".join(spec.label(r.cell) for r in group)
+        cells = "; ".join(spec.label(repeat.cell) for repeat in group)
         lines.append(
             f"# array {number}: repeat {group[0].number}, {len(group)} run(s), at most "
             f"{at_most} at a time{waits}: {shown(cells, 100)}"
@@ -389,41 +400,51 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
     name = Path(config.job.runs_dir) / f"{config.program.name}-<time>"
     runs = [RunDir(Path(f"{name}-c{n}-r1-<random>")) for n in range(1, len(groups[0]) + 1)]
     folder = todo.folder / "arrays"
-    options = job_array.array_options(config, len(runs), at_most, first_after, folder)
-    lines += ["", "# sbatch script of array 1", job_array.script_text(options, runs)]
-    return [*lines, "# script of its first run", inside_text(config, runs[0], job_array.JOB)]
+    options = job_array.array_options(config, len(runs), at_most, live_jobs, folder)
+    return [
+        *lines,
+        "",
+        "# sbatch script of array 1",
+        job_array.script_text(options, runs),
+        "# script of its first run",
+        inside_text(config, runs[0], job_array.JOB),
+    ]
 
 
 # --- what to type next ----------------------------------------------------------------------------
 
 
 def next_commands(todo: Submission, status: StudyStatus) -> str:
-    """The commands that a user types after `study run`."""
-    folder, finished = pasted(todo.folder), status.count("finished")
-    lines = [
-        (command("study", "status", folder), "its progress"),
-        (command("study", "cancel", folder), "end all its jobs"),
-        (command("study", "run", *todo.argv), "submit again what failed"),
-    ]
-    lines = [] if finished == len(status.repeats) else lines
-    report = (_report_command(todo.folder), "tables, plots, a page")
-    return next_lines([*lines, report] if finished else lines)
+    """Returns the commands that a user types after `study run`."""
+    folder = pasted(todo.folder)
+    finished = status.count("finished")
+    lines = []
+    if finished < len(status.repeats):
+        lines += [
+            (command("study", "status", folder), "its progress"),
+            (command("study", "cancel", folder), "end all its jobs"),
+            (command("study", "run", *todo.argv), "submit again what failed"),
+        ]
+    if finished:
+        lines.append((_report_command(todo.folder), "tables, plots, a page"))
+    return next_lines(lines)
 
 
 def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
-    """The command that a user types after `study status`: the one that submitted the newest run, if
-    runs are left; the report, if there is something to show."""
-    finished, report = status.count("finished"), _report_command(folder)
+    """Returns the command that a user types after `study status`: the one that submitted the newest
+    run, if runs are left; the report, if there is something to show."""
+    finished = status.count("finished")
+    report = _report_command(folder)
     if finished == len(status.repeats):
         return f"all runs have finished\nNext: {report}"
     so_far = f"\n  so far: {report}" if finished else ""
     if not status.count("missing") and not status.count("failed"):
-        alive = [t for t in status.tries() if t.is_alive]
-        newest = min(alive, key=lambda t: t.outcome != "running").run.path
-        return f"Next: wait; or look: {command('follow', pasted(newest))}{so_far}"
-    submissions = [t.run.config["submission"] for t in status.tries()]
-    last: dict[str, Any] = max(submissions, key=lambda s: str(s.get("time")), default={})
-    again = last.get("command") or shlex.join(["slurmft", "study", "run", str(study.path)])
+        alive = [run for run in status.tries() if run.is_alive]
+        first = min(alive, key=lambda run: run.outcome != "running")  # one that runs, if one does
+        return f"Next: wait; or look: {command('follow', pasted(first.run.path))}{so_far}"
+    submissions = [run.run.config["submission"] for run in status.tries()]
+    newest: dict[str, Any] = max(submissions, key=lambda s: str(s.get("time")), default={})
+    again = newest.get("command") or shlex.join(["slurmft", "study", "run", str(study.path)])
     return f"Next: {again}{so_far}"
 
 
