@@ -97,17 +97,17 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
 
 
 def _configure_own(study: Study, cell: spec.Cell, repeat: int, make: bool) -> RunConfig:
-    """The configuration of a run of a program of the user's own."""
-    more = programs.fill(study.program, study.fixed | cell, repeat)
-    of_cell = spec.typed({k: v for k, v in cell.items() if k in programs.RUN_OPTIONS})
-    values = study.fixed | of_cell | more
+    """Returns the configuration of a run of a program of the user's own."""
+    options = {name: value for name, value in cell.items() if name in programs.RUN_OPTIONS}
+    program = programs.fill(study.program, study.fixed | cell, repeat)
+    values = study.fixed | spec.typed(options) | program
     command = values.pop("command")
     return submission.configure(command, values, OPTIONS | FLAGS, make)
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What one `slurmft study run` works on."""
+    """A study with the status of its runs: the work of one `slurmft study run`."""
 
     study: Study
     folder: Path
@@ -121,11 +121,11 @@ class Submission:
         return next(iter(self.configs.values())).job.cluster
 
     def due(self) -> list[Repeat]:
-        """The repeats to submit: missing ones, and failed ones that may be tried again."""
+        """Returns the repeats to submit: missing ones, and failed ones that may be tried again."""
         return [
-            r
-            for r in self.status.repeats
-            if r.state == "missing" or (r.state == "failed" and not self.given_up(r))
+            repeat
+            for repeat in self.status.repeats
+            if repeat.state in ("missing", "failed") and not self.given_up(repeat)
         ]
 
     def given_up(self, repeat: Repeat) -> bool:
@@ -135,8 +135,8 @@ class Submission:
         return provenance("study", ["run", *self.argv])
 
     def new_run(self, repeat: Repeat, provenance: dict[str, Any]) -> tuple[RunConfig, str]:
-        """The configuration of a repeat's new run, which names its cell; and the suffix of the name
-        of its directory."""
+        """Returns the configuration of a repeat's new run, which names its cell; and the suffix of
+        the name of its directory."""
         number = self.study.cells.index(repeat.cell) + 1
         study = {"name": self.study.name, "cell": repeat.cell, "repeat": repeat.number}
         config = self.configs[repeat.key]
@@ -173,29 +173,34 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
 
 
 def _difference(run: MeasuredRun, config: RunConfig) -> str:
-    """The settings in which a run differs from a configuration, in words; "" if none matters."""
-    wanted: dict[str, Any] = json.loads(config.to_json())
-    settings, code = run.settings, str(RunDir(run.path).code)
-    if run.is_own:  # what it was started with before its code was copied
-        words = [settings["file"] if w.startswith(code) else w for w in settings["argv"]]
-        settings = settings | {"argv": [w for n, w in enumerate(words) if (n, w) != (1, "-P")]}
+    """Describes the settings in which a run differs from a configuration; "" if none matters."""
+    current: dict[str, Any] = json.loads(config.to_json())
+    current_settings = current["job"] | current["program"]["settings"]
     declared = cells.declarations(run)
-    before = {
-        name: value
-        for name, value in (settings | run.config["job"]).items()
-        if name in _OF_COMMAND or (name in declared and declared[name].affects_measurement)
-    }
-    now = wanted["job"] | wanted["program"]["settings"]
-    found = [  # an older version may not know a setting
-        f"{name} was {old!r}, is {now[name]!r}"
-        for name, old in before.items()
-        if name in now and now[name] != old
-    ]
+    differences = []
+    for name, value in (_settings_as_typed(run) | run.config["job"]).items():
+        matters = name in _OF_COMMAND
+        if name in declared:
+            matters = declared[name].affects_measurement
+        # An older version may not know a setting.
+        if matters and name in current_settings and current_settings[name] != value:
+            differences.append(f"{name} was {value!r}, is {current_settings[name]!r}")
     inputs = run.config["program"].get("inputs", {})
-    for path, facts in wanted["program"]["inputs"].items():
+    for path, facts in current["program"]["inputs"].items():
         if inputs.get(path, facts)["sha256"] != facts["sha256"]:
-            found.append(f"{path} has changed")
-    return some(found, 3)
+            differences.append(f"{path} has changed")
+    return some(differences, 3)
+
+
+def _settings_as_typed(run: MeasuredRun) -> dict[str, Any]:
+    """Returns the settings of a run's program as they were before its code was copied."""
+    if not run.is_own:
+        return run.settings
+    code = str(RunDir(run.path).code)
+    argv = [run.settings["file"] if w.startswith(code) else w for w in run.settings["argv"]]
+    if argv[1:2] == ["-P"]:  # a module's: it keeps the folder off its path
+        del argv[1]
+    return run.settings | {"argv": argv}
 
 
 # --- on Slurm -------------------------------------------------------------------------------------
@@ -205,7 +210,8 @@ def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, in
     """Submits the arrays, each to start after the one before; returns key of a repeat -> its job.
     Of a refusal, those before it stay, and the others leave nothing."""
     (todo.folder / "arrays").mkdir(exist_ok=True)
-    stamp, origin = datetime.now().strftime("%Y%m%d-%H%M%S"), todo.provenance()
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    origin = todo.provenance()
     jobs: dict[tuple[str, int], str] = {}
     after = live_jobs(todo.status.alive())
     for number, group in enumerate(by_request(todo, due), start=1):
@@ -227,18 +233,20 @@ def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, in
 
 
 def by_request(todo: Submission, due: Sequence[Repeat]) -> list[list[Repeat]]:
-    """The repeats of each array: with one number, and one request."""
-    largest, found = commands.max_array_size(), []
+    """Returns the repeats of each array: with one number, and one request."""
+    largest = commands.max_array_size()
+    arrays = []
     for number in range(1, todo.study.repeats + 1):
-        members = [r for r in due if r.number == number]
-        configs = [todo.configs[r.key] for r in members]
-        found += [[members[i] for i in group] for group in job_array.groups(configs, largest)]
-    return found
+        members = [repeat for repeat in due if repeat.number == number]
+        configs = [todo.configs[repeat.key] for repeat in members]
+        for indices in job_array.groups(configs, largest):
+            arrays.append([members[index] for index in indices])
+    return arrays
 
 
 def live_jobs(tries: Sequence[RunStatus]) -> list[str]:
-    """Jobs and arrays of runs that wait or run, the newest last."""
-    jobs = {array_of(t.job) for t in tries if t.is_alive}
+    """Returns the jobs and arrays of runs that wait or run, the newest last."""
+    jobs = {array_of(run.job) for run in tries if run.is_alive}
     return sorted(filter(None, jobs), key=lambda job: (len(job), job))
 
 
