@@ -24,16 +24,18 @@ _COMMAND = 'write command = ["train.py", "--lr", "{lr}"]'
 
 
 def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """The table, with its command as a tuple of words."""
-    where, words = f"{path}: [program]", table.get("command")
-    try:
-        words = shlex.split(words) if isinstance(words, str) else words
-    except ValueError as error:
-        raise UsageError(f"{where} command {words!r}: {error}", _COMMAND) from None
-    if not isinstance(words, list) or not words or not all(map(_is_plain, words)):
-        raise UsageError(f"{where} command must be words, or one text, not {words!r}", _COMMAND)
-    rest = {k: v for k, v in table.items() if k != "command"}
-    return {"command": tuple(map(str, words))} | typed_values(where, rest, FLAGS)
+    """Checks the table; returns it with its command as a tuple of words."""
+    where = f"{path}: [program]"
+    command = table.get("command")
+    if isinstance(command, str):
+        try:
+            command = shlex.split(command)
+        except ValueError as error:
+            raise UsageError(f"{where} command {command!r}: {error}", _COMMAND) from None
+    if not isinstance(command, list) or not command or not all(map(_is_plain, command)):
+        raise UsageError(f"{where} command must be words, or one text, not {command!r}", _COMMAND)
+    settings = {name: value for name, value in table.items() if name != "command"}
+    return {"command": tuple(map(str, command))} | typed_values(where, settings, FLAGS)
 
 
 def _is_plain(value: Any) -> bool:
@@ -41,7 +43,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def typed(where: str, values: dict[str, Any], varied: bool = False) -> dict[str, Any]:
-    """Values as the options of `slurmft run` have them.
+    """Converts values to the types of the options of `slurmft run`.
 
     Args:
         varied: whether other names are those of placeholders.
@@ -55,21 +57,19 @@ def typed(where: str, values: dict[str, Any], varied: bool = False) -> dict[str,
                 f"{where}: {key} = {value!r}, but [program] is no training of slurmft's",
                 f"pass {key} on in command, or leave [program] out",
             )
-    known = {k: v for k, v in values.items() if not varied or k not in others}
-    return values | typed_values(where, known, RUN_OPTIONS)
+    settings = {k: v for k, v in values.items() if not varied or k not in others}
+    return values | typed_values(where, settings, RUN_OPTIONS)
 
 
 def check_placeholders(
     path: Path, program: dict[str, Any], varied: Collection[str], fixed: Collection[str]
 ) -> None:
     """Raises UsageError unless every placeholder has values, and all that varies has a use."""
-    where, used = f"{path}: [program]", {"latest"} if "resume_args" in program else set()
-    for text in (*program["command"], *(v for k, v in program.items() if k != "command")):
-        try:
-            names = {name for _, name, *_ in Formatter().parse(text) if name is not None}
-        except ValueError as error:
-            hint = "write {{ and }} for braces that are meant"
-            raise UsageError(f"{where} {text!r}: {error}", hint) from None
+    where = f"{path}: [program]"
+    used = {"latest"} if "resume_args" in program else set()
+    settings = [value for key, value in program.items() if key != "command"]
+    for text in (*program["command"], *settings):
+        names = _placeholders(where, text)
         for name in names - {*varied, *fixed, *_OF_REPEAT, *used}:
             raise UsageError(
                 f"{where} {text!r} has {{{name}}}, but what varies is {', '.join(varied)}",
@@ -84,25 +84,51 @@ def check_placeholders(
         )
 
 
-def fill(program: dict[str, Any], values: dict[str, Any], repeat: int) -> dict[str, Any]:
-    """The table of one run. Raises UsageError for a value that no format such as {lr:d} fits."""
-    seed = FIRST_SEED + repeat - 1
-    known = values | {"repeat": repeat, "seed": seed, "latest": LATEST}
+def _placeholders(where: str, text: str) -> set[str]:
+    """Returns the names in braces of a text."""
     try:
-        found = {key: value.format_map(known) for key, value in program.items() if key != "command"}
-        return found | {"command": [word.format_map(known) for word in program["command"]]}
+        return {name for _, name, *_ in Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        hint = "write {{ and }} for braces that are meant"
+        raise UsageError(f"{where} {text!r}: {error}", hint) from None
+
+
+def fill(program: dict[str, Any], values: dict[str, Any], repeat: int) -> dict[str, Any]:
+    """Fills the placeholders of the table, for one run.
+
+    Raises:
+        UsageError: a value does not fit its format, such as {lr:d}.
+    """
+    seed = FIRST_SEED + repeat - 1
+    placeholders = values | {"repeat": repeat, "seed": seed, "latest": LATEST}
+    filled: dict[str, Any] = {}
+    try:
+        for key, value in program.items():
+            if key == "command":
+                filled[key] = [word.format_map(placeholders) for word in value]
+            else:
+                filled[key] = value.format_map(placeholders)
+        return filled
     except (ValueError, TypeError) as error:
         raise UsageError(f"[program]: a placeholder cannot be filled: {error}") from None
 
 
 def check_apart(runs: Collection[dict[str, Any]], varied: Collection[str]) -> None:
-    """Raises UsageError where runs would share what each must have for itself: another's results
-    would be taken for its own. `runs`: the settings of their programs."""
+    """Checks that runs do not share a file that each must have for itself: another's results would
+    be taken for its own.
+
+    Args:
+        runs: the settings of their programs.
+
+    Raises:
+        UsageError: several runs have the same file.
+    """
     for key in OWN_FILES:
-        found = Counter(settings[key] for settings in runs if settings[key])
-        if twice := next((name for name, count in found.items() if count > 1), None):
-            each = "-".join(f"{{{name}}}" for name in (*varied, "seed"))
-            raise UsageError(
-                f"[program]: several runs of the study would share {key} = {twice!r}",
-                f'give each its own, such as {key} = "out/{each}"',
-            )
+        counts = Counter(settings[key] for settings in runs if settings[key])
+        for name, count in counts.items():
+            if count > 1:
+                example = "-".join(f"{{{field}}}" for field in (*varied, "seed"))
+                raise UsageError(
+                    f"[program]: several runs of the study would share {key} = {name!r}",
+                    f'give each its own, such as {key} = "out/{example}"',
+                )
