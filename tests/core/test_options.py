@@ -222,7 +222,7 @@ def test_a_declaration_takes_only_known_facets() -> None:
 
 ALLOWED = {
     ("list.py", "_SORTED_BY"): "columns of the list, most of them not options",
-    ("list.py", "_HAVING"): "columns of the list",
+    ("list.py", "_FILTERS"): "columns of the list",
     ("result_table.py", "_ROWS"): "facts of a start's record, as the run resolved them",
 }
 """File and name of a collection whose texts are called like options, and what they are."""
