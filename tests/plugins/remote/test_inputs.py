@@ -9,6 +9,8 @@ import pytest
 from slurmft.plugins.remote.clusters import Cluster
 from slurmft.plugins.remote.forward import Forwarded
 
+pytestmark = pytest.mark.processes  # git says what belongs to the folder
+
 
 def sent(*argv: str) -> list[str]:
     """Returns the names of the inputs that a command line sends to a cluster."""
