@@ -17,7 +17,8 @@ KINDS = ("pytorchjob", "trainjob")
 RUNS = "/runs"
 """Where the volume claim is mounted."""
 
-_FOLDER, _PACKAGE = Path(__file__).parent, Path(slurmft.__file__).parent
+_FOLDER = Path(__file__).parent
+_PACKAGE = Path(slurmft.__file__).parent
 _USER = 1000
 """Of the image, and of its group."""
 _NAME_MAX = 40
@@ -58,8 +59,11 @@ def check(cluster: Namespace, nodes: int) -> None:
 
 
 def dns_name(text: str, limit: int = _NAME_MAX) -> str:
-    found = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:limit].strip("-")
-    return found if found[:1].isalpha() else f"run-{found}"[:limit].strip("-")
+    """Returns a name that Kubernetes takes, as near to a text as possible."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not name[:1].isalpha():
+        name = f"run-{name}"
+    return name[:limit].strip("-")
 
 
 def manifest(config: RunConfig, cluster: Namespace) -> str:

@@ -132,17 +132,20 @@ def interpreter(prefix: str) -> tuple[str, list[str]]:
     every node."""
     tell = "import sys; print(sys.base_prefix, '%d.%d' % sys.version_info[:2], sep='\\n')"
     python = [f"{prefix}/bin/python", "-I", "-S", "-c", tell]
-    told = subprocess.run(python, capture_output=True, text=True).stdout.split("\n")
-    base, version = [*told, ""][:2]
+    # A Python that does not start prints nothing: there is nothing to stage then.
+    output = subprocess.run(python, capture_output=True, text=True).stdout
+    base, _, version = output.strip("\n").partition("\n")
     if base in ("", "/usr", "/usr/local", prefix) or not filesystem.of(base).is_shared:
         return base, []
     settings = Path(prefix, "pyvenv.cfg").read_text(encoding="utf-8").lower()
     with_packages = "include-system-site-packages = true" in settings
-    found = [*Path(base).glob("bin/python*"), *Path(base).glob("ssl")]
-    for folder in (path for path in Path(base).glob("lib*") if not path.is_symlink()):
-        found += [*folder.glob("*.so*"), *folder.glob(f"python{version}/*")]
-    wanted = (path for path in found if with_packages or path.name != "site-packages")
-    return base, [str(path.relative_to(base)) for path in wanted]
+    paths = [*Path(base).glob("bin/python*"), *Path(base).glob("ssl")]
+    for folder in Path(base).glob("lib*"):
+        if not folder.is_symlink():
+            paths += [*folder.glob("*.so*"), *folder.glob(f"python{version}/*")]
+    if not with_packages:
+        paths = [path for path in paths if path.name != "site-packages"]
+    return base, [str(path.relative_to(base)) for path in paths]
 
 
 def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:

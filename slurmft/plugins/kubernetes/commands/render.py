@@ -73,7 +73,8 @@ def kubernetes_main(argv: list[str]) -> int:
     config = configure_pods(flags, argv[at + 1 :], ["kubernetes", *argv])
     arguments.name = arguments.name or manifests.dns_name(f"slurmft-{config.program.name}")
     manifests.check(arguments, config.job.nodes)
-    commands, output = manifests.commands(arguments), arguments.output
+    commands = manifests.commands(arguments)
+    output = arguments.output
     manifest = "".join(f"# {line}\n" for line in commands)
     manifest += manifests.manifest(config, arguments)
     if output is None:
