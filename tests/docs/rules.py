@@ -86,6 +86,11 @@ RULES = (
         begins="mkdocs serve$", how=READ, why="serves until it is stopped; .ci/run builds the site"
     ),
     Rule(begins=r"(\S+ -m )?pytest ", how=READ, why="that is these tests: .ci/run calls them so"),
+    Rule(
+        begins="(ruff|mypy|lint-imports)( |$)",
+        how=READ,
+        why=".ci/run calls the lints with the tests",
+    ),
     Rule(begins=r"bash \.ci/", how=READ, why="installs for minutes, then calls these tests"),
     Rule(
         begins="mkdir /gpfs/proj42/hf|chgrp |chmod ",
@@ -99,6 +104,7 @@ RULES = (
     Rule(
         begins=r"python -m tests\.lab(\.nodes)? ", how=READ, why="sets up file systems for minutes"
     ),
+    Rule(begins=r"python -m tests\.support\.faults_found", how=READ, why="takes an hour"),
     # The tests' cluster.
     Rule(
         begins=r"python -m tests\.support\.cluster ", how=READ, why="the tests have the cluster up"

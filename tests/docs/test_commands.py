@@ -44,6 +44,8 @@ OF_OTHERS = {
     "--save_steps": "Trainer",
     "--slurm": "the tests",
     "--lab": "the tests",
+    "--extra": "the tests",
+    "--each": "the search for faults",
 }
 """Flags in inline code that are not slurmft's, and whose they are."""
 
