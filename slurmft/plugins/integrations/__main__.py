@@ -9,6 +9,7 @@ import importlib
 import os
 import runpy
 import sys
+from typing import Any
 
 from slurmft.core.after_import import AfterImport
 
@@ -32,11 +33,17 @@ def main(name: str, script: str, *arguments: str) -> None:
                 sys.path[0] = os.path.dirname(os.path.realpath(script))
             runpy.run_path(os.path.abspath(script), run_name="__main__")
     except Exception as error:
-        trace, ours = error.__traceback__, (globals(), vars(runpy))
-        while trace and any(trace.tb_frame.f_globals is each for each in ours):
+        # The traceback begins with the script, as if Python itself had run it.
+        trace = error.__traceback__
+        while trace and _is_runner(trace.tb_frame.f_globals):
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
+
+
+def _is_runner(variables: dict[str, Any]) -> bool:
+    """Returns whether these are the global variables of this module, or of runpy."""
+    return variables is globals() or variables is vars(runpy)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The job of a script that attaches through its training library, which knows no `with` block."""
+"""Attaches a script to its job through its training library, which knows no `with` block."""
 
 import atexit
 import functools
@@ -12,20 +12,22 @@ from slurmft.job import attach
 
 
 class Attached:
-    """This process's job, to the process's end; what its trainers share. See `attached`."""
+    """The job of this process, up to the process's end, and the state that its trainers share."""
 
     def __init__(self) -> None:
         self.job = attach()
         self.in_job = self.job.run_dir is not None
-        self.trainings = self.steps_before = 0
-        """How many have begun, and the steps of those that have ended: the job's go on from there.
-        A script may train several models."""
+        self.trainings = 0
+        """Trainings that have begun: a script may train several models."""
+        self.steps_before = 0
+        """Steps of the trainings that have ended: those of the job go on from there."""
         self.saved: dict[str, list[str]] = {}
         """Number of a training -> its checkpoints, oldest first; on the main rank."""
         self.metrics: dict[str, float] | None = None
         """The result, if the process comes to its end: of a training that has."""
         atexit.register(self._end)
-        self._excepthook, sys.excepthook = sys.excepthook, self._fail
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._fail
 
     def stop(self) -> None:
         """Ends the process as stopped."""
@@ -50,13 +52,20 @@ def attached() -> Attached:
 
 
 def add_to_all(trainer: Any, callback: Any, callbacks_of: Callable[[Any], list[Any]]) -> None:
-    """Every trainer that is made from now on gets the callback, if it has none."""
+    """Adds a callback to every trainer that is created from now on, unless it has one.
+
+    Args:
+        trainer: the class of the trainers.
+        callback: the class of the callback.
+        callbacks_of: returns the callbacks of a trainer.
+    """
     init = trainer.__init__
 
     @functools.wraps(init)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init_with_callback(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        if not any(isinstance(each, callback) for each in callbacks_of(self)):
-            callbacks_of(self).append(callback())
+        callbacks = callbacks_of(self)
+        if not any(isinstance(each, callback) for each in callbacks):
+            callbacks.append(callback())
 
-    trainer.__init__ = made
+    trainer.__init__ = init_with_callback

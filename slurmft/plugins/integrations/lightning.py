@@ -15,12 +15,13 @@ from slurmft.plugins.integrations.attached import add_to_all, attached
 
 
 class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
-    """Stops, saves and tells progress as the job asks. Outside of a job it does nothing."""
+    """Stops, saves and reports progress as the job asks. Outside of a job it does nothing."""
 
     def __init__(self) -> None:
         self._process = attached()
         self._job = self._process.job
-        self._done = 0
+        self._step = 0
+        """Optimizer steps of this fit."""
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
         if not self._process.in_job:
@@ -35,46 +36,58 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
         trainer._signal_connector.register_signal_handlers = lambda: None
         if stage == "fit":
             # The last one: its checkpoints have what the others did after the same step.
-            trainer.callbacks = [*(c for c in trainer.callbacks if c is not self), self]
+            trainer.callbacks = [each for each in trainer.callbacks if each is not self]
+            trainer.callbacks.append(self)
             self._process.trainings += 1
             self._resume(trainer._checkpoint_connector)
 
     @property
     def _file(self) -> str:
-        """Of this fit, if the script has several."""
+        """The name of the checkpoints of this fit: a script may have several fits."""
         return f"fit-{self._process.trainings}.ckpt"
 
     def _resume(self, connector: Any) -> None:
+        """Makes Lightning load the newest checkpoint of this fit, not the one that it is given."""
         latest = self._job.latest_checkpoint()
-        if latest and (latest / self._file).exists():
-            start, path = connector.resume_start, latest / self._file
-            connector.resume_start = lambda _=None, *more, **options: start(path, *more, **options)
-            step = int(latest.name.split("-")[1])
-            self._job.record("resume", step=step, checkpoint=latest.name)
+        if latest is None or not (latest / self._file).exists():
+            return
+        path = latest / self._file
+        resume_start = connector.resume_start
+
+        def resume_from_ours(_: Any = None, *more: Any, **options: Any) -> Any:
+            return resume_start(path, *more, **options)
+
+        connector.resume_start = resume_from_ours
+        step = int(latest.name.split("-")[1])
+        self._job.record("resume", step=step, checkpoint=latest.name)
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        self._process.metrics, self._done = None, trainer.global_step
+        self._process.metrics = None
+        self._step = trainer.global_step
         self._job.alive("train")
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int
     ) -> None:
         self._job.alive("train")
-        if not self._process.in_job or trainer.global_step == self._done:  # gradients accumulate
+        if not self._process.in_job or trainer.global_step == self._step:  # gradients accumulate
             return
-        self._done = trainer.global_step
-        step, total = self._process.steps_before + self._done, trainer.estimated_stepping_batches
+        self._step = trainer.global_step
+        step = self._process.steps_before + self._step
         numbers = {"epoch": trainer.current_epoch + (index + 1) / trainer.num_training_batches}
-        if self._done % trainer.log_every_n_steps == 0 and outputs is not None:
+        if self._step % trainer.log_every_n_steps == 0 and outputs is not None:
             numbers["loss"] = outputs["loss"]
-        more = {} if math.isinf(total) else {"total": self._process.steps_before + total}
-        self._job.step(step, **more, **numbers)
+        total = None
+        if not math.isinf(trainer.estimated_stepping_batches):
+            total = self._process.steps_before + trainer.estimated_stepping_batches
+        self._job.step(step, total, **numbers)
         if trainer.is_last_batch:  # the validation of the epoch comes first
             return
         if self._job.should_stop() or self._job.checkpoint_due():
             with self._job.checkpoint(step) as folder:
-                place = trainer.strategy.broadcast(str(folder))
-                trainer.save_checkpoint(Path(place, self._file))
+                # All ranks save: a sharded model is spread over them.
+                shared_folder = trainer.strategy.broadcast(str(folder))
+                trainer.save_checkpoint(Path(shared_folder, self._file))
         if self._job.should_stop():
             self._process.stop()
 
@@ -87,7 +100,7 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._job.alive("save")
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        """A fit that was stopped does not come here."""
+        """Ends a fit; one that was stopped does not come here."""
         self._process.metrics = _numbers(trainer)
         self._process.steps_before += trainer.global_step
         self._job.alive("save")
@@ -98,5 +111,5 @@ def _numbers(trainer: Any) -> dict[str, float]:
 
 
 def enable() -> None:
-    """Every Trainer that is made from now on has the callback."""
+    """Adds the callback to every Trainer that is created from now on."""
     add_to_all(Trainer, SlurmftCallback, lambda trainer: trainer.callbacks)

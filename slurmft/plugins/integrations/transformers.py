@@ -18,12 +18,14 @@ from slurmft.core.files import is_number, read_json, write_json
 from slurmft.plugins.integrations.attached import add_to_all, attached
 
 _SAVED = "trainer.json"
-_OF_STEPS = ("loss", "learning_rate", "grad_norm")
+"""Name of the file that names Trainer's checkpoints."""
+_STEP_NUMBERS = ("loss", "learning_rate", "grad_norm")
 _NO_METRICS = ("_runtime", "_per_second", "_preparation_time")
+"""Endings of what Trainer reports with the metrics."""
 
 
 class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Stops, saves and tells progress as the job asks. Outside of a job it does nothing."""
+    """Stops, saves and reports progress as the job asks. Outside of a job it does nothing."""
 
     def __init__(self) -> None:
         self._process = attached()
@@ -59,16 +61,18 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in logs:
-            self._record(state, **{k: logs[k] for k in _OF_STEPS if k in logs})
+            self._record(state, **{k: logs[k] for k in _STEP_NUMBERS if k in logs})
 
     def _step(self, state: Any) -> int:
-        """The step of the job."""
+        """Returns the step of the job."""
         return int(self._process.steps_before + state.global_step)
 
     def _record(self, state: Any, **numbers: float) -> None:
-        total, samples = self._process.steps_before + state.max_steps, self._samples
+        total = self._process.steps_before + state.max_steps
+        self._job.step(
+            self._step(state), total, samples=self._samples, epoch=state.epoch, **numbers
+        )
         self._samples = 0
-        self._job.step(self._step(state), total, samples=samples, epoch=state.epoch, **numbers)
 
     # --- evaluations and the end ------------------------------------------------------------------
 
@@ -76,20 +80,22 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._job.alive("evaluate")
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **_: Any) -> None:
-        if found := _metrics(metrics):
-            self._job.evaluated({"epoch": state.epoch}, **found)
+        evaluated = _metrics(metrics)
+        if evaluated:
+            self._job.evaluated({"epoch": state.epoch}, **evaluated)
         self._job.alive("save")
         if self._process.metrics is not None:  # after the training
-            self._process.metrics = _first(args, self._process.metrics | found)
+            self._process.metrics = _with_primary_first(args, self._process.metrics | evaluated)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A training that was stopped does not come here."""
-        best = state.best_global_step if args.load_best_model_at_end else None
-        logs = [log for log in state.log_history if best in (None, log["step"])]
-        found = next(filter(None, map(_metrics, reversed(logs))), {})
+        """Ends a training; one that was stopped does not come here."""
+        best_step = state.best_global_step if args.load_best_model_at_end else None
+        logs = [log for log in state.log_history if best_step in (None, log["step"])]
+        metrics = next(filter(None, map(_metrics, reversed(logs))), {})
         last = state.log_history[-1]
-        found |= {"train_loss": last["train_loss"]} if "train_loss" in last else {}
-        self._process.metrics = _first(args, found)
+        if "train_loss" in last:
+            metrics["train_loss"] = last["train_loss"]
+        self._process.metrics = _with_primary_first(args, metrics)
         self._process.steps_before += state.global_step
         self._job.alive("save")
 
@@ -112,28 +118,32 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._job.alive("train")
 
     def _note(self, checkpoint: Path) -> list[str]:
-        """Adds a checkpoint to those of this training; what is gone, or was another's, goes."""
-        now, number = str(checkpoint.absolute()), str(self._process.trainings)
-        saved = {
-            name: [path for path in paths if path != now and Path(path).is_dir()]
-            for name, paths in self._process.saved.items()
-        }
-        saved.setdefault(number, []).append(now)
+        """Adds a checkpoint to those of this training, which it returns, and drops those that are
+        gone, or that it has overwritten."""
+        new_path = str(checkpoint.absolute())
+        saved = {}
+        for training, paths in self._process.saved.items():
+            saved[training] = [p for p in paths if p != new_path and Path(p).is_dir()]
+        own_paths = saved.setdefault(str(self._process.trainings), [])
+        own_paths.append(new_path)
         self._process.saved = saved
-        return saved[number]
+        return own_paths
 
     def begin(self, callbacks: list[Any]) -> str | None:
-        """A training begins: its newest whole checkpoint, the same on all ranks."""
+        """Begins a training; returns its newest whole checkpoint, the same on all ranks."""
         self._process.trainings += 1
         if not self._process.in_job:
             return None
         # transformers' own one would end the training at SIGTERM as if it were finished.
         callbacks[:] = [c for c in callbacks if type(c).__name__ != "JITCheckpointCallback"]
         find = functools.partial(self._find, self._job.latest_checkpoint())
-        path: str | None = find() if self._job.world_size == 1 else self._job.join().on_main(find)
+        if self._job.world_size == 1:
+            return find()
+        path: str | None = self._job.join().on_main(find)
         return path
 
     def _find(self, newest: Path | None) -> str | None:
+        """Returns the newest whole checkpoint of this training that `newest` names."""
         if newest and not self._process.saved:
             self._process.saved = read(newest / _SAVED, dict[str, list[str]]) or {}
         for path in reversed(self._process.saved.get(str(self._process.trainings), [])):
@@ -147,23 +157,29 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 def _metrics(logs: dict[str, Any]) -> dict[str, float]:
-    """Those of an evaluation, without Trainer's prefix."""
-    found = {k: v for k, v in logs.items() if k.startswith("eval_") and is_number(v)}
-    return {k[len("eval_") :]: v for k, v in found.items() if not k.endswith(_NO_METRICS)}
+    """Returns the metrics of an evaluation, without Trainer's prefix."""
+    metrics = {}
+    for name, value in logs.items():
+        if name.startswith("eval_") and not name.endswith(_NO_METRICS) and is_number(value):
+            metrics[name.removeprefix("eval_")] = value
+    return metrics
 
 
-def _first(args: Any, metrics: dict[str, float]) -> dict[str, float]:
-    """With the primary one first: metric_for_best_model, if it is known."""
+def _with_primary_first(args: Any, metrics: dict[str, float]) -> dict[str, float]:
+    """Returns metrics with the primary one first: metric_for_best_model, if it is among them."""
     primary = (args.metric_for_best_model or "").removeprefix("eval_")
     return dict(sorted(metrics.items(), key=lambda item: item[0] != primary))
 
 
 def _resuming(train: Any) -> Any:
+    """Returns `Trainer.train` with our checkpoint in place of the one that the script gives."""
+
     @functools.wraps(train)
     def wrapped(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         callbacks = self.callback_handler.callbacks
-        for each in [c for c in callbacks if isinstance(c, SlurmftCallback)][:1]:
-            resume_from_checkpoint = each.begin(callbacks) or resume_from_checkpoint
+        ours = next((each for each in callbacks if isinstance(each, SlurmftCallback)), None)
+        if ours is not None:
+            resume_from_checkpoint = ours.begin(callbacks) or resume_from_checkpoint
         return train(self, resume_from_checkpoint, *args, **kwargs)
 
     return wrapped
@@ -173,5 +189,5 @@ Trainer.train = _resuming(Trainer.train)
 
 
 def enable() -> None:
-    """Every Trainer that is made from now on has the callback."""
+    """Adds the callback to every Trainer that is created from now on."""
     add_to_all(Trainer, SlurmftCallback, lambda trainer: trainer.callback_handler.callbacks)
