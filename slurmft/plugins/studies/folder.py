@@ -116,7 +116,7 @@ class Repeat:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What identifies it within its study: cell and number."""
+        """The key of the repeat within its study: cell and number."""
         return spec.key_of(self.cell), self.number
 
     @property

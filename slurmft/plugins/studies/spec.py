@@ -190,7 +190,7 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _axes(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> list[list[Cell]]:
-    """What is combined, in the file's order: every list of [grid], and [[cells]]."""
+    """Returns the axes of the grid in the file's order: every list of [grid], and [[cells]]."""
     axes = []
     for table in [key for key in raw if key in ("grid", "cells")]:
         where = f"{path}: [grid]" if table == "grid" else f"{path}: [[cells]]"
@@ -272,7 +272,7 @@ def _cells(path: Path, axes: list[list[Cell]], repeats: int) -> tuple[Cell, ...]
 
 
 def key_of(cell: Cell) -> str:
-    """What identifies a cell, whatever the order of its fields."""
+    """Returns the key of a cell, whatever the order of its fields."""
     return json.dumps(cell, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""What each of Accelerate's trackers needs beyond what Accelerate does.
+"""Adapters of Accelerate's trackers: one for each, with the arguments that it is started with.
 
 Accelerate creates and feeds the trackers. It does not continue a tracker's run after a requeue,
 keep its data in a folder of ours, or switch off what a tracker gathers by itself. An `Adapter` says

@@ -1,4 +1,4 @@
-"""What a report shows of runs and published tables: collected, printed, and written to files."""
+"""Builds reports of runs and published tables: collects, prints and writes them to files."""
 
 import base64
 import functools

@@ -315,7 +315,7 @@ def _findings(a: Side, b: Side) -> list[Finding]:
 
 
 def _has_own_program(a: Side, b: Side) -> bool:
-    """Whether a side is a program of the user's own, of which no phases are known."""
+    """Returns whether a side is a program of the user's own, of which no phases are known."""
     return any(run.is_own for run in (*a.runs, *b.runs))
 
 

@@ -67,8 +67,8 @@ def measured_of(published: PublishedTable) -> list[str]:
 
 
 def key_of(row: Row, name: str, like: Any = None) -> Any:
-    """What one of our rows has in a published key column; of a configuration, what a published
-    value names of it."""
+    """Returns the value of one of our rows in a published key column; of a configuration, the part
+    that the published value names."""
     if name in ("gpus", "devices"):
         return row.devices
     if name == CONFIGURATION:
@@ -90,7 +90,7 @@ def matches(published: PublishedTable, rows: Sequence[Row]) -> list[Match]:
 
 
 def _equal(theirs: Any, ours: Any) -> bool:
-    """Whether two values are the same number, or the same text in any case."""
+    """Returns whether two values are the same number, or the same text in any case."""
     try:
         return float(theirs) == float(ours)
     except (TypeError, ValueError):

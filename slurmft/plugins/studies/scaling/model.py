@@ -48,7 +48,7 @@ _NOISE = 0.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What a run has to do, whatever it runs on."""
+    """The work of a run, whatever it runs on."""
 
     train_samples: int
     """Samples of one epoch."""
@@ -252,7 +252,7 @@ class Fit:
         return Prediction(phases_s, parts_s, self.noise)
 
     def unknowns(self, work: Workload, nodes: int) -> list[str]:
-        """What a prediction of this work on so many nodes needs, and no measured run shows."""
+        """Lists what a prediction of this work on so many nodes needs, and no run shows."""
         found = []
         if nodes > 1 and all(row.nodes == 1 for row in self.rows):
             found.append(

@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What the plan does not know, and what a reader should beware of."""
+        """The facts that the plan does not know, and the risks of following it."""
         most = max(self.chosen.nodes, self.options[-1].nodes)
         for fact in self.fit.unknowns(self.work, most):
             yield f"not known: {fact}"
