@@ -10,6 +10,7 @@ replaced. Other packages are read only for a name that slurmft does not have, or
 
 import functools
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -150,8 +151,8 @@ def _others(group: str) -> Iterator[Entry]:
 def _installed() -> dict[str, Groups]:
     """Reads the entry points of all packages on sys.path, as far as they are for slurmft."""
     packages: dict[str, Groups] = {}
-    for folder in sys.path:
-        for file in sorted(Path(folder or ".").glob("*-info/entry_points.txt")):
+    for folder in _installation_folders():
+        for file in sorted(Path(folder).glob("*-info/entry_points.txt")):
             package = file.parent.name.partition("-")[0].replace("_", "-")
             if package == OURS or package in packages:  # the first on the path is imported
                 continue
@@ -162,6 +163,19 @@ def _installed() -> dict[str, Groups]:
             if f"[{OURS}." in text:
                 packages[package] = _parse(text)
     return packages
+
+
+def _installation_folders() -> Iterator[str]:
+    """Yields the folders of sys.path, without the working directory: `python -m` puts it there, and
+    what another account has written into it, as into /tmp, must not become commands or hooks."""
+    for folder in sys.path:
+        try:
+            # By what they are, not by their names: "", "." and links lead to it as well.
+            is_working_directory = os.path.samefile(folder or ".", ".")
+        except OSError:  # there is no such folder, as many on sys.path are not
+            continue
+        if not is_working_directory:
+            yield folder
 
 
 def _parse(text: str) -> Groups:

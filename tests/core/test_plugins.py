@@ -95,6 +95,37 @@ def test_command_of_another_package(site: Path) -> None:
     assert (done.returncode, done.stdout) == (3, "hello you\n")
 
 
+@pytest.mark.parametrize("on_path", ["", ".", "absolute", "link"])
+def test_working_directory_has_no_packages(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_path: str
+) -> None:
+    """`python -m` puts it on sys.path; other accounts may write there."""
+    folder = tmp_path / "shared"
+    package(folder, "planted", "[slurmft.commands]\nplanted = planted_hello\n")
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    paths = {"absolute": str(folder), "link": str(tmp_path / "link")}
+    monkeypatch.syspath_prepend(paths.get(on_path, on_path))
+    package(site, "my-tools", "[slurmft.commands]\nhello = my_hello\n")
+    assert plugins.find(COMMANDS, "planted") is None
+    assert plugins.find(COMMANDS, "hello") is not None
+    monkeypatch.chdir(tmp_path)  # "" and "." lead elsewhere now; a folder by name is like any other
+    is_named = on_path in paths
+    assert (plugins.find(COMMANDS, "planted") is not None) == is_named
+
+
+def test_removed_working_directory(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(site, "my-tools", "[slurmft.commands]\nhello = my_hello\n")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.syspath_prepend("")
+    assert plugins.find(COMMANDS, "hello") is not None
+
+
 def test_package_that_fails_at_import(site: Path) -> None:
     """Its command says why; the others work."""
     package(site, "bad", "[slurmft.commands]\nbroken = bad_one\n", bad_one="import nothing_there")
