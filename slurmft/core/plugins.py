@@ -3,9 +3,10 @@
     [project.entry-points."slurmft.commands"]
     hello = "my_package.hello"
 
-slurmft declares its own in the same way, in pyproject.toml. They are looked up first and cannot be
-replaced. Other packages are read only for a name that slurmft does not have, or for a list.
-`importlib.metadata` reads the same files; its import takes longer than most commands.
+slurmft declares its own in `slurmft/entry_points.txt`, which pyproject.toml names. They are looked
+up first and cannot be replaced. Other packages are read only for a name that slurmft does not have,
+or for a list. `importlib.metadata` reads the same files; its import takes longer than most
+commands.
 """
 
 import functools
@@ -127,17 +128,10 @@ def ignored(group: str) -> list[Entry]:
 
 @functools.cache
 def _ours() -> Groups:
-    """Reads slurmft's own entry points: of the source tree, or as they were installed."""
-    folder = Path(__file__).parents[2]
-    project = folder / "pyproject.toml"
-    if project.is_file() and f'name = "{OURS}"' in (text := project.read_text(encoding="utf-8")):
-        return _parse(text)  # 5 ms less than tomllib takes; a test compares the two
-    for file in sorted(folder.glob(f"{OURS}-*.dist-info/entry_points.txt")):
-        return _parse(file.read_text(encoding="utf-8"))
-    raise SlurmftError(
-        f"slurmft in {folder} was copied without its metadata: it does not know its commands",
-        "install it with pip, or copy its folder slurmft-*.dist-info, too",
-    )
+    """Reads slurmft's own entry points."""
+    # Not from pip's metadata: a copy of the package alone, as in a container, has none.
+    file = Path(__file__).parents[1] / "entry_points.txt"
+    return _parse(file.read_text(encoding="utf-8"))
 
 
 def _others(group: str) -> Iterator[Entry]:
@@ -179,15 +173,15 @@ def _installation_folders() -> Iterator[str]:
 
 
 def _parse(text: str) -> Groups:
-    """Reads the entry points of an entry_points.txt, or of our own pyproject.toml."""
+    """Reads an entry_points.txt, as far as it is for slurmft."""
     groups: Groups = {}
     group = ""
     for line in map(str.strip, text.splitlines()):
         if line.startswith("["):
-            group = line.strip("[]").removeprefix("project.entry-points.").strip('"')
+            group = line.strip("[]")
         elif group.startswith(f"{OURS}.") and "=" in line and line[0] not in "#;":
             name, _, target = line.partition("=")
             # Extras, in brackets after the target, are long out of use.
-            target = target.partition("[")[0].strip().strip('"')
+            target = target.partition("[")[0].strip()
             groups.setdefault(group, {})[name.strip()] = target
     return groups

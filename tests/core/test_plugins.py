@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from slurmft.cli import usage
 from slurmft.cluster import launcher
 from slurmft.core import hooks, plugins
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.errors import UsageError
 from slurmft.core.plugins import COMMANDS, PluginError
 from slurmft.core.program import Program
 from slurmft.runs.rundir import RunDir
@@ -60,26 +60,13 @@ def test_every_command_of_ours_has_a_short_summary() -> None:
         assert entry.load().main, name
 
 
-def test_ours_are_those_of_pyproject() -> None:
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    assert project["name"] == "slurmft"
-    assert plugins._ours() == project["entry-points"]
-
-
-def test_ours_as_they_were_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a pyproject.toml beside the package, by the file that pip writes."""
-    lines = ["[console_scripts]", "slurmft = slurmft.__main__:console", ""]
-    for group in ("slurmft.commands", "slurmft.global_flags"):
-        lines.append(f"[{group}]")
-        lines += [f"{e.name} = {e.target}" for e in plugins.entries(group).values()]
-    package(tmp_path, "slurmft", "\n".join(lines))
-    expected = plugins.entries(COMMANDS)
-    monkeypatch.setattr(plugins, "__file__", str(tmp_path / "slurmft" / "core" / "plugins.py"))
-    monkeypatch.setattr(plugins, "_ours", plugins._ours.__wrapped__)
-    assert plugins.entries(COMMANDS) == expected
-    next(tmp_path.glob("*.dist-info/entry_points.txt")).unlink()
-    with pytest.raises(SlurmftError, match="without its metadata"):
-        plugins.find(COMMANDS, "run")
+def test_ours_are_what_is_installed() -> None:
+    """Other tools see the entry points of slurmft as it sees them itself."""
+    installed = importlib.metadata.distribution("slurmft").entry_points
+    ours = {(entry.group, entry.name, entry.value) for entry in installed}
+    ours -= {("console_scripts", "slurmft", "slurmft.__main__:console")}
+    declared = plugins._ours()
+    assert ours == {(g, name, target) for g in declared for name, target in declared[g].items()}
 
 
 def test_command_of_another_package(site: Path) -> None:

@@ -19,10 +19,11 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("kernel")
     left_out = shutil.ignore_patterns("__pycache__", "plugins", "train", "shipped")
     shutil.copytree(CHECKOUT / "slurmft", top / "slurmft", ignore=left_out)
-    lines = (CHECKOUT / "pyproject.toml").read_text().splitlines()
-    gone = ('"slurmft.plugins.', '"slurmft.train.')
-    kept = [line for line in lines if not any(f"= {name}" in line for name in gone)]
-    (top / "pyproject.toml").write_text("\n".join(kept))
+    entry_points = top / "slurmft" / "entry_points.txt"
+    lines = entry_points.read_text().splitlines()
+    gone = ("= slurmft.plugins.", "= slurmft.train.")
+    kept = [line for line in lines if not any(target in line for target in gone)]
+    entry_points.write_text("\n".join(kept))
     (top / "hello.py").write_text("print('hello')\n")
     return top
 

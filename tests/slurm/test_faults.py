@@ -61,7 +61,6 @@ def short_job(
 ) -> Iterator[Following]:
     """A job of two nodes whose slurmft is a copy of its own: `tmp_path / "lib"`."""
     shutil.copytree(CHECKOUT / "slurmft", tmp_path / "lib" / "slurmft")
-    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path / "lib")  # it names the commands
     env = {"PYTHONPATH": str(tmp_path / "lib"), "PYTHONSAFEPATH": "1"}
     flags = (*BASE, *faults.SHORT_STOP, *emotion(tiny_data, tiny_model))
     flags += ("--epochs", "8")

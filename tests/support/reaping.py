@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,9 @@ MARK = "SLURMFT_TEST"
 
 _DAEMONS = frozenset({"slurmctld", "slurmd", "slurmstepd", "slurmdbd", "munged", "mariadbd"})
 """Of the test cluster, which outlives a test that restarts one of them."""
+
+_CLOCK_STEP_S = 2.0
+"""The kernel tells the start of a process in ticks since boot, and the time of boot in seconds."""
 
 _PATIENCE_S = 10.0
 """A killed process may need a moment, and one that restarts it is killed in the next round."""
@@ -37,12 +41,13 @@ def reaped(mark: str, folder: Path, server_pid: Callable[[], int | None]) -> Ite
         server_pid: gives the process that forks commands for tests; it may start in the block.
     """
     before = _descendants(server_pid())
+    since = time.time() - _CLOCK_STEP_S
     os.environ[MARK] = mark
     try:
         yield
     finally:
         os.environ.pop(MARK, None)
-        _kill(mark, folder, server_pid(), before)
+        _kill(_Test(mark, folder, since), server_pid(), before)
 
 
 def kill_marked(prefix: str) -> None:
@@ -52,9 +57,19 @@ def kill_marked(prefix: str) -> None:
             _kill_one(process)
 
 
-def _kill(mark: str, folder: Path, server_pid: int | None, before: set[int]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """How the processes of a test are recognized."""
+
+    mark: str
+    folder: Path
+    since: float
+    """Unix time: no process of the test started before."""
+
+
+def _kill(test: _Test, server_pid: int | None, before: set[int]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while left := list(_left(mark, folder, server_pid, before)):
+    while left := list(_left(test, server_pid, before)):
         for process in left:
             _kill_one(process)
         if time.monotonic() > deadline:
@@ -63,18 +78,20 @@ def _kill(mark: str, folder: Path, server_pid: int | None, before: set[int]) -> 
         time.sleep(0.02)
 
 
-def _left(
-    mark: str, folder: Path, server_pid: int | None, before: set[int]
-) -> Iterator[psutil.Process]:
+def _left(test: _Test, server_pid: int | None, before: set[int]) -> Iterator[psutil.Process]:
     forked = _descendants(server_pid, stop_at=before)
     for process in psutil.process_iter():
-        if process.pid == os.getpid():
-            continue
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if process.status() == psutil.STATUS_ZOMBIE or process.name() in _DAEMONS:
-                continue
-            if process.pid in forked or _mark_of(process) == mark or _is_in(process, folder):
-                yield process
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if _may_be_killed(process, test.since):
+                is_marked = process.pid in forked or _mark_of(process) == test.mark
+                if is_marked or _is_in(process, test.folder):
+                    yield process
+
+
+def _may_be_killed(process: psutil.Process, since: float) -> bool:
+    if process.pid == os.getpid() or process.create_time() < since:
+        return False
+    return process.status() != psutil.STATUS_ZOMBIE and process.name() not in _DAEMONS
 
 
 def _descendants(server_pid: int | None, stop_at: set[int] | None = None) -> set[int]:
