@@ -11,10 +11,13 @@ from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.site import in_file
 
+# For printf in a shell: its line breaks are not this string's.
 _EXAMPLE = '[juwels]\\nhost = "juwels"\\npython = "~/slurmft-venv/bin/python"'
+# Keys that are no text -> their type, and words for it.
 _KINDS: dict[str, tuple[Any, str]] = {
-    "setup": (list[str], "a list of strings"), "site": (dict[str, Any], "a table"),
-}  # fmt: skip
+    "setup": (list[str], "a list of strings"),
+    "site": (dict[str, Any], "a table"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,29 +68,35 @@ def named(names: str) -> list[Cluster]:
         UsageError: the file cannot be read, lacks one of them, or has a value that cannot be right.
     """
     tables = _read(clusters_file())
-    chosen = list(tables) if names == "all" else [name for name in names.split(",") if name]
+    if names == "all":
+        chosen = list(tables)
+    else:
+        chosen = [name for name in names.split(",") if name]
     for name in chosen:
         if name not in tables:
             raise in_file(clusters_file(), unknown("cluster", name, list(tables)))
     if not chosen:
         raise UsageError(f"--on {names!r} names no cluster", f"known: {', '.join(tables)}")
-    return [_cluster(name, tables[name]) for name in dict.fromkeys(chosen)]
+    without_repeats = dict.fromkeys(chosen)
+    return [_cluster(name, tables[name]) for name in without_repeats]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        folder = shlex.quote(str(path.parent))
+        file = shlex.quote(str(path))
         raise UsageError(
             f"--on needs a file that names clusters: {path}",
-            f"mkdir -p {shlex.quote(str(path.parent))}; "
-            f"printf '{_EXAMPLE}\\n' > {shlex.quote(str(path))}",
+            f"mkdir -p {folder}; printf '{_EXAMPLE}\\n' > {file}",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"cannot read the clusters' file {path}: {error}") from None
 
 
 def _cluster(name: str, values: Any) -> Cluster:
+    """Makes a cluster of its table in the file; UsageError where a value cannot be right."""
     where = f"{clusters_file()}: [{name}]"
     keys = [each.name for each in fields(Cluster) if each.name != "name"]
     if not isinstance(values, dict):
@@ -100,11 +109,14 @@ def _cluster(name: str, values: Any) -> Cluster:
             raise UsageError(f"{where}: {key} must be {kind}, not {value!r}")
     defaults: dict[str, Any] = {"name": name, "host": name}
     cluster = Cluster(**defaults | values)
-    if bool(cluster.python) == bool(cluster.uv):
+    has_both = cluster.python and cluster.uv
+    has_neither = not cluster.python and not cluster.uv
+    if has_both or has_neither:
         raise UsageError(
             f"{where} needs one of python and uv: what starts slurmft there",
             'such as python = "~/slurmft-venv/bin/python"',
         )
+    # ssh would take such a host as an option, and could be made to run a command by it.
     if cluster.host.startswith("-") or not cluster.folder:
         raise UsageError(
             f"{where}: host {cluster.host!r}, folder {cluster.folder!r} cannot be right"

@@ -15,7 +15,9 @@ from slurmft.plugins.remote.clusters import Cluster, word
 
 CUT = 255
 """ssh's exit code where there is no connection, or it was cut."""
-_RSYNC_CUT = (10, 12, 20, 30, 35, 255)
+_RSYNC_CUT = (10, 12, 20, 30, 35, CUT)
+"""rsync's: errors of sockets and of its protocol, an interrupt, timeouts, and ssh's own code."""
+# No questions: nobody may be there to answer. A dead connection ends within a minute.
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
 
 
@@ -35,6 +37,7 @@ class Connection:
         """Returns the options of a shared connection, unless the user's configuration has some."""
         command = [*shlex.split(self.cluster.ssh), "-G", self.cluster.host]
         settings = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        # ssh prints controlpath only where there is one.
         if any(line.startswith("controlpath ") for line in settings.splitlines()):
             return []
         folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "~/.ssh").expanduser()
@@ -53,8 +56,9 @@ class Connection:
         # A login shell: it has the PATH, and `module`, that the user has there.
         command = [*self._ssh, *options, "--", self.cluster.host]
         command.append(f"exec bash -lc {shlex.quote(script)}")
+        # Several clusters may be asked at once: none of them may take the others' input.
         stdin = subprocess.DEVNULL if capture else None
-        sys.stdout.flush()
+        sys.stdout.flush()  # what the command prints comes after what was printed here
         return subprocess.run(command, stdin=stdin, capture_output=capture, text=True, check=False)
 
     def send(self, root: Path, names: Iterable[str], folder: str) -> None:
@@ -82,13 +86,19 @@ class Connection:
 
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
         """Runs rsync. `action` is what it does, in messages; `names` goes to its stdin."""
-        shell = " ".join(f"'{word}'" if " " in word else word for word in self._ssh)
+        # rsync splits --rsh at spaces outside of quotes; it knows no backslashes.
+        shell = " ".join(f"'{part}'" if " " in part else part for part in self._ssh)
         # -s: names are no words of a shell there.
         command = ["rsync", "-as", "--compress", "--partial", f"--rsh={shell}", *arguments]
         if sys.stderr.isatty():
             command.insert(1, "--info=progress2")
         done = subprocess.run(
-            command, input=names, text=True, stdout=sys.stderr, stderr=subprocess.PIPE, check=False
+            command,
+            input=names,
+            text=True,
+            stdout=sys.stderr,  # progress; stdout is for what the command prints there
+            stderr=subprocess.PIPE,
+            check=False,
         )
         if done.returncode in _RSYNC_CUT:
             raise self.no_connection(done.stderr)

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmft.cli import command_parser
 from slurmft.cli.parser import input_file, input_path
 from slurmft.core.credentials import redact
-from slurmft.core.decode import matches, read
+from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
@@ -47,26 +47,38 @@ def dispatch(argv: Sequence[str]) -> int | None:
     """Runs a command line with --on CLUSTER there, and returns its exit code; None where the
     command does its work here."""
     clusters, rest = split(argv)
-    if not clusters or rest[:1] in [[name] for name in HERE]:
+    is_done_here = bool(rest) and rest[0] in HERE
+    if not clusters or is_done_here:
         return None
     return forward(clusters, rest)
 
 
 def split(argv: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the value of --on ("" without one), and the command line without it."""
-    end = argv.index("--") if "--" in argv else len(argv)  # the rest is a program's
+    # A program after "--" may have an --on of its own.
+    typed, program = _split_program(argv)
     clusters = ""
     rest = []
-    words = iter(argv[:end])
-    for text in words:
+    remaining = iter(typed)
+    for text in remaining:
         flag, equals, value = text.partition("=")
         if flag != "--on":
             rest.append(text)
             continue
-        clusters = value if equals else next(words, "")
+        clusters = value
+        if not equals:
+            clusters = next(remaining, "")
         if not clusters:
             raise UsageError("--on names no cluster", "slurmft list --on CLUSTER")
-    return clusters, [*rest, *argv[end:]]
+    return clusters, [*rest, *program]
+
+
+def _split_program(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words for slurmft, and those of a program from "--" on."""
+    if "--" not in argv:
+        return list(argv), []
+    end = argv.index("--")
+    return list(argv[:end]), list(argv[end:])
 
 
 def forward(names: str, argv: list[str]) -> int:
@@ -87,19 +99,25 @@ def forward(names: str, argv: list[str]) -> int:
 
 def _on_each(clusters: list[Cluster], argv: list[str]) -> int:
     """Runs a command on several clusters at once, and prints one answer after the other."""
+
+    def answer_of(cluster: Cluster) -> Answer:
+        return Forwarded(cluster, argv).answer()
+
+    # A thread each: a cluster that is out of reach takes ssh's whole timeout.
     with ThreadPoolExecutor(len(clusters)) as pool:
-        answers = list(pool.map(lambda c: Forwarded(c, argv).answer(), clusters))
-    by_name = {cluster.name: answer for cluster, answer in zip(clusters, answers, strict=True)}
+        answers = list(pool.map(answer_of, clusters))
+    names = [cluster.name for cluster in clusters]
+    by_name = dict(zip(names, answers, strict=True))
     if "--json" in argv:
-        values = {name: _parse_json(out) for name, (_, out, _) in by_name.items()}
+        values = {name: _parse_json(answer.stdout) for name, answer in by_name.items()}
         print(json.dumps(values, indent=2, ensure_ascii=False))
     else:
-        texts = [f"{name}\n{out.rstrip()}" for name, (_, out, _) in by_name.items()]
+        texts = [f"{name}\n{answer.stdout.rstrip()}" for name, answer in by_name.items()]
         print("\n\n".join(texts), flush=True)
-    for name, (_, _, err) in by_name.items():
-        for line in err.splitlines():
+    for name, answer in by_name.items():
+        for line in answer.stderr.splitlines():
             print(f"{name}: {line}", file=sys.stderr)
-    return max(code for code, _, _ in answers)
+    return max(answer.code for answer in answers)
 
 
 def _parse_json(text: str) -> Any:
@@ -108,26 +126,38 @@ def _parse_json(text: str) -> Any:
     return None  # the cluster did not answer: stderr says why
 
 
+class Answer(NamedTuple):
+    """Exit code and output of a command on a cluster."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
 class Forwarded:
     """One command line for one cluster."""
 
     def __init__(self, cluster: Cluster, argv: list[str]) -> None:
         self.cluster = cluster
         self.connection = Connection(cluster)
-        end = argv.index("--") if "--" in argv else len(argv)
-        self.typed = argv[:end]
-        self.program = argv[end:]
+        self.typed, self.program = _split_program(argv)
+        """The words for slurmft, and those of a program from "--" on."""
         self.command = argv[0] if argv else ""
         self.syntax = Syntax.of(self.typed)
-        self.words = list(_apart(self.typed, self.syntax))
+        self.words = list(_split_assignments(self.typed, self.syntax))
+        """The words that the cluster gets: paths become those of what was sent."""
         self.here = Path.cwd().resolve()
         self.root, self.source = self._snapshot()
+        # Folders of the same name, of this machine or another one, must not overwrite each other.
         project = f"{self.root.name or 'root'}-{_hash(os.uname().nodename, str(self.root))}"
         self.project = f"{cluster.folder}/{project}"
+        self.folder = self.project
+        """Where the command runs there: as far below the project as it was typed here."""
         below = os.path.relpath(self.here, self.root)
-        self.folder = self.project if below == "." else f"{self.project}/{below}"
-        """Where the command runs there."""
+        if below != ".":
+            self.folder += f"/{below}"
         self.fetched: tuple[str, Path] | None = None
+        """A folder there that is fetched, and the file here that --output names."""
 
     def run(self) -> int:
         """Sends, runs, and fetches; returns the exit code."""
@@ -153,45 +183,59 @@ class Forwarded:
             print(f"to fetch model and records: {run}")
         return done.returncode
 
-    def answer(self) -> tuple[int, str, str]:
-        """Runs a command that only tells something; returns its exit code, stdout and stderr."""
+    def answer(self) -> Answer:
+        """Runs a command that only tells something. Without a connection, stderr says so."""
         done = self.connection.run(self._script({}), capture=True)
         if done.returncode == CUT:
-            return Exit.SUBMIT, "", f"error: {self.connection.no_connection(done.stderr)}"
-        return done.returncode, done.stdout, done.stderr
+            error = self.connection.no_connection(done.stderr)
+            return Answer(Exit.SUBMIT, "", f"error: {error}")
+        return Answer(done.returncode, done.stdout, done.stderr)
 
     # --- what is sent -----------------------------------------------------------------------------
 
     def _snapshot(self) -> tuple[Path, snapshot.Source | None]:
         """Returns the top of what this folder belongs to, and what of it is sent."""
-        has_own_task = self.command == "submit" and ":" in (self._value("--task") or "")
+        task = self._value("--task") or ""
+        has_own_task = self.command == "submit" and ":" in task  # MODULE:CLASS
         if self.command not in READS_FOLDER and not has_own_task:
-            return snapshot.choose(self.here, "auto")[1].resolve(), None
+            # Nothing is sent, but the command runs in the same folder there as those that send.
+            _, root = snapshot.choose(self.here, "auto")
+            return root.resolve(), None
         mode = self._value("--snapshot") or "auto"
-        limit = self._value("--snapshot-limit-mb")
+        limit = self._value("--snapshot-limit-mb") or ""
+        limit_mb = snapshot.LIMIT_MB
         # A limit that is no number is refused on the cluster, in the command's own words.
-        limit_mb = int(limit) if limit and limit.isdecimal() else snapshot.LIMIT_MB
+        if limit.isdecimal():
+            limit_mb = int(limit)
         runs_dir = self.here / "runs"
         source = snapshot.source(self.here, mode, runs_dir=runs_dir, limit_mb=limit_mb)
-        return source.root.resolve(), None if source.mode == "none" else source
+        root = source.root.resolve()
+        if source.mode == "none":
+            return root, None
+        return root, source
 
     def _value(self, flag: str) -> str | None:
         """Returns what the command line gives for a flag; of several, the last counts."""
-        return dict(itertools.pairwise(self.words)).get(flag)
+        followers = dict(itertools.pairwise(self.words))
+        return followers.get(flag)
 
     def _send(self) -> None:
-        names = list(self.source.files) if self.source else []
+        """Sends the snapshot and the inputs, and lets the command line name the inputs there."""
+        names: list[str] = []
         if self.source:
+            names += self.source.files
             self._say(f"sends {self.source.describe()}")
         for number, path in self._inputs():
             self.words[number] = self._send_input(path, names)
         if not names:
             return
-        record = _state("sent", f"{self.cluster.name}-{_hash(self.project)}.json")
-        sent = (read(record, dict[str, list[str]]) or {}).get("names", [])
+        record = _state_file("sent", f"{self.cluster.name}-{_hash(self.project)}.json")
+        record_before = read(record, dict[str, list[str]]) or {}
+        names_before = record_before.get("names", [])
         # What was sent before and is not here any more is removed there.
-        gone = [name for name in sent if not os.path.lexists(self.root / name)]
-        self.connection.send(self.root, list(dict.fromkeys([*names, *gone])), self.project)
+        gone = [name for name in names_before if not os.path.lexists(self.root / name)]
+        without_repeats = dict.fromkeys([*names, *gone])
+        self.connection.send(self.root, without_repeats, self.project)
         if self.source:  # of the code alone: data may be of jobs that still wait
             write_json(record, {"names": list(self.source.files)})
         self._warn_of_left_out(names)
@@ -212,12 +256,18 @@ class Forwarded:
                 self.words[number] = there
                 continue
             path = Path(text).expanduser().absolute()
-            is_here = path.is_file() if kind is input_file else path.exists()
+            if kind is input_file:
+                is_here = path.is_file()
+            else:
+                is_here = path.exists()
+            # An empty word would be this folder. What is not here is left to the cluster: it may
+            # be the name of a model, a task or a run.
             if text and is_here:
                 yield number, path
 
     def _send_input(self, path: Path, names: list[str]) -> str:
-        """Sends an input; returns its path there, from the folder where the command runs."""
+        """Returns the path of an input there, from the folder where the command runs. Adds it to
+        `names`, which are sent together, or sends it at once if it is not below the root."""
         if path.is_relative_to(self.root):
             below = os.path.relpath(path, self.root)
             if not _covers(names, below):
@@ -228,12 +278,15 @@ class Forwarded:
         folder = f"{self.cluster.folder}/inputs/{_hash(os.uname().nodename, str(path.parent))}"
         self.connection.send(path.parent, [path.name], folder)
         place = f"{folder}/{path.name}"
-        return place if place.startswith("/") else os.path.relpath(place, self.folder)
+        if place.startswith("/"):
+            return place
+        return os.path.relpath(place, self.folder)  # both are from the home folder
 
     def _warn_of_left_out(self, names: Sequence[str]) -> None:
         """Warns of files that the program's command line names, and the snapshot lacks."""
-        for argument in self.program[1:]:
-            path = os.path.normpath(self.here / argument.rpartition("=")[2])
+        for argument in self.program[1:]:  # after "--"
+            _, _, value = argument.rpartition("=")  # the file may be of --flag=FILE
+            path = os.path.normpath(self.here / value)
             below = os.path.relpath(path, self.root)
             if argument.startswith("/") or below.startswith("..") or not os.path.exists(path):
                 continue
@@ -264,7 +317,10 @@ class Forwarded:
     def _predictions(self) -> str:
         """Returns the name of the file that `predict` writes, if none is named."""
         files = [Path(word) for word in self.typed[1:] if Path(word).is_file()]
-        name = f"{files[-1].stem}.predictions{files[-1].suffix}" if files else "predictions.csv"
+        name = "predictions.csv"
+        if files:
+            data = files[-1]
+            name = f"{data.stem}.predictions{data.suffix}"
         if os.path.exists(name) and "--overwrite" not in self.words:
             raise UsageError(f"{name!r} is there", "--overwrite, or another --output")
         self.words.append("--overwrite")  # what an earlier command has left there
@@ -272,23 +328,27 @@ class Forwarded:
 
     def _script(self, facts: dict[str, Any]) -> str:
         """Returns the script that a shell there runs; `facts` are those of the request."""
-        top = self.cluster.folder
-        runs_dir = f"{top}/runs" if top.startswith(("/", "~")) else f"~/{top}/runs"
-        folders = [self.folder, f"{top}/runs"]
+        runs_dir = f"{self.cluster.folder}/runs"
+        folders = [self.folder, runs_dir]
         if self.fetched:
             folders.append(self.fetched[0])
+        # The shell makes folders from the home folder; slurmft runs in the project.
+        if not runs_dir.startswith(("/", "~")):
+            runs_dir = f"~/{runs_dir}"
         site = {"runs_dir": runs_dir} | self.cluster.site
         variables = {ON: self.cluster.name, OPTIONS_OF_ON: json.dumps(site)}
         if facts:
             variables[REQUEST] = json.dumps(facts)
+        # Answers of several clusters are captured: there is no terminal to ask there.
         if self.command in LISTS and sys.stdout.isatty():
             variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
-        lines = [
-            f"mkdir -p {' '.join(map(word, folders))} && cd {word(self.folder)} || exit",
-            *(f"export {name}={shlex.quote(text)}" for name, text in variables.items()),
-            *self.cluster.setup,
-            f"exec {self.cluster.start} {shlex.join([*self.words, *self.program])}",
-        ]
+        words_of_folders = " ".join(word(folder) for folder in folders)
+        lines = [f"mkdir -p {words_of_folders} && cd {word(self.folder)} || exit"]
+        for name, text in variables.items():
+            lines.append(f"export {name}={shlex.quote(text)}")
+        lines += self.cluster.setup
+        # exec: no shell stays between the connection and slurmft.
+        lines.append(f"exec {self.cluster.start} {shlex.join([*self.words, *self.program])}")
         return "\n".join(lines)
 
     @contextlib.contextmanager
@@ -301,23 +361,25 @@ class Forwarded:
         if self.command not in SUBMITS:
             yield {}
             return
+        # With or without --follow, it is the same submission.
         typed = [word for word in self.typed if word != "--follow"]
         key = _hash(self.cluster.name, str(self.here), *typed, *self.program)
-        record = _state("requests", f"{key}.json")
-        kept = read_json(record)
-        if not matches((kept or {}).get("id"), str):
-            kept = None
-        facts = kept or {"id": os.urandom(16).hex(), "time": time.time()}
+        record = _state_file("requests", f"{key}.json")
+        facts = read_json(record) or {}
+        if not isinstance(facts.get("id"), str):  # there is no record, or it is damaged
+            facts = {"id": os.urandom(16).hex(), "time": time.time()}
+        # Before the command runs: from then on the cluster may have the run.
         write_json(record, facts)
-        words = ["slurmft", "--on", self.cluster.name, *self.typed, *self.program]
+        command = ["slurmft", "--on", self.cluster.name, *self.typed, *self.program]
         request = {
             "request": facts["id"],
-            "command": redact(shlex.join(words)),
+            "command": redact(shlex.join(command)),
             "from": f"{os.uname().nodename}:{self.here}",
         }
         if self.source and self.source.mode == "git":
             request["git"] = {"commit": self.source.commit, "dirty": self.source.changed > 0}
         yield request
+        # Not reached where the block raises, as without a connection: the id is kept then.
         record.unlink(missing_ok=True)
 
 
@@ -330,7 +392,7 @@ class Syntax:
     inputs: dict[str, Callable[[str], str]] = field(default_factory=dict)
     """Flag that names a file or folder to read -> `input_path` or `input_file`."""
     argument: Callable[[str], str] | None = None
-    """The same of an argument without a flag; None: the command reads none."""
+    """`input_path` or `input_file` for an argument without a flag; None: the command reads none."""
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> "Syntax":
@@ -340,10 +402,12 @@ class Syntax:
             parser = command_parser(argv) if argv else None
         except SlurmftError:  # the cluster may have it, as a plug-in
             parser = None
+        if parser is None:
+            return cls()
         switches: list[str] = []
         inputs: dict[str, Callable[[str], str]] = {}
         argument = None
-        for action in parser.arguments() if parser else ():
+        for action in parser.arguments():
             if action.nargs == 0:
                 switches += action.option_strings
             elif action.type not in (input_path, input_file):
@@ -355,15 +419,19 @@ class Syntax:
         return cls(frozenset(switches), inputs, argument)
 
 
-def _apart(words: Sequence[str], syntax: Syntax) -> Iterator[str]:
-    """--flag=value as two words, of the flags whose values are looked at here."""
+def _split_assignments(words: Sequence[str], syntax: Syntax) -> Iterator[str]:
+    """Yields the words, with --flag=value as two words where the value is looked at here."""
     looked_at = (*syntax.inputs, "--output", "--snapshot", "--snapshot-limit-mb")
     for each in words:
         flag, equals, value = each.partition("=")
-        yield from (flag, value) if equals and flag in looked_at else (each,)
+        if equals and flag in looked_at:
+            yield flag
+            yield value
+        else:
+            yield each
 
 
-def _state(*names: str) -> Path:
+def _state_file(*names: str) -> Path:
     """Returns a file of the state that is kept here of what was done there; makes its folder."""
     top = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     path = Path(top, "slurmft", *names).expanduser()

@@ -16,6 +16,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.plugins.remote.clusters import named
 from slurmft.plugins.remote.forward import Forwarded
 
+# Large, and of no use without the job: only a resume needs them. rsync: below the run's folder.
 _LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")
 
 
@@ -38,15 +39,20 @@ def main(argv: list[str]) -> int:
     command = ["status", arguments.run, "--json"]
     if arguments.runs_dir:
         command += ["--runs-dir", arguments.runs_dir]
+    # The cluster knows what "last" is, and where its runs are.
     status = Forwarded(clusters[0], command)
-    code, out, err = status.answer()
-    if code:
-        error, _, hint = err.strip().removeprefix("error: ").partition("\nhint: ")
-        raise SlurmftError(error, hint or None, code)
-    path = Path(json.loads(out)["path"])
-    left_out = () if arguments.checkpoints else _LEFT_OUT
+    answer = status.answer()
+    if answer.code:
+        # The cluster's error becomes ours, with its hint.
+        text = answer.stderr.strip().removeprefix("error: ")
+        error, _, hint = text.partition("\nhint: ")
+        raise SlurmftError(error, hint or None, answer.code)
+    path = Path(json.loads(answer.stdout)["path"])
+    exclusions: list[str] = []
+    if not arguments.checkpoints:
+        exclusions = [f"--exclude={name}" for name in _LEFT_OUT]
     into = arguments.into / path.name
-    status.connection.fetch(str(path), into, *(f"--exclude={name}" for name in left_out))
+    status.connection.fetch(str(path), into, *exclusions)
     print(f"fetched from {clusters[0].name}: {into}")
     if (into / "model").is_dir():
         print(f"its model: {into / 'model'}")
