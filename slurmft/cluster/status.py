@@ -12,7 +12,7 @@ from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combin
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint
 from slurmft.core.decode import decode_leniently
-from slurmft.core.run_files import Job, Result
+from slurmft.core.run_files import Failure, Job, Result
 from slurmft.runs import records
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
@@ -75,11 +75,16 @@ class RunStatus:
     @property
     def requeues(self) -> int:
         """How often its job was requeued since the run was last submitted."""
-        past = self.run.state.since_submission()
-        starts = len([each for each in past if each.state == "running"])
-        avoided = len([each for each in past if each.avoided])
-        waits = starts > 0 and self.state is Phase.REQUEUED
-        return max(0, starts - 1) + avoided + int(waits)
+        transitions = self.run.state.since_submission()
+        starts = [each for each in transitions if each.state == "running"]
+        # A requeue away from hosts that are to be excluded happens before an attempt begins, so
+        # no start shows it.
+        requeues = len([each for each in transitions if each.avoided])
+        if starts:
+            requeues += len(starts) - 1
+            if self.state is Phase.REQUEUED:  # the start that this requeue leads to is to come
+                requeues += 1
+        return requeues
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,9 @@ class _Place:
 
     @property
     def cluster(self) -> str:
-        return self.job.cluster if self.job else str(self.run.config["job"].get("cluster", ""))
+        if self.job is not None:
+            return self.job.cluster
+        return str(self.run.config["job"].get("cluster", ""))
 
     @property
     def is_asked(self) -> bool:
@@ -106,6 +113,8 @@ def run_statuses(runs: Iterable[MeasuredRun]) -> list[RunStatus]:
     """Returns the status of each run; Slurm is queried once for all of them."""
     places = _places(runs)
     on_slurm = [each for each in places if each.is_asked and each.cluster == "slurm"]
+    # A run that has recorded its end is alive only if Slurm has queued its job again. The queue
+    # shows that; accounting need not be asked about an end that is on record.
     ended = [each.job_id for each in on_slurm if each.run.has_ended]
     reports = commands.job_states([each.job_id for each in on_slurm], only_queued=ended)
     return [_status(place, reports) for place in places]
@@ -117,12 +126,13 @@ def _places(runs: Iterable[MeasuredRun]) -> list[_Place]:
     for run in runs:
         files = RunDir(run.path)
         job = files.read_job()
-        place = ""
+        elsewhere = ""
+        # Where the job of a finished run was, decides nothing.
         if job and job.where and not run.is_finished:
             if job.cluster not in here:
                 here[job.cluster] = launcher.location(job.cluster)
-            place = launcher.other_location(job.cluster, job.where, here[job.cluster])
-        places.append(_Place(run, job, files.job_id(), place))
+            elsewhere = launcher.other_location(job.cluster, job.where, here[job.cluster])
+        places.append(_Place(run, job, files.job_id(), elsewhere))
     return places
 
 
@@ -138,6 +148,7 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
     if place.is_asked and (report is None or report.ended or report.name == "UNKNOWN"):
         run = _read_again(run)  # the last records may be newer than those before the question
     if not run.is_finished and not run.has_ended and not place.job_id:
+        # No scheduler can know of it, so there is nothing to be unsure of.
         state = unasked(run.state, "not submitted yet")
         state = dataclasses.replace(state, phase=Phase.PENDING, is_sure=True)
     elif run.is_finished or (run.has_ended and not place.is_asked):
@@ -182,6 +193,8 @@ def _with_names_of_others(run: MeasuredRun, state: JobState) -> JobState:
         others = _others(run, "after", "after_any")
         if others:
             return dataclasses.replace(state, reason=f"waits for {others}")
+    # Slurm cancels a job whose condition can never be met (--kill-on-invalid-dep), and names no
+    # user then. After scancel the reason is "by 1000".
     is_unmet = state.report.reason in ("", "DependencyNeverSatisfied")
     if state.phase is Phase.CANCELLED and is_unmet and not run.has_ended:
         others = _others(run, "after")
@@ -193,8 +206,11 @@ def _with_names_of_others(run: MeasuredRun, state: JobState) -> JobState:
 
 def _others(run: MeasuredRun, *options: str) -> str:
     """Returns the names of the runs that a run starts after."""
-    paths = [path for option in options for path in run.value(option) or ()]
-    return ", ".join(Path(str(path)).name for path in paths)
+    names = []
+    for option in options:
+        for path in run.value(option) or ():
+            names.append(Path(str(path)).name)
+    return ", ".join(names)
 
 
 # --- for programs ---------------------------------------------------------------------------------
@@ -203,8 +219,15 @@ def _others(run: MeasuredRun, *options: str) -> str:
 def described(run: MeasuredRun) -> dict[str, Any]:
     """Returns what a run is, by its configuration: the first values of `summary`."""
     submission = run.config["submission"]
-    fields = {name: run.value(name) for name in ("task", "model", "data", "nodes")}
-    return {"name": run.name, "path": str(run.path), "user": submission.get("user")} | fields
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "user": submission.get("user"),
+        "task": run.value("task"),
+        "model": run.value("model"),
+        "data": run.value("data"),
+        "nodes": run.value("nodes"),
+    }
 
 
 def summary(status: RunStatus) -> dict[str, Any]:
@@ -245,8 +268,11 @@ def _progress(status: RunStatus) -> dict[str, Any]:
             "metrics": numbers.metrics,
         }
     latest = records.latest(status.run.path)
-    del latest["evaluating"], latest["last_record"]
-    return latest if status.is_alive else latest | {"left_s": None}
+    del latest["evaluating"]
+    del latest["last_record"]
+    if not status.is_alive:
+        latest["left_s"] = None  # it will never end what it was estimated to
+    return latest
 
 
 def run_facts(run: RunDir) -> dict[str, Any]:
@@ -262,10 +288,13 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     """
     (status,) = run_statuses([MeasuredRun.read(run.path)])
     facts = summary(status)
+    # A job whose run directory took no record left its reason as the comment of the Slurm job.
     if status.state is Phase.FAILED and not status.run.has_ended and status.cluster == "slurm":
         facts["reason"] = commands.noted(status.job) or status.reason
     latest = records.latest(run.path)
     (costs,) = cost.costs_of([status.run])
+    # Ranks that only lost another one explain nothing.
+    failures = [failure for failure in run.all_failures() if not failure.secondary]
     return facts | {
         "cost": costs | {"advice": cost.advice(costs, status.run)},
         "program": status.run.config["program"],
@@ -279,18 +308,21 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "evaluating": latest["evaluating"],
         "checkpoints": checkpoints(run),
         "warnings": [str(r.get("text")) for r in status.run.records("warning")],
-        "failures": [
-            {key: getattr(failure, key) for key in _FAILURE_KEYS}
-            for failure in run.all_failures()
-            if not failure.secondary
-        ],
+        "failures": [_failure_facts(failure) for failure in failures],
         "result": status.run.result,
         "model_path": str(run.model) if run.model.is_dir() else None,
         "logs": str(run.logs),
     }
 
 
-_FAILURE_KEYS = ("where", "message", "hint", "attempt", "time")
+def _failure_facts(failure: Failure) -> dict[str, Any]:
+    return {
+        "where": failure.where,
+        "message": failure.message,
+        "hint": failure.hint,
+        "attempt": failure.attempt,
+        "time": failure.time,
+    }
 
 
 def _changes(run: RunDir, status: RunStatus) -> dict[str, str]:
@@ -305,9 +337,10 @@ def _changes(run: RunDir, status: RunStatus) -> dict[str, str]:
 
 def checkpoints(run: RunDir) -> list[dict[str, Any]]:
     """Returns the checkpoints, oldest first: name, bytes, time (Unix seconds)."""
-    found = []
+    checkpoints = []
     for name in run.checkpoint_names():
+        path = run.checkpoints / name
         with contextlib.suppress(OSError):  # one that is just being removed
-            path = run.checkpoints / name
-            found.append({"name": name, "bytes": size_of(path), "time": path.stat().st_mtime})
-    return found
+            written_at = path.stat().st_mtime
+            checkpoints.append({"name": name, "bytes": size_of(path), "time": written_at})
+    return checkpoints
