@@ -68,22 +68,17 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
     the one that resumes."""
     config = dependency.settled(config, cluster, config.job.runs_dir)
     run = run or RunDir(Path(config.job.runs_dir) / f"{config.name}-<time>-<random>")
-    inputs = [
-        f"{path}: {facts['what']}, {in_bytes(facts['bytes'])}"
-        for path, facts in config.program.inputs.items()
-    ]
-    inputs = ["# what it reads, as it is now", *inputs, ""] if inputs else []
-    return "\n".join(
-        (
-            f"# configuration, written to {run.config}",
-            config.to_json(),
-            *inputs,
-            cluster_launcher.get(cluster).plan(config, run),
-            *([] if cluster == "mpirun" else node_command(config, run, cluster)),
-            "",
-            "dry run: nothing was submitted",
-        )
-    )
+    lines = [f"# configuration, written to {run.config}", config.to_json()]
+    if config.program.inputs:
+        lines.append("# what it reads, as it is now")
+        for path, facts in config.program.inputs.items():
+            lines.append(f"{path}: {facts['what']}, {in_bytes(facts['bytes'])}")
+        lines.append("")
+    lines.append(cluster_launcher.get(cluster).plan(config, run))
+    if cluster != "mpirun":  # whose plan is the command itself: no torchrun runs under it
+        lines += node_command(config, run, cluster)
+    lines += ["", "dry run: nothing was submitted"]
+    return "\n".join(lines)
 
 
 def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
@@ -91,21 +86,31 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     from slurmft.node import task  # 15 ms: a dry run alone needs it
 
     # The rendezvous, as far as it is known before the job has nodes.
-    head, job_id = ("$HEAD", "$SLURM_JOB_ID.0") if cluster == "slurm" else ("127.0.0.1", "$JOB_ID")
-    hosts, nproc = (head,) * config.job.nodes, str(config.job.nproc_per_node or "$NPROC")
+    head = "127.0.0.1"
+    job_id = "$JOB_ID"
+    if cluster == "slurm":
+        head = "$HEAD"
+        job_id = "$SLURM_JOB_ID.0"
+    hosts = (head,) * config.job.nodes
+    nproc = str(config.job.nproc_per_node or "$NPROC")
     meeting = Rendezvous(hosts=hosts, node_rank=0, port="$PORT", check_port=0, id=job_id)
     command = shlex.join(task.node_command(config, run.path, meeting, nproc))
     lines = [
         "# the task of each node then runs (here: of the first; NPROC: its GPUs or CPU sockets)",
         re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),  # our variables, and no path
     ]
-    if own := OwnProgram.of(config.program):
-        lines += [f"# each process of it, in {own.folder}", shlex.join(own.argv)]
-        code = submission.source(config)
-        lines += [f"# its code: {code.describe()}"] if code else []
-        lines += [f"# its environment: {own.env or 'as this one'}; its Python: {own.python}"]
-        if file := own.accelerate_config:
-            lines += [f"# Accelerate's variables: decided on the nodes, from {file}"]
+    program = OwnProgram.of(config.program)
+    if program is None:
+        return lines
+    lines += [f"# each process of it, in {program.folder}", shlex.join(program.argv)]
+    code = submission.source(config)
+    if code is not None:
+        lines.append(f"# its code: {code.describe()}")
+    environment = program.env or "as this one"
+    lines.append(f"# its environment: {environment}; its Python: {program.python}")
+    if program.accelerate_config:
+        file = program.accelerate_config
+        lines.append(f"# Accelerate's variables: decided on the nodes, from {file}")
     return lines
 
 
@@ -133,12 +138,16 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
 def _was_submitted(run: RunDir, cluster: str) -> bool:
     """Returns whether the run of a request has a job: its submitter may have been killed before it
     could record the job. Without one, the run is removed."""
-    found = run.job_id() or (cluster == "slurm" and commands.job_of_script(run.submitit))
-    if found and not run.read_job():
-        cluster_launcher.note_job(run, cluster, found, cluster_launcher.location(cluster))
-    if not found:
+    job_id = run.job_id()
+    if not job_id and cluster == "slurm":
+        # A job that still waits has written nothing: only the queue knows it, by its script.
+        job_id = commands.job_of_script(run.submitit)
+    if not job_id:
         run.discard()
-    return bool(found)
+        return False
+    if not run.read_job():
+        cluster_launcher.note_job(run, cluster, job_id, cluster_launcher.location(cluster))
+    return True
 
 
 def _submit_new(config: RunConfig, cluster: str, mark: str) -> RunDir:
@@ -166,7 +175,8 @@ def create(config: RunConfig, mark: str = "") -> RunDir:
 
 def _submit_job(config: RunConfig, run: RunDir, cluster: str) -> str:
     """Submits the job of a run, and records it; returns its id."""
-    launcher, where = cluster_launcher.get(cluster), cluster_launcher.location(cluster)
+    launcher = cluster_launcher.get(cluster)
+    where = cluster_launcher.location(cluster)  # before the job: see `note_job`
     job_id = launcher.submit(config, run)
     with contextlib.suppress(OSError):  # the job itself records its id, too
         cluster_launcher.note_job(run, cluster, job_id, where)
@@ -195,20 +205,20 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
             f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
     with _alone(run):
-        last = (run.load_own_config().submission.get("resumed") or [{}])[-1]
+        resumes = run.load_own_config().submission.get("resumed") or [{}]
+        last = resumes[-1]
         job = run.read_job()
-        job_before = job.id if job else None
-        again = "request" in last and last["request"] == submission.get("request")
-        if again and job_before and job_before != last.get("job_before"):
-            return str(job_before)  # it was submitted, and the answer was lost
+        current_job = job.id if job else None
+        is_repeated = "request" in last and last["request"] == submission.get("request")
+        if is_repeated and current_job and current_job != last.get("job_before"):
+            return str(current_job)  # it was submitted, and the answer was lost
         if "request" in submission:
-            submission = submission | {"job_before": job_before}
+            submission = submission | {"job_before": current_job}
         config, cluster = _resumed(run, flags)
-        old = config.submission
         permissions.settle(config.job.share_with_group)
-        config = dataclasses.replace(
-            config, submission=old | {"resumed": [*old.get("resumed", []), submission]}
-        )
+        first = config.submission
+        resumed = [*first.get("resumed", []), submission]
+        config = dataclasses.replace(config, submission=first | {"resumed": resumed})
         config = dependency.settled(config, cluster, config.job.runs_dir)
         with _restored(run):
             write_text(run.config, config.to_json())
@@ -218,11 +228,12 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
 
 def show_resume(run: RunDir, flags: dict[str, Any]) -> str:
     """Returns the text of a dry run of `resume`; raises as it would."""
-    return dry_run(*_resumed(run, flags), run)
+    config, cluster = _resumed(run, flags)
+    return dry_run(config, cluster, run)
 
 
 def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
-    """The configuration of a run that resumes, and its cluster."""
+    """Returns the configuration of a run that resumes, and its cluster."""
     old = run.load_own_config()
     _check_ended(run, moves="cluster" in flags)
     if run.attempt.exists():  # what it waited for is over
@@ -247,15 +258,15 @@ def _alone(run: RunDir) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _restored(run: RunDir) -> Iterator[None]:
-    """The files of a run that a submission changes; byte for byte as before, if it fails."""
+    """Restores the files of a run that a submission changes, byte for byte, if it fails."""
     paths = (run.config, run.state, run.job)
-    before = {path: path.read_bytes() for path in paths if path.exists()}
+    contents = {path: path.read_bytes() for path in paths if path.exists()}
     try:
         yield
     except BaseException as error:
         # Not where an interruption came after the submission: its job waits, and is not lost.
-        if isinstance(error, Exception) or run.job.read_bytes() == before[run.job]:
-            for path, content in before.items():
+        if isinstance(error, Exception) or run.job.read_bytes() == contents[run.job]:
+            for path, content in contents.items():
                 with contextlib.suppress(OSError):  # the error of the block is the one to read
                     write_bytes(path, content)
         raise
@@ -267,7 +278,8 @@ def _check_ended(run: RunDir, moves: bool) -> None:
     job = cluster_launcher.job_of(run)
     if run.get_state().state == "finished":
         raise UsageError(f"the run {str(run.path)!r} has finished", f"its model: {run.model}")
-    if place := cluster_launcher.elsewhere(run):
+    place = cluster_launcher.elsewhere(run)
+    if place:
         if moves:
             return
         raise UsageError(
