@@ -126,7 +126,9 @@ def combine(
         may_requeue: the job may be requeued (--requeue).
     """
     if report is None:
-        return by_record(recorded, has_result) if recorded.has_ended else _vanished(LOST)
+        if recorded.has_ended:
+            return by_record(recorded, has_result)
+        return _vanished(LOST)
     if report.name == "UNKNOWN":
         return _unanswered(recorded, report, has_result)
     # The job may just be ending: the run's own record counts, unless Slurm has queued it again.
@@ -136,17 +138,25 @@ def combine(
     if not lives_on:
         return _ended_by_scheduler(report, cluster)
     if report.name != "PENDING" and not report.may_be_requeued:
-        phase = Phase.STOPPING if recorded.state == "stopping" else Phase.RUNNING
-        reason = "" if report.name == "RUNNING" else report.name.lower()
-        return JobState(phase=phase, report=report, reason=reason)
+        return _running(recorded, report)
     # The job of a resumed run waits for the first time, whatever jobs came before.
     is_again = has_started and recorded.state != "submitted"
     phase = Phase.REQUEUED if is_again else Phase.PENDING
     return JobState(phase=phase, report=report, reason=report.reason, is_over=report.ended)
 
 
+def _running(recorded: State, report: Report) -> JobState:
+    phase = Phase.RUNNING
+    if recorded.state == "stopping":
+        phase = Phase.STOPPING
+    reason = ""
+    if report.name != "RUNNING":  # CONFIGURING while nodes boot, SUSPENDED, ...
+        reason = report.name.lower()
+    return JobState(phase=phase, report=report, reason=reason)
+
+
 def by_record(recorded: State, has_result: bool = True, is_sure: bool = True) -> JobState:
-    """Returns how a run ended, by its own record."""
+    """Returns how a run ended, by its own record; only for a run that has recorded an end."""
     phase, reason = _recorded_end(recorded, has_result)
     report = Report(
         name=_NAMES_OF_RECORDS[recorded.state],
@@ -170,20 +180,22 @@ def _recorded_end(recorded: State, has_result: bool) -> tuple[Phase, str]:
             return Phase.FINISHED, ""
         case "cancelled":
             return Phase.CANCELLED, recorded.reason or "cancelled"
-        case _:
+        case _:  # "failed", or "finished" without a result.json
             return Phase.FAILED, recorded.reason or "failed"
 
 
 def _vanished(report: Report) -> JobState:
-    why = "neither queue nor accounting knows its job" if report == LOST else report.reason
-    reason = f"vanished: {why}"
-    return JobState(phase=Phase.VANISHED, report=report, reason=reason, is_over=True)
+    cause = report.reason
+    if report == LOST:
+        cause = "neither queue nor accounting knows its job"
+    return JobState(phase=Phase.VANISHED, report=report, reason=f"vanished: {cause}", is_over=True)
 
 
 def _unanswered(recorded: State, report: Report, has_result: bool) -> JobState:
     if not recorded.has_ended:
         return JobState(phase=Phase.UNKNOWN, report=report, reason=report.reason, is_sure=False)
     phase, reason = _recorded_end(recorded, has_result)
+    # That a run has finished needs no answer; a failed one may have been requeued.
     is_sure = phase is Phase.FINISHED
     if recorded.state == "finished" or report == NO_ACCOUNTING:
         return by_record(recorded, has_result, is_sure)
@@ -205,6 +217,6 @@ def _ended_by_scheduler(report: Report, cluster: str) -> JobState:
         phase = Phase.CANCELLED
     elif cluster == "slurm":
         phase = Phase.FAILED
-    else:
+    else:  # a local job records its end itself: one that did not was killed
         return _vanished(report)
     return JobState(phase=phase, report=report, reason=str(report), is_over=True)
