@@ -25,6 +25,7 @@ _LEAST_ASK_S = 2.0
 _MOST_ASK_S = 60.0
 """How often Slurm is asked: after news, and at most as seldom."""
 _FILE_LAG_S = 15
+"""How long NFS may take until a file that a node wrote is visible here."""
 _REQUEUE_S = 20
 """How long Slurm may report a job as ended before it requeues it."""
 _LOST_AFTER_S = 60
@@ -99,10 +100,13 @@ class JobWatch:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"the job {self.job_id} has not ended after {timeout_s:g} s")
             yield True
-            quiet_s = time.monotonic() - self._news_at
-            time.sleep(pause_s or min(max(_LEAST_LOOK_S, quiet_s / 20), _MOST_LOOK_S))
+            time.sleep(pause_s or self._look_pause_s())
         self._await_result()
         yield False
+
+    def _look_pause_s(self) -> float:
+        quiet_s = time.monotonic() - self._news_at
+        return min(max(_LEAST_LOOK_S, quiet_s / 20), _MOST_LOOK_S)
 
     def _is_due(self) -> bool:
         now = time.monotonic()
@@ -111,6 +115,8 @@ class JobWatch:
         if mark != self._recorded:
             self._recorded = mark
             self._news_at = now
+            # The job notifies by itself; plug-ins on this side send what it has not, as where nodes
+            # have no way out.
             hooks.state_changed(self.run, from_login=True)
             return True
         with contextlib.suppress(OSError):
@@ -122,7 +128,8 @@ class JobWatch:
             return now - self._asked_at >= _LEAST_ASK_S
         if self.state.name == "RUNNING" and recorded.state == "running":
             return now - max(self._asked_at, self._grew_at) >= _MOST_ASK_S
-        pause_s = min(max(_LEAST_ASK_S, (now - self._news_at) / 10), _MOST_ASK_S)
+        quiet_s = now - self._news_at
+        pause_s = min(max(_LEAST_ASK_S, quiet_s / 10), _MOST_ASK_S)
         return now - self._asked_at >= pause_s
 
     def wait(self, timeout_s: float = math.inf) -> dict[str, Any]:
@@ -149,20 +156,31 @@ class JobWatch:
         """Returns the result of a job that has ended, or raises the SlurmftError that says why
         there is none."""
         self._await_result()
-        result = self.run.read_result() if self.state.succeeded else None
-        if result is not None:
-            return result
+        if self.state.succeeded:
+            result = self.run.read_result()
+            if result is not None:
+                return result
         report = self.state.report
-        is_cancelled = report.name == "CANCELLED" and not report.reason
-        if is_cancelled and self.job.cluster == "slurm":  # by whom?
+        if report.name == "CANCELLED" and not report.reason and self.job.cluster == "slurm":
+            # The controller does not say who cancelled it; accounting does, seconds later.
             report = commands.await_accounting(self.job_id, report)
         error = job_error(self.run, self.job_id, report)
-        is_its_job = cluster_launcher.job_of(self.run).id == self.job_id
-        if report.ended and is_its_job and os.access(self.run.path, os.W_OK):
-            name = "cancelled" if error.code == Exit.CANCELLED else "failed"
-            self.run.set_state(name, error.message, error.code)  # the job could not, perhaps
-            hooks.state_changed(self.run, from_login=True)
+        if report.ended:
+            self._record_end(error)
         raise error
+
+    def _record_end(self, error: SlurmftError) -> None:
+        """Records the end of the run: a job that was killed could not do that itself."""
+        if not os.access(self.run.path, os.W_OK):
+            return
+        # A resume may have given the run another job meanwhile: its state is that job's.
+        if cluster_launcher.job_of(self.run).id != self.job_id:
+            return
+        state = "failed"
+        if error.code == Exit.CANCELLED:
+            state = "cancelled"
+        self.run.set_state(state, error.message, error.code)
+        hooks.state_changed(self.run, from_login=True)
 
     def _ask(self) -> JobState:
         state = cluster_launcher.job_state(self.run, self.job)
@@ -179,11 +197,9 @@ def job_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
 
     The error's notes help to understand it: a traceback, the end of the job's logs.
     """
-    failure = run.root_failure()
     if report.name == "CANCELLED":
-        match = re.fullmatch(r"by (\d+)", report.reason)  # of accounting
-        by = f" by {permissions.user_name(int(match[1]))}" if match else ""
-        return SlurmftError(f"the job {job_id} was cancelled{by}", None, Exit.CANCELLED)
+        return _cancelled_error(job_id, report)
+    failure = run.root_failure()
     recorded = run.get_state()
     # When the scheduler ends a job, or a process is killed, ranks lose each other.
     says_why = recorded.state == "failed" or report.name != "FAILED"
@@ -195,11 +211,19 @@ def job_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
     if recorded.state == "cancelled":
         return SlurmftError(f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED)
     error = _ended_error(run, job_id, report)
-    if failure is None and report.name == "FAILED":
+    if failure is None and report.name == "FAILED":  # perhaps a setup line, before any rank
         lines = _last_lines(run, job_id)
         if lines:
             error.add_note("\n".join(lines))
     return error
+
+
+def _cancelled_error(job_id: str, report: Report) -> SlurmftError:
+    message = f"the job {job_id} was cancelled"
+    by_user_id = re.fullmatch(r"by (\d+)", report.reason)  # as accounting writes it
+    if by_user_id:
+        message += f" by {permissions.user_name(int(by_user_id[1]))}"
+    return SlurmftError(message, None, Exit.CANCELLED)
 
 
 def _ended_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
@@ -209,8 +233,9 @@ def _ended_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
     if recorded.state == "failed" and recorded.reason:
         return SlurmftError(recorded.reason, _resume(run), recorded.exit_code or Exit.FAILED)
     message = f"the job {job_id} ended as {report.name}"
-    is_slurm = cluster_launcher.job_of(run).cluster == "slurm"
-    comment = commands.noted(job_id) if is_slurm else ""
+    comment = ""
+    if cluster_launcher.job_of(run).cluster == "slurm":
+        comment = commands.noted(job_id)  # left where the run directory took no record
     if comment:
         message = comment.removeprefix("failed: ")
     elif report.reason:
@@ -231,14 +256,19 @@ def _resume(run: RunDir) -> str:
 
 def _last_lines(run: RunDir, job_id: str) -> list[str]:
     """Returns the last lines that the job's script and tasks wrote before any rank started."""
-    found: list[str] = []
-    for log in (*sorted(run.submitit.glob(f"{job_id}_*_log.err")), run.logs / "job.log"):
-        with contextlib.suppress(OSError):
+    logs = sorted(run.submitit.glob(f"{job_id}_*_log.err"))
+    logs.append(run.logs / "job.log")  # of a job without Slurm
+    excerpts: list[str] = []
+    for log in logs:
+        with contextlib.suppress(OSError):  # only one of the two kinds is there
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            if lines:
-                found.append(f"end of {log}:")
-                found += [f"  {split(line)[1]}" for line in lines[-8:]]
-    return found
+            if not lines:
+                continue
+            excerpts.append(f"end of {log}:")
+            for line in lines[-8:]:
+                _, text = split(line)
+                excerpts.append(f"  {text}")
+    return excerpts
 
 
 def cancel(run: RunDir) -> JobState | None:
