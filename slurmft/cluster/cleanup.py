@@ -115,20 +115,32 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
         else:
             candidates += _of_kinds(_in_run(status, older_s), kinds)
     outside = [*_leftovers(top), *_in_token_cache(older_s)]
-    candidates += [each for each in _of_kinds(outside, kinds) if _is_own(each.path, each.path)]
-    items = [
-        Item(each.path, each.kind, each.why, size_of(each.path), _inode(each.path))
-        for each in candidates
-    ]
-    left_out = [resolve.problem_line(problems)] if problems else []
-    left_out += [f"{count} {what}" for what, count in skipped.items()]
+    for candidate in _of_kinds(outside, kinds):
+        if _is_own(candidate.path, candidate.path):
+            candidates.append(candidate)
+    items = [_item(candidate) for candidate in candidates]
+    left_out = []
+    if problems:
+        left_out.append(resolve.problem_line(problems))
+    for reason, count in skipped.items():
+        left_out.append(f"{count} {reason}")
     return Plan(items, left_out)
+
+
+def _item(candidate: _Candidate) -> Item:
+    return Item(
+        path=candidate.path,
+        kind=candidate.kind,
+        why=candidate.why,
+        bytes=size_of(candidate.path),
+        inode=_inode(candidate.path),
+    )
 
 
 def _in_token_cache(older_s: float) -> Iterator[_Candidate]:
     for path, idle_s in token_cache.unused(token_cache.folder(), older_s):
         why = f"no run has used it for {idle_s / 86400:.0f} days"
-        if path.name.startswith("."):
+        if path.name.startswith("."):  # under this name an entry is written, until it is whole
             why = _LEFT
         yield _Candidate("token-cache", path, why)
 
@@ -158,10 +170,10 @@ def last_activity(status: RunStatus) -> float:
 def _is_own(path: Path, top: Path) -> bool:
     """Returns whether a path is this user's, and all between it and `top`: a link there may be
     another's, to what this user keeps elsewhere."""
-    between = [p for p in path.parents if top in p.parents]
+    between = [folder for folder in path.parents if top in folder.parents]
     try:
-        return all(p.lstat().st_uid == os.getuid() for p in (path, *between))
-    except OSError:
+        return all(each.lstat().st_uid == os.getuid() for each in (path, *between))
+    except OSError:  # what cannot be looked at is not removed
         return False
 
 
@@ -180,7 +192,8 @@ def remove(item: Item) -> str | None:
         return None  # somebody else has removed it
     except OSError as error:
         return f"{str(item.path)!r} could not be removed: {error.strerror or error}"
-    if _inode(aside) != item.inode:  # another link or folder leads elsewhere now
+    # Between plan and rename, another user may have put a link there that leads elsewhere.
+    if _inode(aside) != item.inode:
         os.rename(aside, item.path)
         return f"{str(item.path)!r} was replaced meanwhile: it stays"
     try:
