@@ -18,7 +18,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """Keys of a study file; a value has the type of its default."""
 _TYPES = TYPE_NAMES | {dict: "a table", list: "a list of tables"}
-_OF_REPEATS = {
+_FIELDS_OF_REPEATS = {
     "seed": "the repeats have seeds of their own; the first one goes into [fixed]",
     "repeat": "its values are 1 to repeats",
 }
@@ -81,23 +81,30 @@ class Study:
         return list(self.cells[0])
 
 
-def read_study(given: str | Path, with_published: bool = True) -> Study:
-    """The study of a file, or of a study's folder.
+def read_study(source: str | Path, with_published: bool = True) -> Study:
+    """Reads the study of a file, or of a study's folder.
 
     Args:
+        source: the file, the folder, or the name of a study that comes with slurmft.
         with_published: check that the file of published figures can be read.
+
+    Raises:
+        UsageError: there is no such file, or what it says is not a study.
     """
-    path = absolute(shipped.find("studies", given))
+    path = absolute(shipped.find("studies", source))
     in_folder = path.is_dir()
-    path = path / FILE if in_folder else path
+    if in_folder:
+        path = path / FILE
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        what = f"{str(given)!r} holds no {FILE}" if in_folder else f"{str(given)!r}: no such file"
+        missing = f"{str(source)!r}: no such file"
+        if in_folder:
+            missing = f"{str(source)!r} holds no {FILE}"
         hint = "give a study file, the folder of a study, or a name that slurmft examples lists"
-        raise UsageError(what, hint) from None
+        raise UsageError(missing, hint) from None
     except (OSError, UnicodeDecodeError) as error:
-        what = f"cannot read the study file {str(given)!r}: {error}"
+        what = f"cannot read the study file {str(source)!r}: {error}"
         raise UsageError(what, "check that it is a text file") from None
     study = parse_study(text, path)
     if with_published and study.published:
@@ -109,25 +116,39 @@ def read_study(given: str | Path, with_published: bool = True) -> Study:
 
 
 def parse_study(text: str, path: Path) -> Study:
-    """The study of a file's text."""
+    """Parses the text of a study file, and checks it.
+
+    Args:
+        path: the file, for messages, and for `published`, which is relative to it.
+    """
     try:
         raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
+    # RecursionError: the parser recurses into nested brackets, of which a file may have thousands.
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not TOML: {error}", "see slurmft study --help") from None
     _check_top(path, raw)
-    given = _DEFAULTS | raw
-    program = programs.read(path, given["program"]) if given["program"] else {}
-    fixed = (programs.typed if program else _settings)(f"{path}: [fixed]", given["fixed"])
+    keys = _DEFAULTS | raw
+    where = f"{path}: [fixed]"
+    if keys["program"]:
+        program = programs.read(path, keys["program"])
+        fixed = programs.typed(where, keys["fixed"])
+    else:
+        program = {}
+        fixed = _settings(where, keys["fixed"])
     axes = _axes(path, raw, fixed | program)
     study = Study(
         path=path,
         text=text,
-        title=given["title"] or given["name"],
-        published=_published(path, given["published"]),
+        name=keys["name"],
+        title=keys["title"] or keys["name"],
+        scaling=keys["scaling"],
+        repeats=keys["repeats"],
+        at_most=keys["at_most"],
+        retries=keys["retries"],
+        published=_published(path, keys["published"]),
         fixed=fixed,
         program=program,
-        cells=_cells(path, axes, given["repeats"]),
-        **{k: given[k] for k in ("name", "scaling", "repeats", "at_most", "retries")},
+        cells=_cells(path, axes, keys["repeats"]),
     )
     if program:
         programs.check_placeholders(path, program, study.varied, fixed)
@@ -136,21 +157,14 @@ def parse_study(text: str, path: Path) -> Study:
 
 
 def _check_top(path: Path, raw: dict[str, Any]) -> None:
+    """Checks the keys of a study file, and the values that are no tables."""
     for key, value in raw.items():
-        if key in OPTIONS.keys() - _DEFAULTS:
-            raise UsageError(f"{path}: {key!r} belongs to a table", "put it below [fixed]")
-        if key not in _DEFAULTS:
-            raise in_file(path, unknown("key", key, list(_DEFAULTS)))
-        if type(value) is not (kind := type(_DEFAULTS[key])):
-            raise UsageError(
-                f"{path}: {key} must be {_TYPES[kind]}, not {value!r}", "see slurmft study --help"
-            )
-        least = 0 if key == "retries" else 1
-        if kind is int and value < least:
-            raise UsageError(f"{path}: {key} = {value} must be at least {least}")
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", raw.get("name", "")):
+        _check_key(path, key, value)
+    name = raw.get("name", "")
+    # The name is that of the study's folder, too: it must neither be hidden nor lead elsewhere.
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", name):
         raise UsageError(
-            f"{path}: name {raw.get('name', '')!r} is not a folder name",
+            f"{path}: name {name!r} is not a folder name",
             "use letters, digits and . _ - between them, 63 at most",
         )
     if raw.get("scaling", "none") not in SCALINGS:
@@ -159,16 +173,35 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
         raise UsageError(f"{path}: the title {raw['title']!r} is more than a line", "shorten it")
 
 
-def _published(path: Path, given: str) -> Path | None:
-    """The file of published figures: of a study's folder, the copy that is there."""
-    if not given:
+def _check_key(path: Path, key: str, value: Any) -> None:
+    if key not in _DEFAULTS:
+        if key in OPTIONS:
+            raise UsageError(f"{path}: {key!r} belongs to a table", "put it below [fixed]")
+        raise in_file(path, unknown("key", key, list(_DEFAULTS)))
+    kind = type(_DEFAULTS[key])
+    # Not isinstance: true would be a whole number.
+    if type(value) is not kind:
+        raise UsageError(
+            f"{path}: {key} must be {_TYPES[kind]}, not {value!r}", "see slurmft study --help"
+        )
+    least = 0 if key == "retries" else 1
+    if kind is int and value < least:
+        raise UsageError(f"{path}: {key} = {value} must be at least {least}")
+
+
+def _published(path: Path, name: str) -> Path | None:
+    """Returns the file of published figures: of a study's folder, the copy that is there."""
+    if not name:
         return None
-    copy = path.with_name(Path(given).name)
-    return copy if path.name == FILE and copy.exists() else path.parent / given
+    copy = path.with_name(Path(name).name)
+    # In a study's folder the name is still relative to where the study file came from.
+    if path.name == FILE and copy.exists():
+        return copy
+    return path.parent / name
 
 
 def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Settings converted to the types of their fields, and `global_batch_size`."""
+    """Converts settings to the types of their options; `global_batch_size` stays as it is."""
     for key, value in values.items():
         if key == "runs_dir":
             what = f"{where}: {key} = {value!r} is not possible in a study"
@@ -182,8 +215,9 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
                 f"{where}: {GLOBAL_BATCH_SIZE} must be a whole number, not {value!r}",
                 "the samples of an optimizer step, of all processes",
             )
-    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
-    return values | typed_values(where, rest, OPTIONS)
+    # No option of a training has this name: `divide_batch` makes a batch size of it.
+    options = {key: value for key, value in values.items() if key != GLOBAL_BATCH_SIZE}
+    return values | typed_values(where, options, OPTIONS)
 
 
 # --- cells ----------------------------------------------------------------------------------------
@@ -191,25 +225,37 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _axes(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> list[list[Cell]]:
     """Returns the axes of the grid in the file's order: every list of [grid], and [[cells]]."""
-    axes = []
-    for table in [key for key in raw if key in ("grid", "cells")]:
-        where = f"{path}: [grid]" if table == "grid" else f"{path}: [[cells]]"
-        for axis in _grid(where, raw["grid"]) if table == "grid" else _explicit(path, raw["cells"]):
-            axes.append([_typed_cell(where, cell, bool(raw.get("program"))) for cell in axis])
+    is_own_program = bool(raw.get("program"))
+    axes: list[list[Cell]] = []
+    # Over the file's keys rather than these two: the table that comes first varies slowest.
+    for table in raw:
+        untyped: Iterable[list[Cell]]
+        if table == "grid":
+            where = f"{path}: [grid]"
+            untyped = _grid(where, raw["grid"])
+        elif table == "cells":
+            where = f"{path}: [[cells]]"
+            untyped = [_explicit(path, raw["cells"])]
+        else:
+            continue
+        for axis in untyped:
+            axes.append([_typed_cell(where, cell, is_own_program) for cell in axis])
             for field in axis[0]:
                 _check_varied(where, field, fixed)
-    named = Counter(field for axis in axes for field in axis[0])
-    if both := sorted(field for field, count in named.items() if count > 1):
-        raise UsageError(
-            f"{path}: {', '.join(both)} is in both [grid] and [[cells]]",
-            "leave it out of one of them",
-        )
     if not axes:
         raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
+    counts = Counter(field for axis in axes for field in axis[0])
+    in_both = sorted(field for field, count in counts.items() if count > 1)
+    if in_both:
+        raise UsageError(
+            f"{path}: {', '.join(in_both)} is in both [grid] and [[cells]]",
+            "leave it out of one of them",
+        )
     return axes
 
 
 def _grid(where: str, grid: dict[str, Any]) -> Iterator[list[Cell]]:
+    """Yields an axis for every list of [grid]."""
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise UsageError(
@@ -219,32 +265,41 @@ def _grid(where: str, grid: dict[str, Any]) -> Iterator[list[Cell]]:
         yield [{key: value} for value in values]
 
 
-def _explicit(path: Path, tables: list[Any]) -> list[list[Cell]]:
-    """The tables of [[cells]], which must name the same fields: one axis."""
+def _explicit(path: Path, tables: list[Any]) -> list[Cell]:
+    """Returns the axis that [[cells]] is: its tables, which must name the same fields."""
     if not tables or not all(isinstance(table, dict) and table for table in tables):
         raise UsageError(
             f"{path}: cells must be tables with values, not {tables!r}", "write [[cells]]"
         )
+    first = tables[0]
     for table in tables:
-        if odd := ", ".join(sorted(table.keys() ^ tables[0].keys())):
+        not_in_both = sorted(table.keys() ^ first.keys())
+        if not_in_both:
             raise UsageError(
                 f"{path}: the cell {label(table)!r} and the first one differ in their fields: "
-                f"{odd}",
+                f"{', '.join(not_in_both)}",
                 "give every [[cells]] the same fields",
             )
-    return [[{key: table[key] for key in tables[0]} for table in tables]]
+    # Labels and columns take the order of the fields from a cell: it is the same in all.
+    return [{key: table[key] for key in first} for table in tables]
 
 
-def _typed_cell(where: str, cell: Cell, own: bool) -> Cell:
-    """A cell as in JSON: lists, no tuples."""
-    typed = programs.typed(where, cell, varied=True) if own else _settings(where, cell)
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in typed.items()}
+def _typed_cell(where: str, cell: Cell, is_own_program: bool) -> Cell:
+    """Converts the values of a cell to the types of their options, with lists for tuples.
+
+    So the cell equals the one in the record of its run, which is JSON.
+    """
+    if is_own_program:
+        values = programs.typed(where, cell, varied=True)
+    else:
+        values = _settings(where, cell)
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
 def _check_varied(where: str, field: str, fixed: dict[str, Any]) -> None:
     """Raises UsageError for a field that cannot be varied, or is fixed."""
-    if field in _OF_REPEATS:
-        raise UsageError(f"{where} varies {field}", _OF_REPEATS[field])
+    if field in _FIELDS_OF_REPEATS:
+        raise UsageError(f"{where} varies {field}", _FIELDS_OF_REPEATS[field])
     if field in OPTIONS and not OPTIONS[field].varies:
         hint = "all runs of a study have the same: give it in [fixed], or as a flag"
         raise UsageError(f"{where} varies {field}", hint)
@@ -257,27 +312,35 @@ def _check_varied(where: str, field: str, fixed: dict[str, Any]) -> None:
 
 
 def _cells(path: Path, axes: list[list[Cell]], repeats: int) -> tuple[Cell, ...]:
-    """All combinations; what comes first varies slowest."""
-    count = math.prod(map(len, axes))
+    """Returns all combinations of values; what comes first varies slowest."""
+    # Before any is made: a few long lists have millions of combinations.
+    count = math.prod(len(axis) for axis in axes)
     if count * repeats > _MAX_RUNS:
         what = f"{path}: {count:,} cells x {repeats:,} repeats are {count * repeats:,} runs"
         raise UsageError(what, f"the limit is {_MAX_RUNS:,}")
-    cells = [dict(itertools.chain(*map(dict.items, parts))) for parts in itertools.product(*axes)]
-    counts = Counter(map(key_of, cells))
-    if twice := next((cell for cell in cells if counts[key_of(cell)] > 1), None):
-        raise UsageError(
-            f"{path}: the cell {label(twice)!r} occurs twice", "for more runs of it, raise repeats"
-        )
+    cells = []
+    for parts in itertools.product(*axes):
+        cell: Cell = {}
+        for part in parts:
+            cell |= part
+        cells.append(cell)
+    counts = Counter(key_of(cell) for cell in cells)
+    for cell in cells:
+        if counts[key_of(cell)] > 1:
+            raise UsageError(
+                f"{path}: the cell {label(cell)!r} occurs twice",
+                "for more runs of it, raise repeats",
+            )
     return tuple(cells)
 
 
 def key_of(cell: Cell) -> str:
-    """Returns the key of a cell, whatever the order of its fields."""
+    """Returns the key of a cell, which does not depend on the order of its fields."""
     return json.dumps(cell, sort_keys=True)
 
 
 def label(cell: Cell) -> str:
-    """A cell in words: nodes=2 batch_size=64"""
+    """Returns a cell as it is shown: nodes=2 batch_size=64"""
     return " ".join(f"{key}={value}" for key, value in cell.items())
 
 
@@ -285,52 +348,67 @@ def label(cell: Cell) -> str:
 
 
 def rounds(study: Study) -> Iterator[tuple[int, Cell]]:
-    """Number of a repeat and cell, for all runs. The first repeats of all cells come first, so that
-    a drift of the machine does not look like scaling."""
+    """Yields the number of the repeat and the cell of every run, in the order of submission.
+
+    The first repeats of all cells come first, so that a drift of the machine does not look like
+    scaling.
+    """
     for repeat in range(1, study.repeats + 1):
         for cell in study.cells:
             yield repeat, cell
 
 
 def typed(cell: Cell) -> dict[str, Any]:
-    """The values of a cell, as in a configuration."""
-    repeatable = {k for k in cell if k in OPTIONS and OPTIONS[k].is_repeatable}
-    return {k: tuple(v) if k in repeatable else v for k, v in cell.items()}
+    """Returns the values of a cell as a configuration has them, with tuples for lists."""
+    values: dict[str, Any] = {}
+    for key, value in cell.items():
+        if key in OPTIONS and OPTIONS[key].is_repeatable:
+            value = tuple(value)
+        values[key] = value
+    return values
 
 
 def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, Any]:
-    """The values of a cell with a batch size for each process in place of the global one; `filled`
-    has the number of processes, which may come from recipe or site file.
+    """Returns the values of a cell with a batch size for each process in place of the global one.
+
+    Args:
+        filled: the values with what recipe and site file add, such as the number of processes.
     """
     if GLOBAL_BATCH_SIZE not in values:
         return values
-    samples, nproc = values[GLOBAL_BATCH_SIZE], filled.get("nproc_per_node")
+    samples = values[GLOBAL_BATCH_SIZE]
+    nproc = filled.get("nproc_per_node")
     if nproc is None:
         raise UsageError(
             f"{GLOBAL_BATCH_SIZE} = {samples} needs the number of processes", "give nproc_per_node"
         )
+    nodes = filled.get("nodes", 1)
     steps = filled.get("gradient_accumulation_steps", 1)
-    parts = filled.get("nodes", 1) * nproc * steps
+    parts = nodes * nproc * steps
+    # Values below 1 are refused only when the configuration is made, after this.
     if parts < 1 or samples % parts:
         raise UsageError(
             f"{GLOBAL_BATCH_SIZE} = {samples} cannot be divided by {parts} (nodes x processes x "
             "accumulation steps)",
             f"give a multiple of {parts}",
         )
-    rest = {k: v for k, v in values.items() if k != GLOBAL_BATCH_SIZE}
-    return rest | {"batch_size": samples // parts}
+    divided = {key: value for key, value in values.items() if key != GLOBAL_BATCH_SIZE}
+    divided["batch_size"] = samples // parts
+    return divided
 
 
 def check_work(study: Study) -> None:
     """Raises UsageError if settings contradict each other, or the kind of scaling."""
-    named = {*study.fixed, *study.varied}
+    # What a program of the user's own does with its values is not known.
     if study.program:
         return
+    named = {*study.fixed, *study.varied}
     if {"batch_size", GLOBAL_BATCH_SIZE} <= named:
         raise UsageError(
             f"{study.path}: {GLOBAL_BATCH_SIZE} and batch_size contradict each other",
             "leave one of them out",
         )
+    # On one number of processes there is no scaling to contradict.
     if not {"nodes", "nproc_per_node"} & set(study.varied):
         return
     if study.scaling == "weak" and GLOBAL_BATCH_SIZE in named:
