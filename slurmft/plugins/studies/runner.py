@@ -39,12 +39,15 @@ from slurmft.train.login.configure import OPTIONS, configure
 
 _CANCEL_S = 60
 
-_OF_COMMAND = ("argv", "folder", "file")
+_COMMAND_FIELDS = ("argv", "folder", "file")
 """Fields of a program of the user's own that are no options, and say what runs."""
+
+Configs = dict[tuple[str, int], RunConfig]
+"""Key of a cell and number of a repeat -> configuration of its run."""
 
 
 def with_flags(study: Study, flags: dict[str, Any]) -> Study:
-    """The study with flags that override what its file fixes."""
+    """Returns the study with flags that override what its file fixes."""
     for name in flags:
         if name in study.varied:
             raise UsageError(
@@ -52,6 +55,7 @@ def with_flags(study: Study, flags: dict[str, Any]) -> Study:
                 "leave the flag out, or change the study file",
             )
     if study.program:
+        # The check is one of TOML's values, where an option that repeats is a list.
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in flags.items()}
         programs.typed(f"{study.path.name}, flags", values)
     changed = replace(study, fixed=merge(study.fixed, flags))
@@ -59,50 +63,75 @@ def with_flags(study: Study, flags: dict[str, Any]) -> Study:
     return changed
 
 
-Configs = dict[tuple[str, int], RunConfig]
-
-
 def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
-    """Cell and repeat -> configuration of its run. `make`: see `submission.configure`."""
-    found: Configs = {}
+    """Returns the configurations of all runs of a study.
+
+    Args:
+        make: whether folders are made that the runs need: see `submission.configure`.
+
+    Raises:
+        UsageError: a cell's settings are not valid; the message names the cell.
+    """
     site = site_defaults(OPTIONS | FLAGS if study.program else OPTIONS)
-    named = {} if "job_name" in site else {"job_name": study.name}
-    study = replace(study, fixed=named | study.fixed | {"runs_dir": str(folder / "runs")})
+    fixed = study.fixed | {"runs_dir": str(folder / "runs")}
+    # The site file's name would be overridden by one in `fixed`.
+    if "job_name" not in site:
+        fixed = {"job_name": study.name} | fixed
+    study = replace(study, fixed=fixed)
+    configs: Configs = {}
     for repeat, cell in spec.rounds(study):
         key = spec.key_of(cell)
         try:
             if study.program:
                 config = _configure_own(study, cell, repeat, make)
             elif repeat == 1:
-                values = study.fixed | spec.typed(cell)
-                config = configure(spec.divide_batch(values, recipes.fill(merge(site, values))))
-            else:  # the data was checked for the first one
-                config = found[key, 1]
-                settings = config.program.settings
-                settings = settings | {"seed": settings["seed"] + repeat - 1}
-                config = replace(config, program=replace(config.program, settings=settings))
+                config = _configure_training(study, cell, site)
+            else:
+                # Only the seed differs: to configure it again would check all data again.
+                config = _with_next_seed(configs[key, 1], repeat)
             job = replace(config.job, cluster=check(config.job))
-            found[key, repeat] = replace(config, job=job)
+            configs[key, repeat] = replace(config, job=job)
         except UsageError as error:
             raise in_file(f"the cell {spec.label(cell)!r} of {study.path.name}", error) from None
     if study.program:
-        programs.check_apart([c.program.settings for c in found.values()], study.varied)
-    first = next(iter(found.values()))  # all wait for the same
-    waits = dependency.settled(first, first.job.cluster, None)
-    paths = {name: getattr(waits.job, name) for name in dependency.KINDS}
-    return {
-        which: replace(each, job=replace(each.job, **paths), submission=waits.submission)
-        for which, each in found.items()
-    }
+        programs.check_apart([c.program.settings for c in configs.values()], study.varied)
+    return _settle_dependencies(configs)
+
+
+def _configure_training(study: Study, cell: spec.Cell, site: dict[str, Any]) -> RunConfig:
+    """Returns the configuration of the first repeat of a cell that trains."""
+    values = study.fixed | spec.typed(cell)
+    filled = recipes.fill(merge(site, values))
+    return configure(spec.divide_batch(values, filled))
+
+
+def _with_next_seed(config: RunConfig, repeat: int) -> RunConfig:
+    """Returns the configuration of a repeat, from that of the first one."""
+    settings = dict(config.program.settings)
+    settings["seed"] += repeat - 1
+    return replace(config, program=replace(config.program, settings=settings))
 
 
 def _configure_own(study: Study, cell: spec.Cell, repeat: int, make: bool) -> RunConfig:
     """Returns the configuration of a run of a program of the user's own."""
+    # The other values of a cell are those of placeholders, which no option has.
     options = {name: value for name, value in cell.items() if name in programs.RUN_OPTIONS}
     program = programs.fill(study.program, study.fixed | cell, repeat)
     values = study.fixed | spec.typed(options) | program
     command = values.pop("command")
     return submission.configure(command, values, OPTIONS | FLAGS, make)
+
+
+def _settle_dependencies(configs: Configs) -> Configs:
+    """Returns the configurations with the jobs that they wait for."""
+    # No cell varies what its run waits for, so the jobs are looked up once.
+    first = next(iter(configs.values()))
+    settled = dependency.settled(first, first.job.cluster, None)
+    paths = {name: getattr(settled.job, name) for name in dependency.KINDS}
+    return {
+        key: replace(config, job=replace(config.job, **paths), submission=settled.submission)
+        for key, config in configs.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +147,19 @@ class Submission:
 
     @property
     def cluster(self) -> str:
+        """The cluster of the first run, which is that of all: no cell can vary it."""
         return next(iter(self.configs.values())).job.cluster
 
     def due(self) -> list[Repeat]:
         """Returns the repeats to submit: missing ones, and failed ones that may be tried again."""
-        return [
-            repeat
-            for repeat in self.status.repeats
-            if repeat.state in ("missing", "failed") and not self.given_up(repeat)
-        ]
+        due = []
+        for repeat in self.status.repeats:
+            if repeat.state in ("missing", "failed") and not self.given_up(repeat):
+                due.append(repeat)
+        return due
 
     def given_up(self, repeat: Repeat) -> bool:
+        """Returns whether a repeat has failed more often than the study allows."""
         return repeat.state == "failed" and repeat.failures > self.study.retries
 
     def provenance(self) -> dict[str, Any]:
@@ -137,12 +168,15 @@ class Submission:
     def new_run(self, repeat: Repeat, provenance: dict[str, Any]) -> tuple[RunConfig, str]:
         """Returns the configuration of a repeat's new run, which names its cell; and the suffix of
         the name of its directory."""
-        number = self.study.cells.index(repeat.cell) + 1
+        # By this entry the run is found again: no status of the study is stored.
         study = {"name": self.study.name, "cell": repeat.cell, "repeat": repeat.number}
         config = self.configs[repeat.key]
         submission = config.submission | provenance | {"study": study}
         config = replace(config, submission=submission)
-        return config, f"c{number}-r{repeat.number}-{secrets.token_hex(2)}"
+        cell_number = self.study.cells.index(repeat.cell) + 1
+        # Random digits, because a repeat may have several tries.
+        suffix = f"c{cell_number}-r{repeat.number}-{secrets.token_hex(2)}"
+        return config, suffix
 
 
 def check_settings(todo: Submission, yes: bool) -> list[str]:
@@ -153,19 +187,22 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
     Returns:
         Warnings, if `yes` counts runs with other settings as the same measurement.
     """
-    different = []
+    differences = []
     for repeat in todo.status.repeats:
-        for each in list(repeat.tries):
-            words = _difference(each.run, todo.configs[repeat.key])
-            if words and each.state == "failed":
-                repeat.tries.remove(each)
-            elif words:
-                different.append(f"{words} ({each.run.name})")
-    if not different:
+        # A copy, because the loop removes from the list.
+        for attempt in list(repeat.tries):
+            difference = _difference(attempt.run, todo.configs[repeat.key])
+            if not difference:
+                continue
+            if attempt.state == "failed":
+                repeat.tries.remove(attempt)
+            else:
+                differences.append(f"{difference} ({attempt.run.name})")
+    if not differences:
         return []
     what = (
-        f"{len(different)} run(s) in {str(todo.folder)!r} have other settings than the study now: "
-        f"{different[0]}"
+        f"{len(differences)} run(s) in {str(todo.folder)!r} have other settings than the study "
+        f"now: {differences[0]}"
     )
     if yes:
         return [f"warning: {what}; counted because of --yes"]
@@ -174,20 +211,23 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
 
 def _difference(run: MeasuredRun, config: RunConfig) -> str:
     """Describes the settings in which a run differs from a configuration; "" if none matters."""
+    # Through JSON, as the run's own: tuples are lists there, and paths are texts.
     current: dict[str, Any] = json.loads(config.to_json())
     current_settings = current["job"] | current["program"]["settings"]
+    run_settings = _settings_as_typed(run) | run.config["job"]
     declared = cells.declarations(run)
     differences = []
-    for name, value in (_settings_as_typed(run) | run.config["job"]).items():
-        matters = name in _OF_COMMAND
+    for name, value in run_settings.items():
+        matters = name in _COMMAND_FIELDS
         if name in declared:
             matters = declared[name].affects_measurement
-        # An older version may not know a setting.
+        # A run of another version may have a setting that there is no more.
         if matters and name in current_settings and current_settings[name] != value:
             differences.append(f"{name} was {value!r}, is {current_settings[name]!r}")
-    inputs = run.config["program"].get("inputs", {})
+    run_inputs = run.config["program"].get("inputs", {})
     for path, facts in current["program"]["inputs"].items():
-        if inputs.get(path, facts)["sha256"] != facts["sha256"]:
+        # A path that the run did not have is another setting, not a changed file.
+        if path in run_inputs and run_inputs[path]["sha256"] != facts["sha256"]:
             differences.append(f"{path} has changed")
     return some(differences, 3)
 
@@ -196,9 +236,13 @@ def _settings_as_typed(run: MeasuredRun) -> dict[str, Any]:
     """Returns the settings of a run's program as they were before its code was copied."""
     if not run.is_own:
         return run.settings
+    # The run starts the copy of the file in its own directory, which is another in every run.
     code = str(RunDir(run.path).code)
-    argv = [run.settings["file"] if w.startswith(code) else w for w in run.settings["argv"]]
-    if argv[1:2] == ["-P"]:  # a module's: it keeps the folder off its path
+    argv = []
+    for word in run.settings["argv"]:
+        argv.append(run.settings["file"] if word.startswith(code) else word)
+    # `python -P -m MODULE`: submission added -P, which keeps the folder off the module's path.
+    if argv[1:2] == ["-P"]:
         del argv[1]
     return run.settings | {"argv": argv}
 
@@ -207,35 +251,56 @@ def _settings_as_typed(run: MeasuredRun) -> dict[str, Any]:
 
 
 def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, int], str]:
-    """Submits the arrays, each to start after the one before; returns key of a repeat -> its job.
-    Of a refusal, those before it stay, and the others leave nothing."""
-    (todo.folder / "arrays").mkdir(exist_ok=True)
+    """Submits the arrays, each to start after the one before.
+
+    If Slurm refuses an array, those before it stay, and the others leave nothing.
+
+    Returns:
+        Key of a repeat -> its job.
+    """
+    scripts = todo.folder / "arrays"
+    scripts.mkdir(exist_ok=True)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    origin = todo.provenance()
+    provenance = todo.provenance()
     jobs: dict[tuple[str, int], str] = {}
+    # Also after jobs of an earlier call: they would run beside these, more than `at_most`.
     after = live_jobs(todo.status.alive())
     for number, group in enumerate(by_request(todo, due), start=1):
-        script = todo.folder / "arrays" / f"{stamp}-{number}.sh"
         try:
-            with _uninterrupted(), contextlib.ExitStack() as undo:
-                runs = []
-                for repeat in group:
-                    runs.append(create(*todo.new_run(repeat, origin)))
-                    undo.callback(runs[-1].discard)
-                undo.pop_all()
+            with _uninterrupted():
+                runs = _create_all(todo, group, provenance)
+                script = scripts / f"{stamp}-{number}.sh"
                 array = job_array.submit(runs, todo.study.at_most, after, script)
         except SlurmftError as error:
-            already = f"; {len(jobs)} run(s) were submitted before" if jobs else ""
-            raise SlurmftError(f"{error.message}{already}", error.hint, error.code) from None
-        jobs |= {repeat.key: array_task_id(array, index) for index, repeat in enumerate(group)}
+            before = f"; {len(jobs)} run(s) were submitted before" if jobs else ""
+            raise SlurmftError(f"{error.message}{before}", error.hint, error.code) from None
+        for index, repeat in enumerate(group):
+            jobs[repeat.key] = array_task_id(array, index)
         after = [array]
     return jobs
+
+
+def _create_all(
+    todo: Submission, group: Sequence[Repeat], provenance: dict[str, Any]
+) -> list[RunDir]:
+    """Creates the run directories of repeats; if one fails, none stays."""
+    runs: list[RunDir] = []
+    with contextlib.ExitStack() as undo:
+        for repeat in group:
+            config, suffix = todo.new_run(repeat, provenance)
+            run = create(config, suffix)
+            undo.callback(run.discard)
+            runs.append(run)
+        # All are there: from here on, `job_array.submit` removes them where it fails.
+        undo.pop_all()
+    return runs
 
 
 def by_request(todo: Submission, due: Sequence[Repeat]) -> list[list[Repeat]]:
     """Returns the repeats of each array: with one number, and one request."""
     largest = commands.max_array_size()
     arrays = []
+    # Number by number: the first repeats of all cells come before the second ones.
     for number in range(1, todo.study.repeats + 1):
         members = [repeat for repeat in due if repeat.number == number]
         configs = [todo.configs[repeat.key] for repeat in members]
@@ -247,17 +312,20 @@ def by_request(todo: Submission, due: Sequence[Repeat]) -> list[list[Repeat]]:
 def live_jobs(tries: Sequence[RunStatus]) -> list[str]:
     """Returns the jobs and arrays of runs that wait or run, the newest last."""
     jobs = {array_of(run.job) for run in tries if run.is_alive}
-    return sorted(filter(None, jobs), key=lambda job: (len(job), job))
+    jobs.discard("")
+    # Ids are texts of a rising number: a longer one is a larger one.
+    return sorted(jobs, key=lambda job: (len(job), job))
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Ignores Ctrl-C, which must not come between a submission and the note of its job's id."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Commands that are started meanwhile, such as sbatch, inherit this.
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 # --- without Slurm --------------------------------------------------------------------------------
@@ -271,6 +339,7 @@ def run_one(todo: Submission, repeat: Repeat) -> RunDir:
     try:
         wait_for_end(run)
     except KeyboardInterrupt:
+        # First the end, then the directory: a process that still runs would write into it.
         with _uninterrupted():
             wait.cancel(run)
             wait_for_end(run, _CANCEL_S)
@@ -282,6 +351,7 @@ def run_one(todo: Submission, repeat: Repeat) -> RunDir:
 def wait_for_end(run: RunDir, limit_s: float = math.inf) -> None:
     """Waits for the end of a run's job; the run's state then says how it ended."""
     job = wait.JobWatch(run)
+    # A run that fails is one more try of its repeat, and does not end the study.
     with contextlib.suppress(SlurmftError, TimeoutError):
         job.wait(limit_s)
 
@@ -291,12 +361,14 @@ def wait_for_end(run: RunDir, limit_s: float = math.inf) -> None:
 
 def cancel(alive: Sequence[RunStatus]) -> None:
     """Ends the jobs of runs on this cluster."""
-    # The last arrays first: otherwise each would start when the one before it is gone.
-    if jobs := live_jobs([t for t in alive if t.cluster == "slurm"])[::-1]:
-        commands.cancel(*jobs)
-    for each in alive:
-        run = RunDir(each.run.path)
-        if each.cluster == "slurm":  # a run that has not started cannot record it itself
+    jobs = live_jobs([status for status in alive if status.cluster == "slurm"])
+    if jobs:
+        # The last arrays first: otherwise each would start when the one before it is gone.
+        commands.cancel(*reversed(jobs))
+    for status in alive:
+        run = RunDir(status.run.path)
+        if status.cluster == "slurm":
+            # A run that has not started cannot record it itself.
             run.set_state("cancelled", "by slurmft study cancel", Exit.CANCELLED)
-        elif each.job:
-            launcher.get(each.cluster).cancel(each.job, run)
+        elif status.job:
+            launcher.get(status.cluster).cancel(status.job, run)
