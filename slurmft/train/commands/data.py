@@ -23,6 +23,9 @@ from slurmft.train.login.texts import SAMPLE, Lengths
 
 _FLAGS = [name for name, each in options(TrainConfig).items() if "data" in each.commands]
 _CLASSES_SHOWN = 20
+"""Most classes that are all shown; of more, the largest and the smallest are."""
+_LARGEST = 10
+_SMALLEST = 5
 
 
 def parser() -> Parser:
@@ -34,79 +37,95 @@ def parser() -> Parser:
 
 
 def facts(splits: list[Split], warnings: list[str]) -> dict[str, Any]:
-    """What was found, as JSON has it."""
-
-    def of(split: Split) -> dict[str, Any]:
-        lengths = {name: Lengths.of(getattr(split.texts, name)) for name in ("words", "characters")}
-        lengths |= {"tokens": split.tokens} if split.tokens else {}
-        return {
-            "where": split.where,
-            "texts": split.rows,
-            "share_read": split.share,
-            "empty": len(split.without_text),
-            "repeated": split.texts.repeated,
-            "also_in_train": split.shared,
-            "cut": split.cut or None,
-            "classes": {str(value): n for (_, value), n in split.labels.counts.most_common()},
-            **{name: values._asdict() for name, values in lengths.items()},
-        }
-
-    return {"splits": {split.name: of(split) for split in splits}, "warnings": warnings}
+    """Returns the contents of splits, as JSON can hold them."""
+    facts_of_splits = {split.name: _facts_of_split(split) for split in splits}
+    return {"splits": facts_of_splits, "warnings": warnings}
 
 
-def text(splits: list[Split], known: tuple[str, ...] = ()) -> str:
-    """What was found, as lines of less than 60 columns; `known` are names of the classes that data
-    may give by their numbers."""
+def _facts_of_split(split: Split) -> dict[str, Any]:
+    split_facts: dict[str, Any] = {
+        "where": split.where,
+        "texts": split.rows,
+        "share_read": split.share,
+        "empty": len(split.without_text),
+        "repeated": split.texts.repeated,
+        "also_in_train": split.shared,
+        "cut": split.cut or None,
+        # JSON has texts alone as keys; the data may have numbers as labels.
+        "classes": {str(value): n for (_, value), n in split.labels.counts.most_common()},
+        "words": Lengths.of(split.texts.words)._asdict(),
+        "characters": Lengths.of(split.texts.characters)._asdict(),
+    }
+    if split.tokens:
+        split_facts["tokens"] = split.tokens._asdict()
+    return split_facts
+
+
+def text(splits: list[Split], class_names: tuple[str, ...] = ()) -> str:
+    """Returns the contents of splits as lines of less than 60 columns.
+
+    Args:
+        class_names: names of the classes that data may give by their numbers.
+    """
     names = [split.name for split in splits]
     rows = [
         ["", *names],
         ["texts", *(f"{split.rows:,}" for split in splits)],
         ["empty", *(f"{len(split.without_text):,}" for split in splits)],
         ["twice or more", *(f"{split.texts.repeated:,}" for split in splits)],
+        # The first split is the training data itself.
         ["also in train", "", *(f"{split.shared:,}" for split in splits[1:])],
     ]
-    lines = [*aligned(rows), *_classes(splits, known), *_lengths(splits)]
+    lines = [*aligned(rows), *_classes(splits, class_names), *_lengths(splits)]
     for split in splits:
         if split.share < 1:
             lines.append(f"{split.name}: the first {split.share:.0%} of the file, no more")
     return "\n".join(lines)
 
 
-def _classes(splits: list[Split], known: tuple[str, ...]) -> list[str]:
-    """A row for each class: how many texts have it."""
+def _classes(splits: list[Split], class_names: tuple[str, ...]) -> list[str]:
+    """Returns a row for each class: how many texts of each split have it."""
+    # The order is that of the training data in every column, so that rows compare.
     order = [label for label, _ in splits[0].labels.counts.most_common()]
     if not order:
         return []
-    some = order if len(order) <= _CLASSES_SHOWN else [*order[:10], *order[-5:]]
+    is_cut = len(order) > _CLASSES_SHOWN
+    some = [*order[:_LARGEST], *order[-_SMALLEST:]] if is_cut else order
     rows = [["class", *(split.name for split in splits)]]
     for label in some:
         name = str(label[1])
-        name += f" {known[int(name)]}" if name.isdecimal() and int(name) < len(known) else ""
-        own = [split.labels.counts[label] for split in splits]
-        totals = [split.labels.counts.total() or 1 for split in splits]
-        cells = (f"{n:,} ({100 * n / of:.1f} %)" for n, of in zip(own, totals, strict=True))
+        if name.isdecimal() and int(name) < len(class_names):
+            name += f" {class_names[int(name)]}"
+        cells = []
+        for split in splits:
+            count = split.labels.counts[label]
+            total = split.labels.counts.total() or 1
+            cells.append(f"{count:,} ({100 * count / total:.1f} %)")
         rows.append([shown(name, 20), *cells])
-    lines = ["", *aligned(rows)]
-    if len(some) < len(order):
-        lines.insert(12, f"... {len(order) - len(some):,} more; then the smallest:")
-    return lines
+    head, *lines = aligned(rows)
+    if is_cut:
+        lines.insert(_LARGEST, f"... {len(order) - len(some):,} more; then the smallest:")
+    return ["", head, *lines]
 
 
 def _lengths(splits: list[Split]) -> list[str]:
-    """How long texts are, in tokens where there is a tokenizer."""
+    """Returns rows of the lengths of texts, in tokens where there is a tokenizer."""
     kinds = ["tokens"] if splits[0].tokens else ["words", "characters"]
     rows = [["length in", "median", "95 % up to", "longest"]]
     for split in splits:
         for kind in kinds:
-            found = split.tokens or Lengths.of(getattr(split.texts, kind))
-            cells = (f"{value:,}" for value in found)
+            lengths = split.tokens or Lengths.of(getattr(split.texts, kind))
+            cells = [f"{value:,}" for value in lengths]
             rows.append([f"{kind}, {split.name}", *cells])
     lines = ["", *aligned(rows)]
     if splits[0].tokens is None:
         lines.append("no tokenizer here: --model DIR gives tokens")
     elif any(split.rows > SAMPLE for split in splits):
         lines.append(f"of {SAMPLE:,} texts of a split; the longest of all")
-    return lines + [f"{split.name}: {split.cut}" for split in splits if split.cut]
+    for split in splits:
+        if split.cut:
+            lines.append(f"{split.name}: {split.cut}")
+    return lines
 
 
 def main(argv: list[str]) -> int:
@@ -121,8 +140,9 @@ def main(argv: list[str]) -> int:
     splits, warnings = look(train, read_hub_split=cached_split)
     if arguments.json:
         return print_json(facts(splits, warnings))
-    known = own_task.facts(train.task).labels or ()
-    print(f"{train.data}, read as --task {train.task}\n\n{text(splits, known)}")
+    class_names = own_task.facts(train.task).labels or ()
+    print(f"{train.data}, read as --task {train.task}\n")
+    print(text(splits, class_names))
     for each in warnings:
         print(f"warning: {each}")
     return Exit.OK

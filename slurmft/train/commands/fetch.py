@@ -37,11 +37,22 @@ def parser() -> Parser:
 
 
 def configure(arguments: argparse.Namespace) -> TrainConfig:
-    """What a run of the task would load."""
-    given = {k: v for k in ("task", "model", "data") if (v := getattr(arguments, k)) is not None}
-    if not given:
+    """Returns the configuration of a run that would load what is to be fetched.
+
+    Raises:
+        UsageError: the arguments name nothing, or nothing of the hub; a local folder is not as a
+            run needs it.
+    """
+    flags = {}
+    for name in ("task", "model", "data"):
+        value = getattr(arguments, name)
+        if value is not None:
+            flags[name] = value
+    if not flags:
         raise UsageError("nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME")
-    train = localize(build(TrainConfig, recipes.fill({"task": "emotion"} | given)))
+    # The recipe of the task fills in the model or the data that the command line leaves out.
+    options = recipes.fill({"task": "emotion"} | flags)
+    train = localize(build(TrainConfig, options))
     inputs.check(train)
     if train.model is None and train.data is None:
         raise UsageError(f"--task {train.task} needs nothing from the hub")
@@ -49,25 +60,41 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
 
 
 def load(train: TrainConfig, offline: bool) -> None:
-    """Loads all in a process of its own, which downloads what the caches lack, unless offline."""
-    values = {k: getattr(train, k) for k in ("task", "model", "data")}
+    """Loads model and data in a process of its own.
+
+    Args:
+        offline: download nothing; otherwise what the caches lack is downloaded.
+
+    Raises:
+        SlurmftError: the process failed.
+    """
+    values = {"task": train.task, "model": train.model, "data": train.data}
     command = [sys.executable, "-m", "slurmft.train.prefetch", to_json(values)]
-    env = os.environ | ({"HF_HUB_OFFLINE": "1"} if offline else {})
-    done = subprocess.run(command, env=env, check=False)
+    environment = dict(os.environ)
+    if offline:
+        # The libraries read it when they are imported: hence another process than the first.
+        environment["HF_HUB_OFFLINE"] = "1"
+    done = subprocess.run(command, env=environment, check=False)
     if done.returncode:
-        what = "the caches are not enough without the hub" if offline else "not fetched"
-        raise SlurmftError(what, "see above; a job on the nodes would fail the same way")
+        fact = "the caches are not enough without the hub" if offline else "not fetched"
+        raise SlurmftError(fact, "see above; a job on the nodes would fail the same way")
 
 
 def main(argv: list[str]) -> int:
-    """The command: download, then load again without the hub."""
+    """Downloads what the caches lack, then loads all again without the hub."""
     train = configure(parser().parse(argv))
-    names = list(filter(None, (train.model, train.data)))
-    for name in filter(is_local, names):
-        print(f"{name}: a folder, nothing to fetch")
-    if not all(map(is_local, names)):
+    needs_hub = False
+    for name in (train.model, train.data):
+        if name is None:
+            continue
+        if is_local(name):
+            print(f"{name}: a folder, nothing to fetch")
+        else:
+            needs_hub = True
+    if needs_hub:
         print("fetching", flush=True)
         load(train, offline=False)
+    # A run on nodes without internet does this: what passes here finds its files there.
     print("loading without the hub", flush=True)
     load(train, offline=True)
     return Exit.OK

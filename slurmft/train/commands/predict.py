@@ -17,28 +17,30 @@ from slurmft.core.config import JobConfig
 from slurmft.core.options import options
 from slurmft.train.config import TrainConfig
 
-_OWN = [name for name, each in options(TrainConfig).items() if each.predicts == "flag"]
-_WHERE = options(JobConfig).keys() - {"runs_dir"}
+_PREDICT_OPTIONS = [name for name, each in options(TrainConfig).items() if each.predicts == "flag"]
+# `add_run` has --runs-dir already: it says where the trained run is, too.
+_JOB_OPTIONS = options(JobConfig).keys() - {"runs_dir"}
 
 
 def parser() -> Parser:
     command = Parser("slurmft predict", __doc__).add_run()
     command.add_argument("file", type=input_file, metavar="FILE", help="rows to predict")
-    text = "file to write (default: NAME.predictions.csv in this folder, or as FILE ends)"
-    command.add_argument("--output", metavar="FILE", help=text)
-    text = "let it take the place of a file that is there"
-    command.add_argument("--overwrite", action="store_true", help=text)
+    output = "file to write (default: NAME.predictions.csv in this folder, or as FILE ends)"
+    command.add_argument("--output", metavar="FILE", help=output)
+    overwrite = "let it take the place of a file that is there"
+    command.add_argument("--overwrite", action="store_true", help=overwrite)
     command.add_follow()
-    command.add_options(TrainConfig, "how to predict (default: as the run evaluated)", _OWN)
-    command.add_options(JobConfig, "where to run it", _WHERE)
-    return command.show_usual(*_OWN)
+    title = "how to predict (default: as the run evaluated)"
+    command.add_options(TrainConfig, title, _PREDICT_OPTIONS)
+    command.add_options(JobConfig, "where to run it", _JOB_OPTIONS)
+    return command.show_usual(*_PREDICT_OPTIONS)
 
 
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     from slurmft.train.login import predict  # --help need not wait for it
 
-    flags = typed_options(arguments, {*_OWN, *_WHERE})
+    flags = typed_options(arguments, {*_PREDICT_OPTIONS, *_JOB_OPTIONS})
     if arguments.runs_dir:
         flags["runs_dir"] = arguments.runs_dir
     output = Path(arguments.output) if arguments.output else None

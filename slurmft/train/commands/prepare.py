@@ -29,8 +29,8 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure, resolve
 
-_SBATCH = [name for name, each in options(JobConfig).items() if each.sbatch]
-_NOT_HERE = {
+_SBATCH_OPTIONS = [name for name, each in options(JobConfig).items() if each.sbatch]
+_JOB_OPTIONS = {
     name for name, each in options(JobConfig).items() if each.at == "job" or name == "cluster"
 }
 """Options that decide what the job is: sbatch must have them."""
@@ -40,46 +40,62 @@ _SCONTROL = {name: each.scontrol for name, each in options(JobConfig).items() if
 
 def parser() -> Parser:
     command = Parser("slurmft prepare", __doc__).add_options(TrainConfig, "what to train")
-    return command.add_options(JobConfig, "how to run it", options(JobConfig).keys() - _NOT_HERE)
+    return command.add_options(JobConfig, "how to run it", options(JobConfig).keys() - _JOB_OPTIONS)
 
 
 def refuse_sbatch_options(argv: list[str]) -> None:
     """Raises UsageError where a flag is one that sbatch must have."""
-    theirs = {flag(f"{no}{name}") for name in _NOT_HERE for no in ("", "no_")}
-    if word := next((word for word in argv if word.partition("=")[0] in theirs), None):
-        raise UsageError(
-            f"{word} is an option of the job, which runs already",
-            "give it to sbatch, before the name of the file: "
-            "sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch --task emotion",
-        )
+    # Flags that are on or off have a form with "no".
+    flags = {flag(name) for name in _JOB_OPTIONS} | {flag(f"no_{name}") for name in _JOB_OPTIONS}
+    for word in argv:
+        if word.partition("=")[0] in flags:
+            raise UsageError(
+                f"{word} is an option of the job, which runs already",
+                "give it to sbatch, before the name of the file: "
+                "sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch --task emotion",
+            )
 
 
-def job_values(environment: Mapping[str, str], asked: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a JobConfig that Slurm knows: by the variables of the batch script, and by what
-    `commands.job_facts` returned for the job."""
+def job_values(environment: Mapping[str, str], facts: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the fields of a JobConfig that Slurm knows.
+
+    Args:
+        environment: variables of the batch script.
+        facts: what `commands.job_facts` returned for the job.
+    """
     cpus = environment.get("SLURM_CPUS_PER_TASK")
-    found: dict[str, Any] = dict.fromkeys(_SBATCH) | {
+    # None first: what the site file says of sbatch options is not true of this job.
+    values: dict[str, Any] = dict.fromkeys(_SBATCH_OPTIONS)
+    values |= {
         "nodes": int(environment["SLURM_JOB_NUM_NODES"]),
         "job_name": environment.get("SLURM_JOB_NAME", "slurmft"),
         "cpus_per_task": int(cpus) if cpus else None,
-        "exclusive": asked.get("OverSubscribe") == "NO",
-        "requeue": asked.get("Requeue") == "1",
+        "exclusive": facts.get("OverSubscribe") == "NO",
+        "requeue": facts.get("Requeue") == "1",
     }
-    found |= {option: asked.get(name) for option, name in _SCONTROL.items()}
-    others = {"nodelist": asked.get("ReqNodeList"), "exclude": asked.get("ExcNodeList")}
-    gpus = re.search(r"\bgpu:(?:([^:,()]+):)?(\d+)", asked.get("TresPerNode", ""))
+    values |= {option: facts.get(name) for option, name in _SCONTROL.items()}
+    # What no option of ours has, as `slurmft submit --sbatch` would give it.
+    others = {"nodelist": facts.get("ReqNodeList"), "exclude": facts.get("ExcNodeList")}
+    # "gres/gpu:4", or with a type "gres/gpu:a100:4"; --gpus-per-node has no type.
+    gpus = re.search(r"\bgpu:(?:([^:,()]+):)?(\d+)", facts.get("TresPerNode", ""))
     if gpus and gpus[1]:
         others["gpus-per-node"] = f"{gpus[1]}:{gpus[2]}"
     elif gpus:
-        found["gpus_per_node"] = int(gpus[2]) or None
-    return found | {"sbatch": tuple(f"{key}={value}" for key, value in others.items() if value)}
+        values["gpus_per_node"] = int(gpus[2]) or None
+    values["sbatch"] = tuple(f"{key}={value}" for key, value in others.items() if value)
+    return values
 
 
 def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> RunConfig:
-    """The resolved configuration of the job that this process is in."""
+    """Returns the resolved configuration of the job that this process is in.
+
+    Raises:
+        UsageError: the job is not as a run needs it.
+    """
     config = configure(flags)
-    found = job_values(environment, commands.job_facts(own_job_id(environment)))
-    config = dataclasses.replace(config, job=dataclasses.replace(config.job, **found))
+    facts = commands.job_facts(own_job_id(environment))
+    job = dataclasses.replace(config.job, **job_values(environment, facts))
+    config = dataclasses.replace(config, job=job)
     tasks = environment.get("SLURM_NTASKS", str(config.job.nodes))
     if int(tasks) != config.job.nodes:
         raise UsageError(
@@ -100,25 +116,28 @@ def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> R
 
 
 def find_run(flags: dict[str, Any]) -> RunDir | None:
-    """The run directory of a job that was requeued; None for a job that starts."""
+    """Returns the run directory of a job that was requeued; None for a job that starts."""
+    # Slurm sets it from the first requeue on; other jobs need not search the run directories.
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         return None
-    job, where = own_job_id(os.environ), launcher.location("slurm")
-    return RunDir.of_job(resolve(flags)[1].runs_dir, job, where)
+    _, job_config = resolve(flags)
+    job_id = own_job_id(os.environ)
+    return RunDir.of_job(job_config.runs_dir, job_id, launcher.location("slurm"))
 
 
 def make_run(flags: dict[str, Any], argv: list[str]) -> RunDir:
-    """The run directory of a job that starts for the first time."""
-    config, job = configure_inside(flags, os.environ), own_job_id(os.environ)
+    """Creates the run directory of a job that starts for the first time."""
+    config = configure_inside(flags, os.environ)
+    job_id = own_job_id(os.environ)
     config = dataclasses.replace(config, submission=provenance("prepare", argv))
-    run = RunDir.create(config, mark=job)
+    run = RunDir.create(config, mark=job_id)
     write_text(run.script, inside_text(config, run))
-    launcher.note_job(run, "slurm", job, launcher.location("slurm"))
+    launcher.note_job(run, "slurm", job_id, launcher.location("slurm"))
     return run
 
 
 def main(argv: list[str]) -> int:
-    """The command: finds or makes the run of this job, and prints the path of its script."""
+    """Finds or makes the run of this job, and prints the path of its script."""
     refuse_sbatch_options(argv)
     arguments = parser().parse(argv)
     if "SLURM_JOB_NUM_NODES" not in os.environ:
@@ -128,6 +147,7 @@ def main(argv: list[str]) -> int:
         )
     flags = typed_options(arguments, OPTIONS)
     run = find_run(flags) or make_run(flags, argv)
+    # The batch script executes what is on stdout; words for people go to stderr.
     print(f"run directory: {run.path}\n{next_commands(run.path)}", file=sys.stderr)
     print(run.script)
     return Exit.OK

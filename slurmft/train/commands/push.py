@@ -17,7 +17,7 @@ from slurmft.core.terminal import unprotected
 from slurmft.runs.rundir import RunDir
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
-"""What of the model's folder is uploaded: no pickles, whatever was put there."""
+"""Files of the model's folder that are uploaded: no pickles, whatever was put there."""
 
 
 def parser() -> Parser:
@@ -28,12 +28,13 @@ def parser() -> Parser:
 
 
 def check_finished(run: RunDir) -> dict[str, Any]:
-    """The result of a run whose model is whole.
+    """Returns the result of a run whose model is whole.
 
     Raises:
-        UsageError: it has none.
+        UsageError: the run has not finished, or its model is gone.
     """
-    state, result = run.get_state().state, run.read_result()
+    state = run.get_state().state
+    result = run.read_result()
     if state != "finished" or result is None:
         raise UsageError(
             f"the run {str(run.path)!r} has not finished: it is {state}",
@@ -45,16 +46,17 @@ def check_finished(run: RunDir) -> dict[str, Any]:
 
 
 def push(run: RunDir, repo: str, public: bool) -> str:
-    """Uploads; returns the address of the commit.
+    """Uploads the model of a run; returns the address of the commit.
 
     Raises:
         UsageError: the run has not finished; the repository is public, and that was not asked for.
         NotOwnError: the run is another user's, or others can write it.
         SlurmftError: the hub refuses, or cannot be reached.
     """
+    # For what it raises: another user's run may hold anything, and the upload is in our name.
     run.load_own_config()
     result = check_finished(run)
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi  # --help need not wait for it
 
     from slurmft.train.login import model_card
 
@@ -63,11 +65,12 @@ def push(run: RunDir, repo: str, public: bool) -> str:
     api: Any = HfApi()
     try:
         name = api.create_repo(repo, private=not public, exist_ok=True).repo_id
+        # `private` is for a new repository: one that exists stays as public as it is.
         if not public and api.repo_info(name).private is False:
             hint = "give another one, or add --public"
             raise UsageError(f"the repository {name} is public", hint)
         with unprotected():  # for its progress bars
-            found = api.upload_folder(
+            commit = api.upload_folder(
                 repo_id=name,
                 folder_path=str(run.model),
                 commit_message=f"Model of {run.path.name}",
@@ -75,22 +78,23 @@ def push(run: RunDir, repo: str, public: bool) -> str:
             )
     except (OSError, ValueError) as error:  # the library's HTTP errors are OSErrors
         raise refusal(repo, error) from error
-    return str(found.commit_url)
+    return str(commit.commit_url)
 
 
 def refusal(repo: str, error: Exception) -> SlurmftError:
-    """An error of the hub in two lines."""
-    words = " ".join(str(error).split())[:300]
+    """Returns an error of the hub in two lines."""
+    reason = " ".join(str(error).split())[:300]
     status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in (401, 403) or "token" in words.lower():
+    if status in (401, 403) or "token" in reason.lower():
         hint = "log in with a token that may write: hf auth login; or export HF_TOKEN=..."
     else:
         hint = "check that this machine reaches the hub; compute nodes often have no internet"
-    return SlurmftError(f"the hub did not take {repo!r}: {words}", hint)
+    return SlurmftError(f"the hub did not take {repo!r}: {reason}", hint)
 
 
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     address = push(run, arguments.repo, arguments.public)
-    print(f"{'public' if arguments.public else 'private'}: {address}")
+    visibility = "public" if arguments.public else "private"
+    print(f"{visibility}: {address}")
     return Exit.OK
