@@ -20,7 +20,7 @@ RUNS = "/runs"
 _FOLDER = Path(__file__).parent
 _PACKAGE = Path(slurmft.__file__).parent
 _USER = 1000
-"""Of the image, and of its group."""
+"""Number of the image's user, and of its group."""
 _NAME_MAX = 40
 """Characters of a job's name: the operators append theirs, and a DNS label has 63."""
 
@@ -39,12 +39,15 @@ _IMAGE = re.compile(r"\w[\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?
 
 def check(cluster: Namespace, nodes: int) -> None:
     """Checks what the flags of `slurmft render kubernetes` ask of the cluster."""
-    for name, (limit, pattern, words) in _NAMES.items():
+    for name, (limit, pattern, rule) in _NAMES.items():
         value = getattr(cluster, name)
-        if value is not None and (len(value) > limit or not re.fullmatch(pattern, value)):
+        if value is None:  # --secret need not be given
+            continue
+        if len(value) > limit or not re.fullmatch(pattern, value):
+            valid_name = dns_name(value, min(limit, _LABEL[0]))
             raise UsageError(
                 f"{flag(name)} {value!r} is not a valid name in Kubernetes",
-                f"{words}, at most {limit}: {dns_name(value, min(limit, _LABEL[0]))}",
+                f"{rule}, at most {limit}: {valid_name}",
             )
     if not _IMAGE.fullmatch(cluster.image):
         raise UsageError(f"--image {cluster.image!r} is not an image name", "use registry/name:tag")
@@ -67,28 +70,35 @@ def dns_name(text: str, limit: int = _NAME_MAX) -> str:
 
 
 def manifest(config: RunConfig, cluster: Namespace) -> str:
-    """The objects of a job as YAML, in the order in which they are to be made."""
+    """Returns the objects of a job as YAML, in the order in which they are to be made."""
+    # Kubernetes counts restarts of pods, and the end of one ends all of an attempt.
+    restarts = config.job.max_requeues * config.job.nodes
     return fill(
         _FOLDER / "manifests.yaml.jinja",
         cluster=cluster,
         job=config.job,
         # ASCII alone: YAML takes more characters than JSON for ends of lines.
         config=json.dumps(dataclasses.asdict(config), indent=2),
-        restarts=config.job.max_requeues * config.job.nodes,  # of pods: an evicted one restarts all
+        restarts=restarts,
         runs=RUNS,
         user=_USER,
     )
 
 
 def dockerfile() -> str:
-    """An image with slurmft, built in a checkout, or in the folder of the installed package."""
-    needs = [] if _is_checkout() else importlib.metadata.requires("slurmft") or []
+    """Returns the Dockerfile of an image with slurmft. It is built in a checkout, or in the folder
+    of the installed package, which has no pyproject.toml: the requirements are then written out."""
+    needs: list[str] = []
+    if not _is_checkout():
+        needs = importlib.metadata.requires("slurmft") or []
+    # An image has no extras: trackers and the like are the user's to add.
+    requirements = [need for need in needs if "extra ==" not in need]
     return fill(
         _FOLDER / "Dockerfile.jinja",
         user=_USER,
         is_checkout=_is_checkout(),
         version=slurmft.__version__,
-        requirements=[need for need in needs if "extra ==" not in need],
+        requirements=requirements,
     )
 
 
@@ -97,14 +107,17 @@ def _is_checkout() -> bool:
 
 
 def commands(cluster: Namespace) -> list[str]:
-    """Shell lines that build, deploy, watch and delete a job."""
+    """Returns shell lines that build, deploy, watch and delete a job."""
     place = str(cluster.output or ".")
+    source = _PACKAGE
+    if _is_checkout():
+        source = _PACKAGE.parent
     text = fill(
         _FOLDER / "submit.sh.jinja",
         cluster=cluster,
         folder=place,
         manifest=f"{place}/{cluster.name}.yaml",
-        source=str(_PACKAGE.parent if _is_checkout() else _PACKAGE),
+        source=str(source),
         kubectl=f"kubectl --namespace {cluster.namespace}",
     )
     return text.rstrip("\n").split("\n")

@@ -50,11 +50,13 @@ def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
     make_run(run, config, is_first)
     if not is_first:
         return run_ranks(supervisor)
+    # Before the others can meet this pod: `join` tells them the number.
     os.environ[ATTEMPT] = str(attempts.begin(run, [host_name()], host_name()))
     try:
         code = run_ranks(supervisor)
     except Exception as error:
         code = record_error(run, error)
+    # The volume may show only later what another pod has written: why its rank failed.
     attempts.await_failure(run, code)
     outcome = attempts.decide(run, code)
     attempts.end(run, outcome)
@@ -157,6 +159,7 @@ def await_name(head: str, timeout_s: float) -> str:
         except RendezvousError:
             if time.monotonic() > deadline:
                 raise
+        # The operator's DNS entry comes after the pod itself.
         time.sleep(_RETRY_S)
 
 
@@ -169,6 +172,7 @@ def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
         RendezvousError: the first pod does not make it.
     """
     deadline = time.monotonic() + config.job.rdzv_timeout_s
+    # Before any file is made: the modes depend on it.
     permissions.settle(config.job.share_with_group)
     if first and not run.config.is_file():
         if not run.make(config):

@@ -65,8 +65,12 @@ def _is_secret(url: str) -> bool:
             f"--notify {url.partition('://')[0]}...: apprise knows no such URL",
             "see https://appriseit.com; or file:PATH, env:NAME",
         )
+    # apprise masks what it takes for a secret; our own patterns count as well.
     is_masked = service.url(privacy=True) != service.url(privacy=False)
-    return is_masked or kind_in(url) is not None or is_private(url.partition("?")[2])
+    if is_masked or kind_in(url) is not None:
+        return True
+    _, _, parameters = url.partition("?")
+    return is_private(parameters)
 
 
 def _urls(target: str) -> list[str]:
@@ -122,10 +126,12 @@ def start(run: RunDir, later: bool = False) -> Sending:
         history = run.history()
         is_news = history[-1].state in (*FINAL_STATES, "requeued")
         if is_news and (job.notify or job.notify_command):
+            number = len(history) - 1
             delay_s = LATER_S if later else 0
-            words = [str(run.path), str(len(history) - 1), str(delay_s)]
+            command = [sys.executable, "-m", __name__, str(run.path), str(number), str(delay_s)]
+            # A session of its own: Ctrl-C in the terminal is not meant for it.
             return subprocess.Popen(
-                [sys.executable, "-m", __name__, *words],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -154,7 +160,8 @@ def message(run: RunDir, number: int) -> tuple[str, str] | None:
     if title is None:
         return None
     lines = [line for line in _lines(run, history, number) if line]
-    return f"slurmft: {run.path.name}: {title}", "\n".join(lines)
+    text = "\n".join(lines)
+    return f"slurmft: {run.path.name}: {title}", text
 
 
 def _title(run: RunDir, history: list[Transition], number: int) -> str | None:
@@ -162,8 +169,9 @@ def _title(run: RunDir, history: list[Transition], number: int) -> str | None:
     entry = history[number]
     if entry.state != "requeued":
         return entry.state
-    if " hangs: " in entry.reason:
+    if " hangs: " in entry.reason:  # as the supervisor words it
         return "hang, requeued"
+    # A requeue at the time limit is routine; one that gained nothing will repeat itself.
     starts = [each.checkpoint for each in history[:number] if each.state == "running"]
     if starts and starts[-1] != run.newest_checkpoint():
         return None
@@ -186,9 +194,14 @@ def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]
     if job is None:
         yield "job: ? ()"
     else:
-        yield f"job: {job.id} ({' '.join(filter(None, (job.cluster, job.where)))})"
-    result = run.read_result() if entry.state == "finished" else None
-    metrics = (result or {}).get("metrics") or latest(run.path)["metrics"]
+        place = " ".join(word for word in (job.cluster, job.where) if word)
+        yield f"job: {job.id} ({place})"
+    metrics = None
+    if entry.state == "finished":
+        result = run.read_result() or {}
+        metrics = result.get("metrics")
+    if not metrics:
+        metrics = latest(run.path)["metrics"]  # of the last evaluation
     if metrics:
         yield f"metrics: {metrics_words(metrics)}"
     attempts = sum(1 for each in history[: number + 1] if each.state == "running")
@@ -210,6 +223,7 @@ def send(run: RunDir, number: int) -> None:
     claim = run.notifications / str(number)
     if title_and_text is None or not _claim(claim):
         return
+    # The alarm ends what no time-out of apprise's or the command's covers.
     signal.signal(signal.SIGALRM, _too_late)
     signal.alarm(SEND_S)
     try:
@@ -243,12 +257,14 @@ def _claim(path: Path) -> bool:
 
 def _send(job: JobConfig, run: RunDir, title: str, text: str) -> None:
     """Sends a message by all ways that the job names; SlurmftError where one fails."""
-    problems = []
+    outcomes = []
     for target in job.notify:
-        problems += [_send_by_apprise(url, title, text) for url in _urls(target)]
+        for url in _urls(target):
+            outcomes.append(_send_by_apprise(url, title, text))
     if job.notify_command:
-        problems.append(_send_by_command(job.notify_command, run, title, text))
-    problems = [problem for problem in problems if problem]
+        outcomes.append(_send_by_command(job.notify_command, run, title, text))
+    # After all of them were tried: one that fails must not keep the others from it.
+    problems = [outcome for outcome in outcomes if outcome]
     if problems:
         raise SlurmftError("; ".join(problems))
 
@@ -260,7 +276,8 @@ def _send_by_apprise(url: str, title: str, text: str) -> str:
     service = apprise.Apprise()
     if service.add(url) and service.notify(text, title):
         return ""
-    return f"{url.partition('://')[0]}:// did not take it"
+    scheme, _, _ = url.partition("://")  # the rest may hold a secret
+    return f"{scheme}:// did not take it"
 
 
 def _send_by_command(command: str, run: RunDir, title: str, text: str) -> str:

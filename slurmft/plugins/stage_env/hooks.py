@@ -21,6 +21,7 @@ _BEFORE = """\
 if archive=$({python} -m slurmft.plugins.stage_env.pack send {path}); then
   export {variable}="$archive"
 fi"""
+# Tasks that end by themselves, or are stopped, have removed theirs.
 _AFTER = """\
 if [ -n "${{archive-}}" ] && [ $ended != 0 ] && [ $ended != {stopped} ]; then
   {python} -m slurmft.plugins.stage_env.pack clean "$archive"  # what killed tasks left
@@ -50,7 +51,9 @@ class StageEnv(Hooks):
         self, is_stopping: Callable[[], bool]
     ) -> AbstractContextManager[NodePython] | None:
         archives: dict[str, str] = json.loads(os.environ.get(ARCHIVE) or "{}")
-        return _unpacked(archives, is_stopping) if archives else None
+        if not archives:
+            return None
+        return _unpacked(archives, is_stopping)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurmft.cluster.slurm import allocation, commands
@@ -85,12 +85,13 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     packed_at = time.monotonic()
     folder = node_folder(config.job, environment)
     size_bytes = sum(archive.stat().st_size for archive in archives.values())
+    # A random name: other jobs of the user may be on the same node, and leave their own there.
     name = f"{folder}/{NAME}-{os.getuid()}-{secrets.token_hex(6)}"
     # The first is slurmft's, which the nodes unpack at the top of their folder.
-    targets = {
-        f"{name}.{number}.tar" if number else f"{name}.tar": prefix
-        for number, prefix in enumerate(archives)
-    }
+    targets = {}
+    for number, prefix in enumerate(archives):
+        suffix = f".{number}.tar" if number else ".tar"
+        targets[name + suffix] = prefix
     sent = json.dumps(targets)
     try:
         check_folder(folder, size_bytes)
@@ -99,10 +100,12 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     except SlurmftError as error:
         clean(sent, config.job.nodes)  # some nodes may have it
         raise StageError(error.message) from error
+    pack_s = packed_at - began_at
+    send_s = time.monotonic() - packed_at
     print(
-        f"slurmft: {', '.join(archives)} packed or found packed in {packed_at - began_at:.1f} s "
-        f"({in_bytes(size_bytes)}), sent to {folder} in {time.monotonic() - packed_at:.1f} s",
-        file=sys.stderr,
+        f"slurmft: {', '.join(archives)} packed or found packed in {pack_s:.1f} s "
+        f"({in_bytes(size_bytes)}), sent to {folder} in {send_s:.1f} s",
+        file=sys.stderr,  # stdout is for the archives
     )
     return sent
 
@@ -130,8 +133,9 @@ def interpreter(prefix: str) -> tuple[str, list[str]]:
     """Returns the installation that an environment's Python belongs to, and the parts of it to be
     staged: interpreter and standard library. There are none where the environment has them, or
     every node."""
-    tell = "import sys; print(sys.base_prefix, '%d.%d' % sys.version_info[:2], sep='\\n')"
-    python = [f"{prefix}/bin/python", "-I", "-S", "-c", tell]
+    code = "import sys; print(sys.base_prefix, '%d.%d' % sys.version_info[:2], sep='\\n')"
+    # -I, -S: neither variables nor .pth files may change what it prints.
+    python = [f"{prefix}/bin/python", "-I", "-S", "-c", code]
     # A Python that does not start prints nothing: there is nothing to stage then.
     output = subprocess.run(python, capture_output=True, text=True).stdout
     base, _, version = output.strip("\n").partition("\n")
@@ -141,8 +145,11 @@ def interpreter(prefix: str) -> tuple[str, list[str]]:
     with_packages = "include-system-site-packages = true" in settings
     paths = [*Path(base).glob("bin/python*"), *Path(base).glob("ssl")]
     for folder in Path(base).glob("lib*"):
-        if not folder.is_symlink():
-            paths += [*folder.glob("*.so*"), *folder.glob(f"python{version}/*")]
+        if folder.is_symlink():  # lib64 -> lib
+            continue
+        paths += folder.glob("*.so*")
+        paths += folder.glob(f"python{version}/*")
+    # Its own packages may be many; an environment sees them only if it was made so.
     if not with_packages:
         paths = [path for path in paths if path.name != "site-packages"]
     return base, [str(path.relative_to(base)) for path in paths]
@@ -160,8 +167,9 @@ def check_folder(folder: str, size_bytes: int) -> None:
     where = f"{folder} on {os.uname().nodename}"
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         raise StageError(f"{where} is not a writable folder")
-    if (here := filesystem.of(folder)).is_shared:
-        raise StageError(f"{where} is a shared file system ({here.type}): see --stage-dir")
+    file_system = filesystem.of(folder)
+    if file_system.is_shared:
+        raise StageError(f"{where} is a shared file system ({file_system.type}): see --stage-dir")
     needed_bytes = _ROOM * size_bytes
     if shutil.disk_usage(folder).free < needed_bytes:
         paths = leftovers(Path(folder))
@@ -181,21 +189,28 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
     Raises:
         StageError: it cannot be packed.
     """
-    place = f"{_digest([prefix])[:8]}-"
-    if not parts and not _is_conda(prefix) and not Path(prefix, "pyvenv.cfg").is_file():
+    is_environment = _is_conda(prefix) or Path(prefix, "pyvenv.cfg").is_file()
+    if not parts and not is_environment:
         raise StageError(f"{prefix} is not an environment, but a whole Python installation")
-    state = [line for part in parts or [""] for line in content(os.path.join(prefix, part))]
+    # All archives of one folder begin with the same characters; the rest is of its state.
+    place = f"{_digest([prefix])[:8]}-"
+    state: list[str] = []
+    for part in parts or [""]:
+        state += content(os.path.join(prefix, part))
     archive = folder / f"{place}{_digest([*parts, *state])[:24]}.tar"
     if archive.exists():
+        # Its time is that of its last use.
         with contextlib.suppress(OSError):
             os.utime(archive)
         return archive
+    # Another job may pack the same: each writes its own, and renames it when it is whole.
     aside = folder / f".{archive.name}.{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(_pack_command(prefix, aside, parts), capture_output=True, text=True)
-        # 1: a file changed meanwhile. In an environment in use, only compiled modules change.
-        if done.returncode > (0 if _is_conda(prefix) else 1):
+        # tar's 1: a file changed meanwhile. In an environment in use, only compiled modules change.
+        highest_good_code = 0 if _is_conda(prefix) else 1
+        if done.returncode > highest_good_code:
             raise StageError(f"{prefix} cannot be packed: {done.stderr.strip()[-300:]}")
         os.replace(aside, archive)
     except OSError as error:
@@ -209,11 +224,15 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
 
 
 def _pack_command(prefix: str, target: Path, parts: Sequence[str]) -> list[str]:
+    """Returns the command that packs: tar, or conda-pack, which makes the environment movable."""
     if parts or not _is_conda(prefix):
         return ["tar", "-C", prefix, "-cf", str(target), *(parts or ["."])]
     command = [sys.executable, "-m", "conda_pack.cli", "--prefix", prefix, "--output", str(target)]
     command += ["--format", "tar", "--quiet", "--force"]
-    return [*command, "--ignore-editable-packages", "--ignore-missing-files"]
+    # conda-pack refuses environments in which pip has installed over conda's files, or editable
+    # packages; these are on the shared file system, and work from there.
+    command += ["--ignore-editable-packages", "--ignore-missing-files"]
+    return command
 
 
 def content(prefix: str) -> list[str]:
@@ -221,8 +240,12 @@ def content(prefix: str) -> list[str]:
     them. Compiled modules are left out: they come and go.
     """
     lines = []
-    walk = os.walk(prefix) if os.path.isdir(prefix) else [("", [], [prefix])]
+    if os.path.isdir(prefix):
+        walk: Iterable[tuple[str, list[str], list[str]]] = os.walk(prefix)
+    else:
+        walk = [("", [], [prefix])]
     for folder, folders, files in walk:
+        # In place: `os.walk` goes into those that are left, in their order.
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             path = os.path.join(folder, name)
@@ -243,20 +266,21 @@ def clean(sent: str, nodes: int) -> None:
     with contextlib.suppress(SlurmftError):  # the next job on the node will
         folder = unpacked(archives[0])
         remove = ["rm", "-rf", *archives, folder, folder + OLD]
-        commands.call(*allocation.srun_command(nodes, ["--export=ALL"], remove), timeout_s=120)
+        srun = allocation.srun_command(nodes, ["--export=ALL"], remove)
+        commands.call(*srun, timeout_s=120)
 
 
 def main(argv: list[str]) -> int:
-    what, argument = argv
-    if what == "clean":
+    operation, argument = argv
+    if operation == "clean":
         clean(argument, allocation.allocated_nodes() or 1)
-    else:
-        try:
-            print(send(RunDir.open(argument), os.environ))
-        except StageError as error:
-            words = f"warning: --stage-env: {error}: using the shared environment"
-            print(words, file=sys.stderr, flush=True)
-            return 1
+        return 0
+    try:
+        print(send(RunDir.open(argument), os.environ))
+    except StageError as error:
+        warning = f"warning: --stage-env: {error}: using the shared environment"
+        print(warning, file=sys.stderr, flush=True)
+        return 1  # the batch script then sets no variable, and goes on
     return 0
 
 

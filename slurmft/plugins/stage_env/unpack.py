@@ -19,8 +19,10 @@ from slurmft.core import process
 from slurmft.node import copies
 
 NAME = "slurmft-env"
+"""Begins the names of archives and folders on a node's disk, which the user's other jobs share."""
 _LOCK = ".slurmft-lock"
 OLD = ".old"
+"""Suffix of folders that are being removed."""
 # How long an archive may wait for its node's task, which then removes it.
 _YOUNG_S = 1800
 _POLL_S = 0.2
@@ -53,13 +55,16 @@ def environment(
         try:
             unpacked_copies = _unpack_all(archives, folder, stack, is_stopped)
             python = f"{folder}/bin/python"
-            prefix = "CONDA_PREFIX" if "CONDA_PREFIX" in variables else "VIRTUAL_ENV"
+            prefix = "VIRTUAL_ENV"
+            if "CONDA_PREFIX" in variables:
+                prefix = "CONDA_PREFIX"
             environment[prefix] = str(folder)
             environment["PATH"] = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
             environment[copies.VARIABLE] = json.dumps(unpacked_copies)
         except (OSError, StageError) as error:
             warning = f"warning: --stage-env: {error}: using the shared environment"
             print(warning, file=sys.stderr, flush=True)
+            # Not in a task's way any more, and the disk may be full.
             for archive in archives:
                 with contextlib.suppress(OSError):
                     Path(archive).unlink()
@@ -79,12 +84,17 @@ def _unpack_all(
     began = time.monotonic()
     targets = {}
     for number, shared in enumerate(archives.values()):
-        targets[shared] = f"{folder}/.{number}" if number else str(folder)
+        target = str(folder)
+        if number > 0:
+            target += f"/.{number}"
+        targets[shared] = target
+    # Callbacks run in reverse order: the folder goes before its lock is released.
     stack.enter_context(_lock_new(folder))
     stack.callback(_remove, archives, folder)
     for archive, shared in archives.items():
         _unpack(Path(archive), Path(targets[shared]), is_stopped)
-        Path(archive).unlink()
+        Path(archive).unlink()  # at once, for its space
+    # When all copies are there: the links of one lead into another.
     for target in targets.values():
         _settle(Path(target), targets)
     print(f"slurmft: environment unpacked in {time.monotonic() - began:.1f} s")
@@ -106,6 +116,7 @@ def _lock_new(folder: Path) -> Iterator[None]:
 
 
 def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None:
+    # /tmp is for all users: the archive may have been replaced. lstat: by a link as well.
     if archive.lstat().st_uid != os.getuid():
         raise StageError(f"{archive} belongs to another user")
     folder.mkdir(mode=0o700, exist_ok=True)  # it stays closed to others
@@ -140,7 +151,9 @@ def _settle(folder: Path, targets: Mapping[str, str]) -> None:
 def _rename(folder: Path, targets: Mapping[str, str]) -> None:
     """Lets the links, scripts and settings of an environment name the copies of what is staged."""
     # The longest first: one shared folder may be in another one.
-    names = "|".join(map(re.escape, sorted(targets, key=len, reverse=True)))
+    longest_first = sorted(targets, key=len, reverse=True)
+    names = "|".join(re.escape(name) for name in longest_first)
+    # Before a slash only: /env must not match /env2.
     in_text = re.compile(f"({names})(?=/)")
     at_start = re.compile(f"^({names})(?=/)")
 
@@ -152,10 +165,14 @@ def _rename(folder: Path, targets: Mapping[str, str]) -> None:
             target = at_start.sub(copy_of, os.readlink(path))
             path.unlink()
             path.symlink_to(target)
-        elif path.is_file() and (path.suffix == ".cfg" or path.open("rb").read(2) == b"#!"):
-            # fsdecode: a path in it may be no UTF-8.
-            text = os.fsdecode(path.read_bytes())
-            path.write_bytes(os.fsencode(in_text.sub(copy_of, text)))
+        elif path.is_file():
+            content = path.read_bytes()
+            is_settings = path.suffix == ".cfg"
+            is_script = content.startswith(b"#!")  # others are programs of the machine
+            if is_settings or is_script:
+                # fsdecode: a path in it may be no UTF-8.
+                text = in_text.sub(copy_of, os.fsdecode(content))
+                path.write_bytes(os.fsencode(text))
 
 
 def _output(*command: str) -> str:
@@ -174,6 +191,7 @@ def leftovers(folder: Path) -> list[Path]:
             if path.suffix == OLD:
                 paths.append(path)
             elif path.is_dir():
+                # Not by age: a job may run for weeks. The kernel frees the lock of a killed task.
                 with open(path / _LOCK) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     paths.append(_retire(path))

@@ -9,6 +9,7 @@ examples:
       -- /app/train.py --epochs 3
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ def kubernetes_parser() -> Parser:
 
 
 def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> RunConfig:
-    """The configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
+    """Returns the configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
     if words:
+        # A program of the user's own need not tell that it is alive: no hang can be seen.
         values = {"hang_timeout_s": 0} | flags
         program = submission.in_image(words, flags)
     else:
@@ -67,20 +69,25 @@ def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> 
 
 def kubernetes_main(argv: list[str]) -> int:
     """`slurmft render kubernetes`: prints the files, or writes them."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    arguments = kubernetes_parser().parse(argv[:at])
+    end = len(argv)
+    if "--" in argv:
+        end = argv.index("--")
+    program = argv[end + 1 :]
+    arguments = kubernetes_parser().parse(argv[:end])
     flags = typed_options(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
-    config = configure_pods(flags, argv[at + 1 :], ["kubernetes", *argv])
-    arguments.name = arguments.name or manifests.dns_name(f"slurmft-{config.program.name}")
+    config = configure_pods(flags, program, ["kubernetes", *argv])
+    if not arguments.name:
+        arguments.name = manifests.dns_name(f"slurmft-{config.program.name}")
     manifests.check(arguments, config.job.nodes)
     commands = manifests.commands(arguments)
     output = arguments.output
-    manifest = "".join(f"# {line}\n" for line in commands)
-    manifest += manifests.manifest(config, arguments)
+    manifest = _commented(commands) + manifests.manifest(config, arguments)
     if output is None:
+        # All but the manifest as comments: the output as a whole can be piped to kubectl.
         image = ["--output DIR writes this and its Dockerfile, which is:"]
-        image += [*manifests.dockerfile().splitlines(), ""]
-        print("".join(f"# {line}\n" for line in image) + manifest.rstrip())
+        image += manifests.dockerfile().splitlines()
+        image.append("")
+        print(_commented(image) + manifest.rstrip())
         return Exit.OK
     output.mkdir(parents=True, exist_ok=True)
     files = {f"{arguments.name}.yaml": manifest, "Dockerfile": manifests.dockerfile()}
@@ -88,6 +95,11 @@ def kubernetes_main(argv: list[str]) -> int:
         (output / name).write_text(content, encoding="utf-8")
     print("\n".join([f"written to {output}: {', '.join(files)}", *commands]))
     return Exit.OK
+
+
+def _commented(lines: Sequence[str]) -> str:
+    """Returns lines as comments of YAML."""
+    return "".join(f"# {line}\n" for line in lines)
 
 
 PARTS = {"kubernetes": Part(kubernetes_parser, kubernetes_main)}
