@@ -23,6 +23,9 @@ _PIECE_BYTES = 1 << 18
 _CLOCK_S = 5.0
 """How far the time in a line may be off what is known of the lines around it."""
 
+_STAMP_STEP_S = 0.001
+"""Stamps are cut to milliseconds: a line may seem to come before the attempt that it follows."""
+
 _SLURMS = ("srun: ", "slurmstepd")
 _TRACE = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -53,11 +56,15 @@ class Choice:
     attempt: int | None = None
 
     def has_file(self, place: "_Place") -> bool:
-        if self.ranks and place.label not in {f"rank {rank}" for rank in self.ranks}:
+        labels = [f"rank {rank}" for rank in self.ranks]
+        if self.ranks and place.label not in labels:
             return False
+        if not self.node:
+            return True
         if self.node.isdigit():
             return place.node == int(self.node)
-        return not self.node or place.node is not None
+        # A host's name is known from the lines only: after a requeue a rank may be elsewhere.
+        return place.node is not None
 
     def has_line(self, line: Line) -> bool:
         if self.node and not self.node.isdigit() and line.host != self.node:
@@ -79,17 +86,20 @@ class Logs:
         """Returns the lines that are new, oldest first; `last` leaves out all but so many of each
         file."""
         self._look_for_files()
-        each = [file.lines(whole, last) for file in self._files.values()]
-        merged: Iterable[Line] = heapq.merge(*each)
+        lines_of_files = [file.lines(whole, last) for file in self._files.values()]
+        # Lines compare by time, then by source: lines of one file stay in their order.
+        merged: Iterable[Line] = heapq.merge(*lines_of_files)
         return filter(self._choice.has_line, merged)
 
     def host_width(self) -> int:
         """Returns the width of the widest host name."""
-        return max((len(file.place.host) for file in self._files.values()), default=0)
+        widths = [len(file.place.host) for file in self._files.values()]
+        return max(widths, default=0)
 
     def _look_for_files(self) -> None:
         """Adds the files that are new: ranks first, then nodes, then the job's."""
         starts = [each for each in self._run.history() if each.state == "running"]
+        # In place: the files share this list.
         self._starts[:] = [(each.time, each.attempt or 0) for each in starts]
         ranks = {rank.rank: rank for rank in self._run.read_environment().ranks}
         hosts = {rank.node_number: rank.host for rank in ranks.values()}
@@ -121,39 +131,50 @@ class LogFile:
         caught_up = self._offset > 0
         if last is not None:
             self._offset = self._start_of(last)
-        while piece := self._piece(whole):
-            lines, changed_at = piece
+        while True:
+            lines, changed_at = self._piece(whole)
+            if not lines:
+                return
             self._offset += sum(map(len, lines))
-            texts = [line.decode("utf-8", "replace").removesuffix("\n") for line in lines]
+            texts = []
+            for line in lines:
+                # A library may print any bytes, and a kill may cut a character in two.
+                text = line.decode("utf-8", "replace")
+                texts.append(text.removesuffix("\n"))
             self._begin(texts, changed_at, caught_up)
             for text in texts:
                 yield self._line(text, changed_at)
+            # Only the first piece comes right after the last look.
             caught_up = False
 
-    def _piece(self, whole: bool) -> tuple[list[bytes], float] | None:
-        """Reads the lines that come next, and the Unix time of the last change; None: there are
-        none."""
+    def _piece(self, whole: bool) -> tuple[list[bytes], float]:
+        """Reads the lines that come next, if there are any; returns them, and the Unix time of the
+        last change of the file."""
         try:
             with open(self.place.path, "rb") as file:
-                about = os.fstat(file.fileno())
-                if about.st_ino != self._inode or about.st_size < self._offset:
-                    if self._inode:  # another file by this name: all of it is new
+                status = os.fstat(file.fileno())
+                is_replaced = status.st_ino != self._inode or status.st_size < self._offset
+                if is_replaced:
+                    # At the first look the offset may be that of the last lines: it stays.
+                    if self._inode:
                         self._offset = 0
-                    self._inode = about.st_ino
+                    self._inode = status.st_ino
                 file.seek(self._offset)
                 lines = file.readlines(_PIECE_BYTES)
         except OSError:
-            return None
+            return [], 0.0
         if lines and not whole and not lines[-1].endswith(b"\n"):
             lines.pop()
-        return (lines, about.st_mtime) if lines else None
+        return lines, status.st_mtime
 
     def _start_of(self, last: int) -> int:
         """Returns the offset at which the last so many lines of the file begin."""
         try:
             with open(self.place.path, "rb") as file:
-                start = size = file.seek(0, os.SEEK_END)
+                size = file.seek(0, os.SEEK_END)
+                start = size
                 tail = b""
+                # One newline more than lines: the first line of the tail may be half a line.
                 while start and tail.count(b"\n") <= last:
                     start = max(0, start - _PIECE_BYTES)
                     file.seek(start)
@@ -161,49 +182,79 @@ class LogFile:
         except OSError:
             return 0
         lines = tail.splitlines(keepends=True)
-        return size - sum(map(len, lines[max(0, len(lines) - last) :]))
+        # Not lines[-last:], which is all of them for 0.
+        last_lines = lines[max(0, len(lines) - last) :]
+        return size - sum(map(len, last_lines))
 
     def _begin(self, lines: list[str], changed_at: float, caught_up: bool) -> None:
         """Sets the time of lines that come before the first one that has any."""
         if not lines:
             return
         if self._last.time == -math.inf:
-            times = (self._time_in(line, changed_at) for line in lines)
-            self._at(next((t for t in times if t is not None), changed_at))
-        elif caught_up and self._time_in(lines[0], changed_at) is None and not self._trace:
-            self._at(min(changed_at, time.time()))  # written since the last look
+            self._at(self._first_time(lines, changed_at))
+            return
+        has_time = self._time_in(lines[0], changed_at) is not None
+        if caught_up and not has_time and not self._trace:
+            # It was written since the last look. The clock of the file server may be ahead.
+            self._at(min(changed_at, time.time()))
+
+    def _first_time(self, lines: list[str], changed_at: float) -> float:
+        for line in lines:
+            when = self._time_in(line, changed_at)
+            if when is not None:
+                return when
+        return changed_at
 
     def _at(self, when: float) -> None:
+        # heapq.merge needs times that never fall, and a host's clock may be set back.
         self._last = self._last._replace(time=max(when, self._last.time))
 
     def _time_in(self, text: str, changed_at: float) -> float | None:
         """Returns the time that a line has; none of a text that only has a date in it."""
-        when, _ = log_times.split(text)
-        if when is None and not text[:1].isspace():
-            when = log_times.foreign(text, time.localtime(changed_at).tm_year)
-            if when is not None and not self._last.time - _CLOCK_S <= when <= changed_at + _CLOCK_S:
-                return None
-        return when
+        stamped_at, _ = log_times.split(text)
+        if stamped_at is not None:
+            return stamped_at
+        if text[:1].isspace():  # it goes on with the text of the line before
+            return None
+        year = time.localtime(changed_at).tm_year
+        when = log_times.foreign(text, year)
+        if when is None:
+            return None
+        # Another time is a date in the text, such as that of a data set.
+        is_plausible = self._last.time - _CLOCK_S <= when <= changed_at + _CLOCK_S
+        return when if is_plausible else None
 
     def _line(self, raw: str, changed_at: float) -> Line:
         stamped, text = log_times.split(raw)
         text = text.rstrip("\r").rpartition("\r")[2]  # of a progress bar, what is last seen
-        when = stamped if stamped is not None else self._time_in(raw, changed_at)
+        when = self._time_in(raw, changed_at)
         if when is not None and not self._belongs(text):
             self._at(when)
-        if stamped is not None and (head := read_log_head(text)):
-            self._last = self._last._replace(host=head[0], attempt=head[1])
+        if stamped is not None:  # a head is always stamped: other text may only look like one
+            head = read_log_head(text)
+            if head is not None:
+                host, attempt = head
+                self._last = self._last._replace(host=host, attempt=attempt)
         label = self.place.label
+        # srun and slurmstepd write into the files of the tasks.
         if label.startswith("task") and text.startswith(_SLURMS):
             label = "slurm"
-        began = (n for start, n in reversed(self._starts) if start <= self._last.time + 0.001)
-        attempt = self._last.attempt or next(began, 0)
+        attempt = self._last.attempt or self._attempt_by_time()
         return self._last._replace(text=text, label=label, attempt=attempt)
+
+    def _attempt_by_time(self) -> int:
+        """Returns the attempt that had last begun at the time of the last line; 0: none."""
+        for began_at, attempt in reversed(self._starts):
+            if began_at <= self._last.time + _STAMP_STEP_S:
+                return attempt
+        return 0
 
     def _belongs(self, text: str) -> bool:
         """Returns whether a line is part of the traceback before it."""
         if text.startswith(_TRACE):
-            joins, self._trace, self._had_trace = self._had_trace, True, True
+            joins = self._had_trace
+            self._trace = True
+            self._had_trace = True
             return joins
         if self._trace:
             self._trace = not text.strip() or text[:1].isspace()  # its last line is the error
@@ -248,6 +299,7 @@ def _place(path: Path, ranks: dict[int, Rank], hosts: dict[int, str]) -> _Place:
     number = int(match[2] or match[3])
     if kind == "rank":
         rank = ranks.get(number)
-        node = rank.node_number if rank else 0
-        return _Place(path, f"rank {number}", node, rank.host if rank else "")
+        if rank is None:  # the ranks have not met yet
+            return _Place(path, f"rank {number}", 0, "")
+        return _Place(path, f"rank {number}", rank.node_number, rank.host)
     return _Place(path, f"{kind} {number}", number, hosts.get(number, ""))
