@@ -1,7 +1,6 @@
 """Attempts: from the start of a job to its end or requeue, and what becomes of the run then."""
 
 import contextlib
-import itertools
 import os
 import shlex
 import signal
@@ -15,7 +14,7 @@ from slurmft.core import fingerprint, hooks
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import kind_of
-from slurmft.core.run_files import Attempt, Failure, Transition, current_attempt
+from slurmft.core.run_files import Attempt, Failure, current_attempt
 from slurmft.core.text import some
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
@@ -120,9 +119,12 @@ def _report_changes(run: RunDir, number: int) -> dict[str, str]:
     before = last.changed if last else {}
     since = f", from attempt {number} on" if number > 1 else ""
     new: dict[str, str] = {}
+    # A warning is only told: where the files cannot be read, the job starts without it.
     with contextlib.suppress(OSError):
         differences = _record_packages(run, number) | fingerprint.changes(run.load_config())
-        new = {name: how + since for name, how in differences.items() if name not in before}
+        for name, how in differences.items():
+            if name not in before:
+                new[name] = how + since
         if new:
             text = f"changed since submission: {fingerprint.words(new)}"
             print(f"slurmft: {text}", file=sys.stderr, flush=True)
@@ -141,11 +143,19 @@ def _record_packages(run: RunDir, number: int) -> dict[str, str]:
         return {}
     by_attempt = read(run.packages, dict[str, dict[str, str]]) or {}
     recorded = list(by_attempt.values())
+    # A resume on the same nodes adds nothing: the file would grow with every attempt.
     if not recorded or recorded[-1] != packages:
         run.tell(run.packages, by_attempt | {str(number): packages}, f"{len(packages)} packages")
-    first = recorded[0] if recorded else packages
-    differ = sorted(dict(first.items() ^ packages.items()))
-    return {name: f"{first.get(name, 'none')} -> {packages.get(name, 'none')}" for name in differ}
+    if not recorded:
+        return {}
+    first = recorded[0]
+    differences = {}
+    for name in sorted(first.keys() | packages.keys()):
+        version_then = first.get(name, "none")
+        version_now = packages.get(name, "none")
+        if version_then != version_now:
+            differences[name] = f"{version_then} -> {version_now}"
+    return differences
 
 
 # --- the end --------------------------------------------------------------------------------------
@@ -172,11 +182,12 @@ def _record_result(run: RunDir) -> None:
         metrics = {}
     if metrics is None:
         return
-    starts = [each.time for each in run.history() if each.state == "running"]
-    began_at = starts[0] if starts else time.time()
+    started_at = [each.time for each in run.history() if each.state == "running"]
+    began_at = started_at[0] if started_at else time.time()
     result: dict[str, Any] = {
         "metrics": metrics,
         "primary_metric": next(iter(metrics), None),
+        # Such a program does not tell its number of ranks; each has a log.
         "world_size": len(list(run.logs.glob("rank-*.log"))),
         "steps": None,
         "phases_s": {},
@@ -196,13 +207,16 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     if state.state == "cancelled":
         return Outcome("cancelled", state.reason, Exit.CANCELLED)
     failure = run.root_failure(current_attempt())
+    # After a stop ranks may fail as their neighbours leave: a stopped run is requeued all the same.
     if failure is not None and code != Exit.STOPPED and _is_of_the_run(failure):
         return Outcome("failed", str(failure), failure.code)
-    is_by_signal = 128 <= code <= 255
+    is_by_signal = 128 <= code <= 255  # as a shell and srun report it: 128 and the signal's number
     is_unexplained = failure is None and code != Exit.STOPPED and not is_by_signal
     if is_unexplained and run.newest_checkpoint() is None:  # its tasks never came so far
         return Outcome("failed", f"the tasks ended with code {code}", code)
     reason = _reason(run, code, failure)
+    # Bad nodes are excluded from the next start. A cluster that has ever more of them would keep
+    # the job going round.
     if failure and failure.exclude:
         starts = _starts_on_bad_nodes(run)
         if starts > _MAX_STARTS_ON_BAD_NODES:
@@ -212,7 +226,8 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
         return Outcome("failed", f"{reason}; not requeued (--no-requeue)", Exit.STOPPED)
     stalled = attempts_without_progress(run) + _unrecorded_starts(run, restarts)
     if stalled > settings.max_requeues:
-        return _no_progress(stalled, reason, failure.code if failure else Exit.FAILED)
+        failure_code = failure.code if failure else Exit.FAILED
+        return _no_progress(stalled, reason, failure_code)
     return Outcome("requeued", reason, Exit.STOPPED)
 
 
@@ -224,20 +239,20 @@ def _is_of_the_run(failure: Failure) -> bool:
 
 def _starts_on_bad_nodes(run: RunDir) -> int:
     """Returns in how many attempts since the last submission a preflight found bad nodes."""
-    attempts = {each.attempt for each in run.get_state().since_submission()}
-    return len({each.attempt for each in run.all_failures() if each.exclude} & attempts)
+    recent_attempts = {each.attempt for each in run.get_state().since_submission()}
+    attempts_with_bad_nodes = {each.attempt for each in run.all_failures() if each.exclude}
+    return len(attempts_with_bad_nodes & recent_attempts)
 
 
 def _unrecorded_starts(run: RunDir, restarts: int) -> int:
     """Returns how many starts of this job a full disk has not recorded: Slurm has counted them."""
     if current_attempt() <= run.attempt_number():
         return 0
-    recorded = [
-        each
-        for each in run.get_state().since_submission()
-        if each.state == "running" or each.avoided
-    ]
-    return max(0, restarts + 1 - len(recorded))
+    transitions = run.get_state().since_submission()
+    # One that avoided bad nodes ended before it was "running".
+    recorded = [each for each in transitions if each.state == "running" or each.avoided]
+    starts = restarts + 1  # Slurm counts the starts after the first
+    return max(0, starts - len(recorded))
 
 
 def _reason(run: RunDir, code: int, failure: Failure | None) -> str:
@@ -249,26 +264,32 @@ def _reason(run: RunDir, code: int, failure: Failure | None) -> str:
         return f"stopped; {saved(run)}"
     signal_name = _SIGNAL_NAMES.get(code - 128)
     if signal_name:
+        # The kernel kills what exceeds the memory of its cgroup with SIGKILL, without a word.
         oom = " (out of memory?)" if signal_name == "SIGKILL" else ""
         return f"the task of a node was killed by {signal_name}{oom}"
-    return str(failure) if failure else f"the tasks ended with code {code}"
+    if failure:
+        return str(failure)
+    return f"the tasks ended with code {code}"
 
 
 def attempts_without_progress(run: RunDir) -> int:
     """Returns how many attempts in a row, the last one included, have left no new checkpoint."""
     newest = run.newest_checkpoint()
-
-    def has_stalled(start: Transition) -> bool:
-        return start.checkpoint == newest
-
-    past = reversed(run.get_state().since_submission())
-    starts = (each for each in past if each.state == "running")
-    return len(list(itertools.takewhile(has_stalled, starts)))
+    stalled = 0
+    for transition in reversed(run.get_state().since_submission()):
+        if transition.state != "running":
+            continue
+        # `begin` records the checkpoint that an attempt starts from.
+        if transition.checkpoint != newest:
+            break
+        stalled += 1
+    return stalled
 
 
 def saved(run: RunDir) -> str:
     """Returns the checkpoint that a stopped run can resume from, in words."""
-    if checkpoint := run.newest_checkpoint():
+    checkpoint = run.newest_checkpoint()
+    if checkpoint:
         return f"the newest checkpoint is {checkpoint}"
     place = kind_of(run.load_config().program).checkpoint_place()
     where = f" in {place}" if place else ""
@@ -288,7 +309,8 @@ def await_failure(run: RunDir, code: int) -> None:
     deadline = time.monotonic() + _FILE_LAG_S
     while True:
         failure = run.root_failure(current_attempt())
-        if (failure and not failure.secondary) or time.monotonic() > deadline:
+        is_explained = failure is not None and not failure.secondary
+        if is_explained or time.monotonic() > deadline:
             return
         with contextlib.suppress(OSError):  # a change of its own makes NFS read the folder anew
             probe = run.failures / f".{os.getpid()}"

@@ -33,36 +33,45 @@ class LogText:
     def until_now(self) -> Iterator[str]:
         """Yields the first failure, and then all lines that there are; nothing before anybody
         wrote."""
-        if self._choice.attempt is None:
-            failure = self._run.root_failure()
-        else:
-            failures = self._run.failures_of(self._choice.attempt)
-            failure = failures[0] if failures else None
+        failure = self._first_failure()
         if failure is not None:
             yield from self._failure(failure)
         yield from self.last_lines(whole=True)
 
+    def _first_failure(self) -> Failure | None:
+        if self._choice.attempt is None:
+            return self._run.root_failure()
+        failures = self._run.failures_of(self._choice.attempt)
+        return failures[0] if failures else None
+
     def _failure(self, failure: Failure) -> Iterator[str]:
         # Because of it, ranks that lost it have failed, and nodes whose ranks ended.
-        names = dict.fromkeys(each.where for each in self._run.failures_of(failure.attempt))
-        after = [name for name in names if name != failure.where]
+        after: list[str] = []
+        for each in self._run.failures_of(failure.attempt):
+            if each.where != failure.where and each.where not in after:
+                after.append(each.where)
         if self._json:
-            yield to_json({"event": "failure"} | asdict(failure) | {"then": after}) + "\n"
+            event = {"event": "failure", **asdict(failure), "then": after}
+            yield to_json(event) + "\n"
             return
         step = f", after step {failure.step}" if failure.step else ""
         yield f"failed first: {failure.where}, attempt {failure.attempt}{step}\n"
         yield (failure.traceback or failure.message).rstrip() + "\n"
         if failure.hint:
             yield f"hint: {failure.hint}\n"
-        yield f"then: {some(after)}\n\n" if after else "\n"
+        if after:
+            yield f"then: {some(after)}\n"
+        yield "\n"
 
     def last_lines(self, whole: bool) -> Iterator[str]:
         """Returns the lines that there are, or the last ones: by reading no more of each file, if
         every line counts. `whole`: a last line without its end counts, too."""
         if self._tail is None:
             return self.new_lines(whole)
-        every = self._choice.attempt is None and not self._choice.node
-        lines = self._logs.lines(whole, self._tail if every else None)
+        # Lines of an attempt or a host are known once they are read: all of each file then.
+        every_line_counts = self._choice.attempt is None and not self._choice.node
+        last = self._tail if every_line_counts else None
+        lines = self._logs.lines(whole, last)
         return self._written(deque(lines, maxlen=self._tail))
 
     def new_lines(self, whole: bool = True) -> Iterator[str]:
@@ -71,18 +80,23 @@ class LogText:
 
     def _written(self, lines: Iterable[Line]) -> Iterator[str]:
         for line in lines:
-            yield f"{_as_json(line) if self._json else self._as_text(line)}\n"
+            text = _as_json(line) if self._json else self._as_text(line)
+            yield f"{text}\n"
 
     def _as_text(self, line: Line) -> str:
-        at = time.localtime(line.time)
-        day = time.strftime("%Y-%m-%d", at)
+        local_time = time.localtime(line.time)
+        day = time.strftime("%Y-%m-%d", local_time)
         head = "" if day == self._day else f"--- {day}\n"
         self._day = day
+        # A line is shown at once: wider names of later lines move only what follows them.
         self._host_width = max(self._host_width, len(line.host))
         self._label_width = max(self._label_width, len(line.label))
-        who = f"{line.host:<{self._host_width}}  {line.label:<{self._label_width}}".lstrip()
-        clock = f"{time.strftime('%H:%M:%S', at)}.{int(line.time % 1 * 1000):03d}"
-        return f"{head}{clock}  {who} | {line.text}"
+        host = line.host.ljust(self._host_width)
+        label = line.label.ljust(self._label_width)
+        who = f"{host}  {label}".lstrip()  # without any host, there is no column of hosts
+        millis = int(line.time % 1 * 1000)
+        clock = time.strftime("%H:%M:%S", local_time)
+        return f"{head}{clock}.{millis:03d}  {who} | {line.text}"
 
 
 def _as_json(line: Line) -> str:

@@ -30,24 +30,37 @@ def stamp(when: float) -> str:
 
 def split(line: str) -> tuple[float | None, str]:
     """The Unix time of a stamped line, and what was printed; None and the line for another."""
-    if line[4:5] == "-" and line[10:11] == "T" and line[_LENGTH : _LENGTH + 1] == " ":
-        with contextlib.suppress(ValueError):
-            return datetime.fromisoformat(line[:_LENGTH]).timestamp(), line[_LENGTH + 1 :]
-    return None, line
+    # A look at three characters costs less than to parse every line.
+    looks_stamped = line[4:5] == "-" and line[10:11] == "T" and line[_LENGTH : _LENGTH + 1] == " "
+    if not looks_stamped:
+        return None, line
+    when = _unix_time(line[:_LENGTH])
+    if when is None:
+        return None, line
+    return when, line[_LENGTH + 1 :]
 
 
 def foreign(line: str, year: int) -> float | None:
     """The time that a library or Slurm has written into a line of its own, as local time here; the
     year is the log's, as PyTorch's C++ leaves it out."""
     text = line[:_WITHIN]
-    with contextlib.suppress(ValueError):  # there is no 31 February
-        if glog := _GLOG.match(text):
-            month, day, clock, millis = glog.groups()
-            return datetime.fromisoformat(f"{year}-{month:0>2}-{day}T{clock}.{millis}").timestamp()
-        if match := _FOREIGN.search(text):
-            clock = match[2].replace(",", ".")
-            return datetime.fromisoformat(f"{match[1]}T{clock}").timestamp()
+    glog = _GLOG.match(text)
+    if glog is not None:
+        month, day, clock, millis = glog.groups()
+        return _unix_time(f"{year}-{month:0>2}-{day}T{clock}.{millis}")
+    match = _FOREIGN.search(text)
+    if match is not None:
+        day, clock = match.groups()
+        clock = clock.replace(",", ".")  # Python's logging writes a comma before milliseconds
+        return _unix_time(f"{day}T{clock}")
     return None
+
+
+def _unix_time(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:  # there is no 31 February
+        return None
 
 
 class StampedLog(io.RawIOBase):
@@ -68,19 +81,23 @@ class StampedLog(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         text = bytes(data)
-        left = f"{stamp(time.time())} ".encode() + text if self._begins_line else text
+        unwritten = text
+        if self._begins_line:
+            unwritten = f"{stamp(time.time())} ".encode() + text
         self._begins_line = text.endswith(b"\n")
         with contextlib.suppress(OSError):
-            while left:
-                left = left[os.write(self._fd, left) :]
+            while unwritten:  # the kernel may take less than all of it
+                written = os.write(self._fd, unwritten)
+                unwritten = unwritten[written:]
+        # io wants to know how much of its own text is done with, lost or not.
         return len(text)
 
 
 def stamped(fd: int) -> TextIO:
     """A text stream that stamps its lines; like Python's own, it writes each at once."""
-    return io.TextIOWrapper(
-        io.BufferedWriter(StampedLog(fd)), "utf-8", "replace", line_buffering=True
-    )
+    buffer = io.BufferedWriter(StampedLog(fd))
+    # "replace": a character that UTF-8 cannot have is no reason for a print to fail.
+    return io.TextIOWrapper(buffer, "utf-8", "replace", line_buffering=True)
 
 
 def stamp_output(*names: str) -> None:

@@ -104,9 +104,13 @@ class RunDir:
             UsageError: the folder cannot be made or written to.
             NotOwnError: everybody can rename what lies in a folder above it.
         """
-        start = "-".join([config.name, time.strftime("%Y%m%d-%H%M%S"), *filter(None, [mark])])
-        top, part = Path(config.job.runs_dir), config.submission.get("request", "")[:6]
-        run = cls(top / f"{start}-{part or _random_part()}")
+        parts = [config.name, time.strftime("%Y%m%d-%H%M%S")]
+        if mark:
+            parts.append(mark)
+        start = "-".join(parts)
+        top = Path(config.job.runs_dir)
+        request_part = config.submission.get("request", "")[:6]
+        run = cls(top / f"{start}-{request_part or _random_part()}")
         try:
             while not run.make(config):
                 run = cls(top / f"{start}-{_random_part()}")
@@ -172,14 +176,16 @@ class RunDir:
         """The newest run of this user that was created with its job's id as its mark; None: there
         is none. `where`: its Slurm cluster: another may have the same folder, and a job of that
         number."""
-        runs = [
-            run
-            for run in map(cls, Path(runs_dir).glob(f"*-{mark}-*"))
-            if (job := run.read_job())
-            and job.id == mark
-            and (not where or job.where in ("", where))
-            and run.is_own()
-        ]
+        runs = []
+        # The name is a first choice: --name may hold digits, too. The job's record decides.
+        for path in Path(runs_dir).glob(f"*-{mark}-*"):
+            run = cls(path)
+            job = run.read_job()
+            if job is None or job.id != mark:
+                continue
+            is_of_cluster = not where or job.where in ("", where)
+            if is_of_cluster and run.is_own():
+                runs.append(run)
         return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
 
     def load_config(self, read: Callable[[Path], bytes] = Path.read_bytes) -> RunConfig:
@@ -249,6 +255,7 @@ class RunDir:
         history = self.history()
         last = history[-1].state if history else ""
         goes_on = state == "submitted" or (last == "failed" and state == "running")
+        # The job of a run that was cancelled still ends in its own way, and records that.
         if last in FINAL_STATES and not goes_on:
             return
         transition = Transition(
@@ -260,6 +267,7 @@ class RunDir:
             checkpoint=checkpoint,
             avoided=avoided,
         )
+        # The last transition is at the top of the file, too: most readers want no more.
         facts = dataclasses.asdict(transition)
         recorded = State(**facts, history=[*history, transition])
         if state == "submitted":
@@ -284,7 +292,8 @@ class RunDir:
 
     def get_state(self) -> State:
         """Returns the last recorded state; "unknown" where the file is absent or damaged."""
-        if state := read(self.state, State):
+        state = read(self.state, State)
+        if state is not None:
             return state
         reason = f"{self.state.name} is damaged" if os.path.exists(self.state) else ""
         return State(state="unknown", time=0.0, reason=reason, history=[])
@@ -295,7 +304,8 @@ class RunDir:
 
     def job_id(self) -> str:
         """Returns the id of the job; "" where none was submitted, or started."""
-        if job := self.read_job():
+        job = self.read_job()
+        if job is not None:
             return job.id
         attempt = self.read_attempt()  # the job knows its id where the submission was interrupted
         return attempt.job if attempt else ""
@@ -371,20 +381,22 @@ class RunDir:
             checkpoint = kind_of(self.load_config().program).newest_checkpoint()
             if checkpoint is not None:
                 return checkpoint
-        return next(reversed(self.checkpoint_names()), None)
+        names = self.checkpoint_names()
+        return names[-1] if names else None
 
     # --- failures ---------------------------------------------------------------------------------
 
     def add(self, failure: Failure) -> Failure:
         """Records what went wrong in one process, without credentials; returns it as recorded. See
         `tell`."""
-        failure = dataclasses.replace(
-            failure,
-            message=redact(failure.message),
-            hint=failure.hint and redact(failure.hint),
-            traceback=failure.traceback and redact(failure.traceback),
-        )
+        texts = {"message": redact(failure.message)}
+        if failure.hint:
+            texts["hint"] = redact(failure.hint)
+        if failure.traceback:
+            texts["traceback"] = redact(failure.traceback)
+        failure = dataclasses.replace(failure, **texts)
         place = failure.where.replace(" ", "-")
+        # A process may fail in several attempts, and its pid may come again: each has its own file.
         path = self.failures / f"{place}-{os.getpid()}-{time.time_ns()}.json"
         self.tell(path, failure, f"{failure.where}: {failure.message}")
         return failure
@@ -394,8 +406,10 @@ class RunDir:
         `names` chooses files: "*-on-n1-*" are those of one host's ranks."""
         failures: list[Failure] = []
         with contextlib.suppress(OSError):  # while a server restarts, none is known
-            paths = list(self.failures.glob(f"{names}.json"))
-            failures = [failure for path in paths if (failure := read(path, Failure))]
+            for path in list(self.failures.glob(f"{names}.json")):
+                failure = read(path, Failure)
+                if failure is not None:
+                    failures.append(failure)
         return sorted(failures, key=lambda failure: (failure.attempt, failure.time))
 
     def failures_of(self, attempt: int, names: str = "*") -> list[Failure]:
@@ -405,9 +419,14 @@ class RunDir:
         causes is named first: those of two hosts may differ by an hour.
         """
         failures = [each for each in self.all_failures(names) if each.attempt == attempt]
-        seen = [each.meetings for each in failures if each.meetings is not None]
-        last_meeting = max([self.meetings(attempt), *seen])
+        # `mark_started` may be late on a shared file system, or a full disk may not have taken it:
+        # failures bear witness of a meeting, too.
+        last_meeting = self.meetings(attempt)
+        for each in failures:
+            if each.meetings is not None:
+                last_meeting = max(last_meeting, each.meetings)
         failures = [each for each in failures if each.meetings in (None, last_meeting)]
+        # The sort is stable: those of one kind stay in the order of the clocks.
         return sorted(failures, key=lambda failure: failure.secondary)
 
     def root_failure(self, attempt: int = 0, names: str = "*") -> Failure | None:
@@ -420,7 +439,8 @@ class RunDir:
         number = attempt or self.attempt_number()
         if number and not attempt and self.awaits_begin():
             return None  # the job of a resume, whose attempt has not begun
-        return next(iter(self.failures_of(number, names)), None)
+        failures = self.failures_of(number, names)
+        return failures[0] if failures else None
 
     def bad_hosts(self) -> list[str]:
         """Returns the hosts that were to blame in two attempts or more, or are bad for sure."""
@@ -431,8 +451,13 @@ class RunDir:
                 blamed.add((failure.bad_host, failure.attempt))
                 if failure.exclude:
                     excluded.add(failure.bad_host)
-        counts = Counter(host for host, _ in blamed)
-        return sorted(host for host in counts if counts[host] >= 2 or host in excluded)
+        # One attempt may fail on a good host. Its ranks count once, however many blame the host.
+        attempts_by_host = Counter(host for host, _ in blamed)
+        bad = []
+        for host, attempts in attempts_by_host.items():
+            if attempts >= 2 or host in excluded:
+                bad.append(host)
+        return sorted(bad)
 
 
 def _random_part() -> str:
@@ -452,4 +477,7 @@ _LOG_HEAD = re.compile(r"(?:rank|node) \d+ on (\S+), attempt (\d+), pid \d+")
 def read_log_head(line: str) -> tuple[str, int] | None:
     """Host and attempt, from a line that `log_head` made; None for another line."""
     match = _LOG_HEAD.fullmatch(line)
-    return (match[1], int(match[2])) if match else None
+    if match is None:
+        return None
+    host, attempt = match.groups()
+    return host, int(attempt)
