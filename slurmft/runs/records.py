@@ -30,14 +30,18 @@ class RecordWriter:
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the run
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, size - 1))
-        self._pending = b"" if self._file.read(1) in (b"", b"\n") else b"\n"
+        last_byte = self._file.read(1)
+        is_half_a_line = last_byte not in (b"", b"\n")
+        self._pending = b"\n" if is_half_a_line else b""
 
     def write(self, *records: dict[str, Any]) -> None:
-        lines = "".join(to_json({"time": time.time()} | r) + "\n" for r in records)
-        self._pending += lines.encode()
+        for record in records:
+            line = to_json({"time": time.time()} | record)
+            self._pending += f"{line}\n".encode()
         with contextlib.suppress(OSError):
-            while self._pending:
-                self._pending = self._pending[self._file.write(self._pending) :]
+            while self._pending:  # a disk that is nearly full takes a part
+                written = self._file.write(self._pending)
+                self._pending = self._pending[written:]
 
 
 def warn(path: Path, text: str) -> None:
@@ -100,6 +104,7 @@ class RecordReader:
                 file.seek(self._offset)
                 while block := file.read(_BLOCK_BYTES):
                     whole, newline, rest = (rest + block).rpartition(b"\n")
+                    # Before they are yielded: whoever stops reading here has had them.
                     self._offset += len(whole + newline)
                     yield from _parsed(whole, mark)
 
@@ -127,7 +132,8 @@ class RecordReader:
 def _sampled_steps(file: BinaryIO, end: int, count: int) -> list[dict[str, Any]]:
     """Returns records of steps from so many places before `end`, evenly spaced."""
     steps: list[dict[str, Any]] = []
-    for place in range(0, end, end // count + 1):
+    spacing = end // count + 1  # above 0, also where there are more places than bytes
+    for place in range(0, end, spacing):
         if _line_begin(file, place) < end:
             whole_lines = file.read(_SAMPLE_BYTES).rpartition(b"\n")[0]
             steps += _parsed(whole_lines, _mark("step"))
@@ -159,6 +165,7 @@ def _parsed(lines: bytes, mark: bytes) -> Iterator[dict[str, Any]]:
 
 def _line_begin(file: BinaryIO, place: int) -> int:
     """Goes to the first line that begins at a place or after it; returns where that is."""
+    # One byte before: if it ends a line, the next one begins at the very place.
     file.seek(max(0, place - 1))
     if place:
         file.readline()
@@ -178,11 +185,15 @@ def _newest(
         file.seek(begin)
         block = file.read(end - begin) + rest
         end = begin
-        rest = block[: block.find(b"\n") + 1 or len(block)]  # it may begin further up
+        # The first line may begin further up: it is read again with the block before.
+        first_line, newline, _ = block.partition(b"\n")
+        rest = first_line + newline
+        # Most blocks have steps alone: they need not be split into lines.
         if not any(mark in block for mark in missing):
             continue
         for line in reversed(block.split(b"\n")):
-            for mark in [mark for mark in missing if mark in line]:
+            marks_in_line = [mark for mark in missing if mark in line]
+            for mark in marks_in_line:
                 record = next(_parsed(line, mark), None)
                 if record:
                     newest[mark] = record
@@ -234,8 +245,9 @@ def latest(path: Path) -> dict[str, Any]:
     progress = decode_leniently(newest.get(_TOTAL, {}), _Progress)
     steps_done = progress.step
     if _TOTAL in newest and steps_done is None:  # it has just started
-        begin = next((newest[mark] for mark in newest if mark in (_START, _RESUME)), {})
-        steps_done = begin.get("step", 0)
+        # A resume is newer than the start: `newest` has the newest record first.
+        begins = [newest[mark] for mark in newest if mark in (_START, _RESUME)]
+        steps_done = begins[0].get("step", 0) if begins else 0
     last = newest.get(_TIME, {})
     is_evaluation = last.get("event") == "evaluate"
     return {
@@ -258,6 +270,7 @@ def _newest_of_each_kind(path: Path) -> dict[bytes, dict[str, Any]]:
     with contextlib.suppress(OSError), open(RunDir(path).records, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         marks = (_START, _RESUME, _TOTAL, _EPOCH, _TIME)
+        # Not all of the file: `slurmft list` reads a thousand runs.
         newest = _newest(file, end, marks, max(0, end - _TAIL_BYTES))
         epoch = decode_leniently(newest.get(_TOTAL, {}), _Progress).epoch
         if epoch is not None and epoch >= 1 and _EPOCH not in newest:

@@ -255,7 +255,7 @@ class RunDir:
         history = self.history()
         last = history[-1].state if history else ""
         goes_on = state == "submitted" or (last == "failed" and state == "running")
-        # The job of a run that was cancelled still ends in its own way, and records that.
+        # The job of a cancelled run may still end in its own way, and record that.
         if last in FINAL_STATES and not goes_on:
             return
         transition = Transition(
@@ -389,7 +389,7 @@ class RunDir:
     def add(self, failure: Failure) -> Failure:
         """Records what went wrong in one process, without credentials; returns it as recorded. See
         `tell`."""
-        texts = {"message": redact(failure.message)}
+        texts: dict[str, Any] = {"message": redact(failure.message)}
         if failure.hint:
             texts["hint"] = redact(failure.hint)
         if failure.traceback:

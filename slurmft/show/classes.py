@@ -17,7 +17,8 @@ def of(result: Any) -> dict[str, ClassScores]:
     classes = decode_leniently(result, Result).classes or {}
     if len(classes) <= SHOWN:
         return classes
-    return dict(sorted(classes.items(), key=lambda item: item[1].f1))
+    worst_first = sorted(classes.items(), key=lambda item: item[1].f1)
+    return dict(worst_first)
 
 
 def lines(result: Any) -> list[str]:
@@ -27,8 +28,14 @@ def lines(result: Any) -> list[str]:
         return []
     rows = [("class", "precision", "recall", "f1", "texts")]
     for name, scores in list(classes.items())[:SHOWN]:
-        numbers = (f"{scores.precision:.4f}", f"{scores.recall:.4f}", f"{scores.f1:.4f}")
-        rows.append((shown(name, _NAME_WIDTH), *numbers, f"{scores.support:,}"))
+        row = (
+            shown(name, _NAME_WIDTH),
+            f"{scores.precision:.4f}",
+            f"{scores.recall:.4f}",
+            f"{scores.f1:.4f}",
+            f"{scores.support:,}",
+        )
+        rows.append(row)
     text = aligned(rows)
     if len(classes) > SHOWN:
         text.append(f"the {SHOWN} of {len(classes):,} classes with the lowest f1; all: result.json")
@@ -41,8 +48,11 @@ def _confusions(classes: dict[str, ClassScores]) -> list[str]:
         for other, count in (scores.predicted_as or {}).items():
             if other != name:
                 confusions.append((count, name, other))
+    # Not reverse=True by whole tuples: equal counts stay in the order of the classes.
     confusions.sort(key=lambda confusion: -confusion[0])
-    return [
-        f"{shown(name, _NAME_WIDTH)} taken for {shown(other, _NAME_WIDTH)}: {count:,} times"
-        for count, name, other in confusions[:_CONFUSIONS]
-    ]
+    text = []
+    for count, name, other in confusions[:_CONFUSIONS]:
+        right = shown(name, _NAME_WIDTH)
+        wrong = shown(other, _NAME_WIDTH)
+        text.append(f"{right} taken for {wrong}: {count:,} times")
+    return text

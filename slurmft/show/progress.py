@@ -47,6 +47,8 @@ class Progress:
         if self.only_bar:
             return
         if self._bar is not None:
+            # tqdm takes the bar away, writes, and draws it anew. It moves the cursor by escape
+            # sequences, which only the raw stream lets through.
             self._bar.write(plain(text), file=raw(self._stream))
         else:
             print(plain(text), file=self._stream, flush=True)
@@ -58,23 +60,29 @@ class Progress:
 
     def _open_bar(self, total: int) -> None:
         if self._live:
-            from tqdm import tqdm
+            from tqdm import tqdm  # not above: commands without a bar need not wait for it
 
             self.close()
             file = raw(self._stream)
             self._bar = tqdm(total=total, desc="train", unit="step", file=file, leave=False)
 
     def _show_step(self, record: Record) -> None:
-        if self._bar is None and self._live and record.get("total_steps"):  # of a user's program
+        # A program of the user's own may record no start: its first step opens the bar.
+        if self._bar is None and self._live and record.get("total_steps"):
             self._open_bar(record["total_steps"])
-        if self._bar is not None:
-            if "epoch" in record:
-                self._bar.set_description(f"epoch {record['epoch']:.2f}")
-            loss = f"loss {number(record['loss'])}, " if "loss" in record else ""
-            self._bar.set_postfix_str(f"{loss}{record['samples_per_s']:.0f} samples/s")
-            self._bar.update(record["step"] - self._bar.n)
-        elif not self._live:
-            self.say(describe_step(record))
+        if self._bar is None:
+            if not self._live:
+                self.say(describe_step(record))
+            return
+        if "epoch" in record:
+            self._bar.set_description(f"epoch {record['epoch']:.2f}")
+        parts = []
+        if "loss" in record:
+            parts.append(f"loss {number(record['loss'])}")
+        parts.append(f"{record['samples_per_s']:.0f} samples/s")
+        self._bar.set_postfix_str(", ".join(parts))
+        # tqdm counts on: it wants the difference, which is negative after a resume.
+        self._bar.update(record["step"] - self._bar.n)
 
 
 UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
@@ -82,14 +90,18 @@ UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
 
 
 def describe_start(record: Record) -> str:
+    # The start of a user's program may have its number of steps and nothing else.
     with contextlib.suppress(*UNLIKE):
-        what = (
-            f"{record['task']} on {record['world_size']:d} process(es), "
-            f"{record['nodes']:d} node(s): {record['precision']}, {record['backend']}, "
-            f"global batch {batch(record)}, {record['total_steps']} steps, "
-            f"{parameters(record)}{vocabulary(record)}"
-        )
-        lines = [*record.get("data", ()), what]
+        where = f"{record['world_size']:d} process(es), {record['nodes']:d} node(s)"
+        settings = [
+            f"{record['precision']}",
+            f"{record['backend']}",
+            f"global batch {batch(record)}",
+            f"{record['total_steps']} steps",
+            f"{parameters(record)}{vocabulary(record)}",
+        ]
+        lines = [*record.get("data", ())]
+        lines.append(f"{record['task']} on {where}: {', '.join(settings)}")
         if record.get("imports_s"):
             lines.append(f"imports took {imports(record)}")
         return "\n".join(lines)
@@ -107,7 +119,8 @@ def batch(start: Record) -> str:
 def parameters(start: Record) -> str:
     """Returns the size of the model, and how much of it is trained, where not all is."""
     millions: float = start["parameters"] / 1e6
-    trained: float = (start.get("trained_parameters") or start["parameters"]) / 1e6
+    trained_count = start.get("trained_parameters") or start["parameters"]
+    trained: float = trained_count / 1e6
     if trained < millions:
         percent = 100 * trained / millions
         return f"{trained:.2f}M of {millions:.1f}M parameters train ({percent:.1f} %)"
@@ -136,8 +149,10 @@ def describe_step(step: Record) -> str:
     parts = []
     if "epoch" in step:
         parts.append(f"epoch {step['epoch']:.2f}")
-    total = f"/{step['total_steps']}" if "total_steps" in step else ""
-    parts.append(f"step {step['step']}{total}")
+    position = f"step {step['step']}"
+    if "total_steps" in step:
+        position += f"/{step['total_steps']}"
+    parts.append(position)
     if "loss" in step:
         parts.append(f"loss {number(step['loss'])}")
     parts.append(f"{step['samples_per_s']:.0f} samples/s")
@@ -148,11 +163,13 @@ def describe_step(step: Record) -> str:
 
 def metrics_words(metrics: dict[str, Any] | None) -> str:
     """ "accuracy 0.9123  f1 0.8870" """
-    return "  ".join(f"{name} {number(value)}" for name, value in (metrics or {}).items())
+    if not metrics:
+        return ""
+    return "  ".join(f"{name} {number(value)}" for name, value in metrics.items())
 
 
 def describe_epoch(evaluation: Record) -> str:
-    epoch = float(evaluation.get("epoch", 0))
+    epoch = float(evaluation.get("epoch", 0))  # a user's program may not count epochs
     is_whole = epoch.is_integer()
     if is_whole and epoch:
         when = f"epoch {epoch:g} done"
@@ -181,8 +198,10 @@ def describe(record: Record) -> str | None:
                 f"evaluation(s) without a better {record['metric']}"
             )
         case "resume":
-            head = f"resumes after step {record['step']} (from {record['checkpoint']})"
-            return "\n  changed: ".join((head, *record.get("changes", ())))
+            lines = [f"resumes after step {record['step']} (from {record['checkpoint']})"]
+            for change in record.get("changes", ()):
+                lines.append(f"  changed: {change}")
+            return "\n".join(lines)
         case "stopping":
             return f"stopping after step {record['step']}: {record['reason']}"
         case "warning":

@@ -17,14 +17,19 @@ def result_table(result: Record) -> str:
     rows = [(name, number(value)) for name, value in metrics.items()]
     for name, describe in _ROWS.items():
         with contextlib.suppress(*UNLIKE):
-            rows.append((name, describe(result)))
-    rows = [row for row in rows if row[1]]
+            text = describe(result)
+            if text:
+                rows.append((name, text))
     width = max((len(name) for name, _ in rows), default=0)
-    lines = [hanging(f"  {name:<{width}}  ", value, width + 4) for name, value in rows]
+    lines = []
+    for name, text in rows:
+        # A value that is wider than the terminal goes on below itself, in lines of their own.
+        lines += hanging(f"  {name:<{width}}  ", text, width + 4).splitlines()
     class_lines = classes.lines(result)
     if class_lines:
-        lines += ["", *(f"  {line}" for line in class_lines)]
-    bar = "-" * max((len(part) for line in lines for part in line.splitlines()), default=0)
+        lines.append("")
+        lines += [f"  {line}" for line in class_lines]
+    bar = "-" * max((len(line) for line in lines), default=0)
     return "\n".join([bar, *lines, bar])
 
 
@@ -38,11 +43,27 @@ def _memory(peaks: list[int]) -> str:
 
 
 def _time(r: Record) -> str:
-    again = f"; job started {r['attempts']:d} times" if r["attempts"] > 1 else ""
-    start = f", including {r['startup_s']:.1f} s start-up" if "startup_s" in r else ""
-    return f"{duration(r['wall_s'])}{start}{again}"
+    text = duration(r["wall_s"])
+    if "startup_s" in r:
+        text += f", including {r['startup_s']:.1f} s start-up"
+    if r["attempts"] > 1:
+        text += f"; job started {r['attempts']:d} times"
+    return text
 
 
+def _phases(r: Record) -> str:
+    # dict.items rather than a method: a TypeError, which leaves the row out, for another type.
+    phases = dict.items(r["phases_s"])
+    return "  ".join(f"{name} {seconds:.3f} s" for name, seconds in phases)
+
+
+def _tokens(r: Record) -> str:
+    real = f"{r['train_tokens_per_s']:,.0f} real tokens/s in training"
+    return f"{real}, {r['train_padded_tokens_per_s']:,.0f} with padding"
+
+
+# The formats check the types, too: `:d` and `:s` raise ValueError for a value of another type,
+# which leaves its row out.
 _ROWS: dict[str, Callable[[Record], str]] = {
     "predictions": lambda r: f"{r['output']:s}",
     "loss": lambda r: f"{r['loss']:.4f}",
@@ -50,13 +71,10 @@ _ROWS: dict[str, Callable[[Record], str]] = {
     "global batch": lambda r: f"{r['global_batch_size']:d} samples, {r['steps']:d} steps",
     "precision": lambda r: f"{r['precision']:s}, {r['backend']:s}",
     "imports": imports,
-    "phases": lambda r: "  ".join(f"{k} {s:.3f} s" for k, s in dict.items(r["phases_s"])),
+    "phases": _phases,
     "train": lambda r: _rates(r, "train"),
     "evaluate": lambda r: _rates(r, "evaluate"),
-    "tokens": lambda r: (
-        f"{r['train_tokens_per_s']:,.0f} real tokens/s in training, "
-        f"{r['train_padded_tokens_per_s']:,.0f} with padding"
-    ),
+    "tokens": _tokens,
     "model": lambda r: f"{r['train_model_tflop_per_s']:,.3g} TFLOP/s in training",
     "peak memory": lambda r: _memory(r["peak_memory_bytes"]),
     "time": _time,

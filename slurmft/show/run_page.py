@@ -21,32 +21,38 @@ _SECTION_LINES = 5
 
 def text(facts: dict[str, Any]) -> str:
     """Returns a run in full, as lines. `facts`: see `slurmft.cluster.status.run_facts`."""
+    # A program of the user's own has neither data nor model.
     what = (facts["task"], facts["data"], facts["model"], f"{facts['nodes']} node(s)")
-    changed = facts["changed"]
+    changed = ""
+    if facts["changed"]:
+        changed = f"since submission: {fingerprint.words(facts['changed'])}"
+    cost = facts["cost"]
     rows = [
         ("state", state_words(facts)),
-        ("what", ", ".join(filter(None, what))),
+        ("what", ", ".join(part for part in what if part)),
         ("code", _code(facts["submission"].get("snapshot"))),
         ("where", _where(facts)),
         ("submitted", _submitted(facts["submission"])),
-        ("changed", f"since submission: {fingerprint.words(changed)}" if changed else ""),
+        ("changed", changed),
         ("progress", progress_words(facts)),
         ("speed", _speed(facts)),
         ("metrics", metrics_words(facts["metrics"])),
-        ("cost", costs.words(facts["cost"]) if facts["cost"]["node_hours"] else ""),
-        ("advice", facts["cost"]["advice"]),
+        ("cost", costs.words(cost) if cost["node_hours"] else ""),
+        ("advice", cost["advice"]),
         ("checkpoints", _checkpoints(facts["checkpoints"])),
         ("model", facts["model_path"] or ""),
         ("logs", facts["logs"]),
     ]
     lines = [facts["path"]]
-    lines += [hanging(f"  {name:<12} ", value, 15) for name, value in rows if value]
+    for name, value in rows:
+        if value:
+            lines.append(hanging(f"  {name:<12} ", value, 15))
     lines += _history(facts["history"])
     lines += _section("warnings", facts["warnings"][-_SECTION_LINES:])
-    failures = [
-        f"{each['message']} ({each['where']}), attempt {each['attempt']}"
-        for each in facts["failures"]
-    ]
+    failures = []
+    for failure in facts["failures"]:
+        where = f"({failure['where']}), attempt {failure['attempt']}"
+        failures.append(f"{failure['message']} {where}")
     lines += _section("failures", failures[-_SECTION_LINES:])
     if facts["state"] == "finished":
         lines.append(result_table(facts["result"]))
@@ -59,6 +65,7 @@ def _speed(facts: dict[str, Any]) -> str:
         parts.append(f"{facts['samples_per_s']:,.0f} samples/s")
     if facts["left_s"]:
         parts.append(f"{duration(facts['left_s'])} left")
+    # Of a run that has ended, it would be no news.
     if facts["last_record"] and facts["state"] in ("running", "stopping"):
         parts.append(f"last record {ago(facts['last_record'])}")
     return ", ".join(parts)
@@ -81,7 +88,8 @@ def _code(raw_snapshot: Any) -> str:
         return ""
     what = f"{snapshot.files} file(s)"
     if snapshot.mode == "git":
-        what = f"git {(snapshot.commit or 'no commit')[:9]}"
+        commit = snapshot.commit or "no commit"
+        what = f"git {commit[:9]}"
         if snapshot.changed:
             what += f", {snapshot.changed} file(s) changed"
     return f"{what}, as it was at submission"
@@ -90,12 +98,17 @@ def _code(raw_snapshot: Any) -> str:
 def _where(facts: dict[str, Any]) -> str:
     if not facts["job"]:
         return ""
-    hosts = f", on {some(facts['hosts'])}" if facts["hosts"] else ""
-    cluster = " ".join(filter(None, (facts["cluster"], facts["where"])))
-    return f"job {facts['job']} ({cluster}){hosts}"
+    cluster = facts["cluster"]
+    if facts["where"]:  # the cluster's own name, or the host
+        cluster = f"{cluster} {facts['where']}"
+    text = f"job {facts['job']} ({cluster})"
+    if facts["hosts"]:
+        text += f", on {some(facts['hosts'])}"
+    return text
 
 
 def _submitted(submission: dict[str, Any]) -> str:
+    # Any process may have written the configuration: the line is left out where it lacks a part.
     with contextlib.suppress(KeyError, ValueError):
         when = clock(datetime.fromisoformat(submission["time"]).timestamp())
         who = f"{submission['user']} on {submission['host']}"
@@ -121,8 +134,11 @@ def _history(history: Sequence[Transition]) -> list[str]:
         if transition.exit_code:
             line += f" (exit code {transition.exit_code})"
         lines.append(line)
+    title = "history"
     earlier = len(history) - len(lines)
-    return _section(f"history ({earlier} before)" if earlier else "history", lines)
+    if earlier:
+        title += f" ({earlier} before)"
+    return _section(title, lines)
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:

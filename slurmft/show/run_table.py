@@ -15,6 +15,7 @@ _WIDE_SCREEN = 80
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """Returns a line for every run; of the columns, those that the terminal has room for."""
     users = [str(run["user"] or "-") for run in runs]
+    # A column without any value is left out: one's own name in each line tells nothing.
     if len(set(users)) == 1:
         users = ["-"] * len(runs)
     least_result_width = 15 if screen_width() >= _WIDE_SCREEN else 20
@@ -35,12 +36,16 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 
 def _short_names(names: Sequence[str]) -> list[str]:
     """Leaves out the random part of names that are told apart by their time."""
-    short_names = [name.rpartition("-")[0] if STAMP.search(name) else name for name in names]
-    counts = Counter(short_names)
-    return [
-        short if counts[short] == 1 else name
-        for short, name in zip(short_names, names, strict=True)
-    ]
+    candidates = []
+    for name in names:
+        # A folder that was renamed may have no time, and then no random part.
+        short = name.rpartition("-")[0] if STAMP.search(name) else name
+        candidates.append(short)
+    counts = Counter(candidates)
+    short_names = []
+    for short, name in zip(candidates, names, strict=True):
+        short_names.append(short if counts[short] == 1 else name)
+    return short_names
 
 
 def _last_part(source: str | None) -> str:
@@ -48,21 +53,29 @@ def _last_part(source: str | None) -> str:
 
 
 def _steps(run: dict[str, Any]) -> str:
-    return f"{run['steps_done']}/{run['steps_total']}" if run["steps_total"] else "-"
+    if not run["steps_total"]:
+        return "-"
+    return f"{run['steps_done']}/{run['steps_total']}"
 
 
 def _speed(run: dict[str, Any]) -> str:
     samples_per_s = run["samples_per_s"]
-    return "-" if samples_per_s is None else f"{samples_per_s:,.0f}"
+    if samples_per_s is None:
+        return "-"
+    return f"{samples_per_s:,.0f}"
 
 
 def _time_left(run: dict[str, Any]) -> str:
-    return duration(run["left_s"]) if run["left_s"] else "-"
+    if not run["left_s"]:
+        return "-"
+    return duration(run["left_s"])
 
 
 def _result(run: dict[str, Any]) -> str:
     """Returns what a run has reached; of one that failed, why comes first."""
     parts = [metrics_words(run["metrics"]), brief(note(run))]
+    # The cell may be cut at its end.
     if run["state"] in UNSUCCESSFUL:
         parts.reverse()
-    return "; ".join(filter(None, parts)) or "-"
+    text = "; ".join(part for part in parts if part)
+    return text or "-"

@@ -35,7 +35,9 @@ def next_commands(state: str) -> tuple[str, ...]:
 def note(facts: dict[str, Any]) -> str:
     """Returns the details of a state: its reason, the expected start, the number of requeues."""
     state = str(facts["state"])
-    reason = str(facts["reason"]).removeprefix(f"{state}: ").removeprefix(f"{state}; ")
+    # A reason may begin with the state, which stands before it in the same line.
+    reason = str(facts["reason"])
+    reason = reason.removeprefix(f"{state}: ").removeprefix(f"{state}; ")
     details = []
     if reason != state and state != "finished":
         details.append(reason)
@@ -51,8 +53,11 @@ def note(facts: dict[str, Any]) -> str:
 
 def state_words(facts: dict[str, Any]) -> str:
     """ "requeued: BeginTime; starts about 2026-11-22 14:05:00; requeued 2 times" """
+    state = str(facts["state"])
     details = brief(note(facts))
-    return f"{facts['state']}: {details}" if details else str(facts["state"])
+    if not details:
+        return state
+    return f"{state}: {details}"
 
 
 def progress_words(facts: dict[str, Any]) -> str:
@@ -67,5 +72,6 @@ def progress_words(facts: dict[str, Any]) -> str:
     if facts["loss"] is not None:
         parts.append(f"loss {number(facts['loss'])}")
     if facts.get("evaluating"):
-        parts.append("evaluating {}/{} samples".format(*facts["evaluating"]))
+        done, total = facts["evaluating"]
+        parts.append(f"evaluating {done}/{total} samples")
     return ", ".join(parts)

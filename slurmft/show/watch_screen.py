@@ -43,12 +43,16 @@ def draw(points: Sequence[tuple[float, float]], width: int, levels: str) -> str:
     width = min(width, len(values))
     if not width:
         return ""
-    ends = [i * len(values) // width for i in range(width + 1)]
-    means = [statistics.fmean(values[begin:end]) for begin, end in itertools.pairwise(ends)]
+    # Each part has a value at least: there are no more parts than values.
+    ends = [part * len(values) // width for part in range(width + 1)]
+    means = []
+    for begin, end in itertools.pairwise(ends):
+        means.append(statistics.fmean(values[begin:end]))
     low = min(means)
     spread = max(means) - low
     scale = (len(levels) - 1) / spread if spread > 0 else 0
-    return "".join(levels[round((mean - low) * scale)] for mean in means)
+    heights = [round((mean - low) * scale) for mean in means]
+    return "".join(levels[height] for height in heights)
 
 
 @dataclass
@@ -98,6 +102,7 @@ class RunView:
 
     def _ranks_of(self, record: Record) -> list[Rank]:
         ranks = []
+        # Not strict: a line of records may be of another version, or a user's own.
         values = zip(record["own_ms"], record["memory_mib"], strict=False)
         for rank, (own_ms, memory_mib) in enumerate(values):
             host = self.hosts[rank] if rank < len(self.hosts) else "?"
@@ -113,8 +118,14 @@ class RunView:
         training = self._training(options)
         tail = [_line(text, "dim") for text in (*self.events, self.footer) if text]
         height = options.height or options.max_height
-        rows_left = height - len(head) - len(tail) - training.row_count - 2
-        yield from (*head, Text(), training, Text(), *self._rank_lines(rows_left), *tail)
+        empty_lines = 2
+        rows_left = height - len(head) - len(tail) - training.row_count - empty_lines
+        yield from head
+        yield Text()
+        yield training
+        yield Text()
+        yield from self._rank_lines(rows_left)
+        yield from tail
 
     def _training(self, options: ConsoleOptions) -> Table:
         table = Table.grid("", "", padding=(0, 1))
@@ -137,8 +148,10 @@ class RunView:
             part = f"{self.evaluate['done']}/{self.evaluate['total']} samples of the first rank"
             table.add_row("evaluate", _line(part))
         if self.epoch:
-            after = f" after epoch {self.epoch['epoch']:g}" if "epoch" in self.epoch else ""
-            table.add_row("metrics", _line(metrics_words(self.epoch["metrics"]) + after))
+            metrics = metrics_words(self.epoch["metrics"])
+            if "epoch" in self.epoch:
+                metrics += f" after epoch {self.epoch['epoch']:g}"
+            table.add_row("metrics", _line(metrics))
         return table
 
     def _progress(self, options: ConsoleOptions) -> Table:
@@ -147,20 +160,24 @@ class RunView:
         text = f"{done / total:4.0%}  step {done}/{total}"
         if "epoch" in self.step:
             text += f", epoch {self.step['epoch']:.2f}"
+        # The rest of the line is for the name of the row and the text beside the bar.
         width = max(8, min(30, options.max_width - 48))
         grid = Table.grid(Column(width=width), "", padding=(0, 1))
         grid.add_row(_bar(done, total), _line(text))
         return grid
 
     def _loss(self, options: ConsoleOptions) -> Text:
-        last = f"{number(self.step.get('loss', self.losses[-1][1]))}  "
-        width = max(1, min(60, options.max_width - len("metrics  ") - len(last)))
+        _, newest_loss = self.losses[-1]
+        last = f"{number(self.step.get('loss', newest_loss))}  "
+        room = options.max_width - len("metrics  ") - len(last)
+        width = max(1, min(60, room))
         levels = ASCII_LEVELS if options.ascii_only else LEVELS
         return _line(last).append(draw(self.losses, width, levels), "green")
 
     def _rank_lines(self, rows_left: int) -> Iterator[RenderableType]:
         """Yields the ranks that compute longest, as far as there is room, and whether one of them
         is slow: its time is compared with the median."""
+        # The table has a head; below it come up to two lines of words and an empty one.
         slowest = self.ranks[: rows_left - 4]
         if not slowest or rows_left < 5:
             return
@@ -193,7 +210,8 @@ def _rank_table(ranks: Sequence[Rank], is_uneven: bool) -> Table:
     )
     for index, rank in enumerate(ranks):
         colour = "yellow" if is_uneven and index == 0 else "green"
-        bar = _bar(rank.own_ms, ranks[0].own_ms or 1, colour)
+        longest_ms = ranks[0].own_ms or 1  # a bar of 0 would divide by it
+        bar = _bar(rank.own_ms, longest_ms, colour)
         memory = f"{rank.memory_mib:,}"
         table.add_row(str(rank.rank), _line(rank.host), bar, f"{rank.own_ms:.1f}", memory)
     return table
