@@ -51,12 +51,16 @@ def blame(
     Args:
         suspects_start: of a single pair the start is to blame, not the goal.
     """
-    left = sorted(broken)
+    left = sorted(broken)  # the same blames whatever the order of the answers
     intact = set(tried) - set(broken)
     blames = []
     while left:
-        counts = Counter(end for pair in left for end in pair)
-        suspects = Counter(start if suspects_start else goal for start, goal in left)
+        counts: Counter[str] = Counter()
+        suspects: Counter[str] = Counter()
+        for start, goal in left:
+            counts.update((start, goal))
+            suspects[start if suspects_start else goal] += 1
+        # Of two hosts with as many pairs, as the two of a single one, the likelier is to blame.
         host = max(counts, key=lambda end: (counts[end], suspects[end]))
         pairs = [pair for pair in left if host in pair]
         blames.append(Blame(host, tuple(pairs), _is_link(pairs, intact)))
@@ -65,6 +69,7 @@ def blame(
 
 
 def _is_link(pairs: Sequence[Pair], intact: Collection[Pair]) -> bool:
+    """Returns True if these pairs are one link between two well connected hosts."""
     ends = {end for pair in pairs for end in pair}
     if len(ends) != 2:
         return False
@@ -85,9 +90,11 @@ def partners(names: Sequence[str]) -> dict[str, list[str]]:
     pairs, so that a bad node differs from a bad link.
     """
     count = len(names)
-    steps = list(range(1, count))
     if count > _ALL_PAIRS:
-        steps = [1 << bit for bit in range((count - 1).bit_length())]
+        bits = (count - 1).bit_length()
+        steps = [2**bit for bit in range(bits)]  # all smaller than count: never itself
+    else:
+        steps = list(range(1, count))
     chosen = {}
     for place, name in enumerate(names):
         chosen[name] = [names[(place + step) % count] for step in steps]
@@ -98,10 +105,15 @@ def rounds(names: Sequence[str]) -> list[list[Pair]]:
     """Lists the neighbours in a ring, in rounds in which no node is in two pairs."""
     if len(names) < 2:
         return []
-    ring = list(zip(names, [*names[1:], names[0]], strict=True))
+    next_names = [*names[1:], names[0]]
+    ring = list(zip(names, next_names, strict=True))
     # An odd ring needs a round for its last pair alone.
-    last = [ring.pop()] if len(names) % 2 else []
-    return [pairs for pairs in (ring[::2], ring[1::2], last) if pairs]
+    last = []
+    if len(names) % 2 == 1:
+        last = [ring.pop()]
+    every_second = ring[::2]
+    those_between = ring[1::2]
+    return [pairs for pairs in (every_second, those_between, last) if pairs]
 
 
 def shares_of_median(values: Mapping[Name, float]) -> dict[Name, float]:
@@ -122,8 +134,8 @@ def group_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
     groups: dict[Any, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(value, []).append(name)
-    by_size = sorted(groups.items(), key=lambda group: len(group[1]), reverse=True)
-    return dict(by_size)
+    most_common_first = sorted(groups, key=lambda value: len(groups[value]), reverse=True)
+    return {value: groups[value] for value in most_common_first}
 
 
 def by_value(values: Mapping[str, Any]) -> str:

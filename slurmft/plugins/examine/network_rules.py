@@ -36,17 +36,14 @@ def fabric(
     used = {}
     better = {}
     for node, name in chosen.items():
-        used[node] = name or "any"
-        speed_mbit_s = 0
+        network = _of_name(networks[node], name)
         # Simulated nodes use loopback, which is not among the networks.
-        for network in networks[node]:
-            if network.name == name:
-                used[node] = str(network)
-                speed_mbit_s = network.speed_mbit_s
+        used[node] = str(network or name or "any")
         if not networks[node] or name is None:
             continue
         best = networks[node][0]
         # The speed is 0 where the kernel does not know it.
+        speed_mbit_s = network.speed_mbit_s if network else 0
         is_faster = speed_mbit_s > 0 and best.speed_mbit_s > _FASTER * speed_mbit_s
         if best.name != name and (best.infiniband or is_faster):
             better[node] = str(best)
@@ -57,16 +54,31 @@ def fabric(
     return [ok("fabric", text, **used)]
 
 
+def _of_name(networks: Sequence[Network], name: str | None) -> Network | None:
+    for network in networks:
+        if network.name == name:
+            return network
+    return None
+
+
 # --- names and ports ------------------------------------------------------------------------------
 
 
 def tried_pairs(links: Links) -> set[Pair]:
-    return {(start, goal) for start, goals in links.items() for goal in goals}
+    """Returns the pairs of which one has tried to reach the other."""
+    pairs = set()
+    for start, goals in links.items():
+        for goal in goals:
+            pairs.add((start, goal))
+    return pairs
 
 
 def broken_pairs(links: Links) -> set[Pair]:
     """Returns the pairs of which one does not resolve, or not reach, the other."""
-    return {pair for reasons in _reasons(links).values() for pair in reasons}
+    pairs: set[Pair] = set()
+    for reason_of in _reasons(links).values():
+        pairs |= reason_of.keys()
+    return pairs
 
 
 def _reasons(links: Links) -> dict[str, dict[Pair, str]]:
@@ -104,12 +116,15 @@ def reach(links: Links) -> list[Check]:
             checks.append(_unreached(kind, text, list(reason_of.values())))
             continue
         # A name that one host cannot resolve is that host's fault, not the other's.
-        for each in blame(tried, reason_of, suspects_start=kind == "name"):
+        suspects_start = kind == "name"
+        for each in blame(tried, reason_of, suspects_start=suspects_start):
             checks += _blame_checks(kind, each, reason_of)
     if not reasons:
+        pairs = "pairs"
         # The ring of many nodes leaves pairs out.
-        is_every_pair = len(tried) == len(links) * (len(links) - 1)
-        pairs = "pairs" if is_every_pair else f"{len(tried):,} pairs that were tried"
+        pair_count = len(links) * (len(links) - 1)
+        if len(tried) != pair_count:
+            pairs = f"{len(tried):,} pairs that were tried"
         text = f"all {pairs} reach each other, on rendezvous and on ephemeral ports"
         checks.append(ok("ports", text))
     return checks
@@ -161,9 +176,11 @@ def clocks_of_links(links: Links) -> list[Check]:
             if link.ahead_s is not None and goal != start:
                 offset = (link.ahead_s, link.round_trip_s / 2)
                 offsets.setdefault(goal, []).append(offset)
+    # The median: one wrong clock among the others does not shift it.
     medians = {}
     for node, seen_by_others in offsets.items():
-        medians[node] = sorted(seen_by_others)[len(seen_by_others) // 2]
+        middle = len(seen_by_others) // 2
+        medians[node] = sorted(seen_by_others)[middle]
     return clocks(medians)
 
 
@@ -218,14 +235,17 @@ def links(rates: Mapping[Pair, float]) -> Iterator[Check]:
             hint = "exclude it and tell the site: its cable, port or driver may be bad"
             yield warning("links", text, hint, hosts=[node], bytes_s=best[node])
     for (start, goal), rate in rates.items():
-        if slow_nodes & {start, goal} or rate >= thresholds.SINGLE_LINK * median:
+        # A link of a slow node is slow because of the node, which is named already.
+        has_slow_node = start in slow_nodes or goal in slow_nodes
+        if has_slow_node or rate >= thresholds.SINGLE_LINK * median:
             continue
         text = f"{start} to {goal} is slow: {_gbit(rate)}, {rate / median:.0%} of the median; "
         text += "both are fast with other nodes"
         hint = "tell the site: what lies between these two may be bad, or busy"
         yield warning("links", text, hint, bytes_s=rate)
+    least = min(best.values())
     text = f"one TCP connection carries {_gbit(median)} (median of {len(best)} nodes; least "
-    text += f"{_gbit(min(best.values()))})"
+    text += f"{_gbit(least)})"
     yield ok("links", text, median_bytes_s=median)
 
 

@@ -18,9 +18,10 @@ def describe(job: JobConfig) -> list[str]:
 
 
 def _node(here: Hardware) -> list[tuple[str, str]]:
-    flags = ", ".join(here.flags)
+    flags = ", ".join(here.flags) or "no AVX"
     sockets = len(here.places("socket"))
     numa_nodes = len(here.places("numa"))
+    # Two hyperthreads are of one core. Fewer cores compute than there are where Slurm grants less.
     all_cores = {cpu.core for cpu in here.cpus}
     cores = f"{len(here.cores)} of {len(all_cores)}, {here.threads_per_core} thread(s) each"
     mask = hardware.as_list(cpu.number for cpu in here.cpus)
@@ -33,7 +34,7 @@ def _node(here: Hardware) -> list[tuple[str, str]]:
     gpus = [f"{gpu.name}: {gpu.vendor} {gpu.model}, {gpu.precision}" for gpu in here.gpus]
     return [
         ("host", here.host),
-        ("CPU", f"{here.model}; {flags or 'no AVX'}"),
+        ("CPU", f"{here.model}; {flags}"),
         ("sockets", f"{sockets}, NUMA nodes: {numa_nodes}"),
         ("cores", cores),
         ("granted by", ", ".join(granted_by)),

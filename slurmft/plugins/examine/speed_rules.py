@@ -17,11 +17,10 @@ _LATENCY_BYTES = 8
 
 def torchrun(speeds: Speeds) -> list[Check]:
     """Says why the measurement did not finish. Empty: it did."""
-    ended = [
-        (node, failure("all-reduce", speed.problem))
-        for node, speed in speeds.items()
-        if speed.problem and not speed.is_late
-    ]
+    ended = []
+    for node, speed in speeds.items():
+        if speed.problem and not speed.is_late:
+            ended.append((node, failure("all-reduce", speed.problem)))
     if ended:
         # The others are late only because they waited for these.
         return merged(ended)
@@ -49,14 +48,17 @@ def matmul(speeds: Speeds, *, compares: bool = True) -> Iterator[Check]:
         for node, speed in speeds.items():
             rates[node] = [rank.tflop_s[precision] for rank in speed.ranks]
         checks = products(rates, precision)
-        yield from checks if compares else checks[-1:]
+        if not compares:
+            checks = checks[-1:]  # the summary
+        yield from checks
 
 
 def all_reduce(speed: SpeedReport) -> list[Check]:
     """Writes the times of a node's first rank as a table."""
     for rank in speed.ranks:
         if rank.all_reduce:
-            table = "\n".join(aligned(list(_rows(rank))))
+            rows = list(_rows(rank))
+            table = "\n".join(aligned(rows))
             return [ok("all-reduce", f"by {rank.backend}, fp32\n{table}")]
     return []
 

@@ -24,7 +24,10 @@ def judge(reports: Sequence[tuple[float, NodeReport]], names: Sequence[str]) -> 
     """
     nodes = {report.host: report for _, report in reports}
     links = {name: node.links for name, node in nodes.items()}
-    speeds = {name: [node.tflop_s] for name, node in nodes.items() if node.tflop_s}
+    speeds = {}
+    for name, node in nodes.items():
+        if node.tflop_s:  # else it was not measured in time, which is no fault
+            speeds[name] = [node.tflop_s]
     checks = []
     for name in names:
         if name not in nodes:
@@ -43,9 +46,14 @@ def _clock_offsets(
 ) -> dict[str, tuple[float, float]]:
     """Compares the clocks by the times at which reports came. The median clock is right, even if
     it is not the head's."""
-    ahead_s = {report.host: report.time_s - arrived_s for arrived_s, report in reports}
+    ahead_s = {}
+    for arrived_s, report in reports:
+        ahead_s[report.host] = report.time_s - arrived_s
     median_s = statistics.median(ahead_s.values())
-    return {host: (each - median_s, _DELAY_S) for host, each in ahead_s.items()}
+    offsets = {}
+    for host, host_ahead_s in ahead_s.items():
+        offsets[host] = (host_ahead_s - median_s, _DELAY_S)
+    return offsets
 
 
 def failures_by_host(checks: Sequence[Check]) -> dict[str, str]:
@@ -54,7 +62,9 @@ def failures_by_host(checks: Sequence[Check]) -> dict[str, str]:
     for check in checks:
         if check.level == Level.FAILURE:
             for host in check.hosts:
-                texts.setdefault(host, []).append(shown(check.text, _LONGEST_TEXT))
+                # A text may quote what a driver printed.
+                text = shown(check.text, _LONGEST_TEXT)
+                texts.setdefault(host, []).append(text)
     return {host: "; ".join(each) for host, each in texts.items()}
 
 
