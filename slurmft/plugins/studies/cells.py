@@ -28,8 +28,10 @@ COST_FIELDS = tuple(
 
 
 def declarations(run: MeasuredRun) -> dict[str, Option]:
-    """Returns the options that a run has."""
-    return _OWN_PROGRAM if run.is_own else _TRAINING
+    """Returns the declarations of the options that a run has, by name."""
+    if run.is_own:
+        return _OWN_PROGRAM
+    return _TRAINING
 
 
 def fields_of(run: MeasuredRun) -> dict[str, Any]:
@@ -38,24 +40,32 @@ def fields_of(run: MeasuredRun) -> dict[str, Any]:
     Of a program of the user's own these are the placeholders of its study, or its arguments, and
     the options of its job.
     """
-    cell = (run.study or {}).get("cell")
+    study = run.study or {}
+    cell = study.get("cell")
+    # The run's files may be of another version, or edited.
+    if not isinstance(cell, dict):
+        cell = None
     kind = kind_class(str(run.config["program"].get("kind")))
-    settings = kind.varied(run.settings, cell if isinstance(cell, dict) else None)
+    settings = kind.varied(run.settings, cell) | run.config["job"]
     declared = declarations(run)
-    return {
-        name: value
-        for name, value in (settings | run.config["job"]).items()
-        if name not in ("seed", "--seed")  # repeats have seeds of their own
-        and (name not in declared or declared[name].affects_measurement)
-    }
+    fields = {}
+    for name, value in settings.items():
+        # A name without a declaration is a placeholder or an argument.
+        affects = name not in declared or declared[name].affects_measurement
+        # Repeats have seeds of their own; --seed is an argument of the user's program.
+        if affects and name not in ("seed", "--seed"):
+            fields[name] = value
+    return fields
 
 
 def varied(runs: Iterable[MeasuredRun]) -> list[str]:
     """Returns the settings that are not the same in all runs."""
+    # By their repr(), because lists are not hashable.
     values: dict[str, set[str]] = {}
     for run in runs:
         for field, value in fields_of(run).items():
-            values.setdefault(field, set()).add(repr(value))
+            texts = values.setdefault(field, set())
+            texts.add(repr(value))
     return [field for field, texts in values.items() if len(texts) > 1]
 
 
@@ -63,5 +73,7 @@ def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
     """Groups runs by measurement: the runs of a group are repeats."""
     groups: dict[str, list[MeasuredRun]] = {}
     for run in runs:
-        groups.setdefault(repr(sorted(fields_of(run).items())), []).append(run)
+        fields = sorted(fields_of(run).items())
+        members = groups.setdefault(repr(fields), [])
+        members.append(run)
     return list(groups.values())

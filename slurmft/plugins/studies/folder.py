@@ -38,10 +38,12 @@ def folder_of(study: Study, studies_dir: str) -> Path:
 
 
 def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
-    """Locks the study's folder until what is returned is closed: no other command, on any node,
-    submits or cancels meanwhile.
+    """Locks the study's folder: no other command, on any node, submits or cancels meanwhile.
 
     What this process writes from then on is private, or readable for the group.
+
+    Returns:
+        The lock's file; closing it ends the lock.
 
     Raises:
         HeldError: another command holds it.
@@ -70,23 +72,28 @@ def check_name(study: Study, folder: Path) -> None:
     """Raises UsageError if the folder belongs to another study."""
     copy = folder / spec.FILE
     try:
-        found = tomllib.loads(copy.read_text(encoding="utf-8")).get("name")
+        name = tomllib.loads(copy.read_text(encoding="utf-8")).get("name")
     except (OSError, ValueError):
-        return  # a new folder, or an unreadable copy, which is written anew
-    if found != study.name:
+        # A new folder, or an unreadable copy, which `keep_copies` writes anew.
+        return
+    if name != study.name:
         raise UsageError(
-            f"{str(folder)!r} is the folder of the study {found!r}, not {study.name!r}",
+            f"{str(folder)!r} is the folder of the study {name!r}, not {study.name!r}",
             "give another --studies-dir, or another name in the study file",
         )
 
 
 def keep_copies(study: Study, folder: Path) -> None:
     """Copies the study file, and the published tables that it names, to the study's folder."""
+    # A study that was read from its folder is the copy.
     copy = folder / spec.FILE
     if study.path != copy:
+        # The folder may be readable for the group, and a setting may hold a token.
         write_text(copy, redact(study.text))
-    if study.published and study.published != (copy := folder / study.published.name):
-        write_text(copy, study.published.read_text(encoding="utf-8"))
+    if study.published:
+        published_copy = folder / study.published.name
+        if study.published != published_copy:
+            write_text(published_copy, study.published.read_text(encoding="utf-8"))
 
 
 def discard_cut_off(folder: Path) -> None:
@@ -94,16 +101,21 @@ def discard_cut_off(folder: Path) -> None:
 
     If a job was submitted nevertheless, it ends at once: its script is gone.
     """
-    for run in find_runs(folder)[0]:
-        never = run.state.state in ("submitted", "unknown") and run.result is None
-        if run.study and never and not (files := RunDir(run.path)).job_id():
+    runs, _ = find_runs(folder)
+    for run in runs:
+        has_started = run.state.state not in ("submitted", "unknown") or run.result is not None
+        # A run that this study has not submitted was put there by somebody: it stays.
+        if has_started or not run.study:
+            continue
+        files = RunDir(run.path)
+        if not files.job_id():
             files.discard()
 
 
 # --- the status of its runs ----------------------------------------------------------------------
 
 STATES = ("finished", "running", "pending", "failed", "missing")
-"""States of a repeat: the first of these that one of its tries has."""
+"""States of a repeat, the furthest first; a repeat has the furthest of its tries' states."""
 
 
 @dataclass(slots=True)
@@ -122,17 +134,22 @@ class Repeat:
     @property
     def best(self) -> RunStatus | None:
         """The try that got furthest; of several, the last."""
+        # Of equal ones, min() takes the first.
         newest_first = reversed(self.tries)
         return min(newest_first, key=lambda run: STATES.index(run.outcome), default=None)
 
     @property
     def state(self) -> str:
-        return self.best.outcome if self.best else "missing"
+        best = self.best
+        if best is None:
+            return "missing"
+        return best.outcome
 
     @property
     def failures(self) -> int:
         """Tries that failed; one that was cancelled before it started does not count."""
-        return sum(t.outcome == "failed" and t.has_started for t in self.tries)
+        failed = [run for run in self.tries if run.outcome == "failed"]
+        return sum(run.has_started for run in failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +167,17 @@ class StudyStatus:
         """Returns every cell with its repeats, in the order of the study file."""
         groups: dict[str, tuple[Cell, list[Repeat]]] = {}
         for repeat in self.repeats:
-            groups.setdefault(repeat.key[0], (repeat.cell, []))[1].append(repeat)
+            cell_key, _ = repeat.key
+            _, members = groups.setdefault(cell_key, (repeat.cell, []))
+            members.append(repeat)
         return list(groups.values())
 
     def tries(self) -> list[RunStatus]:
-        return [run for repeat in self.repeats for run in repeat.tries]
+        """Returns the runs of all repeats."""
+        tries: list[RunStatus] = []
+        for repeat in self.repeats:
+            tries += repeat.tries
+        return tries
 
     def alive(self) -> list[RunStatus]:
         """Returns the runs whose jobs wait or run on this cluster, of this study file or not. Runs
@@ -163,12 +186,13 @@ class StudyStatus:
         return [run for run in runs if run.is_alive and run.job and not run.elsewhere]
 
     def count(self, state: str) -> int:
+        """Returns how many repeats are in a state."""
         return sum(repeat.state == state for repeat in self.repeats)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a run in its study."""
+    """The place of a run in its study, as its configuration records it."""
 
     cell: dict[str, Any]
     repeat: int
@@ -184,8 +208,11 @@ def study_status(study: Study, folder: Path) -> StudyStatus:
     others: list[RunStatus] = []
     for status in run_statuses(runs):
         key = _repeat_of(status.run, study)
-        tries = repeats[key].tries if key in repeats else others
-        tries.append(status)
+        # A run of this study may be of a cell that its file no longer has.
+        if key in repeats:
+            repeats[key].tries.append(status)
+        else:
+            others.append(status)
     return StudyStatus(list(repeats.values()), others, problems)
 
 
@@ -200,21 +227,27 @@ def _repeat_of(run: MeasuredRun, study: Study) -> tuple[str, int] | None:
 def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
     """Returns the runs in a study's folder, oldest first, and what could not be read."""
     top = folder / "runs"
-    return scan.find([top], may_be_none=True) if top.is_dir() else ([], [])
+    # Before the first submission there is no such folder, which `scan.find` takes for a mistake.
+    if not top.is_dir():
+        return [], []
+    return scan.find([top], may_be_none=True)
 
 
 def last_step(repeat: Repeat) -> dict[str, int] | None:
     """Returns the optimizer steps of a running repeat, done and in all; None where they are
     unknown."""
-    if repeat.best is None or repeat.state != "running":
+    best = repeat.best
+    if best is None or best.outcome != "running":
         return None
-    latest = records.latest(repeat.best.run.path)
+    latest = records.latest(best.run.path)
     steps = {"done": latest["steps_done"], "total": latest["steps_total"]}
-    return None if None in steps.values() else steps
+    if None in steps.values():
+        return None
+    return steps
 
 
 def status_json(study: Study, folder: Path, status: StudyStatus) -> dict[str, Any]:
-    """Returns what `slurmft study status --json` prints."""
+    """Returns the status of a study for programs: `slurmft study status --json` prints it."""
     return {
         "name": study.name,
         "title": study.title,
@@ -227,16 +260,22 @@ def status_json(study: Study, folder: Path, status: StudyStatus) -> dict[str, An
 
 
 def _repeat_json(repeat: Repeat) -> dict[str, Any]:
-    best = repeat.best
-    result = best.run.result if best else None
-    return {
+    fields: dict[str, Any] = {
         "cell": repeat.cell,
         "repeat": repeat.number,
         "state": repeat.state,
-        "reason": best.reason if best else "",
-        "run": str(best.run.path) if best else None,
-        "job": best.job if best else None,
-        "metrics": result["metrics"] if result else None,
+        "reason": "",
+        "run": None,
+        "job": None,
+        "metrics": None,
         "steps": last_step(repeat),
-        "tries": [str(run.run.path) for run in repeat.tries],
+        "tries": [str(status.run.path) for status in repeat.tries],
     }
+    best = repeat.best
+    if best:
+        fields["reason"] = best.reason
+        fields["run"] = str(best.run.path)
+        fields["job"] = best.job
+        if best.run.result:
+            fields["metrics"] = best.run.result["metrics"]
+    return fields

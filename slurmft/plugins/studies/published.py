@@ -36,16 +36,22 @@ class PublishedTable:
 
     @property
     def key(self) -> str:
-        """For file names."""
-        return "-".join(filter(None, (self.file, self.part)))
+        """The table's name in names of files."""
+        if not self.part:
+            return self.file
+        return f"{self.file}-{self.part}"
 
     @property
     def name(self) -> str:
-        return f"{self.work}: {with_unit(self.part)}" if self.part else self.work
+        """The table's name for people."""
+        if not self.part:
+            return self.work
+        return f"{self.work}: {with_unit(self.part)}"
 
 
 def with_unit(name: str) -> str:
-    """time_s -> time (s), train_samples_per_s_per_gpu -> train samples/s per GPU"""
+    """Returns the name of a column for people: time (s) for time_s, and train samples/s per GPU for
+    train_samples_per_s_per_gpu."""
     for ending, unit in (("_ms", " (ms)"), ("_s", " (s)")):
         if name.endswith(ending):
             name = name.removesuffix(ending) + unit
@@ -53,7 +59,11 @@ def with_unit(name: str) -> str:
 
 
 def load(path: Path) -> list[PublishedTable]:
-    """The published tables of a file."""
+    """Reads the published tables of a file.
+
+    Raises:
+        UsageError: it cannot be read, or holds no table.
+    """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -68,42 +78,64 @@ def load(path: Path) -> list[PublishedTable]:
 
 @dataclass(frozen=True)
 class _Table:
+    """The shape of a table in a file."""
+
     columns: list[Any]
     rows: list[list[Any]]
 
 
 def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
-    """The tables of a file; none: it has other values there."""
-    given, notes, setup = raw.get("tables", [raw]), raw.get("notes", []), raw.get("setup", {})
-    if not matches(given, list[_Table]):
+    """Returns the tables of a file; none, if one of them has not the shape of a table."""
+    raw_tables = raw.get("tables", [raw])
+    if not matches(raw_tables, list[_Table]) or not all(map(_is_complete, raw_tables)):
         return []
-    if any(not t["columns"] or {len(r) for r in t["rows"]} - {len(t["columns"])} for t in given):
-        return []
-    setup = setup if isinstance(setup, dict) else {}
-    words = "; ".join(f"{k}: {_flat(v)}" for k, v in setup.items())
-    footnotes = (
-        f"source: {raw.get('source', 'not named')}",
-        *([f"setup: {words}"] if words else []),
-        *([f"read off: {raw['read_off']}"] if "read_off" in raw else []),
-        *(f"doubt: {note}" for note in (notes if isinstance(notes, list) else [notes])),
-    )
-    return [
-        PublishedTable(
+    setup = raw.get("setup", {})
+    if not isinstance(setup, dict):
+        setup = {}
+    footnotes = _footnotes(raw, setup)
+    tables = []
+    for table in raw_tables:
+        columns = [str(name) for name in table["columns"]]
+        rows = [dict(zip(columns, row, strict=True)) for row in table["rows"]]
+        published = PublishedTable(
             file=stem,
-            part=str(table["columns"][-1]) if "tables" in raw else "",
+            # Tables of one file differ in their last column, the measured one.
+            part=columns[-1] if "tables" in raw else "",
             work=str(raw.get("name", stem)),
             setup=setup,
-            columns=tuple(map(str, table["columns"])),
-            rows=tuple(
-                dict(zip(map(str, table["columns"]), row, strict=True)) for row in table["rows"]
-            ),
+            columns=tuple(columns),
+            rows=tuple(rows),
             footnotes=footnotes,
         )
-        for table in given
-    ]
+        tables.append(published)
+    return tables
+
+
+def _is_complete(table: dict[str, Any]) -> bool:
+    """Returns whether a table has columns, and every row a value for each."""
+    width = len(table["columns"])
+    return width > 0 and all(len(row) == width for row in table["rows"])
+
+
+def _footnotes(raw: dict[str, Any], setup: dict[str, Any]) -> tuple[str, ...]:
+    footnotes = [f"source: {raw.get('source', 'not named')}"]
+    if setup:
+        facts = "; ".join(f"{key}: {_flat(value)}" for key, value in setup.items())
+        footnotes.append(f"setup: {facts}")
+    if "read_off" in raw:
+        footnotes.append(f"read off: {raw['read_off']}")
+    doubts = raw.get("notes", [])
+    # Some files have one text here, others a list.
+    if not isinstance(doubts, list):
+        doubts = [doubts]
+    footnotes += [f"doubt: {doubt}" for doubt in doubts]
+    return tuple(footnotes)
 
 
 def _flat(value: Any) -> str:
+    """Returns a value of a setup as one line, without brackets."""
     if isinstance(value, dict):
-        return ", ".join(f"{k} {v}" for k, v in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return ", ".join(f"{key} {each}" for key, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(each) for each in value)
+    return str(value)
