@@ -54,7 +54,7 @@ class MuonAdamW(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Makes one step of both."""
         assert closure is None
-        # A schedule, or a resume, may have put other groups and another state here.
+        # A resume's `load_state_dict` puts new objects here: AdamW must not step with the old ones.
         self._adamw.state = self.state
         self._adamw.param_groups = self.param_groups[self._hidden_groups :]
         self._adamw.step()
@@ -64,11 +64,16 @@ class MuonAdamW(Optimizer):
                 self._step_hidden(group, matrices)
 
     def _step_hidden(self, group: dict[str, Any], matrices: list[Tensor]) -> None:
+        """Makes one step of Muon on the matrices of a group."""
+        # Of all matrices on every rank, so that a checkpoint of the main rank has all of it.
         self._update_momentum(group["momentum"], matrices)
         directions = self._all_directions(group["momentum"], matrices)
-        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        # The weights decay apart from the gradients, as AdamW's do.
+        decay = group["lr"] * group["weight_decay"]
+        torch._foreach_mul_(matrices, 1 - decay)
         for matrix, direction in directions:
-            scale = _LIKE_ADAMW * math.sqrt(max(matrix.shape))
+            longer_side = max(matrix.shape)
+            scale = _LIKE_ADAMW * math.sqrt(longer_side)
             matrix.add_(direction, alpha=-group["lr"] * scale)
 
     def _update_momentum(self, momentum: float, matrices: list[Tensor]) -> None:
@@ -93,7 +98,9 @@ class MuonAdamW(Optimizer):
     def _directions(self, momentum: float, matrices: list[Tensor]) -> list[Tensor]:
         """Returns the direction of each matrix's step, computed on this rank."""
         directions: dict[Tensor, Tensor] = {}
-        for shape in {matrix.shape: None for matrix in matrices}:
+        shapes = dict.fromkeys(matrix.shape for matrix in matrices)
+        for shape in shapes:
+            # Matrices of one shape are stacked: one product then computes all of them.
             alike = [matrix for matrix in matrices if matrix.shape == shape]
             count = max(1, _TOGETHER // shape.numel())
             for start in range(0, len(alike), count):
@@ -101,7 +108,8 @@ class MuonAdamW(Optimizer):
                 gradients: list[Any] = [matrix.grad for matrix in batch]
                 # Nesterov's momentum: a step looks ahead.
                 updates = torch._foreach_lerp(gradients, self._momenta(batch), momentum)
-                directions |= zip(batch, orthogonal(torch.stack(updates)), strict=True)
+                stacked = torch.stack(updates)
+                directions |= zip(batch, orthogonal(stacked), strict=True)
         return [directions[matrix] for matrix in matrices]
 
 
@@ -119,11 +127,15 @@ def orthogonal(updates: Tensor) -> Tensor:
     a, b, c = _COEFFICIENTS
     is_tall = updates.shape[1] > updates.shape[2]
     x = updates.bfloat16()
+    # The transpose of a tall matrix has the smaller Gram matrix: less work.
     if is_tall:
         x = x.mT
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    # The iteration needs singular values of at most 1, which dividing by the Frobenius norm gives.
+    norms = x.norm(dim=(1, 2), keepdim=True)
+    x = x / norms.clamp(min=1e-7)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
+        # x becomes a x + (b G + c G G) x, where G is its Gram matrix.
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if is_tall else x
@@ -133,6 +145,7 @@ def split(matrices: list[Tensor], ranks: int) -> list[list[Tensor]]:
     """Returns the matrices of each rank: about as much work for each. The same on every rank."""
     parts: list[list[Tensor]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
+    # The most work first, and of equals the first of the model: `sorted` keeps their order.
     for matrix in sorted(matrices, key=_work, reverse=True):
         rank = loads.index(min(loads))
         parts[rank].append(matrix)
@@ -150,7 +163,9 @@ def share(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Sends what this rank has for its part of the matrices to all others, by one broadcast a rank.
     Yields each matrix, and what its rank had for it."""
-    filled = [part for part in parts if part]  # those of the first ranks
+    # Where matrices are fewer than ranks, `split` gives them to the first ranks: so the index of a
+    # part that has some is the rank that sends it.
+    filled = [part for part in parts if part]
     flat = []
     for part in filled:
         size = sum(matrix.numel() for matrix in part)
@@ -163,6 +178,7 @@ def share(
     for work in sent:
         work.wait()
     for part, buffer in zip(filled, flat, strict=True):
-        pieces = torch.split(buffer, [matrix.numel() for matrix in part])
+        sizes = [matrix.numel() for matrix in part]
+        pieces = torch.split(buffer, sizes)
         for matrix, piece in zip(part, pieces, strict=True):
             yield matrix, piece.view_as(matrix)

@@ -19,24 +19,30 @@ def make_optimizer(model: torch.nn.Module, plan: Plan, divided: bool = True) -> 
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if plan.optimizer == "adamw":
-        return AdamW(decay_groups(trained, plan), lr=plan.learning_rate, fused=True)
+        groups = decay_groups(trained, plan)
+        return AdamW(groups, lr=plan.learning_rate, fused=True)
     hidden = hidden_matrices(model)
+    # By identity: `==` of two weights compares their numbers.
     in_hidden = {id(p) for p in hidden}
     in_base = {id(p) for p in _base(model).parameters()}
     others = [p for p in trained if id(p) not in in_hidden]
+    below_head = [p for p in others if id(p) in in_base]
+    of_head = [p for p in others if id(p) not in in_base]
     # Embeddings, norms and biases learn at AdamW's rate; the head at Muon's.
-    slower = decay_groups([p for p in others if id(p) in in_base], plan)
-    for group in slower:
+    slower_groups = decay_groups(below_head, plan)
+    for group in slower_groups:
         group["lr"] = plan.adamw_learning_rate
-    head = decay_groups([p for p in others if id(p) not in in_base], plan)
-    muon = {"params": hidden, "weight_decay": plan.config.weight_decay}
-    return MuonAdamW([muon], [*slower, *head], plan.learning_rate, divided)
+    head_groups = decay_groups(of_head, plan)
+    muon_group = {"params": hidden, "weight_decay": plan.config.weight_decay}
+    return MuonAdamW([muon_group], [*slower_groups, *head_groups], plan.learning_rate, divided)
 
 
 def steps_taken(optimizer: Optimizer) -> int:
     """Returns the steps that moved weights: AdamW counts them on its device, where fp16 may skip
     some."""
-    return max(int(state["step"]) for state in optimizer.state.values() if "step" in state)
+    # Muon's matrices have a momentum and no count.
+    counts = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
+    return max(counts)
 
 
 def decay_groups(weights: list[torch.nn.Parameter], plan: Plan) -> Groups:
@@ -52,8 +58,10 @@ def decay_groups(weights: list[torch.nn.Parameter], plan: Plan) -> Groups:
 def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Returns the weights between embeddings and head: matrices of the base model that are no
     table."""
-    tables = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
-    in_tables = {id(p) for table in tables for p in table.parameters()}
+    in_tables: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            in_tables |= {id(p) for p in module.parameters()}
     matrices = [p for p in _base(model).parameters() if p.requires_grad and p.ndim == 2]
     return [p for p in matrices if id(p) not in in_tables]
 
@@ -71,9 +79,12 @@ def make_scheduler(optimizer: Any, plan: Plan) -> Any:
     total = plan.total_steps
     warmup = config.warmup_steps
     if warmup is None:
-        warmup = round((config.warmup_ratio or 0.0) * total)
+        ratio = config.warmup_ratio or 0.0
+        warmup = round(ratio * total)
     # transformers' "constant" has no warm-up.
-    name = "constant_with_warmup" if config.lr_schedule == "constant" else config.lr_schedule
+    name = config.lr_schedule
+    if name == "constant":
+        name = "constant_with_warmup"
     return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total)
 
 
