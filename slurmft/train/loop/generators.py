@@ -18,13 +18,16 @@ class Generators:
         self._world = world
 
     def state(self) -> State:
-        return State({"ranks": self._world.gather_objects(rng_state(self._world.device))})
+        """Returns the generators of all ranks, in the order of the ranks."""
+        own_state = rng_state(self._world.device)
+        return State({"ranks": self._world.gather_objects(own_state)})
 
     def load(self, state: State) -> None:
         """Sets this rank's generators. Ranks that the run did not have before keep theirs."""
         ranks = state.values["ranks"]
-        if self._world.rank < len(ranks):
-            set_rng_state(ranks[self._world.rank], self._world.device)
+        rank = self._world.rank
+        if rank < len(ranks):
+            set_rng_state(ranks[rank], self._world.device)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -35,15 +38,17 @@ def rng_state(device: torch.device) -> dict[str, Any]:
         "torch": _encode(torch.get_rng_state().numpy()),
     }
     if device.type != "cpu":
-        device_state = torch.get_device_module(device).get_rng_state(device)
+        module = torch.get_device_module(device)
+        device_state = module.get_rng_state(device)
         state[device.type] = _encode(device_state.numpy())
     return state
 
 
 def _python_state() -> list[Any]:
     version, numbers, gauss = random.getstate()
-    # The last of them is a place, which needs more than the 32 bits of the others.
-    return [version, _encode(np.asarray(numbers, dtype=np.uint64)), gauss]
+    # 624 words of 32 bits, then the place of the next one.
+    array = np.asarray(numbers, dtype=np.uint64)
+    return [version, _encode(array), gauss]
 
 
 def _numpy_state() -> list[Any]:
@@ -58,16 +63,21 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     numbers = tuple(_decode(text, np.uint64).tolist())
     random.setstate((version, numbers, gauss))
     name, keys, *rest = state["numpy"]
+    # The types are those that `_encode` got: its text has none.
     np.random.set_state((name, _decode(keys, np.uint32), *rest))
-    torch.set_rng_state(torch.from_numpy(_decode(state["torch"], np.uint8)))
+    cpu_state = torch.from_numpy(_decode(state["torch"], np.uint8))
+    torch.set_rng_state(cpu_state)
+    # A checkpoint of a run on other hardware has no state of this device.
     if device.type in state:
         device_state = torch.from_numpy(_decode(state[device.type], np.uint8))
         torch.get_device_module(device).set_rng_state(device_state, device)
 
 
 def _encode(array: np.ndarray) -> str:
+    """Returns the bytes of an array as text, for JSON."""
     return base64.b64encode(array.tobytes()).decode()
 
 
 def _decode(text: str, dtype: Any) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), dtype=dtype).copy()
+    array = np.frombuffer(base64.b64decode(text), dtype=dtype)
+    return array.copy()  # torch warns of memory that it could not write to

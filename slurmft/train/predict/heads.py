@@ -35,23 +35,28 @@ def kind_of(task: Any, data: TokenData) -> Kind:
     match module_name(task.config.task):
         case "multi_label":
             shape = (len(data.labels),)
-            return Kind(shape, np.float64, _probabilities, partial(_several_labels, data.labels))
+            columns = partial(_several_labels, data.labels)
+            return Kind(shape, np.float64, _probabilities, columns)
         case "tokens":
             counts = data.validation.label_counts
             assert counts is not None  # of rows of words
             most = int(counts.max())
+            predict = partial(_labels_of_words, most)
             columns = partial(_entities, data.labels)
-            return Kind((most,), np.int64, partial(_labels_of_words, most), columns)
+            return Kind((most,), np.int64, predict, columns)
         case "seq2seq":
+            # `generate` returns the token that starts the decoder, too.
             most = task.config.max_target_length + 1
             assert data.folder is not None  # ranks load it
             tokenizer = AutoTokenizer.from_pretrained(data.folder / "tokenizer")
-            generate = partial(_generated, most, tokenizer.pad_token_id)
-            return Kind((most,), np.int64, generate, partial(_texts, tokenizer))
+            predict = partial(_generated, most, tokenizer.pad_token_id)
+            columns = partial(_texts, tokenizer)
+            return Kind((most,), np.int64, predict, columns)
         case _ if not data.labels:
             return Kind((), np.float64, _numbers, _columns_of_numbers)
         case _:
-            return Kind((2,), np.float64, _best_label, partial(_labels, data.labels))
+            columns = partial(_labels, data.labels)
+            return Kind((2,), np.float64, _best_label, columns)
 
 
 # --- classes --------------------------------------------------------------------------------------
@@ -61,7 +66,9 @@ def _best_label(model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
     """Returns the class and its probability: (batch, 2)."""
     logits = model(**batch.inputs).logits
     # In double: probabilities near 1 stay apart.
-    best = logits.double().softmax(-1).max(-1)
+    probabilities = logits.double().softmax(-1)
+    best = probabilities.max(-1)
+    # Both in one array: an evaluation gathers one from each rank.
     return torch.stack([best.indices.double(), best.values], 1)
 
 
@@ -75,7 +82,8 @@ def _labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Colum
 
 
 def _probabilities(model: Any, batch: Batch, data: TokenData) -> Any:
-    return model(**batch.inputs).logits.double().sigmoid()
+    logits = model(**batch.inputs).logits
+    return logits.double().sigmoid()
 
 
 def _several_labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Columns:
@@ -93,7 +101,8 @@ def _several_labels(names: list[str], texts: Sequence[Any], values: np.ndarray) 
 
 
 def _numbers(model: Any, batch: Batch, data: TokenData) -> Any:
-    return model(**batch.inputs).logits.squeeze(-1).double()
+    logits = model(**batch.inputs).logits
+    return logits.squeeze(-1).double()
 
 
 def _columns_of_numbers(texts: Sequence[Any], values: np.ndarray) -> Columns:
@@ -109,6 +118,7 @@ def _labels_of_words(most: int, model: Any, batch: Batch, data: TokenData) -> to
     # The first token of a word stands for it: only that one has a label.
     is_first_token = batch.targets["labels"].flatten() != IGNORED
     labels = logits[is_first_token].argmax(-1).cpu()
+    # Labels of all texts lie one after the other.
     counts = data.validation.label_counts
     assert counts is not None  # of rows of words
     word_counts = counts[batch.indices].tolist()
@@ -121,7 +131,8 @@ def _labels_of_words(most: int, model: Any, batch: Batch, data: TokenData) -> to
 def _entities(names: list[str], rows: Sequence[Any], values: np.ndarray) -> Columns:
     predictions = []
     for words, labels in zip(rows, values, strict=True):
-        spans = entities([names[i] for i in labels if i >= 0])
+        label_names = [names[i] for i in labels if i >= 0]  # -1 is behind the last word
+        spans = entities(label_names)
         predictions.append([_entity(words, *span) for span in spans])
     return {"prediction": predictions}
 
@@ -138,7 +149,9 @@ def _generated(most: int, padding: int, model: Any, batch: Batch, data: TokenDat
     """Returns the tokens of each text, with padding behind them: (batch, most)."""
     inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
     tokens = model.generate(**inputs)
-    return torch.nn.functional.pad(tokens, (0, most - tokens.shape[1]), value=padding)
+    # `generate` pads to the longest text of the batch; all batches are joined to one array.
+    missing = most - tokens.shape[1]
+    return torch.nn.functional.pad(tokens, (0, missing), value=padding)
 
 
 def _texts(tokenizer: Any, texts: Sequence[Any], values: np.ndarray) -> Columns:
