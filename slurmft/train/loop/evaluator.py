@@ -48,7 +48,8 @@ class Predicted:
             nothing = np.empty(0, dtype=np.int64)
             return cls(nothing, nothing)
         samples = np.concatenate([part.samples for part in filled])
-        values = np.concatenate([torch.as_tensor(part.values).cpu().numpy() for part in filled])
+        arrays = [torch.as_tensor(part.values).cpu().numpy() for part in filled]
+        values = np.concatenate(arrays)
         samples, first = np.unique(samples, return_index=True)
         return cls(samples, values[first])
 
@@ -57,7 +58,9 @@ class Predicted:
         return cls(tensors["samples"].numpy(), tensors["values"].numpy())
 
     def tensors(self) -> Tensors:
-        return {"samples": torch.from_numpy(self.samples), "values": torch.as_tensor(self.values)}
+        samples = torch.from_numpy(self.samples)
+        values = torch.as_tensor(self.values)
+        return {"samples": samples, "values": values}
 
 
 class Head(Protocol):
@@ -129,7 +132,9 @@ class Evaluator:
         """Of the evaluation under way: from before a resume, then of every batch of this rank."""
 
     def state(self) -> State:
-        parts = self._world.gather_objects(Predicted.union(self._predicted))
+        own_part = Predicted.union(self._predicted)
+        # After a resume every rank has what was predicted before: the union takes it once.
+        parts = self._world.gather_objects(own_part)
         whole = Predicted.union(parts)
         return State({"samples": len(whole.samples)}, {"predicted": whole.tensors()})
 
@@ -176,6 +181,7 @@ class Evaluator:
         before = Predicted.union(self._predicted)
         samples = np.arange(len(data.validation))
         left = np.setdiff1d(samples, before.samples)
+        # The same on every rank, whatever the number of ranks was before a resume.
         parts = np.array_split(left, self._world.size)
         sizes = [len(part) for part in parts]
         part = self.predict_part(data, parts[self._world.rank], max(sizes), boundary)
@@ -185,7 +191,8 @@ class Evaluator:
         self._predicted = []
         if gathered is None:
             return None
-        whole = Predicted.union([before, Predicted(left, gathered)])
+        after = Predicted(left, gathered)
+        whole = Predicted.union([before, after])
         return np.asarray(whole.values)
 
     def predict_part(
@@ -208,13 +215,15 @@ class Evaluator:
         predictions: list[torch.Tensor] = []
         done = 0
         self._loaded.model.eval()
+        # Steps of another kind follow, which may take longer than those of a training.
         job.alive("evaluate")
         job.begin_phase()
 
         def batch(samples: np.ndarray) -> Batch:
             if not len(samples):
                 samples = np.zeros(1, np.int64)  # any sample: its prediction is not kept
-            return self._head.batch(self._loaded.batch(table, samples), table)
+            padded = self._loaded.batch(table, samples)
+            return self._head.batch(padded, table)
 
         # As many batches on every rank as the one with the most has, so that all meet at each
         # boundary; the last ones may be empty.
@@ -235,14 +244,16 @@ class Evaluator:
         arrays = [np.empty((0, *self._head.shape), self._head.dtype)]
         if predictions:
             arrays.append(torch.cat(predictions).cpu().numpy())
-        return np.concatenate(arrays)[np.argsort(by_length)]
+        in_order = np.argsort(by_length)  # the inverse of that permutation
+        return np.concatenate(arrays)[in_order]
 
     @torch.no_grad()  # not inference_mode: weights that are gathered then could not train
     def _predict(self, data: TokenData, batch: Batch) -> Any:
         model = self._loaded.model
         if self._head.evaluates_in_fp32:  # Accelerate's wrapper lets it compute in bf16 or fp16
             model = getattr(model, "_original_forward", model)
-        return self._head.predict(model, self._loaded.sent(batch, data.validation), data)
+        sent = self._loaded.sent(batch, data.validation)
+        return self._head.predict(model, sent, data)
 
 
 def preload(names: Sequence[str]) -> None:
@@ -257,11 +268,14 @@ def gather(world: World, array: np.ndarray, sizes: Sequence[int]) -> np.ndarray 
     elsewhere. By tensors: objects take ten times as long where ranks are many."""
     part = torch.from_numpy(array)
     # `dist.gather` takes tensors of one shape alone, and none that are empty.
-    sent = part.new_zeros(max(1, *sizes), *part.shape[1:])
+    most = max(1, *sizes)
+    sent = part.new_zeros(most, *part.shape[1:])
     sent[: len(part)] = part
-    received = [torch.empty_like(sent) for _ in sizes] if world.is_main else None
+    received = None
+    if world.is_main:
+        received = [torch.empty_like(sent) for _ in sizes]
     dist.gather(sent, received, dst=0, group=world.control)
     if received is None:
         return None
-    parts = zip(received, sizes, strict=True)
-    return np.concatenate([part[:size] for part, size in parts])
+    parts = [part[:size] for part, size in zip(received, sizes, strict=True)]
+    return np.concatenate(parts)

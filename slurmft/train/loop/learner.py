@@ -69,10 +69,12 @@ class Learner:
         self._weights = [p for p in model.parameters() if p.requires_grad]
         self.scaler = self._accelerator.scaler
         self.scheduler = make_scheduler(self.optimizer, setup.plan)
-        # Dropout differs between ranks.
-        set_seed((setup.config.seed + 1 + setup.world.rank) % 2**32)
+        # Dropout differs between ranks; numpy takes seeds of 32 bits alone.
+        seed = setup.config.seed + 1 + setup.world.rank
+        set_seed(seed % 2**32)
 
     def _load_model(self) -> None:
+        # A share of a layer can neither be trimmed nor computed together with others.
         is_whole = self._strategy.keeps_whole_model
         self.loaded = LoadedModel(self._setup, trims=is_whole, fuses=is_whole)
         self._strategy.divide(self.loaded.model)
@@ -85,7 +87,9 @@ class Learner:
     @property
     def skipped_steps(self) -> int | None:
         """Steps that moved no weight, as their gradients overflowed in fp16; None in others."""
-        return self.steps - steps_taken(self.optimizer) if self.scaler else None
+        if not self.scaler:
+            return None
+        return self.steps - steps_taken(self.optimizer)
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -94,13 +98,14 @@ class Learner:
         it."""
         # The last batch of an epoch is small: some parts may be empty.
         parts = np.array_split(samples, self._setup.plan.parts)
+        # A micro-step takes neighbouring parts, one for each rank.
         own_parts = parts[self._world.rank :: self._world.size]
         return [self._micro_batch(part, samples) for part in own_parts]
 
     def _micro_batch(self, part: np.ndarray, samples: np.ndarray) -> MicroBatch:
         counts = len(part) > 0
         if not counts:
-            part = samples[:1]
+            part = samples[:1]  # any one: it weighs nothing
         batch = self.loaded.batch(self._table, part)
         return MicroBatch(self._task.batch(batch, self._table), counts)
 
@@ -151,8 +156,10 @@ class Learner:
             self._check_count(count, batch)
         loss = loss * weight
         world_size = self._world.size
+        scaled = loss
         # DDP divides the sum of the ranks' gradients by their number.
-        scaled = loss * world_size if world_size > 1 else loss
+        if world_size > 1:
+            scaled = loss * world_size
         if self.scaler:
             scaled = self.scaler.scale(scaled)
         torch.autograd.backward(scaled)
@@ -169,6 +176,7 @@ class Learner:
         max_norm = self._setup.config.max_grad_norm
         if max_norm:
             if self.scaler:
+                # The limit is for the gradients themselves.
                 self.scaler.unscale_(self.optimizer)
             norm = self._strategy.clip_grad_norm_(self._weights, max_norm)
         if self.scaler:
@@ -186,8 +194,9 @@ class Learner:
         self._has_checked_count = True
         counted = self._task.count(self._table, batch.indices)
         if not math.isclose(float(count), counted, rel_tol=1e-6):
+            task = self._setup.config.task
             raise SlurmftError(
-                f"--task {self._setup.config.task}: its loss sums {float(count):g} terms in the "
+                f"--task {task}: its loss sums {float(count):g} terms in the "
                 f"first batch, its count() says {counted:g}",
                 "the mean over ranks needs both alike: mend loss() or count() of the task",
             )
@@ -238,6 +247,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _check_finite(self) -> None:
+        """Raises SlurmftError where a weight of this rank is not finite."""
         shares = []
         for weight in self._weights:
             share = weight.detach()
@@ -245,6 +255,7 @@ class Learner:
                 share = share.to_local()
             if share.numel():  # a rank may have none of a small weight
                 shares.append(share)
+        # One number for all: to ask each weight would wait for the device as often.
         largest = torch.nn.utils.get_total_norm(shares, torch.inf)
         if not largest.isfinite():
             raise SlurmftError(f"weights are not finite after step {self.steps}", STEADIER)
@@ -252,10 +263,11 @@ class Learner:
 
 def make_accelerator(setup: Setup) -> Accelerator:
     """Returns Accelerate's part: autocast, and the wrapper of the model."""
-    return Accelerator(
-        mixed_precision="no" if setup.precision == "fp32" else setup.precision,
-        cpu=setup.world.device.type == "cpu",
-    )
+    on_cpu = setup.world.device.type == "cpu"
+    mixed_precision = setup.precision
+    if mixed_precision == "fp32":
+        mixed_precision = "no"
+    return Accelerator(mixed_precision=mixed_precision, cpu=on_cpu)
 
 
 def _fetch(setup: Setup) -> None:
@@ -265,5 +277,6 @@ def _fetch(setup: Setup) -> None:
         return
     world = setup.world
     first_of_node = world.local_rank == 0 and not world.is_main
+    # The main one first: on a shared cache the others then find the files.
     for fetches in (world.is_main, first_of_node):
         world.on_some(fetches, lambda: setup.task.model(setup.data))

@@ -29,6 +29,7 @@ class LoadedModel:
         """
         self._setup = setup
         config = setup.config
+        # The head of a model is drawn anew: by the same numbers on every rank.
         set_seed(config.seed)
         model = setup.task.model(setup.data)
         self.model: Any = model  # DDP's inner one
@@ -70,7 +71,9 @@ class LoadedModel:
 
     def load(self, weights: Tensors) -> None:
         """Takes the weights of a checkpoint, which has none that are frozen."""
-        self.model.load_state_dict(weights, strict=not self.adapter)
+        # Those of the model below adapters are frozen, and missing.
+        is_strict = self.adapter is None
+        self.model.load_state_dict(weights, strict=is_strict)
 
     def save(self, folder: Path, weights: Tensors | None = None) -> None:
         """Writes the model as transformers, or PEFT, loads it.
@@ -90,8 +93,10 @@ class LoadedModel:
         if self.packing:
             return table.packed(samples)
         setup = self._setup
-        fills_tensor_cores = setup.world.device.type != "cpu" and setup.precision != "fp32"
-        multiple = _TENSOR_CORES if fills_tensor_cores else 1
+        on_gpu = setup.world.device.type != "cpu"
+        multiple = 1
+        if on_gpu and setup.precision != "fp32":
+            multiple = _TENSOR_CORES
         shortest = 0
         if setup.config.batching == "padded":
             shortest = setup.config.max_length or _longest(table)
@@ -109,11 +114,14 @@ class LoadedModel:
 
 def _longest(table: TokenTable) -> int:
     """Returns the tokens of the longest sample."""
-    return int(np.diff(table.offsets).max())
+    lengths = np.diff(table.offsets)
+    return int(lengths.max())
 
 
 def recompute_activations(model: Any) -> None:
-    """Keeps no activations of layers for the backward pass; transformers 4 has another name."""
+    """Keeps no activations of layers for the backward pass: they are computed again in it."""
     enable = getattr(model, "activation_checkpointing_enable", None)
-    # The other kind makes no gradients behind frozen embeddings.
-    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    if enable is None:  # transformers 4
+        enable = model.gradient_checkpointing_enable
+    # The reentrant kind makes no gradients behind frozen embeddings.
+    enable({"use_reentrant": False})

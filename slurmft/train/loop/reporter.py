@@ -82,6 +82,7 @@ class Reporter:
         self._own_clock = OwnClock(loaded.model, setup.world.device)
         self._ran_before_s = 0.0
         self._window = _Window(None)
+        # Windows that have ended, until the device has summed them.
         self._full: deque[_Window] = deque()
         self._facts: dict[str, Any] = {}
         self._own_s = np.zeros(setup.world.size)
@@ -96,7 +97,11 @@ class Reporter:
         ranks = self._world.gather_objects(describe_rank(self._world, self._imports_s))
         if not self._world.is_main:
             return
-        environment = {"versions": versions(), "python": platform.python_version(), "ranks": ranks}
+        environment = {
+            "versions": versions(),
+            "python": platform.python_version(),
+            "ranks": ranks,
+        }
         with contextlib.suppress(OSError):  # a full disk does not end a run
             write_json(self._run_dir.environment, environment)
         plan = self._plan
@@ -132,21 +137,24 @@ class Reporter:
         if lines:
             return lines
         # Data of the hub is first seen here; generated data is not worth a line.
-        return self._setup.data.words() if self._setup.task.facts.splits else []
+        is_generated = not self._setup.task.facts.splits
+        return [] if is_generated else self._setup.data.words()
 
     def _warn_of_nodes(self, ranks: list[dict[str, Any]]) -> None:
         """Warns where ranks are not on the cores, or of the environment, that they were to have."""
-        shared = sorted({rank["host"] for rank in ranks if not rank["is_staged"]})
-        if shared and self._job.config.job.stage_env:
+        unstaged_hosts = sorted({rank["host"] for rank in ranks if not rank["is_staged"]})
+        if unstaged_hosts and self._job.config.job.stage_env:
             self._job.warn(
-                f"--stage-env: {', '.join(shared)} imported from the shared environment; why: "
-                f"{self._run_dir.submitit}"
+                f"--stage-env: {', '.join(unstaged_hosts)} imported from the shared environment; "
+                f"why: {self._run_dir.submitit}"
             )
         for rank in ranks:
+            # Only a rank that was to be bound can be on cores that are not its own.
             if rank["cores_asked"] is None:
                 continue
             cores = set(hardware.numbers(rank["cores"]))
-            stray = cores - set(hardware.numbers(rank["cores_asked"]))
+            allotted_cores = set(hardware.numbers(rank["cores_asked"]))
+            stray = cores - allotted_cores
             if stray:
                 self._job.warn(
                     f"rank {rank['rank']} on {rank['host']} also runs on the cores "
@@ -157,6 +165,7 @@ class Reporter:
 
     def begin_window(self) -> None:
         """Begins what the next throughput is measured over."""
+        # Once a run: later attempts have the seconds from a checkpoint.
         if not self.counts.startup_s:
             self.counts.startup_s = time.time() - self._job.began_at
         self._window = _Window(now(self._world.device))
@@ -170,21 +179,28 @@ class Reporter:
             samples: samples of the global batch.
             batches: this rank's part of them.
         """
+        counts = self.counts
         for each in batches:
             if each.counts:
-                self.counts.tokens += each.batch.tokens
-                self.counts.padded_tokens += each.batch.padded_tokens
-                self.counts.flops += self._loaded.flops.of_batch(each.batch.lengths)
-        self.counts.samples += samples
+                batch = each.batch
+                counts.tokens += batch.tokens
+                counts.padded_tokens += batch.padded_tokens
+                counts.flops += self._loaded.flops.of_batch(batch.lengths)
+        counts.samples += samples
         window = self._window
         window.samples += samples
         window.losses.append(step.loss)
         if step.norm is not None:
             window.norms.append(step.norm)
-        epoch = number / self._plan.steps_per_epoch
-        window.steps.append({"step": number, "epoch": epoch, "learning_rate": step.learning_rate})
+        record = {
+            "step": number,
+            "epoch": number / self._plan.steps_per_epoch,
+            "learning_rate": step.learning_rate,
+        }
+        window.steps.append(record)
         if number % self._plan.config.log_every == 0:
             self._end_window()
+        # The newest window may still be on the device: to wait for it would hold up the next step.
         self._read(1)
 
     def flush(self) -> None:
@@ -209,7 +225,8 @@ class Reporter:
         of_ranks[0, self._world.rank] = self._own_clock.seconds()
         of_ranks[1, self._world.rank] = peak_memory_bytes(device) >> 20
         noted = torch.stack(window.losses + window.norms).double()
-        sums = torch.cat([of_ranks.flatten().to(device, non_blocking=True), noted])
+        ranks_on_device = of_ranks.flatten().to(device, non_blocking=True)
+        sums = torch.cat([ranks_on_device, noted])
         dist.all_reduce(sums)
         if on_gpu:
             # Only a copy to pinned memory does not wait for the device.
@@ -226,7 +243,11 @@ class Reporter:
     def _read(self, left: int) -> None:
         """Records the full windows that the device has done with, and waits for all but `left` of
         them. Raises what `flush` does."""
-        while self._full and (len(self._full) > left or self._full[0].ended.query()):
+        while self._full:
+            # `_record` waits for a window that the device has not done with.
+            must_wait = len(self._full) > left
+            if not must_wait and not self._full[0].ended.query():
+                return
             self._record(self._full.popleft())
 
     def _record(self, window: "_Window") -> None:
@@ -237,6 +258,7 @@ class Reporter:
         seconds = seconds_between(window.began, window.ended)
         # As `_end_window` joined them; there may be no norms.
         ends = [size, 2 * size, 2 * size + count]
+        # `seconds_between` waited for the window's end: the pinned copy is complete.
         own_s, memory_mib, losses, norms = np.split(window.sums.numpy(), ends)
         for record, loss in zip(window.steps, losses.tolist(), strict=True):
             record["loss"] = loss
@@ -260,12 +282,13 @@ class Reporter:
         now = time.time()
         # Often in a short run, seldom in a long one.
         every_s = (now - self._job.began_at) / 100
-        every_s = max(_RANKS_EVERY_S, min(_RANKS_AT_MOST_EVERY_S, every_s))
+        every_s = min(_RANKS_AT_MOST_EVERY_S, every_s)
+        every_s = max(_RANKS_EVERY_S, every_s)
         if now - self._ranks_recorded_at < every_s:
             return
-        own_ms = (1000 * self._own_s / self._own_steps).round(2).tolist()
+        own_ms = 1000 * self._own_s / self._own_steps
         memory = memory_mib.astype(int).tolist()
-        self._job.record("ranks", step=step, own_ms=own_ms, memory_mib=memory)
+        self._job.record("ranks", step=step, own_ms=own_ms.round(2).tolist(), memory_mib=memory)
         self._own_s = np.zeros(self._world.size)
         self._own_steps = 0
         self._ranks_recorded_at = now
@@ -276,6 +299,7 @@ class Reporter:
         phases_s = dict(self.clock.seconds)
         facts = {"epoch": epoch, "loss": self.counts.loss, "phases_s": phases_s}
         self._job.evaluated(facts, **metrics)
+        # The main rank's log has it by its record.
         if not self._world.is_main:
             self._job.say(describe_epoch(facts | {"metrics": metrics}))
 
@@ -312,7 +336,10 @@ class Reporter:
                 setattr(self.counts, name, value)
         # Ranks that were restarted within a job do not count the time before twice.
         is_same_job = state.values["began_at"] == self._job.began_at
-        self._ran_before_s = state.values["ran_before_s" if is_same_job else "ran_s"]
+        if is_same_job:
+            self._ran_before_s = state.values["ran_before_s"]
+        else:
+            self._ran_before_s = state.values["ran_s"]
         self.clock.seconds.update(state.values["phases_s"])
 
     # --- the end ----------------------------------------------------------------------------------
