@@ -29,7 +29,9 @@ class LocalSgd(Replicated):
 
     def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
         prepared = accelerator.prepare_model(model, evaluation_mode=True)
-        for tensor in model.state_dict().values():  # on its device: nccl sends no other
+        # No DDP, which would do so: all ranks begin with the weights of the main one. They are on
+        # their device by now: nccl sends nothing from elsewhere.
+        for tensor in model.state_dict().values():
             dist.broadcast(tensor, src=0)
         self._averaging = PeriodicAveraging(model, optimizer)
         return prepared
@@ -50,6 +52,7 @@ class LocalSgd(Replicated):
         self._has_local_steps = False
 
     def restored(self, rehearse: Callable[[], None]) -> None:
+        # The changes that are sent next are those since the checkpoint.
         if self._averaging:
             self._averaging.begin()
 
@@ -79,8 +82,10 @@ class PeriodicAveraging:
     @torch.no_grad()
     def average(self) -> None:
         """Makes weights and moments their means over the ranks, the same to the last bit."""
+        # In place, so that no third copy of the weights is in memory.
         for weight, averaged in zip(self._weights, self._averaged, strict=True):
             weight.sub_(averaged)
+        # Buffers, as the means of batch norms, are small: they are sent unrounded.
         _average(self._buffers)
         _average([*self._weights, *self._moments()], torch.bfloat16)
         for weight, averaged in zip(self._weights, self._averaged, strict=True):
@@ -88,19 +93,24 @@ class PeriodicAveraging:
         self.begin()
 
     def _moments(self) -> list[Tensor]:
-        states = (self._optimizer.state.get(weight, {}) for weight in self._weights)
-        return [
-            state[name]
-            for state in states
-            for name in sorted(state)
-            if isinstance(state[name], Tensor) and state[name].ndim  # not the count of steps
-        ]
+        """Returns the optimizer's tensors, in an order that is the same on every rank."""
+        moments = []
+        for weight in self._weights:
+            state = self._optimizer.state.get(weight, {})
+            for name in sorted(state):
+                value = state[name]
+                if isinstance(value, Tensor) and value.ndim:  # not the count of steps
+                    moments.append(value)
+        return moments
 
 
 def _average(tensors: list[Tensor], dtype: torch.dtype | None = None) -> None:
     """Makes tensors their means over the ranks, in place; they are sent as `dtype`."""
     sent = [tensor.to(dtype or tensor.dtype) for tensor in tensors]
-    for work in [dist.all_reduce(each, async_op=True) for each in sent]:
+    # All are under way before the first is waited for.
+    sums = [dist.all_reduce(each, async_op=True) for each in sent]
+    for work in sums:
         work.wait()
+    world_size = dist.get_world_size()
     for tensor, total in zip(tensors, sent, strict=True):
-        tensor.copy_(total).div_(dist.get_world_size())
+        tensor.copy_(total).div_(world_size)

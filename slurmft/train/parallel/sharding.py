@@ -61,11 +61,17 @@ class Fsdp:
             evaluates_in_fp32: layers get weights in fp32 also in a bf16 run.
         """
         self.world = world
-        self.sends = "none" if world.size == 1 else rounding(config.grad_comm, precision)
+        self.sends = "none"
+        if world.size > 1:
+            self.sends = rounding(config.grad_comm, precision)
         self._mesh = _mesh(config.shard, world)
-        of_weights = torch.bfloat16 if precision == "bf16" and not evaluates_in_fp32 else None
-        of_sums = torch.bfloat16 if self.sends == "bf16" else torch.float32
-        policy = fsdp.MixedPrecisionPolicy(of_weights, of_sums)
+        gathered_dtype: torch.dtype | None = None  # as they are kept, in fp32
+        if precision == "bf16" and not evaluates_in_fp32:
+            gathered_dtype = torch.bfloat16
+        summed_dtype = torch.float32
+        if self.sends == "bf16":
+            summed_dtype = torch.bfloat16
+        policy = fsdp.MixedPrecisionPolicy(gathered_dtype, summed_dtype)
         self._options: dict[str, Any] = {"mesh": self._mesh, "mp_policy": policy}
         if config.cpu_offload:
             self._options["offload_policy"] = fsdp.CPUOffloadPolicy()
@@ -78,8 +84,9 @@ class Fsdp:
     def load_model(self, load: Callable[[], None]) -> None:
         """Has every rank load and shard its model, which is whole until then: one after the other
         on each node."""
-        turns = max(self.world.all_objects(self.world.local_rank)) + 1
-        for turn in range(turns):
+        local_ranks = self.world.all_objects(self.world.local_rank)
+        # A node need have no more memory than one whole model and the shares take.
+        for turn in range(max(local_ranks) + 1):
             self.world.on_some(turn == self.world.local_rank, load)
         is_hybrid = self._mesh.ndim == 2
         if is_hybrid:
@@ -91,6 +98,7 @@ class Fsdp:
         same_share = self._mesh.get_group(0)
         for weight in self._weights.values():
             share = weight.detach().to_local()
+            # With --cpu-offload it is on the host, from where nccl does not send.
             sent = share.to(self.world.device)
             dist.broadcast(sent, group=same_share, group_src=0)
             share.copy_(sent)
@@ -103,6 +111,7 @@ class Fsdp:
         self._model = model
         # Only now: FSDP has put other parameters in the place of those that were there.
         self._weights = dict(model.named_parameters())
+        # Shared weights have several names; `named_parameters` gives the first alone.
         first_names = {id(p): name for name, p in self._weights.items()}
         every_name = model.named_parameters(remove_duplicate=False)
         self._names = {name: first_names[id(p)] for name, p in every_name}
@@ -125,6 +134,7 @@ class Fsdp:
         fsdp.fully_shard(model, **self._options)
         if hasattr(model, "generate"):  # gathers as a forward pass, until all ranks have done
             fsdp.register_fsdp_forward_method(model, "generate")
+            # By this attribute of transformers `generate` goes on until all ranks have done.
             model._is_fsdp_managed_module = True
         for module in model.modules():
             if isinstance(module, fsdp.FSDPModule):
@@ -185,9 +195,11 @@ class Fsdp:
         # Room for what is read: torch reads into tensors that are there.
         for weight in self._weights.values():
             if weight.requires_grad:
-                moments = {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
-                step = torch.zeros((), device=weight.to_local().device)
-                optimizer.state[weight] = {"step": step} | moments
+                optimizer.state[weight] = {
+                    "step": torch.zeros((), device=weight.to_local().device),
+                    "exp_avg": torch.zeros_like(weight),
+                    "exp_avg_sq": torch.zeros_like(weight),
+                }
         self._read(state, self._shares(optimizer))
 
     def load_weights(self, model: TrainedModel, state: State) -> None:
@@ -203,8 +215,10 @@ class Fsdp:
         for name, weight in self._weights.items():
             if weight.requires_grad:
                 shares[f"model.{name}"] = weight.detach()
-            moments = optimizer.state.get(weight, {}) if optimizer else {}
-            shares |= {f"optimizer.{name}.{kind}": moment for kind, moment in moments.items()}
+            if optimizer:
+                moments = optimizer.state.get(weight, {})
+                for kind, moment in moments.items():
+                    shares[f"optimizer.{name}.{kind}"] = moment
         return shares
 
     def _read(self, state: State, shares: Tensors) -> None:
@@ -228,7 +242,8 @@ class Fsdp:
         `collected_weights`: until the last the others gather."""
         self._unwritten = None
         for number, (name, weight) in enumerate(self._weights.items()):
-            whole = weight.detach().to(self.world.device).full_tensor()
+            share = weight.detach().to(self.world.device)
+            whole = share.full_tensor()
             if not self.world.is_main or self._unwritten:
                 continue
             try:
@@ -241,7 +256,8 @@ class Fsdp:
         """Returns all weights, mapped into memory from their files, and buffers."""
         if self._unwritten:
             raise self._unwritten
-        weights = ChainMap(*map(load_file, folder.iterdir()))
+        files = [load_file(path) for path in folder.iterdir()]
+        weights = ChainMap(*files)
         # A weight that has two names is in the files by its first.
         whole = {name: weights[first] for name, first in self._names.items()}
         return whole | self._buffers()
@@ -262,14 +278,17 @@ class ShardedSaver(Saver):
         return self._save(checkpoint, patience_s)
 
     def _agreed(self, value: bool) -> bool:
+        # All ranks write, and so all must try again, or none.
         return bool(self._world.share_object(value))
 
     def _write(
         self, checkpoint: Checkpoint, folder: AbstractContextManager[Path | None]
     ) -> Exception | None:
-        """A failure of one rank is that of all: then there is no checkpoint."""
+        """Writes a checkpoint by all ranks. Returns what went wrong, which is the same on all: a
+        failure of one rank is that of all."""
         try:
             with ExitStack() as stack:
+                # The main rank makes the folder, and closes it where all have written.
                 path = self._world.on_main(lambda: stack.enter_context(folder))
                 files = self._write_shares(path / FOLDER, checkpoint.shares)
                 manifest = json.dumps({"files": files})
@@ -290,14 +309,16 @@ class ShardedSaver(Saver):
         self._world.on_main(folder.mkdir)
         file_numbers = {}
         size_bytes = 0
+        # `nbytes` is of the whole tensor, of which this rank writes a share.
         for name, tensor in shares.items():
             file_numbers[name] = 1 + size_bytes // _FILE_BYTES
             size_bytes += tensor.nbytes // self._world.size
         writer = hf_storage.HuggingFaceStorageWriter(
             str(folder), file_numbers, save_distributed=True
         )
+        group = self._world.control
         with _failures():
-            state_dict_saver.save(shares, storage_writer=writer, process_group=self._world.control)
+            state_dict_saver.save(shares, storage_writer=writer, process_group=group)
         files: dict[str, Any] = {}
 
         def note_files() -> None:
@@ -305,7 +326,8 @@ class ShardedSaver(Saver):
                 files[f"{FOLDER}/{path.name}"] = fingerprint(path)
 
         self._world.on_some(True, note_files)
-        return dict(ChainMap(*self._world.all_objects(files)))
+        files_of_ranks = self._world.all_objects(files)
+        return dict(ChainMap(*files_of_ranks))
 
 
 @contextlib.contextmanager
@@ -339,7 +361,7 @@ def _mesh(shard: str, world: World) -> Any:
     """
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     sizes = set(world.all_objects(local_size))
-    # All ranks are on one node: its shares are those of all.
+    # --shard node on one node is --shard full.
     if shard == "full" or sizes == {world.size}:
         return init_device_mesh(world.device.type, (world.size,))
     if len(sizes) > 1:
