@@ -42,7 +42,9 @@ class Agent:
     def inspect(self, folders: dict[str, str], job: dict[str, Any] | None = None) -> NodeReport:
         """Reports on the node; see `inspection.inspect`."""
         paths = {purpose: Path(path) for purpose, path in folders.items()}
-        return inspection.inspect(paths, None if job is None else build(JobConfig, job))
+        if job is None:
+            return inspection.inspect(paths)
+        return inspection.inspect(paths, build(JobConfig, job))
 
     def describe(self, job: dict[str, Any]) -> list[str]:
         """Returns lines that say what the node is, and how a run would use it."""

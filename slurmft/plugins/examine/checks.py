@@ -84,11 +84,15 @@ def failure(
 def merged(checks: Iterable[tuple[str, Check]]) -> list[Check]:
     """Makes one check of those that say the same about several hosts."""
     hosts_of: dict[str, list[str]] = {}
-    first: dict[str, Check] = {}
+    first_checks: dict[str, Check] = {}
     for host, check in checks:
         hosts_of.setdefault(check.text, []).append(host)
-        first.setdefault(check.text, check)
-    return [dataclasses.replace(first[text], hosts=tuple(hosts_of[text])) for text in first]
+        first_checks.setdefault(check.text, check)
+    merged_checks = []
+    for text, check in first_checks.items():
+        hosts = tuple(hosts_of[text])
+        merged_checks.append(dataclasses.replace(check, hosts=hosts))
+    return merged_checks
 
 
 def problems(checks: Iterable[Check]) -> list[Check]:
@@ -156,7 +160,9 @@ def lines(checks: Sequence[Check]) -> list[str]:
     width = max((len(check.about) for check in checks), default=0)
     paragraphs = []
     for check in checks:
-        level = check.level.upper() if check.level != Level.OK else "ok"
+        level: str = check.level
+        if check.level != Level.OK:
+            level = level.upper()  # what is wrong catches the eye
         head = f"{level:<7}  {check.about:<{width}}  "
         indent = " " * len(head)
         paragraphs += _filled(check.line, head, indent)
@@ -170,7 +176,9 @@ def _filled(text: str, first: str, other: str) -> list[str]:
     kept."""
     filled: list[str] = []
     for line in text.split("\n"):
-        start = other if filled else first
+        start = first
+        if filled:
+            start = other
         if "  " in line:  # a table: its columns must stay
             filled.append(start + line)
             continue

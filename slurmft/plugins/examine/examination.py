@@ -261,7 +261,11 @@ class Examination:
                 "timeout_s": _REACH_S,
             }
         rates = self._ask("send", requests, _ANSWER_S, "links", float)
-        return {pair: rates[pair[0]] for pair in pairs if pair[0] in rates}
+        rate_of = {}
+        for start, goal in pairs:
+            if start in rates:  # else it failed, which `_ask` has reported
+                rate_of[start, goal] = rates[start]
+        return rate_of
 
     # --- folders and locks ---
 
@@ -273,6 +277,7 @@ class Examination:
 
     def _sharing(self, purpose: str, folder: Path) -> list[Check]:
         """Checks that all nodes see what this host writes; if so, which locks hold there."""
+        # The folder may be made only by the first run: the one above it is of the same file system.
         place = next(path for path in (folder, *folder.parents) if path.is_dir())
         mark = f"{secrets.token_hex(6)}-seen"
         here = LockOperations()
@@ -332,7 +337,9 @@ class Examination:
             "job": replace(self.job, nodes=len(usable)),
             "timeout_s": left_s,
         }
-        requests = {node: {**question, "rank": rank} for rank, node in enumerate(usable)}
+        requests = {}
+        for rank, node in enumerate(usable):
+            requests[node] = {**question, "rank": rank}
         speeds = self._ask("speeds", requests, left_s + _MARGIN_S, "speeds", SpeedReport)
         self._measured.speeds = speeds
         missing = [node for node in self._nodes if node not in usable]

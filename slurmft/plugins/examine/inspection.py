@@ -54,14 +54,20 @@ def inspect(folders: Mapping[str, Path], job: JobConfig | None = None) -> NodeRe
     if isinstance(gpu_answer, Exception):
         gpu_answer = (one_line(gpu_answer),)
     granted = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    gpus_granted = None
+    if granted.isdigit():
+        gpus_granted = int(granted)
+    system = None
+    if system_answers:
+        system = _system(*system_answers)
     return NodeReport(
         host=host_name(),
         time_s=time.time(),
-        gpus_granted=int(granted) if granted.isdigit() else None,
+        gpus_granted=gpus_granted,
         gpus_visible=len(visible_gpus(os.environ)),
         gpu_errors=gpu_answer,
         folders=folder_reports,
-        system=_system(*system_answers) if system_answers else None,
+        system=system,
     )
 
 
@@ -118,4 +124,5 @@ def _inspect_system(job: JobConfig) -> System:
 
 def config(job: JobConfig) -> RunConfig:
     """Returns the configuration of a run of the microbenchmarks."""
+    # No restarts: torchrun would measure again, beyond the time limit.
     return RunConfig(program=MICROBENCHMARKS, job=replace(job, max_restarts=0))

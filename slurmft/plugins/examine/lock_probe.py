@@ -92,7 +92,8 @@ def preference(file_system: FileSystem) -> list[str]:
     """Returns the primitives in the order in which they are tried: first the default, which
     processes without a record use."""
     first = locks.default(file_system)
-    return [first, *(primitive for primitive in LOCK_PRIMITIVES if primitive != first)]
+    others = [primitive for primitive in LOCK_PRIMITIVES if primitive != first]
+    return [first, *others]
 
 
 def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) -> Finding:
@@ -119,7 +120,9 @@ def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) ->
     on_node = ask(0, "die", primitive, name) == "busy"  # another process tries
     # Node 0 holds the lock meanwhile.
     others = [ask(node, "try", primitive, name) for node in range(1, nodes)]
-    between_nodes = all(answer == "busy" for answer in others) if others else None
+    between_nodes = None
+    if others:
+        between_nodes = all(answer == "busy" for answer in others)
     ask(0, "free", primitive, name)
     if between_nodes is False and not thorough:
         return Finding(on_node=on_node, between_nodes=False)

@@ -61,7 +61,8 @@ def controller(job: JobConfig) -> list[Check]:
             return [failure("Slurm", text, hint)]
         return [warning("Slurm", f"{text}; runs use simulated nodes on this machine", hint)]
     try:
-        version, settings = commands.version(), commands.settings()
+        version = commands.version()
+        settings = commands.settings()
     except SlurmftError as error:
         hint = error.hint or "tell the site: jobs can be neither submitted nor watched"
         return [failure("Slurm", one_line(error), hint)]
@@ -79,9 +80,9 @@ def check_down_nodes(unwell: dict[str, str]) -> Check:
     """Checks for nodes that take no jobs, each with Slurm's reason."""
     if not unwell:
         return ok("nodes", "no node is down, drained or not responding")
-    named = "; ".join(f"{host} is {why}" for host, why in sorted(unwell.items()))
+    reasons = [f"{host} is {why}" for host, why in sorted(unwell.items())]
     hint = "jobs run on the other nodes; ask the site about these"
-    return warning("nodes", named, hint, **unwell)
+    return warning("nodes", "; ".join(reasons), hint, **unwell)
 
 
 def check_partitions(partitions: Sequence[Partition], requested: str | None, nodes: int) -> Check:
@@ -92,7 +93,8 @@ def check_partitions(partitions: Sequence[Partition], requested: str | None, nod
     candidates = [p for p in partitions if requested in (None, p.name)]
     if not candidates:
         return failure("partitions", f"there is no partition {requested!r}; there are: {offered}")
-    if not any(p.nodes >= nodes and p.state == "up" for p in candidates):
+    large_enough = [p for p in candidates if p.nodes >= nodes and p.state == "up"]
+    if not large_enough:
         where = requested or "any partition that is up"
         text = f"no {nodes} nodes in {where}; there are: {offered}"
         return failure("partitions", text, "ask for fewer --nodes, or for another --partition")
@@ -117,8 +119,12 @@ def check_accounting(
     """Checks a user's accounts and says their limits. No account is a failure where Slurm requires
     one."""
     if rows:
-        limits = [" ".join(f"{k}={v}" for k, v in row.items()) for row in rows]
-        return ok("accounting", f"sacct answers; limits of {user}: {'; '.join(limits)}")
+        limits = []
+        for row in rows:
+            fields = [f"{name}={value}" for name, value in row.items()]
+            limits.append(" ".join(fields))
+        all_limits = "; ".join(limits)
+        return ok("accounting", f"sacct answers; limits of {user}: {all_limits}")
     text = f"sacct answers; {user} has no account"
     enforced = settings.get("AccountingStorageEnforce", "none").lower()
     # With "limits" or "all", Slurm enforces associations, too.
@@ -144,18 +150,25 @@ def packages() -> list[Check]:
         hint = "install it (pip install .): its requirements are not known otherwise"
         return [warning("packages", f"{here}; slurmft is not installed", hint)]
     # Without the requirements of extras, which need not be installed.
-    required = [r for r in declared if r.marker is None or r.marker.evaluate({"extra": ""})]
-    versions: dict[str, Any] = {r.name: installed(r.name) for r in required}
+    required = []
+    for requirement in declared:
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}):
+            required.append(requirement)
+    versions: dict[str, Any] = {each.name: installed(each.name) for each in required}
     wrong = []
     for requirement in required:
         version = versions[requirement.name]
+        # A site's own build of torch may be a pre-release.
         if not version or not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement} is required, {version or 'none'} is installed")
     if wrong:
         hint = "install slurmft again into this environment, with constraints.txt"
         return [failure("packages", f"{here}; {'; '.join(wrong)}", hint, **versions)]
-    main = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
-    return [ok("packages", f"{here}, {main}; all {len(required)} requirements are met", **versions)]
+    torch = f"torch {versions['torch']}"
+    transformers = f"transformers {versions['transformers']}"
+    text = f"{here}, {torch}, {transformers}; all {len(required)} requirements are met"
+    return [ok("packages", text, **versions)]
 
 
 def hub() -> list[Check]:
@@ -165,8 +178,9 @@ def hub() -> list[Check]:
         return [ok("hub", "not checked: HF_HUB_OFFLINE is set; runs use the caches")]
     hint = "runs use the caches, or folders: --model DIR, --data DIR"
     # The timeout of the request does not cover a name server that does not answer.
-    answer = call_all(_HUB_TIMEOUT_S, [partial(core_hub.hub_in_reach, _HUB_TIMEOUT_S)])[0]
-    if answer is True:
+    call = partial(core_hub.hub_in_reach, _HUB_TIMEOUT_S)
+    answers = call_all(_HUB_TIMEOUT_S, [call])
+    if answers == [True]:
         return [ok("hub", f"{endpoint} answers")]
     return [warning("hub", f"{endpoint} does not answer", hint)]
 
@@ -181,7 +195,8 @@ def folders(runs_dir: str) -> dict[str, Path]:
         paths["cache"] = core_hub.hub_cache()
     except ImportError:  # the check of the packages says so
         paths["cache"] = absolute("~/.cache/huggingface/hub")
-    if data_cache := os.environ.get("HF_DATASETS_CACHE"):
+    data_cache = os.environ.get("HF_DATASETS_CACHE")
+    if data_cache:
         paths["data cache"] = absolute(data_cache)
     return paths
 

@@ -19,10 +19,11 @@ _WIDTH_GPU = 8192
 
 
 def main(argv: list[str]) -> None:
+    problems: list[str] = []
     if argv == ["gpu"]:
         speeds, problems = _gpus()
     else:
-        speeds, problems = [_core()], []
+        speeds = [_core()]
     print(json.dumps({"tflop_s": speeds, "problems": problems}))
 
 
@@ -66,7 +67,7 @@ def best_tflop_s(
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Repeats a product of two square matrices for some time; returns the speed of the fastest."""
-    multiply()  # prepares the library
+    multiply()  # prepares the library: the first call starts threads, and chooses kernels
     times = []
     end = clock() + seconds
     while clock() < end:

@@ -67,10 +67,16 @@ def main(argv: list[str]) -> None:
 
 def matmul_tflop_s(device: torch.device, kind: torch.dtype) -> float:
     """Returns the speed of a product of two square matrices: the best in half a second."""
-    width = _WIDTH_CPU if device.type == "cpu" else _WIDTH_GPU
+    width = _WIDTH_CPU
+    if device.type != "cpu":
+        width = _WIDTH_GPU
     left = torch.randn(width, width, device=device).to(kind)
     right = torch.randn(width, width, device=device).to(kind)
-    return best_tflop_s(lambda: _timed(device, lambda: left @ right), width, _MATMUL_S)
+
+    def multiply() -> None:
+        _timed(device, lambda: left @ right)  # waits for the device
+
+    return best_tflop_s(multiply, width, _MATMUL_S)
 
 
 def all_reduces(world: process_group.World, limit_s: float) -> Iterator[AllReduce]:
@@ -98,10 +104,13 @@ def _measure(world: process_group.World, size: int, deadline: float) -> AllReduc
     reduce = partial(distributed.all_reduce, tensor)
     _timed(world.device, reduce)  # connects the ranks
     second_s = _timed(world.device, reduce)
-    left_s = min(_MOST_SIZE_S, max(0.0, deadline - time.monotonic()) / 4)
-    rounds = min(_MOST_ROUNDS, int(left_s / max(second_s, 1e-6)))
+    # A quarter of the time that is left: the larger sizes take longer.
+    left_s = max(0.0, deadline - time.monotonic())
+    size_s = min(_MOST_SIZE_S, left_s / 4)
+    rounds = int(size_s / max(second_s, 1e-6))
+    rounds = max(1, min(_MOST_ROUNDS, rounds))
     # All ranks must call it equally often.
-    rounds = world.share_object(max(1, rounds))
+    rounds = world.share_object(rounds)
     times = [_timed(world.device, reduce) for _ in range(rounds)]
     seconds = statistics.median(times)
     # In a ring, each rank sends all but its own part twice.

@@ -64,7 +64,8 @@ def folders(purpose: str, reports: Reports) -> list[Check]:
     if not free_bytes:
         return []
     free = in_bytes(min(free_bytes))
-    return [ok(about, f"{'; '.join(sorted(paths))}: at least {free} free on all nodes")]
+    all_paths = "; ".join(sorted(paths))  # TMPDIR may differ between nodes
+    return [ok(about, f"{all_paths}: at least {free} free on all nodes")]
 
 
 def _check_folder(purpose: str, folder: FolderReport) -> Check:
@@ -164,7 +165,9 @@ def _check_cores(system: System, requested: int | None) -> Check:
     if requested is not None:
         text += f"; {requested} were requested"
     # The mask and the quota decide where threads run, whatever Slurm counts.
-    if usable >= granted and granted >= (requested or 0):
+    is_usable = usable >= granted
+    is_enough = granted >= (requested or 0)
+    if is_usable and is_enough:
         return ok("cores", text)
     hint = "tell the site: the node's definition in Slurm or its cgroups do not fit its hardware"
     return warning("cores", text, hint)
@@ -172,7 +175,8 @@ def _check_cores(system: System, requested: int | None) -> Check:
 
 def devices(systems: Systems, requested: int | None) -> Iterator[Check]:
     """Checks what computes: the GPUs, or the CPUs and their instruction sets."""
-    few = [node for node, system in systems.items() if len(system.gpus) < (requested or 0)]
+    least = requested or 0
+    few = [node for node, system in systems.items() if len(system.gpus) < least]
     if few:
         hint = "check the site's GRES, and CUDA_VISIBLE_DEVICES in --setup lines"
         yield failure("devices", f"fewer GPUs than the {requested} requested", hint, hosts=few)
@@ -188,12 +192,14 @@ def _devices_of(system: System) -> str:
     if system.gpus:
         models = sorted({gpu.model for gpu in system.gpus})
         return f"{len(system.gpus)} x {', '.join(models)}"
-    return f"CPU {system.cpu_model} ({', '.join(system.cpu_flags) or 'no AVX'})"
+    flags = ", ".join(system.cpu_flags) or "no AVX"
+    return f"CPU {system.cpu_model} ({flags})"
 
 
 def memory(systems: Systems) -> list[Check]:
     """Checks the memory of each node, and finds those with little."""
     total = {node: float(system.memory_mib) for node, system in systems.items()}
+    # A share below the median, not an exact size: firmware keeps a little of it on each node.
     little = []
     for node, share in shares_of_median(total).items():
         if share < thresholds.MEMORY:
@@ -204,7 +210,8 @@ def memory(systems: Systems) -> list[Check]:
         return merged(little)
     available = {node: system.available_mib for node, system in systems.items()}
     fullest = min(available, key=lambda node: available[node])
-    text = f"at least {min(total.values()):,.0f} MiB for a job; "
+    least_mib = min(total.values())
+    text = f"at least {least_mib:,.0f} MiB for a job; "
     text += f"available now: at least {available[fullest]:,} MiB ({fullest})"
     return [ok("memory", text)]
 
@@ -216,7 +223,8 @@ def versions(systems: Systems, here: Mapping[str, str | None]) -> list[Check]:
         # The login node counts, too: it has resolved the configuration that the nodes read.
         values = {node: system.software.get(name) for node, system in systems.items()}
         values["this host"] = version
-        if len(set(values.values())) > 1:
+        is_different = len(set(values.values())) > 1
+        if is_different:
             hint = "use one environment, on a file system that all nodes see"
             different.append(failure("versions", f"{name} differs: {by_value(values)}", hint))
     if different:
