@@ -58,6 +58,7 @@ def command_parser(argv: Sequence[str]) -> "Parser | None":
 
 def usage() -> str:
     """Returns the text of `slurmft --help`."""
+    # The last section takes every entry: each comes in the first section that has its module.
     left = dict(sorted(plugins.entries(plugins.COMMANDS).items()))
     lines = ["usage: slurmft COMMAND ..."]
     for title, prefix in _SECTIONS.items():
@@ -125,12 +126,15 @@ def typed() -> list[str]:
     script = sys.argv[0]
     if os.path.basename(script) == "slurmft":
         on_path = shutil.which("slurmft")
+        # Another environment's slurmft may come first on the PATH: then only the path is right.
         if on_path is not None and os.path.realpath(on_path) == os.path.realpath(script):
             return ["slurmft"]
         return [script]
+    # sys.argv has the module's file in the place of -m; only orig_argv has what was typed.
     words = sys.orig_argv
     if "-m" in words:
-        return [*words[: words.index("-m") + 1], "slurmft"]
+        end = words.index("-m") + 1
+        return [*words[:end], "slurmft"]
     return ["slurmft"]
 
 
@@ -141,7 +145,10 @@ def pasted(path: PathLike[str]) -> str:
         below = os.path.relpath(text)
     except OSError:  # this folder is gone
         return text
-    return text if below.startswith((".", "-", "~")) else below
+    # "../x" is not below; a shell or a parser would take "-x" and "~x" for something else.
+    if below.startswith((".", "-", "~")):
+        return text
+    return below
 
 
 _WHERE = {
@@ -169,6 +176,7 @@ def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv:
         return print_json(facts)
     where = _WHERE.get(job.cluster, f"to {job.cluster}: {{}} node(s)")
     print(f"job {job.id} submitted {where.format(config.job.nodes)}")
+    # A request by --on that comes again leads to the run of the first time.
     if run.load_config().submission.get("time") != submission["time"]:
         print("before the connection was cut; to submit another, type the command once more")
     print(f"run directory: {run.path}", flush=True)

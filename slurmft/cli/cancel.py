@@ -13,13 +13,15 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
-    state = cancel(run)
+    earlier_end = cancel(run)
+    is_cancelled = earlier_end is None
+    state = "cancelled" if earlier_end is None else earlier_end.name.lower()
     job_id = cluster_launcher.job_of(run).id
     if arguments.json:
-        facts = {"run": str(run.path), "job": job_id, "cancelled": state is None}
-        return print_json(facts | {"state": state.name.lower() if state else "cancelled"})
-    if state is not None:
-        print(f"the job {job_id} of {run.path.name} has already ended ({state.name.lower()})")
-    else:
+        facts = {"run": str(run.path), "job": job_id, "cancelled": is_cancelled, "state": state}
+        return print_json(facts)
+    if is_cancelled:
         print(f"the job {job_id} of {run.path.name} is being cancelled")
+    else:
+        print(f"the job {job_id} of {run.path.name} has already ended ({state})")
     return Exit.OK

@@ -34,12 +34,15 @@ _SORTED_BY = (
 
 def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Sorts runs by a value or a metric, the largest last; those without it come first."""
-    metrics = dict.fromkeys(name for run in runs for name in run["metrics"] or {})
-    if key not in (*_SORTED_BY, *metrics):
-        raise unknown("--sort", key, [*_SORTED_BY, *metrics])
+    keys = list(_SORTED_BY)
+    for run in runs:
+        keys += [name for name in run["metrics"] or {} if name not in keys]
+    if key not in keys:
+        raise unknown("--sort", key, keys)
 
     def sort_key(run: dict[str, Any]) -> tuple[bool, float, str]:
-        value = run[key] if key in _SORTED_BY else (run["metrics"] or {}).get(key)
+        metrics = run["metrics"] or {}
+        value = run[key] if key in _SORTED_BY else metrics.get(key)
         # Numbers are compared by their size, all other values by their text.
         size: float = value if is_number(value) else 0  # type: ignore[assignment]
         return value is not None, size, str(value)
@@ -55,6 +58,7 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
         everything that could not be read).
     """
     runs, problems = resolve.read_all(top)
+    # Filters by the runs' own files come first: of what they leave, Slurm is asked.
     for name in _FILTERS:
         text = getattr(arguments, name)
         if text:
@@ -111,8 +115,12 @@ def main(argv: list[str]) -> int:
     if listing["problems"]:
         print(f"warning: left out: {problem_line(listing['problems'])}", file=sys.stderr)
     runs = listing["runs"]
-    if runs and arguments.cost:
-        print("\n".join(costs.table([r["name"] for r in runs], [r["cost"] for r in runs])))
+    if not runs:
+        print(f"no such runs in {listing['runs_dir']}")
+    elif arguments.cost:
+        names = [run["name"] for run in runs]
+        run_costs = [run["cost"] for run in runs]
+        print("\n".join(costs.table(names, run_costs)))
     else:
-        print(run_table.table(runs) if runs else f"no such runs in {listing['runs_dir']}")
+        print(run_table.table(runs))
     return Exit.OK

@@ -101,6 +101,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Returns the help, no wider than 80 columns, without the hidden options."""
+        # Here rather than where they are added: --help-all empties `hidden`, and calls this.
         for action in self._actions:
             if action.dest in self.hidden:
                 action.help = argparse.SUPPRESS
@@ -119,14 +120,20 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parses a command line; UsageError for a flag or an argument that it does not have."""
         arguments, rest = self.parse_known_args(argv)
+        # Flags first: a word after an unknown flag was meant as its value.
         for word in rest:
             if word.startswith("-") and word != "-":
-                flags = [flag for action in self._actions for flag in action.option_strings]
-                long_flags = [flag for flag in flags if flag.startswith("--")]
-                raise unknown("flag", word.partition("=")[0], long_flags)
+                flag = word.partition("=")[0]
+                raise unknown("flag", flag, self._long_flags())
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")
         return arguments
+
+    def _long_flags(self) -> list[str]:
+        flags: list[str] = []
+        for action in self._actions:
+            flags += [flag for flag in action.option_strings if flag.startswith("--")]
+        return flags
 
     def parse_run(self, argv: list[str]) -> "tuple[argparse.Namespace, RunDir]":
         """Parses the command line of a command about one run (see `add_run`); returns the run,
@@ -148,7 +155,10 @@ def _wrapped_block(lines: list[str], width: int) -> str:
     """Returns a paragraph, or examples: a block with indented lines, which stay lines."""
     if not any(line.startswith(" ") for line in lines):
         return textwrap.fill(" ".join(lines), width)
-    return "\n".join(part for line in lines for part in _wrapped_example(line, width))
+    parts = []
+    for line in lines:
+        parts += _wrapped_example(line, width)
+    return "\n".join(parts)
 
 
 def _wrapped_example(line: str, width: int) -> list[str]:
@@ -161,13 +171,15 @@ def _wrapped_example(line: str, width: int) -> list[str]:
     if not indent:
         return fill(line, width)
     match = re.match(r"(.*\S)\s{2,}(\S.*)", line)
-    command, comment = match.groups() if match else (line, "")
+    command = line
+    comment = ""
+    if match is not None:  # two spaces or more are between them
+        command, comment = match.groups()
     lines = fill(command, width - 2, subsequent_indent=f"{indent}    ")
     margin = " " * 6
-    return [
-        " \\\n".join(lines),
-        *fill(comment, width, initial_indent=margin, subsequent_indent=margin),
-    ]
+    comment_lines = fill(comment, width, initial_indent=margin, subsequent_indent=margin)
+    # With backslashes it can be pasted as it stands.
+    return [" \\\n".join(lines), *comment_lines]
 
 
 class _HelpAll(argparse.Action):
@@ -198,9 +210,10 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
 
 def _argument(option: Option) -> dict[str, Any]:
     """Returns the arguments of `add_argument` for an option."""
-    text = option.help.replace("%", "%%")
+    text = option.help.replace("%", "%%")  # argparse formats the help with %
     if option.default not in (None, "", (), False):
         text += f" (default: {option.default})"
+    # Absent flags leave no attribute: the site file's value comes before the default.
     argument: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
     if option.value_type is bool:
         return argument | {"action": argparse.BooleanOptionalAction}

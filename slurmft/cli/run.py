@@ -37,17 +37,21 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     """The command: parse, describe the program, submit, and follow if asked to."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    arguments = parser().parse(argv[:at])
-    words = argv[at + 1 :]
+    # The first -- alone: further ones are the program's.
+    flags_end = argv.index("--") if "--" in argv else len(argv)
+    arguments = parser().parse(argv[:flags_end])
+    words = argv[flags_end + 1 :]
     if not words:
-        problem = "no program after --" if at < len(argv) else "no -- before the program"
+        has_separator = flags_end < len(argv)
+        problem = "no program after --" if has_separator else "no -- before the program"
         raise UsageError(problem, "slurmft run --nodes 4 -- train.py --epochs 3")
     from slurmft.programs import submission  # not above: --help need not wait for it
 
-    known = options(JobConfig) | FLAGS
-    flags = typed_options(arguments, known)
-    if site_file().is_file() or OPTIONS_OF_ON in os.environ:  # with options of trainings, too
-        known |= all_options()
-    config = submission.configure(words, flags, known, not arguments.dry_run)
+    declared = options(JobConfig) | FLAGS
+    flags = typed_options(arguments, declared)
+    # A site file may have options of trainings, too: they are no unknown keys. To load them all
+    # takes time, which a user without such a file need not wait.
+    if site_file().is_file() or OPTIONS_OF_ON in os.environ:
+        declared |= all_options()
+    config = submission.configure(words, flags, declared, not arguments.dry_run)
     return submit_or_show(config, arguments, "run", argv)

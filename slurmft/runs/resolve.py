@@ -31,7 +31,8 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     if is_path or RunDir(absolute(name)).exists():
         return RunDir.open(name)
     top = folder(runs_dir)
-    if name != LAST and RunDir(top / name).exists():  # a link to a run, too
+    # A folder by that very name needs no search of all. It may be a link to a run, too.
+    if name != LAST and RunDir(top / name).exists():
         return RunDir(top / name)
     paths, problems = look(top)
     if name == LAST:
@@ -47,6 +48,7 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
 def _ambiguous(name: str, matches: Sequence[Path]) -> UsageError:
     newest_first = sorted(matches, key=submitted, reverse=True)
     names = [path.name for path in newest_first]
+    # Runs in two subfolders may have one name.
     if len(set(names)) < len(names):
         names = [str(path) for path in newest_first]
     return UsageError(f"{len(matches)} runs are called {name!r}", f"one of: {some(names)}")
@@ -101,7 +103,9 @@ def read_all(top: Path) -> tuple[list[MeasuredRun], list[str]]:
 
 def problem_line(problems: Sequence[str]) -> str:
     """Returns one line for all folders that could not be read."""
-    return problems[0] if len(problems) == 1 else f"{len(problems)} folders, such as: {problems[0]}"
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} folders, such as: {problems[0]}"
 
 
 def matching(name: str, paths: Sequence[Path]) -> list[Path]:
@@ -114,8 +118,11 @@ def matching(name: str, paths: Sequence[Path]) -> list[Path]:
         of_job = [path for path in paths if RunDir(path).job_id() == name]
         if of_job:
             return of_job
+    # A folder is called NAME-TIME-RANDOM.
     named = [path for path in paths if STAMP.split(path.name)[0] == name]
-    return named or [path for path in paths if path.name.startswith(name)]
+    if named:
+        return named
+    return [path for path in paths if path.name.startswith(name)]
 
 
 def _newest_own(top: Path, paths: Sequence[Path]) -> Path:
@@ -136,6 +143,8 @@ def submitted(path: Path) -> tuple[str, float]:
     """Returns a key that sorts runs by their submission, which is in the names of their folders."""
     about = _stat(RunDir(path).config)
     changed_at = about.st_mtime if about else 0.0
+    # The time in the name has whole seconds; of two runs in one second the file's time decides. A
+    # folder that was renamed may have no time in its name.
     stamp = STAMP.search(path.name)
     if stamp:
         return stamp[1], changed_at

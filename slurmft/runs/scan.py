@@ -94,7 +94,9 @@ class MeasuredRun:
         if git.get("dirty"):
             commit += "-dirty"
         version = str(submission.get("slurmft", "?"))
-        return f"{version} {commit}" if commit else version
+        if not commit:
+            return version
+        return f"{version} {commit}"
 
     @property
     def hosts(self) -> list[str]:
@@ -106,9 +108,12 @@ class MeasuredRun:
         """Evaluations that it made, of the whole validation data each; at least one."""
         config = self.settings
         epochs = config.get("epochs")
-        if epochs and not (config.get("early_stopping") or config.get("max_steps")):
+        may_end_early = config.get("early_stopping") or config.get("max_steps")
+        if epochs and not may_end_early:
             return int(epochs)
-        return max(1, len({r.get("epoch") for r in self.records("epoch")}))
+        # A set: after a requeue an evaluation may be recorded again.
+        evaluated_epochs = {record.get("epoch") for record in self.records("epoch")}
+        return max(1, len(evaluated_epochs))
 
     def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """Yields the records, or those of one event; steps that were done again come twice."""
@@ -130,6 +135,7 @@ def find(
         top = absolute(path)
         if not top.is_dir():
             raise UsageError(f"{str(path)!r} is not a folder", hint)
+        # A folder that cannot be read has its own line: "holds no run" would not be known.
         problem_count = len(problems)
         below = dict(folders(top, problems))
         if not below and len(problems) == problem_count and not may_be_none:
@@ -164,7 +170,8 @@ def folders(
     what is below a run is not searched. `problems` takes a line for every folder that cannot be
     read; `seen` has the real paths of what was searched: links may lead back to it."""
     place = os.path.realpath(top)
-    seen = set() if seen is None else seen
+    if seen is None:
+        seen = set()
     if place in seen:
         return
     seen.add(place)
@@ -172,12 +179,16 @@ def folders(
         if RunDir(top).config.exists():
             yield place, top
             return
+        below = []
         with os.scandir(top) as entries:
-            below = [e for e in entries if not e.name.startswith(".") and _is_folder(e)]
+            for entry in entries:
+                if not entry.name.startswith(".") and _is_folder(entry):
+                    below.append(entry)
     except OSError as error:
         problems.append(f"{str(top)!r} cannot be read: {error.strerror}")
         return
-    for entry in sorted(below, key=lambda e: (e.is_symlink(), e.path)):  # a run by its own name
+    # Links last: a run that has a link beside it comes by its own name.
+    for entry in sorted(below, key=lambda entry: (entry.is_symlink(), entry.path)):
         yield from folders(Path(entry.path), problems, seen)
 
 

@@ -109,7 +109,10 @@ def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
     now = time.time()
     try:
         with _opened(cache) as private:
-            idle_s = {path.name: now - path.lstat().st_mtime for path in sorted(private.iterdir())}
+            idle_s = {}
+            for path in sorted(private.iterdir()):
+                # `take` touches an entry that it uses.
+                idle_s[path.name] = now - path.lstat().st_mtime
     except (OSError, SlurmftError):
         return  # there is none, or it is not this user's alone
     for name, seconds in idle_s.items():
@@ -159,15 +162,23 @@ def _take(cache: Path, key: str, into: Path) -> bool:
 
 def _fill(entry: Path, into: Path) -> None:
     sums = json.loads((entry / _SUMS).read_bytes())
+    # Before any file is placed: a name such as ../x would lead out of the folder.
     if not isinstance(sums, dict) or not all(map(_NAME.fullmatch, sums)):
         raise DamagedError(f"{_SUMS} names what tokens have not")
-    files = {path.relative_to(entry).as_posix() for path in entry.rglob("*") if path.is_file()}
+    files = set(_files_in(entry))
     if files != {_SUMS, *sums}:
         raise DamagedError(f"{_SUMS} names other files than there are")
     for name, expected in sums.items():
         _place(entry / name, into / name)
+        # The copy is checked, not the entry: what the run will read.
         if fingerprint(into / name) != expected:
             raise DamagedError(f"{name} is not as it was written")
+
+
+def _files_in(folder: Path) -> list[str]:
+    """Returns the names of the files in a folder, at any depth, in order."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
 def _place(source: Path, target: Path) -> None:
@@ -207,11 +218,11 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
             _remove(private, path.name)
         if (private / key).exists():
             return
-        files = [path for path in tokens.rglob("*") if path.is_file()]
-        names = sorted(path.relative_to(tokens).as_posix() for path in files)
+        names = _files_in(tokens)
         with new_folder(private / key, replace=False) as entry:  # others may be reading it
             for name in names:
                 if not _NAME.fullmatch(name):
                     raise SlurmftError(f"tokens have no file {name!r}")
                 _place(tokens / name, entry / name)
-            write_json(entry / _SUMS, {name: fingerprint(entry / name) for name in names})
+            sums = {name: fingerprint(entry / name) for name in names}
+            write_json(entry / _SUMS, sums)
