@@ -15,6 +15,7 @@ from slurmft.plugins.examine.lock_probe import Finding, Findings
 from slurmft.plugins.examine.report import NodeReport
 from slurmft.plugins.examine.site import Site
 
+# How long agents may take to start and to report, and each lock operation after that.
 _START_S = 60.0
 _ANSWER_S = 30.0
 

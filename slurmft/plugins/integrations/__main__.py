@@ -29,6 +29,7 @@ def main(name: str, script: str, *arguments: str) -> None:
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
             sys.argv = [script, *arguments]
+            # As Python does: the script's folder is where it imports from, but with -P.
             if not sys.flags.safe_path:
                 sys.path[0] = os.path.dirname(os.path.realpath(script))
             runpy.run_path(os.path.abspath(script), run_name="__main__")

@@ -74,10 +74,11 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
             return
         self._step = trainer.global_step
         step = self._process.steps_before + self._step
-        numbers = {"epoch": trainer.current_epoch + (index + 1) / trainer.num_training_batches}
+        share_of_epoch = (index + 1) / trainer.num_training_batches
+        numbers = {"epoch": trainer.current_epoch + share_of_epoch}
         if self._step % trainer.log_every_n_steps == 0 and outputs is not None:
             numbers["loss"] = outputs["loss"]
-        total = None
+        total = None  # unknown with max_epochs=-1: it trains until it is stopped
         if not math.isinf(trainer.estimated_stepping_batches):
             total = self._process.steps_before + trainer.estimated_stepping_batches
         self._job.step(step, total, **numbers)
@@ -95,8 +96,11 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._job.alive("evaluate")
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
-        if not trainer.sanity_checking and (metrics := _numbers(trainer)):
-            self._job.evaluated({"epoch": float(trainer.current_epoch)}, **metrics)
+        # Before the training, Lightning tries the validation on a few batches.
+        if not trainer.sanity_checking:
+            metrics = _numbers(trainer)
+            if metrics:
+                self._job.evaluated({"epoch": float(trainer.current_epoch)}, **metrics)
         self._job.alive("save")
 
     def on_train_end(self, trainer: Any, module: Any) -> None:

@@ -20,6 +20,7 @@ from slurmft.plugins.integrations.attached import add_to_all, attached
 _SAVED = "trainer.json"
 """Name of the file that names Trainer's checkpoints."""
 _STEP_NUMBERS = ("loss", "learning_rate", "grad_norm")
+_THEIR_STOP = "JITCheckpointCallback"
 _NO_METRICS = ("_runtime", "_per_second", "_preparation_time")
 """Endings of what Trainer reports with the metrics."""
 
@@ -60,8 +61,10 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._job.alive("save")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if "loss" in logs:
-            self._record(state, **{k: logs[k] for k in _STEP_NUMBERS if k in logs})
+        if "loss" not in logs:  # an evaluation, or the summary at the end
+            return
+        numbers = {name: logs[name] for name in _STEP_NUMBERS if name in logs}
+        self._record(state, **numbers)
 
     def _step(self, state: Any) -> int:
         """Returns the step of the job."""
@@ -89,9 +92,15 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Ends a training; one that was stopped does not come here."""
-        best_step = state.best_global_step if args.load_best_model_at_end else None
-        logs = [log for log in state.log_history if best_step in (None, log["step"])]
-        metrics = next(filter(None, map(_metrics, reversed(logs))), {})
+        logs = state.log_history
+        if args.load_best_model_at_end and state.best_global_step is not None:
+            # The model is that of the best step by now: its metrics are the result.
+            logs = [log for log in logs if log["step"] == state.best_global_step]
+        metrics: dict[str, float] = {}
+        for log in reversed(logs):  # most are of steps, and have none
+            metrics = _metrics(log)
+            if metrics:
+                break
         last = state.log_history[-1]
         if "train_loss" in last:
             metrics["train_loss"] = last["train_loss"]
@@ -123,11 +132,13 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         new_path = str(checkpoint.absolute())
         saved = {}
         for training, paths in self._process.saved.items():
-            saved[training] = [p for p in paths if p != new_path and Path(p).is_dir()]
-        own_paths = saved.setdefault(str(self._process.trainings), [])
-        own_paths.append(new_path)
+            others = [path for path in paths if path != new_path]
+            saved[training] = [path for path in others if Path(path).is_dir()]
+        this_training = str(self._process.trainings)  # text: a key of JSON
+        paths = saved.setdefault(this_training, [])
+        paths.append(new_path)
         self._process.saved = saved
-        return own_paths
+        return paths
 
     def begin(self, callbacks: list[Any]) -> str | None:
         """Begins a training; returns its newest whole checkpoint, the same on all ranks."""
@@ -135,10 +146,12 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if not self._process.in_job:
             return None
         # transformers' own one would end the training at SIGTERM as if it were finished.
-        callbacks[:] = [c for c in callbacks if type(c).__name__ != "JITCheckpointCallback"]
+        # By its name: older versions of transformers have no such class.
+        callbacks[:] = [each for each in callbacks if type(each).__name__ != _THEIR_STOP]
         find = functools.partial(self._find, self._job.latest_checkpoint())
         if self._job.world_size == 1:
             return find()
+        # One rank looks for all: the ranks must not resume from different steps.
         path: str | None = self._job.join().on_main(find)
         return path
 
@@ -146,7 +159,9 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Returns the newest whole checkpoint of this training that `newest` names."""
         if newest and not self._process.saved:
             self._process.saved = read(newest / _SAVED, dict[str, list[str]]) or {}
-        for path in reversed(self._process.saved.get(str(self._process.trainings), [])):
+        this_training = str(self._process.trainings)
+        paths = self._process.saved.get(this_training, [])
+        for path in reversed(paths):
             if read_json(Path(path, TRAINER_STATE_NAME)):  # the last that Trainer writes
                 step = self._process.steps_before + int(path.rpartition("-")[2])
                 self._job.record("resume", step=step, checkpoint=path)
@@ -168,7 +183,9 @@ def _metrics(logs: dict[str, Any]) -> dict[str, float]:
 def _with_primary_first(args: Any, metrics: dict[str, float]) -> dict[str, float]:
     """Returns metrics with the primary one first: metric_for_best_model, if it is among them."""
     primary = (args.metric_for_best_model or "").removeprefix("eval_")
-    return dict(sorted(metrics.items(), key=lambda item: item[0] != primary))
+    if primary not in metrics:
+        return metrics
+    return {primary: metrics[primary]} | metrics
 
 
 def _resuming(train: Any) -> Any:
@@ -177,9 +194,10 @@ def _resuming(train: Any) -> Any:
     @functools.wraps(train)
     def wrapped(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         callbacks = self.callback_handler.callbacks
-        ours = next((each for each in callbacks if isinstance(each, SlurmftCallback)), None)
-        if ours is not None:
-            resume_from_checkpoint = ours.begin(callbacks) or resume_from_checkpoint
+        for ours in list(callbacks):  # a copy: `begin` changes the list
+            if isinstance(ours, SlurmftCallback):
+                resume_from_checkpoint = ours.begin(callbacks) or resume_from_checkpoint
+                break
         return train(self, resume_from_checkpoint, *args, **kwargs)
 
     return wrapped

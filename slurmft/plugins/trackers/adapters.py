@@ -88,6 +88,7 @@ ADAPTERS = {
     "tensorboard": Adapter(
         project=lambda target: target.title,
         arguments=lambda target: {"logging_dir": str(target.folder / "tensorboard")},
+        # TensorBoard then hides what a crashed attempt has logged after its last checkpoint.
         resumed=lambda target: {"purge_step": target.after_step + 1},
         command="tensorboard --logdir {folder}",
     ),
@@ -205,6 +206,7 @@ def create(name: str, target: Target) -> Any:
     arguments = adapter.arguments(target)
     if target.run_id is not None:
         arguments |= adapter.resumed(target)
+    # Not at the top: accelerate imports torch, and login-node commands read this module.
     classes = importlib.import_module("accelerate.tracking").LOGGER_TYPE_TO_CLASS
     tracker = classes[name](adapter.project(target), **arguments)
     tracker.start()
@@ -217,14 +219,19 @@ def run_id_of(name: str, tracker: Any) -> str:
     if not attribute:
         return "-"
     value = operator.attrgetter(attribute)(tracker)
-    return str(value() if callable(value) else value)
+    if callable(value):  # comet_ml's get_key
+        value = value()
+    return str(value)
 
 
 def shell_command(name: str, target: Target) -> str | None:
     """Returns the command that shows or uploads what a tracker has; None: there is none."""
     adapter = ADAPTERS[name]
-    data = sorted(target.folder.glob(adapter.data)) if adapter.data else []
-    if not adapter.command or (adapter.data and not data):
+    data: list[Path] = []
+    if adapter.data:
+        data = sorted(target.folder.glob(adapter.data))
+    lacks_data = adapter.data and not data
+    if not adapter.command or lacks_data:
         return None
     return adapter.command.format(
         folder=shlex.quote(str(target.folder)),

@@ -89,9 +89,9 @@ class Tracking:
 
     def _log(self, values: dict[str, float], step: int) -> None:
         if not self._trackers:
-            self._trackers = [
-                _TrackerThread(name, self._run, self._facts, self._step) for name in self._names
-            ]
+            for name in self._names:
+                tracker = _TrackerThread(name, self._run, self._facts, self._step)
+                self._trackers.append(tracker)
         self._step = step
         for tracker in self._trackers:
             tracker.put((values, step))
@@ -131,6 +131,7 @@ class _TrackerThread(threading.Thread):
         """Queues values and their step to be logged; None lets the tracker finish."""
         if time.monotonic() > self._start_by:
             self.give_up(f"does not start within {_START_S} s")
+        # A tracker that is too slow for the run loses some logs: a step must not wait for it.
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(values)
 
@@ -145,8 +146,11 @@ class _TrackerThread(threading.Thread):
     def run(self) -> None:
         try:
             tracker = self._create()
-            self._start_by = math.inf
-            while (item := self._queue.get()) is not None:
+            self._start_by = math.inf  # it has started
+            while True:
+                item = self._queue.get()
+                if item is None:
+                    break
                 values, step = item
                 tracker.log(values, step=step)
             tracker.finish()
@@ -160,8 +164,10 @@ class _TrackerThread(threading.Thread):
         """Starts the tracker; for a run that resumes, with the data that it already has."""
         config = self._run.load_config()
         self._run.tracking.mkdir(exist_ok=True)
+        # An earlier attempt has written its id: the tracker goes on with the same run of its own.
         id_file = self._run.tracking / f"{self.name}.json"
-        run_id = (read(id_file, dict[str, str]) or {}).get("id")
+        record = read(id_file, dict[str, str]) or {}
+        run_id = record.get("id")
         target = Target(
             title=self._run.path.name,
             project=config.job.project,

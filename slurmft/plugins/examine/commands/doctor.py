@@ -141,11 +141,13 @@ def _describe_nodes(site: Site, job: JobConfig) -> int:
         question = {"job": job}
         answers = agents.ask("describe", dict.fromkeys(names, question), _NODE_S)
     for name in names:
-        if isinstance(answers[name], AgentError):
-            print(f"error: {name}: {answers[name].message}", file=sys.stderr, flush=True)
-            code = Exit.FAILED
+        answer = answers[name]
+        if isinstance(answer, AgentError):
+            print(f"error: {name}: {answer.message}", file=sys.stderr, flush=True)
+            code = Exit.FAILED  # the other nodes are shown all the same
         else:
-            print("\n".join([*answers[name], ""]), flush=True)
+            lines = [*answer, ""]
+            print("\n".join(lines), flush=True)
     return code
 
 
