@@ -63,12 +63,16 @@ class Workload:
     """Global batch size where it stays, whatever the number of devices."""
 
     def steps(self, devices: int) -> int:
-        """Optimizer steps of the run."""
-        return self.epochs * math.ceil(self.train_samples / self.global_batch_size(devices))
+        """Returns the optimizer steps of the run."""
+        # The last batch of an epoch may be smaller: it is a step as well.
+        steps_per_epoch = math.ceil(self.train_samples / self.global_batch_size(devices))
+        return self.epochs * steps_per_epoch
 
     def global_batch_size(self, devices: int) -> int:
-        """Samples of an optimizer step."""
-        return self.kept_global_batch or self.batch_size * self.micro_steps * devices
+        """Returns the samples of an optimizer step."""
+        if self.kept_global_batch:
+            return self.kept_global_batch
+        return self.batch_size * self.micro_steps * devices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +119,7 @@ class _Setting:
 
     @property
     def evaluated(self) -> float:
-        """Samples of all evaluations."""
+        """Samples of all evaluations, on all devices."""
         return self.work.evaluate_samples * self.work.epochs
 
     @property
@@ -125,7 +129,7 @@ class _Setting:
 
     @property
     def is_far(self) -> bool:
-        """Whether the devices are on several nodes."""
+        """The devices are on several nodes; as a factor of a quantity, 0 or 1."""
         return self.nodes > 1
 
 
@@ -197,8 +201,10 @@ class Interval:
 
     @classmethod
     def of(cls, draws: Array) -> Self:
-        low, median, high = (float(v) for v in np.quantile(draws, (0.05, 0.5, 0.95)))
-        return cls(median, low, high)
+        """Returns the interval of draws, shape (DRAWS,)."""
+        low, median, high = np.quantile(draws, (0.05, 0.5, 0.95))
+        # float(): JSON does not know NumPy's numbers.
+        return cls(float(median), float(low), float(high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +246,8 @@ class Fit:
         Args:
             work: what it has to do; default: what the first row had to do.
         """
-        setting = _Setting(work or self.rows[0].work, devices, nodes, _reference_samples(self.rows))
+        work = work or self.rows[0].work
+        setting = _Setting(work, devices, nodes, _reference_samples(self.rows))
         phases_s: dict[str, Array] = {}
         parts_s: dict[str, float] = {}
         for phase, costs in self.costs.items():
@@ -253,21 +260,21 @@ class Fit:
 
     def unknowns(self, work: Workload, nodes: int) -> list[str]:
         """Lists what a prediction of this work on so many nodes needs, and no run shows."""
-        found = []
+        unknowns = []
         if nodes > 1 and all(row.nodes == 1 for row in self.rows):
-            found.append(
+            unknowns.append(
                 "the network between nodes: no run had more than one. The ranges assume a fast "
                 "one; a run on two nodes would show it"
             )
         batches = {row.work.batch_size for row in self.rows}
         if len(batches) == 1 and work.batch_size not in batches:
-            found.append(
+            unknowns.append(
                 f"the fixed cost of a step: all runs had a batch size of {batches.pop()}. A run "
                 "with another --batch-size would show it"
             )
         if len({row.devices for row in self.rows}) == 1:
-            found.append("how the time depends on the devices: all runs had as many")
-        return found
+            unknowns.append("how the time depends on the devices: all runs had as many")
+        return unknowns
 
 
 def fit(rows: Sequence[Row], seed: int = 0) -> Fit:
@@ -280,15 +287,23 @@ def fit(rows: Sequence[Row], seed: int = 0) -> Fit:
     Raises:
         ValueError: there is no row, or a time is not above 0.
     """
-    if not rows or any(not 0 < s < math.inf for row in rows for s in row.seconds.values()):
+    times_s = [seconds for row in rows for seconds in row.seconds.values()]
+    # As a chain, so that NaN is refused as well.
+    if not rows or not all(0 < seconds < math.inf for seconds in times_s):
         raise ValueError("a fit needs rows, and times above 0")
-    phases = {phase: _fit_phase(phase, rows) for phase in TERMS}
-    solved = {phase: solution for phase, solution in phases.items() if solution is not None}
-    missed = np.concatenate([solution.missed for solution in solved.values()])
+    solutions: dict[str, _Solution] = {}
+    for phase in TERMS:
+        solution = _fit_phase(phase, rows)
+        if solution is not None:
+            solutions[phase] = solution
+    misfits = np.concatenate([solution.misfits for solution in solutions.values()])
     # Where rows lie farther from the model than their errors allow, all errors are larger.
-    scale = max(1.0, float(np.sqrt(np.mean(missed**2))))
+    scale = max(1.0, float(np.sqrt(np.mean(misfits**2))))
     generator = np.random.default_rng(seed)
-    costs = {phase: solution.draw(generator, scale) for phase, solution in solved.items()}
+    costs: dict[str, Array] = {}
+    for phase, solution in solutions.items():
+        costs[phase] = solution.draw(generator, scale)
+    # Its logarithm is normal: a factor is never below 0.
     noise = np.exp(_NOISE * scale * _standard_normal(generator, 1)[:, 0])
     return Fit(tuple(rows), costs, noise)
 
@@ -300,14 +315,20 @@ class _Solution:
     costs: Array
     """Shape (terms,)."""
     covariance: Array
-    missed: Array
+    """Shape (terms, terms)."""
+    misfits: Array
     """Differences between rows and model, in units of their errors; shape (rows,)."""
 
     def draw(self, generator: np.random.Generator, scale: float) -> Array:
-        """Costs with their errors, shape (DRAWS, terms)."""
+        """Draws costs, shape (DRAWS, terms).
+
+        Args:
+            scale: factor of their errors.
+        """
+        # Independent normal draws times a root of the covariance have that covariance.
         root = np.linalg.cholesky(self.covariance)
-        moves: Array = _standard_normal(generator, len(self.costs)) @ root.T
-        return self.costs + scale * moves
+        errors: Array = _standard_normal(generator, len(self.costs)) @ root.T
+        return self.costs + scale * errors
 
 
 def _fit_phase(phase: str, rows: Sequence[Row]) -> _Solution | None:
@@ -318,12 +339,15 @@ def _fit_phase(phase: str, rows: Sequence[Row]) -> _Solution | None:
     used = [i for i, row in enumerate(rows) if phase in row.seconds and quantities[i].any()]
     if not used:
         return None
+    quantities = quantities[used]
     seconds = np.array([rows[i].seconds[phase] for i in used])
     resolution_s = np.array([rows[i].resolution_s.get(phase, 0.0) for i in used])
+    # Two independent errors. Least squares takes every equation in units of its own error.
     errors_s = np.hypot(_NOISE * seconds, resolution_s)
-    measured = quantities[used] / errors_s[:, None]
+    measured = quantities / errors_s[:, None]
     targets = seconds / errors_s
-    largest = np.median(seconds / quantities[used][:, 0])
+    # The cost of the first term if the others cost nothing.
+    largest = np.median(seconds / quantities[:, 0])
     costs = np.full(len(TERMS[phase]), largest)
     # Defaults are shares of other costs, which the fit itself finds: so it is repeated until those
     # settle. The first cost counts here as if it were the whole time: shares of it stay shares of
@@ -338,43 +362,53 @@ def _fit_phase(phase: str, rows: Sequence[Row]) -> _Solution | None:
 
 
 def _reference_samples(rows: Sequence[Row]) -> int:
-    return rows[0].work.batch_size * rows[0].work.micro_steps
+    """Returns the samples of a device and optimizer step in the first row."""
+    first = rows[0].work
+    return first.batch_size * first.micro_steps
 
 
 def _quantities(phase: str, setting: _Setting) -> Array:
-    """The quantities of the terms of a phase, shape (terms,)."""
+    """Returns the quantities of the terms of a phase, shape (terms,)."""
     return np.array([term.quantity(setting) for term in TERMS[phase]], dtype=np.float64)
 
 
 def _defaults(phase: str, costs: Array) -> tuple[Array, Array]:
-    """The defaults of a phase as equations, in units of their errors: coefficients and targets.
+    """Returns the defaults of a phase as equations, in units of their errors.
 
     Args:
         costs: as they are known so far; defaults may be shares of them. Shape (terms,), above 0.
+
+    Returns:
+        Coefficients, shape (defaults, terms), and targets, shape (defaults,).
     """
     terms = TERMS[phase]
     index = {term.cost: i for i, term in enumerate(terms)}
-    equations, targets = [], []
+    equations: list[Array] = []
+    targets: list[float] = []
     for term in terms:
         if not term.error:
             continue
+        # Default and error are seconds, or else shares of another cost.
+        unit_s = costs[index[term.share_of]] if term.share_of else 1.0
         equation = np.zeros(len(terms))
-        if not term.share_of:
-            equation[index[term.cost]] = 1 / term.error
-            targets.append(term.default / term.error)
-        else:
-            whole = costs[index[term.share_of]]
-            equation[index[term.cost]] = 1 / (term.error * whole)
-            targets.append(term.default / term.error)
+        equation[index[term.cost]] = 1 / (term.error * unit_s)
         equations.append(equation)
+        targets.append(term.default / term.error)
+    # A phase without defaults has no equation, which would be an array of one dimension.
     return np.array(equations).reshape(-1, len(terms)), np.array(targets)
 
 
 def _non_negative(equations: Array, targets: Array) -> Array:
-    """Least squares with solutions of 0 or more: negative ones are set to 0, one after another."""
-    free = list(range(equations.shape[1]))
+    """Solves least squares for costs of 0 or more: negative ones are set to 0, one after another.
+
+    Args:
+        equations: shape (equations, terms).
+        targets: shape (equations,).
+    """
+    term_count = equations.shape[1]
+    free = list(range(term_count))
     while True:
-        costs = np.zeros(equations.shape[1])
+        costs = np.zeros(term_count)
         costs[free] = np.linalg.lstsq(equations[:, free], targets, rcond=None)[0]
         lowest = min(free, key=lambda i: float(costs[i]))
         if costs[lowest] >= 0 or len(free) == 1:
@@ -383,6 +417,6 @@ def _non_negative(equations: Array, targets: Array) -> Array:
 
 
 def _standard_normal(generator: np.random.Generator, count: int) -> Array:
-    """Normal draws of shape (DRAWS, count); opposite ones in pairs, for a steadier median."""
+    """Returns normal draws, shape (DRAWS, count); opposite ones in pairs, for a steadier median."""
     half = generator.standard_normal((DRAWS // 2, count))
     return np.concatenate([half, -half])

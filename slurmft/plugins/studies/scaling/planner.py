@@ -20,6 +20,7 @@ from slurmft.plugins.studies.scaling.series import Series
 from slurmft.plugins.studies.table import as_lines, column
 
 _EFFICIENT = 0.7
+"""The efficiency below which more nodes are not recommended without a deadline."""
 _SURELY = 0.9
 """The probability from which a deadline counts as met."""
 
@@ -60,8 +61,8 @@ class Plan:
     @property
     def notes(self) -> Iterator[str]:
         """The facts that the plan does not know, and the risks of following it."""
-        most = max(self.chosen.nodes, self.options[-1].nodes)
-        for fact in self.fit.unknowns(self.work, most):
+        largest = self.options[-1]
+        for fact in self.fit.unknowns(self.work, largest.nodes):
             yield f"not known: {fact}"
         yield "not in any time: waiting in the queue"
         if any(option.extrapolated for option in self.options):
@@ -75,6 +76,7 @@ class Plan:
     def _accuracy_note(self) -> Iterator[str]:
         rows = self.series.rows
         smallest = min(row.work.global_batch_size(row.devices) for row in rows)
+        # One note is enough: of the recommended number of nodes, else of the largest.
         for option in (self.chosen, self.options[-1]):
             if option.global_batch_size > smallest:
                 yield (
@@ -107,33 +109,47 @@ def choose_series(series: dict[str, Series], name: str | None) -> Series:
     if name is not None and name not in series:
         raise unknown("--series", name, list(series))
     if name is None and len(series) > 1:
+        # In quotes where a shell would split the name.
         names = ", ".join(repr(n) if " " in n else n for n in series)
         raise UsageError(
             f"the sources hold {len(series)} kinds of runs, and a plan is for one",
             f"choose one with --series: {names}",
         )
     chosen = series[name] if name else next(iter(series.values()))
-    if len(chosen.device_counts) == 1:
-        count = chosen.device_counts[0]
-        runs = "one run" if len(chosen.rows) == 1 else f"{len(chosen.rows)} runs, all"
-        raise UsageError(
-            f"{runs} on {count} device(s): a plan needs runs on two numbers of devices or more",
-            f"measure another: slurmft submit --nodes {2 if count == 1 else 1} with the same flags",
-        )
+    _check_device_counts(chosen)
     return chosen
 
 
+def _check_device_counts(series: Series) -> None:
+    """Raises UsageError if all runs had one number of devices: they show no scaling."""
+    if len(series.device_counts) > 1:
+        return
+    count = series.device_counts[0]
+    runs = f"{len(series.rows)} runs, all"
+    if len(series.rows) == 1:
+        runs = "one run"
+    other = 2 if count == 1 else 1
+    raise UsageError(
+        f"{runs} on {count} device(s): a plan needs runs on two numbers of devices or more",
+        f"measure another: slurmft submit --nodes {other} with the same flags",
+    )
+
+
 def node_counts(text: str | None, series: Series, devices_per_node: int) -> list[int]:
-    """Returns the numbers of nodes that `--nodes` asks for, ascending."""
+    """Returns the numbers of nodes that `--nodes` asks for, ascending.
+
+    Args:
+        text: such as "1-64" or "1,2,4"; None: powers of 2, to four times the measured nodes.
+    """
     if text is None:
-        most = max(8, 4 * max(row.nodes for row in series.rows))
-        most = min(most, MAX_DEVICES // devices_per_node)
-        return [2**i for i in range(11) if 2**i <= most] or [1]
+        return _powers_of_two(series, devices_per_node)
     counts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part.strip())
-        first = int(match[1]) if match else 0
-        last = int(match[2] or match[1]) if match else 0
+        first = last = 0
+        if match:
+            first = int(match[1])
+            last = int(match[2] or match[1])
         if not 1 <= first <= last:
             raise UsageError(
                 f"--nodes {text!r} is not a list of counts", "write it as 1-64 or 1,2,4"
@@ -144,8 +160,18 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
                 f"model ends at {MAX_DEVICES:,}",
                 f"ask for at most {MAX_DEVICES // devices_per_node} nodes",
             )
-        counts |= set(range(first, last + 1))
+        counts.update(range(first, last + 1))
     return sorted(counts)
+
+
+def _powers_of_two(series: Series, devices_per_node: int) -> list[int]:
+    """Returns the numbers of nodes of a plan for which none were asked, ascending."""
+    measured = max(row.nodes for row in series.rows)
+    most = min(max(8, 4 * measured), MAX_DEVICES // devices_per_node)
+    counts = [1]
+    while 2 * counts[-1] <= most:
+        counts.append(2 * counts[-1])
+    return counts
 
 
 def predict(fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: int) -> list[Option]:
@@ -156,6 +182,7 @@ def predict(fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: i
     for nodes in counts:
         devices = nodes * devices_per_node
         prediction = fit.predict(devices, nodes, work)
+        # Draw by draw: errors that both times share cancel out.
         speedup = one_node_s / prediction.draws_s
         option = Option(
             nodes=nodes,
@@ -182,19 +209,28 @@ def _shares(prediction: Prediction) -> dict[str, float]:
 
 
 def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Option, str]:
-    """Returns the number of nodes to take, and why; the options have ascending numbers."""
+    """Returns the option to take, and the reason.
+
+    Args:
+        options: by number of nodes, ascending.
+
+    Raises:
+        UsageError: no option meets the deadline.
+    """
     if deadline_s is None:
         return _most_efficient(options)
     unit, scale = unit_of(deadline_s)
     limit = f"{digits(deadline_s / scale)} {unit}"
+    # More nodes that surely meet the deadline go before fewer that may.
     for least, doubt in ((_SURELY, ""), (0.5, ": not sure")):
         for option in options:
             chance = float((option.draws_s <= deadline_s).mean())
-            if chance >= least:
-                # The draws do not resolve more than 99 %.
-                probability = ">99%" if chance > 0.99 else f"{chance:.0%}"
-                text = f"the fewest of these that end within {limit}"
-                return option, f"{text} (probability {probability}{doubt})"
+            if chance < least:
+                continue
+            # The draws do not resolve more than 99 %.
+            probability = ">99%" if chance > 0.99 else f"{chance:.0%}"
+            text = f"the fewest of these that end within {limit}"
+            return option, f"{text} (probability {probability}{doubt})"
     fastest = min(options, key=lambda o: o.time_s.median)
     unit, scale = unit_of(fastest.time_s.median)
     raise UsageError(
@@ -217,19 +253,28 @@ def _most_efficient(options: Sequence[Option]) -> tuple[Option, str]:
 
 def unit_of(seconds: float) -> tuple[str, float]:
     """Returns the unit that a time is shown in, and its seconds."""
-    units = (("h", 3600.0), ("min", 60.0))
-    return next((u for u in units if seconds >= 2 * u[1]), ("s", 1.0))
+    if seconds >= 2 * 3600:
+        return "h", 3600.0
+    if seconds >= 2 * 60:
+        return "min", 60.0
+    return "s", 1.0
 
 
 def digits(value: float) -> str:
     """Returns three significant digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def ranged(interval: Interval, scale: float = 1) -> str:
     """Returns a median with its range: "240 (205 to 275)"."""
-    low, median, high = (digits(v / scale) for v in (interval.low, interval.median, interval.high))
-    return median if low == high else f"{median} ({low} to {high})"
+    low = digits(interval.low / scale)
+    median = digits(interval.median / scale)
+    high = digits(interval.high / scale)
+    if low == high:
+        return median
+    return f"{median} ({low} to {high})"
 
 
 def describe(plan: Plan) -> list[str]:
@@ -273,6 +318,7 @@ def _describe_work(work: Workload) -> str:
 
 
 def _time_table(options: Sequence[Option]) -> list[str]:
+    # One unit for all rows, in which the shortest time has digits.
     unit, scale = unit_of(min(option.time_s.median for option in options))
     extrapolated = ["extrapolated" if option.extrapolated else "" for option in options]
     return as_lines([
@@ -290,18 +336,22 @@ def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
     columns = [column("nodes", [option.nodes for option in options])]
     for part in options[0].shares:
         columns.append(column(part, [f"{option.shares[part]:.0%}" for option in options]))
-    columns.append(column("global batch", [f"{option.global_batch_size:,}" for option in options]))
+    batches = [f"{option.global_batch_size:,}" for option in options]
+    columns.append(column("global batch", batches))
     columns.append(column("steps", [f"{option.steps:,}" for option in options]))
     samples = work.train_samples * work.epochs
     training_s = [_training_s(option) for option in options]
-    columns.append(column("samples/s", [f"{samples / seconds:,.0f}" for seconds in training_s]))
+    sample_rates = [f"{samples / seconds:,.0f}" for seconds in training_s]
+    columns.append(column("samples/s", sample_rates))
     if work.tokens_per_sample:
         tokens = samples * work.tokens_per_sample
-        columns.append(column("tokens/s", [f"{tokens / seconds:,.0f}" for seconds in training_s]))
+        token_rates = [f"{tokens / seconds:,.0f}" for seconds in training_s]
+        columns.append(column("tokens/s", token_rates))
     return as_lines(columns)
 
 
 def _training_s(option: Option) -> float:
+    """Returns the time of training in that of the run, which has start-up and evaluations too."""
     share = sum(option.shares.get(part, 0) for part in model.TRAIN_PARTS)
     return option.time_s.median * share
 
@@ -321,6 +371,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     counts = []
     for option in plan.options:
         fields = dataclasses.asdict(option)
+        # An array, which JSON has not; its quantiles are there.
         del fields["draws_s"]
         counts.append(fields)
     return {

@@ -2,8 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.plugins.studies.cells import COST_FIELDS
@@ -38,7 +39,14 @@ class Series:
 
 
 def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
-    """Name -> series, of all finished runs; the name has what differs between them."""
+    """Groups finished runs of the same work and device.
+
+    Returns:
+        Name -> series; the name has the settings that differ between the series.
+
+    Raises:
+        UsageError: no run has finished, or none has a result that can be used.
+    """
     finished = [run for run in runs if run.is_finished]
     if not finished:
         states = ", ".join(sorted({run.state.state for run in runs}))
@@ -47,27 +55,49 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
             "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
         )
     notes: list[str] = []
-    rows: list[tuple[MeasuredRun, Row]] = []
+    problems: list[str] = []
+    measured: list[tuple[MeasuredRun, Row]] = []
     for run in finished:
         try:
-            rows.append((run, row_of(run)))
+            measured.append((run, row_of(run)))
         except UsageError as error:
+            problems.append(error.message)
             notes.append(f"left out: {error.message}")
-    if not rows:
-        raise UsageError(f"none of {len(finished)} finished run(s) can be used: {notes[0][10:]}")
-    if left := len(runs) - len(finished):
-        notes.append(f"{left} run(s) that have not finished are left out")
-    # What a run used, where its configuration may say auto.
-    used = [{n: (run.result or {}).get(n) or run.value(n) for n in COST_FIELDS} for run, _ in rows]
-    named = [n for n in COST_FIELDS if n == "task" or len({repr(u[n]) for u in used}) > 1]
+    if not measured:
+        raise UsageError(f"none of {len(finished)} finished run(s) can be used: {problems[0]}")
+    unfinished_count = len(runs) - len(finished)
+    if unfinished_count:
+        notes.append(f"{unfinished_count} run(s) that have not finished are left out")
+    settings = [_cost_settings(run) for run, _ in measured]
+    names = _fields_of_names(settings)
     groups: dict[str, list[tuple[MeasuredRun, Row]]] = {}
-    for each, identity in zip(rows, used, strict=True):
-        groups.setdefault(" ".join(str(identity[n]) for n in named), []).append(each)
+    for pair, values in zip(measured, settings, strict=True):
+        name = " ".join(str(values[field]) for field in names)
+        members = groups.setdefault(name, [])
+        members.append(pair)
     return {name: _series(name, group, tuple(notes)) for name, group in groups.items()}
 
 
+def _cost_settings(run: MeasuredRun) -> dict[str, Any]:
+    """Returns the settings of a run on which its costs depend."""
+    result = run.result or {}
+    # The result has what the run used, where its configuration may say auto.
+    return {name: result.get(name) or run.value(name) for name in COST_FIELDS}
+
+
+def _fields_of_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the fields that names of series show: the task, and what is not the same in all."""
+    fields = []
+    for name in COST_FIELDS:
+        texts = {repr(values[name]) for values in settings}
+        if name == "task" or len(texts) > 1:
+            fields.append(name)
+    return fields
+
+
 def _was_restarted(run: MeasuredRun) -> bool:
-    attempts = (run.result or {}).get("attempts")
+    result = run.result or {}
+    attempts = result.get("attempts")
     return isinstance(attempts, int) and attempts > 1
 
 
@@ -77,18 +107,27 @@ def _series(
     restarted = [run.name for run, _ in measured if _was_restarted(run)]
     if restarted:
         notes += (f"restarted, so start-up and rest are not used: {', '.join(restarted)}",)
+    # No hosts are on record: nothing is known of the nodes.
     if any(row.nodes > len(run.hosts) > 0 for run, row in measured):
         notes += ("nodes were simulated on one host: real nodes will differ",)
     rows = tuple(row for _, row in measured)
-    return Series(name, rows, max(row.devices // row.nodes for row in rows), notes)
+    devices_per_node = max(row.devices // row.nodes for row in rows)
+    return Series(name, rows, devices_per_node, notes)
 
 
 def row_of(run: MeasuredRun) -> Row:
-    """A finished run."""
+    """Returns a finished run as a row of the model.
+
+    Raises:
+        UsageError: its result lacks what the model needs, or has values that cannot be.
+    """
+    # A result may be of another version, or of a program of the user's own: any value in it may be
+    # missing or of another type.
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         row = _row(run)
-        counts, times = (row.devices, row.nodes, row.work.train_samples), row.seconds.values()
-        if min(counts) >= 1 and "train" in row.seconds and all(map(math.isfinite, times)):
+        has_counts = min(row.devices, row.nodes, row.work.train_samples) >= 1
+        are_finite = all(math.isfinite(seconds) for seconds in row.seconds.values())
+        if has_counts and are_finite and "train" in row.seconds:
             return row
     raise UsageError(
         f"the result of {str(run.path)!r} lacks times, samples or devices, or they are invalid"
@@ -98,30 +137,48 @@ def row_of(run: MeasuredRun) -> Row:
 def _row(run: MeasuredRun) -> Row:
     result = run.result
     assert result is not None
+    return Row(
+        label=run.name,
+        work=_workload(run, result),
+        devices=result["world_size"],
+        nodes=result["nodes"],
+        seconds=_phase_times(result),
+        resolution_s=_RESOLUTION_S,
+    )
+
+
+def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
     devices = result["world_size"]
-    epochs = len({r.get("epoch") for r in run.records("epoch")})
+    # Of the records, because a run may have ended before all the epochs that were asked for.
+    epochs = len({record.get("epoch") for record in run.records("epoch")})
     epochs = epochs or run.value("epochs") or 1
-    per_step = devices * (run.value("batch_size") or 1)
-    micro_steps = max(1, round(result["global_batch_size"] / per_step))
-    tokens, samples = (result.get(f"train_{unit}_per_s") for unit in ("tokens", "samples"))
-    work = Workload(
-        tokens_per_sample=tokens / samples if tokens and samples else None,
+    global_batch_size = result["global_batch_size"]
+    samples_per_micro_step = devices * (run.value("batch_size") or 1)
+    micro_steps = max(1, round(global_batch_size / samples_per_micro_step))
+    return Workload(
+        tokens_per_sample=_tokens_per_sample(result),
         train_samples=round(result["train_samples"] / epochs),
-        batch_size=max(1, round(result["global_batch_size"] / (devices * micro_steps))),
+        batch_size=max(1, round(global_batch_size / (devices * micro_steps))),
         epochs=epochs,
         micro_steps=micro_steps,
         evaluate_samples=round(result["evaluate_samples"] / epochs),
     )
+
+
+def _tokens_per_sample(result: Mapping[str, Any]) -> float | None:
+    tokens_per_s = result.get("train_tokens_per_s")
+    samples_per_s = result.get("train_samples_per_s")
+    if not tokens_per_s or not samples_per_s:
+        return None
+    return float(tokens_per_s / samples_per_s)
+
+
+def _phase_times(result: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the phases that the model has, with their seconds."""
     seconds = dict(result["phases_s"])
+    # A restarted run has started up several times: start-up and rest are not those of one run.
     if result.get("attempts", 1) == 1:
-        rest = result["wall_s"] - result["startup_s"] - sum(seconds.values())
-        seconds |= {"startup": result["startup_s"], "rest": rest}
-    seconds = {name: s for name, s in seconds.items() if name in _RESOLUTION_S and s > 0}
-    return Row(
-        label=run.name,
-        work=work,
-        devices=devices,
-        nodes=result["nodes"],
-        seconds=seconds,
-        resolution_s=_RESOLUTION_S,
-    )
+        seconds["startup"] = result["startup_s"]
+        seconds["rest"] = result["wall_s"] - result["startup_s"] - sum(result["phases_s"].values())
+    # A phase of 0 seconds has no relative error, which the fit divides by.
+    return {name: s for name, s in seconds.items() if name in _RESOLUTION_S and s > 0}
