@@ -125,7 +125,7 @@ def _footnotes(raw: dict[str, Any], setup: dict[str, Any]) -> tuple[str, ...]:
     if "read_off" in raw:
         footnotes.append(f"read off: {raw['read_off']}")
     doubts = raw.get("notes", [])
-    # Some files have one text here, others a list.
+    # A single doubt may stand there without a list.
     if not isinstance(doubts, list):
         doubts = [doubts]
     footnotes += [f"doubt: {doubt}" for doubt in doubts]

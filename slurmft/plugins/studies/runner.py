@@ -174,7 +174,6 @@ class Submission:
         submission = config.submission | provenance | {"study": study}
         config = replace(config, submission=submission)
         cell_number = self.study.cells.index(repeat.cell) + 1
-        # Random digits, because a repeat may have several tries.
         suffix = f"c{cell_number}-r{repeat.number}-{secrets.token_hex(2)}"
         return config, suffix
 
