@@ -49,11 +49,11 @@ class Section:
     """Tables and plots that belong together, and where they come from."""
 
     key: str
-    """For the names of its files."""
+    """The beginning of the names of its files."""
     title: str
     tables: Sequence[Table]
     data: Sequence[tuple[str, Table]]
-    """The same for CSV: name of the file, without ending, and table."""
+    """Tables for CSV, with all measures: name of the file, without ending, and table."""
     charts: Callable[[], list[Chart]] = list
     """Makes the plots, once they are needed: curves read many records."""
     comparison: Sequence[str] = ()
@@ -62,45 +62,55 @@ class Section:
     problems: Sequence[str] = ()
 
     def file_of(self, chart: Chart) -> str:
-        """The name of a plot's files, without ending."""
+        """Returns the name of a plot's files, without ending."""
         return f"{self.key}-{slug(chart.key)}"
 
 
 def slug(text: str) -> str:
-    """Text as a part of a file name or an HTML id: letters, digits, hyphens."""
+    """Returns text as a part of a file name or an HTML id: letters, digits, hyphens."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() or "report"
 
 
 def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
-    """The section of a run set: its tables, and published tables beside."""
+    """Returns the section of a run set: its tables, and published tables beside."""
     rows = rows_of(runset)
-    key, speed = slug(runset.name), speed_table(rows, runset)
+    key = slug(runset.name)
     changed = list(changes(rows, runset.fields))
-    tables = [replace(speed, notes=[*speed.notes, *changed])]
-    tables += [] if runset.is_own else [phase_table(rows, runset)]
-    tables += [] if runset.study else class_tables(rows)
+    tables = [_with_notes(speed_table(rows, runset), changed)]
+    if not runset.is_own:  # a program of the user's own has no phases that slurmft knows
+        tables.append(phase_table(rows, runset))
+    if not runset.study:
+        tables += class_tables(rows)
     tables += cost_tables(rows, runset)
     data = [(key, data_table(rows, runset))]
-    problems, sources = [*runset.problems], origins(rows)
+    problems = list(runset.problems)
+    sources = origins(rows)
     for theirs in beside_them:
-        if not any(m.published and m.ours for m in matches(theirs, rows)):
-            keys = ", ".join(k.replace("_", " ") for k in keys_of(theirs)) or "nothing"
-            problems.append(f"no row matches a row of {theirs.name}; compared by: {keys}")
+        pairs = matches(theirs, rows)
+        if not any(pair.published and pair.ours for pair in pairs):
+            keys = [name.replace("_", " ") for name in keys_of(theirs)]
+            compared_by = ", ".join(keys) or "nothing"
+            problems.append(f"no row matches a row of {theirs.name}; compared by: {compared_by}")
         elif measured_of(theirs):
             table = beside(theirs, rows, runset.fields)
             data.append((f"{key}-{slug(theirs.key)}", table))
-            tables.append(replace(table, notes=[*table.notes, *changed]))
+            tables.append(_with_notes(table, changed))
             sources += theirs.footnotes
     return Section(
         key=key,
         title=runset.title,
         tables=tables,
         data=data,
+        # The files and the page ask for the plots one after the other.
         charts=functools.cache(lambda: charts_of(rows, runset, beside_them)),
         comparison=_comparison_of(rows, runset),
         origins=list(dict.fromkeys(sources)),  # those of published tables are one for each file
         problems=problems,
     )
+
+
+def _with_notes(table: Table, notes: Sequence[str]) -> Table:
+    return replace(table, notes=[*table.notes, *notes])
 
 
 def _comparison_of(rows: Sequence[Row], runset: RunSet) -> list[str]:
@@ -118,9 +128,11 @@ def _comparison_of(rows: Sequence[Row], runset: RunSet) -> list[str]:
 
 
 def of_published(tables: Sequence[PublishedTable], title: str = "") -> Section:
-    """The section of a file of published tables, as published."""
-    first, shown = tables[0], [as_published(table) for table in tables]
-    data = [(f"published-{slug(t.key)}", table) for t, table in zip(tables, shown, strict=True)]
+    """Returns the section of a file of published tables, as published."""
+    first = tables[0]
+    shown = [as_published(table) for table in tables]
+    names = [f"published-{slug(table.key)}" for table in tables]
+    data = list(zip(names, shown, strict=True))
     return Section(
         key=f"published-{slug(first.file)}",
         title=_titled(title, f"Published: {first.work}"),
@@ -130,9 +142,12 @@ def of_published(tables: Sequence[PublishedTable], title: str = "") -> Section:
     )
 
 
-def _titled(title: str, own: str) -> str:
-    """A title under the user's, unless it is that."""
-    return own if own.startswith(title) else f"{title}: {own}"
+def _titled(title: str, section_title: str) -> str:
+    """Returns the title of a section below the user's title, unless it already begins with that."""
+    # Without a title of the user's, "" is the beginning of every title.
+    if section_title.startswith(title):
+        return section_title
+    return f"{title}: {section_title}"
 
 
 # --- collecting ---------------------------------------------------------------------------------
@@ -144,7 +159,7 @@ def collect_sections(
     title: str,
     peak_tflop_per_s: float | None = None,
 ) -> tuple[list[Section], list[str]]:
-    """The sections of a report, and what could not be read.
+    """Returns the sections of a report, and what could not be read.
 
     Args:
         paths: run directories, folders of them, files of published tables.
@@ -152,31 +167,55 @@ def collect_sections(
         title: of the runs of no study, and above the others.
         peak_tflop_per_s: what a device could compute, for the model FLOPs utilisation.
     """
-    paths, beside = ([shipped.find("published", p) for p in given] for given in (paths, beside))
-    folders = [Path(resolve.folder_of(str(path))) for path in paths if not absolute(path).is_file()]
-    files = [path for path in paths if absolute(path).is_file()]
-    found, problems = scan.find(folders)
-    if folders and not found:
+    folders: list[Path] = []
+    files = [shipped.find("published", path) for path in beside]
+    for path in paths:
+        source = shipped.find("published", path)
+        if absolute(source).is_file():
+            files.append(source)
+        else:
+            folders.append(Path(resolve.folder_of(str(source))))
+    runs, problems = scan.find(folders)
+    if folders and not runs:
         raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
-    for result in (run.result for run in found if run.result and peak_tflop_per_s):
-        result["peak_tflop_per_s"] = peak_tflop_per_s
-    given = [published.load(absolute(path)) for path in dict.fromkeys((*beside, *files))]
+    if peak_tflop_per_s:
+        for run in runs:
+            if run.result:
+                run.result["peak_tflop_per_s"] = peak_tflop_per_s  # `measures` reads it for the MFU
+    table_files = [published.load(absolute(path)) for path in dict.fromkeys(files)]
+    names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
+    runsets = group_by_study(runs, title or f"Runs in {names}")
+    sections = _run_sections(runsets, table_files, title)
+    sections += [of_published(tables, title) for tables in table_files]
+    return _with_distinct_keys(sections), problems
+
+
+def _run_sections(
+    runsets: Sequence[RunSet], table_files: Sequence[list[PublishedTable]], title: str
+) -> list[Section]:
+    """Returns a section for each run set, and after it the published tables that its study names.
+
+    Args:
+        table_files: the tables of each file that the user gave; they take the place of those that
+            studies name.
+        title: of the report, or "".
+    """
+    tables_of_user = [table for tables in table_files for table in tables]
     sections: list[Section] = []
     named_by_studies: list[list[PublishedTable]] = []
-    names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
-    for runset in group_by_study(found, title or f"Runs in {names}"):
-        given_here = [table for tables in given or [_study_tables(runset)] for table in tables]
+    for runset in runsets:
+        tables = tables_of_user if table_files else _study_tables(runset)
         titled = replace(runset, title=_titled(title, runset.title))
-        sections.append(of_runs(titled, given_here))
-        if not given and given_here and given_here not in named_by_studies:
-            named_by_studies.append(given_here)
-            sections.append(of_published(given_here, title))
-    sections += [of_published(tables, title) for tables in given]
-    return _with_own_keys(sections), problems
+        sections.append(of_runs(titled, tables))
+        # Studies of one paper name the same file: it is shown once.
+        if not table_files and tables and tables not in named_by_studies:
+            named_by_studies.append(tables)
+            sections.append(of_published(tables, title))
+    return sections
 
 
 def _study_tables(runset: RunSet) -> list[PublishedTable]:
-    """The published tables that its study names; an unreadable file is a problem of the study."""
+    """Returns the published tables that a study names; an unreadable file is a problem of it."""
     study = runset.study
     if study is None or study.published is None:
         return []
@@ -187,17 +226,19 @@ def _study_tables(runset: RunSet) -> list[PublishedTable]:
         return []
 
 
-def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
-    """The sections with distinct keys, so that none writes the files of another."""
-    made: dict[str, Section] = {}
+def _with_distinct_keys(sections: Sequence[Section]) -> list[Section]:
+    """Returns the sections with distinct keys, so that none writes the files of another."""
+    by_key: dict[str, Section] = {}
     for section in sections:
-        key, number = section.key, 1
-        while key in made:
+        key = section.key
+        number = 1
+        while key in by_key:
             number += 1
             key = f"{section.key}-{number}"
+        # The names of CSV files begin with the key: they change with it.
         data = [(name.replace(section.key, key, 1), table) for name, table in section.data]
-        made[key] = replace(section, key=key, data=data)
-    return list(made.values())
+        by_key[key] = replace(section, key=key, data=data)
+    return list(by_key.values())
 
 
 # --- printing -------------------------------------------------------------------------------------
@@ -206,14 +247,24 @@ def _with_own_keys(sections: Sequence[Section]) -> list[Section]:
 def tables_text(
     sections: Sequence[Section], problems: Sequence[str], form: str, width: int = WIDTH
 ) -> str:
-    """All tables in one format; `width`: of text, in characters. The titles of several CSV tables
-    are comments."""
+    """Returns all tables in one format.
+
+    Args:
+        form: a key of FORMATS. The titles of several CSV tables are comments.
+        width: of text, in characters.
+    """
     if form == "csv":
         tables = [table for section in sections for _, table in section.data]
         if len(tables) == 1:
             return as_csv(tables[0])
-        return "\n".join(f"# {' '.join(table.title.split())}\n{as_csv(table)}" for table in tables)
-    write_table = functools.partial(as_text, width=width) if form == "text" else FORMATS[form][0]
+        parts = []
+        for table in tables:
+            title = " ".join(table.title.split())  # a line break would end the comment
+            parts.append(f"# {title}\n{as_csv(table)}")
+        return "\n".join(parts)
+    write_table, _ = FORMATS[form]
+    if form == "text":
+        write_table = functools.partial(as_text, width=width)
     parts = []
     for section in sections:
         parts += [write_table(table) for table in section.tables]
@@ -235,12 +286,15 @@ def write_report(
     paths: Sequence[Path],
 ) -> list[str]:
     """Writes all files of a report, each atomically; returns their names."""
-    folder, names = absolute(folder), list[str]()
+    folder = absolute(folder)
+    names: list[str] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in _files(sections, problems, title, paths):
-            raw = content.encode("utf-8", "replace") if isinstance(content, str) else content
-            write_bytes(folder / name, raw)
+            if isinstance(content, str):
+                # Names of files may have surrogates in place of bytes that are not UTF-8.
+                content = content.encode("utf-8", "replace")
+            write_bytes(folder / name, content)
             names.append(name)
     except OSError as error:
         raise UsageError(
@@ -253,7 +307,7 @@ def write_report(
 def _files(
     sections: Sequence[Section], problems: Sequence[str], title: str, paths: Sequence[Path]
 ) -> Iterator[tuple[str, str | bytes]]:
-    """Names and contents; without matplotlib no plots."""
+    """Yields the name and content of each file, the page last; without matplotlib no plots."""
     for form, (_, ending) in FORMATS.items():
         if form != "csv":
             yield f"tables.{ending}", tables_text(sections, problems, form)
@@ -261,15 +315,20 @@ def _files(
         for name, table in section.data:
             yield f"{name}.csv", as_csv(table)
     images: dict[str, str] = {}
-    for section in sections if plots.is_available() else ():
-        for chart in section.charts():
-            name = section.file_of(chart)
-            svg, png = plots.draw(chart)
-            images[name] = base64.b64encode(svg.encode("utf-8", "replace")).decode()
-            yield f"{name}.svg", svg
-            yield f"{name}.png", png
-    more = f" and {len(sections) - 1} more" if len(sections) > 1 else ""
-    yield "report.html", _page(title or sections[0].title + more, sections, images, problems, paths)
+    charts = []
+    if plots.is_available():
+        charts = [(section, chart) for section in sections for chart in section.charts()]
+    for section, chart in charts:
+        name = section.file_of(chart)
+        svg, png = plots.draw(chart)
+        images[name] = base64.b64encode(svg.encode("utf-8", "replace")).decode()
+        yield f"{name}.svg", svg
+        yield f"{name}.png", png
+    if not title:
+        title = sections[0].title
+        if len(sections) > 1:
+            title += f" and {len(sections) - 1} more"
+    yield "report.html", _page(title, sections, images, problems, paths)
 
 
 def _page(
@@ -279,18 +338,25 @@ def _page(
     problems: Sequence[str],
     paths: Sequence[Path],
 ) -> str:
-    """The report as one HTML file that needs no server, network or other file; `images`: the plots,
-    `Section.file_of` -> SVG in base64."""
+    """Returns the report as one HTML file that needs no server, network or other file.
+
+    Args:
+        images: the plots, `Section.file_of` -> SVG in base64.
+    """
     import jinja2  # 60 ms
 
+    # Titles, paths and errors are text from files: none may become markup.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    template = Path(__file__).with_name("report.html")
+    text = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    template = environment.from_string(text)
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    return environment.from_string(template.read_text(encoding="utf-8")).render(
+    sources = ", ".join(str(path) for path in paths)
+    has_charts = any(section.charts() for section in sections)
+    return template.render(
         title=title,
         sections=sections,
         images=images,
-        origin=f"made by slurmft {slurmft.__version__}, {now}, from {', '.join(map(str, paths))}",
-        hint=plots.HINT if any(s.charts() for s in sections) and not images else "",
+        origin=f"made by slurmft {slurmft.__version__}, {now}, from {sources}",
+        hint=plots.HINT if has_charts and not images else "",
         problems=problems,
     )

@@ -18,8 +18,9 @@ from slurmft.runs import resolve, scan
 from slurmft.runs.scan import MeasuredRun
 
 _LEAST_REPEATS = 3
+"""Two of each leave Welch's t-interval one or two degrees of freedom: it would be too wide."""
 _WARM_UP = 0.1
-"""Share of a run's windows that is left out."""
+"""Share of a run's windows that is left out, from the first one on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +97,21 @@ class Comparison:
     def lines(self) -> list[str]:
         """The comparison as text."""
         lines = [f"{side.name}: {_source_of(side)}" for side in (self.a, self.b)]
-        lines += ["", "what differs" if self.differences else "nothing differs that was recorded"]
+        lines.append("")
+        if self.differences:
+            lines.append("what differs")
+        else:
+            lines.append("nothing differs that was recorded")
         width = max((len(each.name) for each in self.differences), default=0)
-        lines += [f"  {each.name:<{width}}  {each.a}  ->  {each.b}" for each in self.differences]
+        for each in self.differences:
+            lines.append(f"  {each.name:<{width}}  {each.a}  ->  {each.b}")
         for finding in self.findings:
             lines += ["", f"{finding.what}: {finding.verdict}", f"  A {finding.a}; B {finding.b}"]
             if finding.method:
                 lines.append(f"  by {finding.method}")
-        return [*lines, "", *(f"note: {note}" for note in self.notes)]
+        lines.append("")
+        lines += [f"note: {note}" for note in self.notes]
+        return lines
 
     def summary(self, label_a: str, label_b: str) -> list[str]:
         """The verdicts, a line each, for a report whose tables show the rest."""
@@ -114,7 +122,9 @@ class Comparison:
 
 def _source_of(side: Side) -> str:
     first = side.runs[0].path
-    return str(first) if len(side.runs) == 1 else f"{len(side.runs)} runs in {first.parent}"
+    if len(side.runs) == 1:
+        return str(first)
+    return f"{len(side.runs)} runs in {first.parent}"
 
 
 def compare(path_a: str | Path, path_b: str | Path) -> Comparison:
@@ -126,7 +136,10 @@ def compare(path_a: str | Path, path_b: str | Path) -> Comparison:
     """
     a = _read_side("A", str(path_a))
     b = _read_side("B", str(path_b))
-    shared = {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}
+    # Resolved: `last` is a link, and a run would differ from itself by nothing.
+    paths_a = {run.path.resolve() for run in a.runs}
+    paths_b = {run.path.resolve() for run in b.runs}
+    shared = paths_a & paths_b
     if shared:
         raise UsageError(
             f"{str(min(shared))!r} is in A and in B", "give two runs, or folders that share none"
@@ -138,11 +151,15 @@ def compare_cells(
     runs_a: Sequence[MeasuredRun], runs_b: Sequence[MeasuredRun]
 ) -> Comparison | None:
     """Compares the runs of two cells; None: one of them has no finished run."""
-    a = [run for run in runs_a if run.is_finished and not _missing_values(run)]
-    b = [run for run in runs_b if run.is_finished and not _missing_values(run)]
+    a = _comparable(runs_a)
+    b = _comparable(runs_b)
     if not a or not b:
         return None
-    return _compare_sides(Side("A", tuple(a)), Side("B", tuple(b)))
+    return _compare_sides(Side("A", a), Side("B", b))
+
+
+def _comparable(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+    return tuple(run for run in runs if run.is_finished and not _missing_values(run))
 
 
 def _compare_sides(a: Side, b: Side) -> Comparison:
@@ -153,13 +170,14 @@ def _compare_sides(a: Side, b: Side) -> Comparison:
 def _read_side(name: str, path: str) -> Side:
     runs, problems = scan.find([resolve.folder_of(path)])
     finished = [run for run in runs if run.is_finished]
-    missing = {run.path: _missing_values(run) for run in finished}
-    usable = [run for run in finished if not missing[run.path]]
-    lacking = [
-        f"the result of {run.name} has no usable {missing[run.path]}"
-        for run in finished
-        if missing[run.path]
-    ]
+    usable = []
+    lacking = []
+    for run in finished:
+        missing = _missing_values(run)
+        if missing:
+            lacking.append(f"the result of {run.name} has no usable {missing}")
+        else:
+            usable.append(run)
     if lacking and not usable:
         raise UsageError(
             f"{path!r} holds no run to compare: {lacking[0]}",
@@ -188,6 +206,7 @@ _NEEDED: dict[str, Any] = {
 }  # fmt: skip
 _NEEDED_OF_PROGRAM: dict[str, Any] = {"attempts": int, "metrics": dict[str, Any], "wall_s": float}
 _ABOVE_0 = ("train_samples_per_s", "global_batch_size", "wall_s")
+"""Values of which 0 would be no measurement, and would break the rates or their logarithms."""
 
 
 def _missing_values(run: MeasuredRun) -> str:
@@ -211,15 +230,12 @@ def _differences(a: Side, b: Side) -> list[Difference]:
     """Lists the settings that differ, then the environment, then packages."""
     fields_a = cells.fields_of(a.runs[0])
     fields_b = cells.fields_of(b.runs[0])
-    pairs = [
-        Difference(name, _text(fields_a.get(name)), _text(fields_b.get(name)))
-        for name in dict.fromkeys((*fields_a, *fields_b))
-    ]
+    pairs = []
+    for name in dict.fromkeys((*fields_a, *fields_b)):  # a set has no order
+        pairs.append(Difference(name, _text(fields_a.get(name)), _text(fields_b.get(name))))
     facts = _FACTS | readers([*a.runs, *b.runs])
-    pairs += [
-        Difference(name, _distinct(a, reader), _distinct(b, reader))
-        for name, reader in facts.items()
-    ]
+    for name, reader in facts.items():
+        pairs.append(Difference(name, _distinct(a, reader), _distinct(b, reader)))
     return [pair for pair in pairs if pair.a != pair.b]
 
 
@@ -227,10 +243,16 @@ def _from_result(key: str) -> Callable[[MeasuredRun], Any]:
     return lambda run: (run.result or {}).get(key)
 
 
+def _gradients_used(run: MeasuredRun) -> Any:
+    """Returns the format in which a run sent gradients; it may be another one than configured."""
+    gradients = (run.result or {}).get("gradients") or {}
+    return gradients.get("used")
+
+
 _FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
     "precision used": _from_result("precision"),
     "backend used": _from_result("backend"),
-    "gradients sent as": lambda run: ((run.result or {}).get("gradients") or {}).get("used"),
+    "gradients sent as": _gradients_used,
     "processes": _from_result("world_size"),
     "parameters": _from_result("parameters"),
     "hosts": lambda run: ", ".join(run.hosts),
@@ -241,11 +263,14 @@ _FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
 
 
 def _distinct(side: Side, reader: Callable[[MeasuredRun], Any]) -> str:
-    return " | ".join(dict.fromkeys(_text(reader(run)) for run in side.runs))
+    texts = [_text(reader(run)) for run in side.runs]
+    return " | ".join(dict.fromkeys(texts))
 
 
 def _text(value: Any) -> str:
-    return "-" if value in (None, "", [], ()) else str(value)
+    if value in (None, "", [], ()):  # but not 0 or False
+        return "-"
+    return str(value)
 
 
 _WORK = {
@@ -264,10 +289,13 @@ def _notes(a: Side, b: Side) -> Iterator[str]:
         if work_a != work_b:
             yield f"not the same work: {name} {work_a} in A, {work_b} in B"
     for side in (a, b):
-        starts = [(run.name, (run.result or {}).get("attempts", 1)) for run in side.runs]
-        restarted = ", ".join(f"{name} ({count} starts)" for name, count in starts if count > 1)
+        restarted = []
+        for run in side.runs:
+            attempts = (run.result or {}).get("attempts", 1)
+            if attempts > 1:
+                restarted.append(f"{run.name} ({attempts} starts)")
         if restarted:
-            yield f"restarted: {restarted} in {side.name}; repeated steps count once"
+            yield f"restarted: {', '.join(restarted)} in {side.name}; repeated steps count once"
     yield _order_note(a, b)
     if _has_repeats(a, b):
         return
@@ -281,13 +309,14 @@ def _order_note(a: Side, b: Side) -> str:
     """Says whether the sides were interleaved: a machine changes over time."""
     if not all((*a.times, *b.times)):
         return "the times of the runs are unknown"
+    # Times are ISO 8601 in UTC: as texts they sort as they follow each other.
     if max(a.times) < min(b.times):
         first, last = a, b
     elif max(b.times) < min(a.times):
         first, last = b, a
     else:
         return "the runs of A and B were interleaved"
-    since = ", ".join(f"{side.name} {side.times[0][:16]}" for side in (a, b))
+    since = ", ".join(f"{side.name} {side.times[0][:16]}" for side in (a, b))  # to the minute
     return (
         f"not interleaved: all of {first.name} ran before {last.name} ({since}); the machine may "
         "have changed"
@@ -309,9 +338,10 @@ def _findings(a: Side, b: Side) -> list[Finding]:
         findings.append(_by_repeats("evaluation", _evaluation, a, b))
     else:
         findings = [_by_steps(a, b), _by_repeats("evaluation", _evaluation, a, b)]
-    metrics_a = a.results("metrics")[0]
+    metrics_a = a.results("metrics")[0]  # repeats have the same metrics
     metrics_b = b.results("metrics")[0]
-    return findings + [_metric(name, a, b) for name in metrics_a if name in metrics_b]
+    findings += [_metric(name, a, b) for name in metrics_a if name in metrics_b]
+    return findings
 
 
 def _has_own_program(a: Side, b: Side) -> bool:
@@ -330,6 +360,7 @@ Times = tuple[str, Array]
 def _by_repeats(what: str, times_of: Callable[[Side], Times], a: Side, b: Side) -> Finding:
     text_a, a_s = times_of(a)
     text_b, b_s = times_of(b)
+    # A phase may have taken no measurable time; a ratio needs more than 0.
     if not _has_repeats(a, b) or min(*a_s, *b_s) <= 0:
         return Finding(what, text_a, text_b, _TOO_FEW)
     interval = stats.ratio_of_repeats(a_s, b_s)
@@ -345,16 +376,21 @@ def _whole(side: Side) -> Times:
 def _training(side: Side) -> Times:
     """The time of one training sample."""
     times = 1 / np.array(side.results("train_samples_per_s"), dtype=np.float64)
-    return _rate(side, 1 / float(times.mean())), times
+    # The rate of all repeats together: the mean of the rates would favour the fast ones.
+    rate = 1 / float(times.mean())
+    return _rate(side, rate), times
 
 
 def _evaluation(side: Side) -> Times:
     """The time of one validation sample, with its share of the metrics."""
     seconds = []
     for phases_s in side.results("phases_s"):
-        seconds.append(sum(phases_s.get(n, 0.0) for n in ("evaluate", "metric", "broadcast")))
-    times = np.array(seconds) / np.maximum(1, side.results("evaluate_samples"))
-    return f"{1000 * float(times.mean()) * side.evaluated:,.4g} ms each", times
+        parts_s = [phases_s.get(name, 0.0) for name in ("evaluate", "metric", "broadcast")]
+        seconds.append(sum(parts_s))
+    samples = np.maximum(1, side.results("evaluate_samples"))  # 0: it evaluated nothing
+    times = np.array(seconds) / samples
+    evaluation_ms = 1000 * float(times.mean()) * side.evaluated
+    return f"{evaluation_ms:,.4g} ms each", times
 
 
 def _by_steps(a: Side, b: Side) -> Finding:
@@ -409,6 +445,8 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
     if _has_repeats(a, b):
         interval = stats.difference_of_repeats(values_a, values_b)
         return Finding(name, *texts, verdict_of_metric(*interval), _BY_REPEATS, *interval)
+    # An accuracy is a share of right answers, and so has a binomial interval; of a program of the
+    # user's own, neither that nor the number of its samples is known.
     if "accuracy" not in name or _has_own_program(a, b):
         return Finding(name, *texts, _TOO_FEW)
     samples_a = round(a.evaluated)
@@ -447,16 +485,19 @@ def windows(run: MeasuredRun) -> Array:
     steps = 0
     for record in run.records():
         if record["event"] == "start":
-            steps = 0
+            steps = 0  # the steps since the last window were lost with the attempt
         if record["event"] != "step":
             continue
+        # After a restart from a checkpoint, steps are repeated: the last time counts.
         while measured and measured[-1][0] >= record["step"]:
             measured.pop()
         steps += record["steps"] if is_number(record.get("steps")) else 1
         rate = record.get("samples_per_s") or 0
-        if rate > 0:
+        if rate > 0:  # without a rate, the steps count to the next window
             measured.append((record["step"], steps, rate))
             steps = 0
-    without_warm_up = measured[math.ceil(_WARM_UP * len(measured)) :]
-    _, counts, rates = np.array(without_warm_up, dtype=np.float64).reshape(-1, 3).T
+    first = math.ceil(_WARM_UP * len(measured))
+    # reshape: without windows the array would have no columns to unpack
+    table = np.array(measured[first:], dtype=np.float64).reshape(-1, 3)
+    _, counts, rates = table.T
     return np.array([counts, 1 / rates])

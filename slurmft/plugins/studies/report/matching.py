@@ -17,8 +17,12 @@ def _published_names() -> dict[str, str]:
     """Returns published column or setting -> option: both under its own name and under others."""
     names: dict[str, str] = {}
     for name, each in OPTIONS.items():
-        if each.affects_measurement:
-            names |= dict.fromkeys((name, *each.published), name)
+        # Rows that differ only in, say, a folder measured the same: such options match nothing.
+        if not each.affects_measurement:
+            continue
+        names[name] = name
+        for published_name in each.published:
+            names[published_name] = name
     return names
 
 
@@ -39,12 +43,13 @@ _MEASURES = {
 
 
 def as_published(table: PublishedTable) -> Table:
-    """A published table, value for value."""
+    """Returns a published table, value for value."""
     columns = [_column(table, name, [row[name] for row in table.rows]) for name in table.columns]
     return Table(table.name, columns)
 
 
 def _column(table: PublishedTable, name: str, raw: Sequence[Any]) -> Column:
+    # By the published rows alone: `raw` may hold values of ours, too.
     numeric = all(isinstance(row[name], (int, float, type(None))) for row in table.rows)
     return column(name, raw, label=with_unit(name), numeric=numeric)
 
@@ -57,13 +62,14 @@ class Match(NamedTuple):
 
 
 def keys_of(published: PublishedTable) -> list[str]:
-    """The columns by which rows are matched."""
-    return [c for c in published.columns if c in ("gpus", "devices", CONFIGURATION, *_FIELDS)]
+    """Returns the columns by which rows are matched."""
+    keys = {"gpus", "devices", CONFIGURATION, *_FIELDS}
+    return [name for name in published.columns if name in keys]
 
 
 def measured_of(published: PublishedTable) -> list[str]:
-    """The columns that our rows have a measure for."""
-    return [c for c in published.columns if c in _MEASURES]
+    """Returns the columns that our rows have a measure for."""
+    return [name for name in published.columns if name in _MEASURES]
 
 
 def key_of(row: Row, name: str, like: Any = None) -> Any:
@@ -72,76 +78,123 @@ def key_of(row: Row, name: str, like: Any = None) -> Any:
     if name in ("gpus", "devices"):
         return row.devices
     if name == CONFIGURATION:
-        batch, precision = row.value("batch_size"), row.value("precision")
-        return batch if isinstance(like, int) else f"{precision}-{batch}"
+        batch_size = row.value("batch_size")
+        # Theirs is "fp32-64", or the batch size alone: 64.
+        if isinstance(like, int):
+            return batch_size
+        return f"{row.value('precision')}-{batch_size}"
     return row.value(_FIELDS[name])
 
 
 def matches(published: PublishedTable, rows: Sequence[Row]) -> list[Match]:
-    """Published rows in their order, each with every row of ours that measured the same; then ours
-    that were not published."""
+    """Returns published rows in their order, each with every row of ours that measured the same;
+    then ours that were not published."""
     keys = keys_of(published)
-    found, used = list[Match](), set[int]()
+    pairs: list[Match] = []
+    matched_rows: set[int] = set()  # ids: a row is a mutable dataclass, and has no hash
     for theirs in published.rows:
-        same = [r for r in rows if all(_equal(theirs[k], key_of(r, k, theirs[k])) for k in keys)]
-        used |= {id(r) for r in same}
-        found += [Match(theirs, r) for r in same] or [Match(theirs, None)]
-    return found + [Match(None, r) for r in rows if id(r) not in used]
+        same = [row for row in rows if _measured_the_same(theirs, row, keys)]
+        matched_rows.update(id(row) for row in same)
+        if same:
+            pairs.extend(Match(theirs, row) for row in same)
+        else:
+            pairs.append(Match(theirs, None))
+    for row in rows:
+        if id(row) not in matched_rows:
+            pairs.append(Match(None, row))
+    return pairs
+
+
+def _measured_the_same(theirs: dict[str, Any], ours: Row, keys: Sequence[str]) -> bool:
+    return all(_equal(theirs[key], key_of(ours, key, theirs[key])) for key in keys)
 
 
 def _equal(theirs: Any, ours: Any) -> bool:
     """Returns whether two values are the same number, or the same text in any case."""
     try:
-        return float(theirs) == float(ours)
+        return float(theirs) == float(ours)  # 5e-4 and "0.0005" are the same learning rate
     except (TypeError, ValueError):
         return str(theirs).lower() == str(ours).lower()
 
 
 def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]) -> Table:
-    """A published table, with a column of ours after each of theirs that we measure. Of the fields
-    in which ours differ, those that it does not have name our rows."""
-    found = matches(published, rows)
-    used = {_FIELDS[c] for c in keys_of(published) if c in _FIELDS}
+    """Returns a published table, with a column of ours after each of theirs that we measure.
+
+    Of the fields in which ours differ, those that it does not have name our rows.
+    """
+    pairs = matches(published, rows)
+    our_rows = [pair.ours for pair in pairs if pair.ours]
+    in_table = _fields_in(published)
+    differing = []
+    for name in fields:
+        values = {repr(row.cell.get(name)) for row in our_rows}  # repr: a list has no hash
+        if name not in in_table and len(values) > 1:
+            differing.append(name)
+    notes = list(_notes(published, rows, pairs))
+    columns = _columns(published, pairs, differing)
+    return Table(f"{published.name}: published / ours", columns, notes)
+
+
+def _fields_in(published: PublishedTable) -> set[str]:
+    """Returns our fields whose values follow from the columns of a published table."""
+    fields = {_FIELDS[name] for name in keys_of(published) if name in _FIELDS}
     if CONFIGURATION in published.columns:
-        used |= {"batch_size", "precision"}
-    if "batch_size" in used:
-        used.add(GLOBAL_BATCH_SIZE)
+        fields |= {"batch_size", "precision"}
+    if "batch_size" in fields:
+        fields.add(GLOBAL_BATCH_SIZE)
     if "gpus" in published.columns:
-        used |= set(DEVICE_FIELDS)
-    ours = [f for f in fields if f not in used]
-    ours = [f for f in ours if len({repr(m.ours.cell.get(f)) for m in found if m.ours}) > 1]
-    title, notes = f"{published.name}: published / ours", _notes(published, rows, found)
-    return Table(title, _columns(published, found, ours), list(notes))
+        fields.update(DEVICE_FIELDS)
+    return fields
 
 
 def _columns(
-    published: PublishedTable, found: Sequence[Match], fields: Sequence[str]
+    published: PublishedTable, pairs: Sequence[Match], fields: Sequence[str]
 ) -> list[Column]:
-    keys = keys_of(published)
     columns: list[Column] = []
     for name in published.columns:
-        ours = [key_of(m.ours, name) if name in keys and m.ours else None for m in found]
-        theirs = [
-            m.published[name] if m.published else own for m, own in zip(found, ours, strict=True)
-        ]
-        columns.append(_column(published, name, theirs))
-        if measure := _MEASURES.get(name):
-            columns[-1] = replace(columns[-1], label=f"{with_unit(name)} published")
-            ours = [m.ours.median(measure) if m.ours else None for m in found]
-            decimals = 2 if measure in SCALED else 4 if measure == "metric" else decimals_of(ours)
-            columns.append(column(f"{name}_ours", ours, decimals, label=f"{with_unit(name)} ours"))
+        columns += _columns_of(published, name, pairs)
     for name in fields:
         label = f"{name.replace('_', ' ')} ours"
-        cells = (m.ours and m.ours.cell.get(name) for m in found)
-        columns.append(column(f"{name}_ours", cells, label=label, numeric=False, rank=1))
-    if any(m.ours and m.ours.state for m in found):
-        states = [state_value(m.ours) if m.ours else Value.of(None) for m in found]
+        values = [pair.ours.cell.get(name) if pair.ours else None for pair in pairs]
+        columns.append(column(f"{name}_ours", values, label=label, numeric=False, rank=1))
+    if any(pair.ours.state for pair in pairs if pair.ours):
+        states = [state_value(pair.ours) if pair.ours else Value.of(None) for pair in pairs]
         columns.append(Column("state_ours", states, "state of ours", numeric=False))
     return columns
 
 
-def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match]) -> Iterator[str]:
-    measured = [m.ours for m in found if m.published and m.ours and m.ours.finished]
+def _columns_of(published: PublishedTable, name: str, pairs: Sequence[Match]) -> list[Column]:
+    """Returns a published column, and ours after it where we measure it."""
+    is_key = name in keys_of(published)
+    values = []
+    for pair in pairs:
+        if pair.published:
+            values.append(pair.published[name])
+        elif is_key and pair.ours:
+            # A row that was not published: our own values say which one it is.
+            values.append(key_of(pair.ours, name))
+        else:
+            values.append(None)
+    theirs = _column(published, name, values)
+    measure = _MEASURES.get(name)
+    if not measure:
+        return [theirs]
+    theirs = replace(theirs, label=f"{with_unit(name)} published")
+    medians = [pair.ours.median(measure) if pair.ours else None for pair in pairs]
+    decimals = _decimals(measure, medians)
+    ours = column(f"{name}_ours", medians, decimals, label=f"{with_unit(name)} ours")
+    return [theirs, ours]
+
+
+def _decimals(measure: str, medians: Sequence[float | None]) -> int:
+    if measure in SCALED:
+        return 2
+    if measure == "metric":
+        return 4
+    return decimals_of(medians)
+
+
+def _notes(published: PublishedTable, rows: Sequence[Row], pairs: Sequence[Match]) -> Iterator[str]:
     if "time_s" in published.columns:
         yield "our time is that of the training phase, without start-up and evaluation"
     name = metric_name(rows)
@@ -149,13 +202,25 @@ def _notes(published: PublishedTable, rows: Sequence[Row], found: Sequence[Match
         if theirs in published.columns and name != theirs:
             yield f"our {name} is compared with the published {theirs}"
     known = {*keys_of(published), *measured_of(published)}
-    for other in (c for c in published.columns if c not in known):
-        yield f"{other} of our runs is unknown: rows that differ only in it show the same"
-    differing = []
-    for setting in (n for n in published.setup if n in _FIELDS):
-        ours = list(dict.fromkeys(str(row.value(_FIELDS[setting])) for row in measured))
-        if not all(_equal(published.setup[setting], value) for value in ours):
-            words = f"{setting.replace('_', ' ')} {', '.join(ours)} ({published.setup[setting]})"
-            differing.append(words)
+    for other in published.columns:
+        if other not in known:
+            yield f"{other} of our runs is unknown: rows that differ only in it show the same"
+    differing = _settings_not_as_published(published, pairs)
     if differing:
         yield f"not as published: {'; '.join(differing)}"
+
+
+def _settings_not_as_published(published: PublishedTable, pairs: Sequence[Match]) -> list[str]:
+    """Returns, as text, the settings of the whole table that our measured rows do not have."""
+    # A row without a published one beside it may differ: nobody compares it.
+    compared = [pair.ours for pair in pairs if pair.published and pair.ours]
+    measured = [row for row in compared if row.finished]
+    differing = []
+    for name, theirs in published.setup.items():
+        if name not in _FIELDS:
+            continue
+        values = [str(row.value(_FIELDS[name])) for row in measured]
+        ours = list(dict.fromkeys(values))
+        if not all(_equal(theirs, value) for value in ours):
+            differing.append(f"{name.replace('_', ' ')} {', '.join(ours)} ({theirs})")
+    return differing

@@ -71,29 +71,38 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
         if program.get("kind") == "predict":
             continue  # it has trained nothing
         if run.study and matches(run.study, _StudyOfRun):
+            # Two folders may hold studies of one name: these are not one study.
             study = (run.study["name"], _study_folder(run))
             studies.setdefault(study, []).append(run)
         else:
             name = str(program.get("name")) if run.is_own else ""
             others.setdefault(name, []).append(run)
-    runsets = [_of_study(name, folder, found) for (name, folder), found in studies.items()]
+    runsets = [_of_study(name, folder, members) for (name, folder), members in studies.items()]
     for program_name, members in others.items():
         set_title = title or "Runs"
         if len(others) > 1 and program_name:
             set_title += f": {program_name}"
-        fields = varied(members)
-        groups = []
-        for repeats in cells.cells(members):
-            settings = fields_of(repeats[0])
-            groups.append(({name: settings.get(name) for name in fields}, repeats))
-        runsets.append(RunSet("runs", set_title, fields, groups))
+        runsets.append(_of_no_study(set_title, members))
     return runsets
+
+
+def _of_no_study(title: str, runs: list[MeasuredRun]) -> RunSet:
+    """Returns runs as cells by the settings in which they differ."""
+    fields = varied(runs)
+    groups = []
+    for repeats in cells.cells(runs):
+        settings = fields_of(repeats[0])  # repeats have the same settings
+        cell = {name: settings.get(name) for name in fields}
+        groups.append((cell, repeats))
+    return RunSet("runs", title, fields, groups)
 
 
 def _study_folder(run: MeasuredRun) -> Path | None:
     """Returns the nearest folder with a study.toml, not above that of the run's folder of runs."""
-    above = list(run.path.parents)[:3]
-    return next((path for path in above if (path / spec.FILE).is_file()), None)
+    for folder in list(run.path.parents)[:3]:
+        if (folder / spec.FILE).is_file():
+            return folder
+    return None
 
 
 def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet:
@@ -102,19 +111,19 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
     study = _read_study(name, folder, problems) if folder else None
     run_cells = [(run.study or {})["cell"] for run in runs]
     study_cells = study.cells if study else ()
-    by_key: dict[str, tuple[Cell, list[MeasuredRun]]] = {}
+    # The cells of the file come first, in its order. A run of a cell that was since removed from
+    # the file has a row, too: nothing that was measured is dropped.
+    cell_of_key: dict[str, Cell] = {}
     for cell in (*study_cells, *run_cells):
-        by_key.setdefault(spec.key_of(cell), (cell, []))
+        cell_of_key.setdefault(spec.key_of(cell), cell)
+    runs_of_key: dict[str, list[MeasuredRun]] = {key: [] for key in cell_of_key}
     for (cell_key, _), run in _best_of_repeats(runs).items():
-        by_key[cell_key][1].append(run)
-    every_cell = [cell for cell, _ in by_key.values()]
-    fields = dict.fromkeys(name for cell in every_cell for name in cell)
-    differing = [name for name in fields if len({repr(cell.get(name)) for cell in every_cell}) > 1]
+        runs_of_key[cell_key].append(run)
     return RunSet(
         name=name,
         title=study.title if study else name,
-        fields=differing,
-        cells=list(by_key.values()),
+        fields=_differing_fields(list(cell_of_key.values())),
+        cells=[(cell, runs_of_key[key]) for key, cell in cell_of_key.items()],
         repeats=study.repeats if study else 1,
         scaling=study.scaling if study else None,
         study=study,
@@ -122,12 +131,22 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
     )
 
 
+def _differing_fields(every_cell: Sequence[Cell]) -> list[str]:
+    """Returns the fields that are not the same in all cells, in the order of the cells."""
+    values: dict[str, set[str]] = {}
+    for name in dict.fromkeys(name for cell in every_cell for name in cell):
+        values[name] = {repr(cell.get(name)) for cell in every_cell}  # repr: a list has no hash
+    return [name for name, texts in values.items() if len(texts) > 1]
+
+
 def _best_of_repeats(runs: list[MeasuredRun]) -> dict[tuple[str, str], MeasuredRun]:
     """Returns key of a cell and repeat -> its newest finished run, or the newest at all."""
     best: dict[tuple[str, str], MeasuredRun] = {}
     for run in runs:
         study = run.study or {}
+        # A run that does not say which repeat it is counts as one of its own.
         key = (spec.key_of(study["cell"]), repr(study.get("repeat", run.name)))
+        # The runs come oldest first: a later try replaces all but a finished one.
         if key not in best or run.is_finished or not best[key].is_finished:
             best[key] = run
     return best
@@ -136,6 +155,7 @@ def _best_of_repeats(runs: list[MeasuredRun]) -> dict[tuple[str, str], MeasuredR
 def _read_study(name: str, folder: Path, problems: list[str]) -> Study | None:
     """Reads the study file in a folder; None, with a problem noted, if it cannot be used."""
     try:
+        # Without the published tables: a mistake in those must not hide the missing cells.
         study = spec.read_study(folder, with_published=False)
         if study.name != name:
             raise UsageError(f"{folder / spec.FILE} is of the study {study.name!r}")
@@ -152,7 +172,8 @@ def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
         common: fields that are the same in all existing runs; the study file lacks flags.
     """
     values = study.fixed | spec.typed(cell)
-    fields = {name: value for name, value in {**common, **values}.items() if value is not None}
+    merged = {**common, **values}
+    fields = {name: value for name, value in merged.items() if value is not None}
     if GLOBAL_BATCH_SIZE in values:
         fields.pop("batch_size", None)  # it is for other numbers of processes
         with contextlib.suppress(UsageError):  # the number of processes is not known
@@ -174,9 +195,11 @@ class Spread:
 
     @property
     def percent(self) -> float:
-        """How far the farthest of the repeats is from the median, in percent of that."""
+        """Distance of the farthest repeat from the median, in percent of the median."""
+        if not self.median:
+            return 0.0
         farthest = max(self.high - self.median, self.median - self.low)
-        return 100 * farthest / abs(self.median) if self.median else 0.0
+        return 100 * farthest / abs(self.median)  # a metric may be negative
 
     @classmethod
     def of(cls, *values: float) -> Self:
@@ -234,6 +257,7 @@ TIMES = (
     *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in ("evaluate", "metric", "broadcast")),
     Measure("rest_s", "rest (s)",  # loading of model and data after start-up, and saving
             lambda r: r["wall_s"] - r["startup_s"] - sum(r["phases_s"].values())),
+    # of the rank that held most: this one decides whether a batch fits
     Measure("peak_memory_gib", "peak memory (GiB)", lambda r: max(r["peak_memory_bytes"]) / 2**30),
     Measure("train_tokens_per_s_per_device", "train tokens/s per device",
             _a_device("train_tokens_per_s"), rank=1),
@@ -251,7 +275,7 @@ TIMES = (
     Measure("broadcast_ms_per_evaluation", "broadcast (ms) per evaluation",
             lambda r: 1000 * r["phases_s"]["broadcast"], rank=2, per_evaluation=True),
 )  # fmt: skip
-MEASURES = {m.key: m for m in (*SPEED, METRIC, *TIMES)}
+MEASURES = {measure.key: measure for measure in (*SPEED, METRIC, *TIMES)}
 
 
 def measures_of(runset: RunSet) -> list[Measure]:
@@ -262,10 +286,15 @@ def measures_of(runset: RunSet) -> list[Measure]:
 
 def other_metrics(runset: RunSet) -> list[Measure]:
     """Returns the metrics of its runs; of trainings, those besides the primary one."""
-    results = [result_of(run) for run in runset.runs if run.is_finished]
-    found = [r["metrics"] for r in results if isinstance(r["metrics"], dict)]
-    names = dict.fromkeys(name for metrics in found for name in metrics)
-    primary = {str(r.get("primary_metric")) for r in results}
+    names: dict[str, None] = {}
+    primary = set()
+    for run in runset.runs:
+        if not run.is_finished:
+            continue
+        result = result_of(run)
+        primary.add(str(result.get("primary_metric")))
+        if isinstance(result["metrics"], dict):
+            names |= dict.fromkeys(result["metrics"])
     if not runset.is_own and len(primary) == 1:  # its column has the name
         names.pop(primary.pop(), None)
     return [_metric(name) for name in names]
@@ -294,8 +323,8 @@ class Row:
     baseline: "Row | None" = None
 
     def median(self, key: str) -> float | None:
-        found = self.measures.get(key)
-        return found.median if found else None
+        spread = self.measures.get(key)
+        return spread.median if spread else None
 
     @property
     def finished(self) -> list[MeasuredRun]:
@@ -305,8 +334,9 @@ class Row:
         """A field as its runs resolved it, such as the precision chosen for `auto`, else as they
         were configured; of a cell without runs, the planned one."""
         for run in self.finished:
-            if name in result_of(run) and result_of(run)[name] not in (None, "auto"):
-                return result_of(run)[name]
+            resolved = result_of(run).get(name)
+            if resolved not in (None, "auto"):
+                return resolved
         configured = self.runs[0].value(name) if self.runs else None
         configured = self.cell.get(name, configured)
         if configured in (None, "auto"):
@@ -336,7 +366,10 @@ def rows_of(runset: RunSet) -> list[Row]:
                 row.measures[measure.key] = Spread.of(*known)
         rows.append(row)
     rows.sort(key=lambda row: (_sortable(others(row, runset.fields)), row.devices or 0))
-    if runset.scaling in ("strong", "weak") or (runset.scaling is None and not runset.is_own):
+    # The throughput of a training says how it scales even where nobody declared its work to be
+    # fixed. The time of a program of the user's own does not: its work is unknown.
+    is_training_without_scaling = runset.scaling is None and not runset.is_own
+    if runset.scaling in ("strong", "weak") or is_training_without_scaling:
         for row in rows:
             _scale(row, rows, runset)
     return rows
@@ -352,7 +385,7 @@ def _sortable(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     keys: list[tuple[str, Any]] = []
     for value in values.values():
         if isinstance(value, (int, float)):
-            keys.append(("", value))
+            keys.append(("", value))  # "" sorts before every name of a type
         else:
             keys.append((type(value).__name__, str(value)))
     return keys
@@ -363,12 +396,16 @@ def _common(runs: Sequence[MeasuredRun]) -> Cell:
     if not runs:
         return {}
     differing = set(varied(runs))
-    same = {name: v for name, v in fields_of(runs[0]).items() if name not in differing}
-    for name in [name for name, value in same.items() if value == "auto"]:
-        resolved = {str(run.result[name]) for run in runs if run.result and name in run.result}
-        if len(resolved) == 1:
-            same[name] = resolved.pop()
-    return same
+    common = {}
+    for name, value in fields_of(runs[0]).items():
+        if name in differing:
+            continue
+        common[name] = value
+        if value == "auto":
+            resolved = {str(run.result[name]) for run in runs if run.result and name in run.result}
+            if len(resolved) == 1:
+                common[name] = resolved.pop()
+    return common
 
 
 def _read(measure: Measure, run: MeasuredRun) -> float | None:
@@ -376,7 +413,7 @@ def _read(measure: Measure, run: MeasuredRun) -> float | None:
     try:
         value = float(measure.read(result_of(run)))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        return None
+        return None  # result.json may be of another version, or edited by hand
     if measure.per_evaluation:
         value /= run.evaluations
     return value if math.isfinite(value) else None
@@ -390,12 +427,15 @@ def _devices(runs: Sequence[MeasuredRun], fields: Cell) -> int | None:
             return run.result["world_size"]
         if run.environment.ranks:
             return len(run.environment.ranks)
-    configured = [runs[0].value(name) if runs else fields.get(name) for name in DEVICE_FIELDS]
+    if runs:
+        configured = [runs[0].value(name) for name in DEVICE_FIELDS]
+    else:
+        configured = [fields.get(name) for name in DEVICE_FIELDS]
     nodes, *per_node = configured
-    processes = next((count for count in per_node if isinstance(count, int)), None)
-    if not isinstance(nodes, int) or not processes:
+    counts = [count for count in per_node if isinstance(count, int)]  # not "auto", not None
+    if not isinstance(nodes, int) or not counts or not counts[0]:
         return None
-    return nodes * processes
+    return nodes * counts[0]
 
 
 def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
@@ -405,10 +445,12 @@ def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
     states = [_state(run) for run in runs if not run.is_finished]
     states += [("missing", "")] * (total - len(runs))
     counts = Counter(state for state, _ in states)
-    reason = next((f": {text}" for _, text in reversed(states) if text), "")
+    reasons = [reason for _, reason in states if reason]
+    suffix = f": {reasons[-1]}" if reasons else ""  # that of the newest run
     if len(counts) == 1 and counts.total() == total:
-        return f"{next(iter(counts))}{reason}"
-    return ", ".join(f"{n} of {total} {state}" for state, n in counts.items()) + reason
+        (state,) = counts
+        return f"{state}{suffix}"
+    return ", ".join(f"{count} of {total} {state}" for state, count in counts.items()) + suffix
 
 
 def _state(run: MeasuredRun) -> tuple[str, str]:
@@ -418,9 +460,12 @@ def _state(run: MeasuredRun) -> tuple[str, str]:
         return "without result", "finished, but it has no result.json"
     if state != "failed":
         return state, ""
-    failure = RunDir(run.path).root_failure()
-    reason = run.state.reason or (failure.message if failure else "")
-    return state, (reason.splitlines() or [""])[0]
+    reason = run.state.reason
+    if not reason:
+        failure = RunDir(run.path).root_failure()
+        reason = failure.message if failure else ""
+    first_line, *_ = reason.splitlines() or [""]
+    return state, first_line
 
 
 # --- speedup and efficiency -----------------------------------------------------------------------
@@ -443,8 +488,11 @@ def _speed(row: Row, runset: RunSet) -> float:
     devices = row.devices or 0
     if runset.scaling == "strong" or runset.is_own:
         seconds = row.median("wall_s" if runset.is_own else "train_s")
+        if not seconds:
+            return 0.0
+        # Strong scaling: every row did the same work. Weak: as much for each device.
         work = 1 if runset.scaling == "strong" else devices
-        return work / seconds if seconds else 0.0
+        return work / seconds
     return devices * (row.median("train_samples_per_s_per_device") or 0.0)
 
 
@@ -461,13 +509,14 @@ def _baseline(row: Row, rows: Iterable[Row], runset: RunSet) -> Row | None:
 
     def distance(other: Row) -> tuple[int, float]:
         pairs = zip(batches_of(row), batches_of(other), strict=True)
-        return other.devices or 0, min(_batch_distance(a, b) for a, b in pairs)
+        distances = [_batch_distance(ours, theirs) for ours, theirs in pairs]
+        return other.devices or 0, min(distances)
 
-    candidates = [
-        other
-        for other in rows
-        if other.devices and _speed(other, runset) and rest(other) == rest(row)
-    ]
+    candidates = []
+    for other in rows:
+        is_measured = other.devices and _speed(other, runset)
+        if is_measured and rest(other) == rest(row):
+            candidates.append(other)
     return min(candidates, key=distance, default=None)
 
 
@@ -475,7 +524,7 @@ def _batch_distance(a: float, b: float) -> float:
     """Returns how far two batch sizes are apart; 0 where one is unknown."""
     if a <= 0 or b <= 0:
         return 0.0
-    return abs(math.log(a / b))
+    return abs(math.log(a / b))  # half as large is as far away as twice as large
 
 
 def number_of(value: Any) -> float:
@@ -495,18 +544,21 @@ def batches_of(row: Row) -> tuple[float, float]:
 
 def in_order(fields: Sequence[str]) -> list[str]:
     """Returns fields in the order of the tables: those of the devices last."""
-    return sorted(fields, key=lambda f: f in DEVICE_FIELDS)
+    return sorted(fields, key=lambda name: name in DEVICE_FIELDS)
 
 
 def label(row: Row, fields: Sequence[str]) -> str:
     """Returns the fields of a row as text."""
-    words = (f"{f.replace('_', ' ')} {row.cell.get(f)}" for f in in_order(fields))
-    return ", ".join(words) or "all"
+    parts = []
+    for name in in_order(fields):
+        parts.append(f"{name.replace('_', ' ')} {row.cell.get(name)}")
+    return ", ".join(parts) or "all"
 
 
 def metric_name(rows: Iterable[Row]) -> str:
     """Returns the primary metric of the rows' task; "metric" if they differ, or no run names it."""
-    names = {
-        str(result_of(run).get("primary_metric") or "metric") for r in rows for run in r.finished
-    }
+    names = set()
+    for row in rows:
+        for run in row.finished:
+            names.add(str(result_of(run).get("primary_metric") or "metric"))
     return names.pop() if len(names) == 1 else "metric"

@@ -18,10 +18,13 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
         columns += [_medians(measure, rows) for measure in measures.measures_of(runset)]
         columns += _scaled(rows)
         return Table(runset.title, columns, _notes(rows, runset))
-    *first, evaluation = (m for m in measures.SPEED if m.key != "train_samples_per_s")
-    columns += [_medians(measure, rows) for measure in first]
+    # The throughput of all devices is left to the CSV: it is that of one, times the devices.
+    shown = [measure for measure in measures.SPEED if measure.key != "train_samples_per_s"]
+    *training, evaluation = shown
+    columns += [_medians(measure, rows) for measure in training]
     columns += _scaled(rows)
-    columns.append(replace(_medians(METRIC, rows), label=measures.metric_name(rows)))
+    metric = _medians(METRIC, rows)
+    columns.append(replace(metric, label=measures.metric_name(rows)))
     columns += [_medians(measure, rows) for measure in measures.other_metrics(runset)]
     columns.append(_medians(evaluation, rows))
     return Table(runset.title, columns, _notes(rows, runset))
@@ -42,7 +45,7 @@ _COSTS = (
     ("node-hours", "node_hours", 1.0),
     ("GPU-hours", "gpu_hours", 1.0),
     ("CPU-hours", "cpu_hours", 1.0),
-    ("energy (kWh)", "energy_j", 1 / 3.6e6),
+    ("energy (kWh)", "energy_j", 1 / 3.6e6),  # Slurm accounts in joules
 )
 """Label of a column, key of a cost, and its factor."""
 
@@ -51,24 +54,33 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     """Returns what all runs of a row cost, those that failed included; no table, where nothing is
     known."""
     runs = runset.runs
-    costs = dict(zip(map(id, runs), cost.costs_of(runs), strict=True))
-    if not any(each["node_hours"] for each in costs.values()):
+    # All at once: one call of sacct answers for all jobs.
+    all_costs = cost.costs_of(runs)
+    if not any(run_cost["node_hours"] for run_cost in all_costs):
         return []
-    costs_of_rows = [[costs[id(run)] for run in row.runs] for row in rows]
+    by_run = {id(run): run_cost for run, run_cost in zip(runs, all_costs, strict=True)}
+    costs_of_rows = [[by_run[id(run)] for run in row.runs] for row in rows]
     columns = _leading(rows, runset.fields)
     for rank, (name, key, factor) in enumerate(_COSTS):
-        sums = [_sum_of([each[key] for each in row_costs], factor) for row_costs in costs_of_rows]
+        sums = []
+        for row_costs in costs_of_rows:
+            values = [run_cost[key] for run_cost in row_costs]
+            sums.append(_sum_of(values, factor))
         columns.append(_cost_column(name, sums, rank))
-    peaks_gib = []
-    for row_costs in costs_of_rows:
-        peak = max((each["peak_memory_bytes"] or 0 for each in row_costs), default=0)
-        peaks_gib.append(peak / 2**30 or None)
+    peaks_gib = [_peak_gib(row_costs) for row_costs in costs_of_rows]
     columns.append(_cost_column("GiB a node", peaks_gib, len(_COSTS)))
-    advice = (cost.advice(costs[id(run)], run) for run in runs)
-    notes = list(dict.fromkeys(filter(None, advice)))
-    sources = dict.fromkeys(each["source"] for each in costs.values())
+    advice = [cost.advice(by_run[id(run)], run) for run in runs]
+    notes = [line for line in dict.fromkeys(advice) if line]
+    sources = dict.fromkeys(run_cost["source"] for run_cost in all_costs)
     notes.append(f"by {' and '.join(sources)}; n/a: unknown")
     return [Table(f"{runset.title}: cost, all attempts", columns, notes)]
+
+
+def _peak_gib(costs: Sequence[dict[str, Any]]) -> float | None:
+    """Returns the largest peak memory of these runs; None: unknown."""
+    peaks = [run_cost["peak_memory_bytes"] or 0 for run_cost in costs]
+    largest = max(peaks, default=0)
+    return largest / 2**30 if largest else None
 
 
 def _sum_of(values: Sequence[float | None], factor: float) -> float | None:
@@ -78,7 +90,8 @@ def _sum_of(values: Sequence[float | None], factor: float) -> float | None:
 
 
 def _cost_column(name: str, values: Sequence[float | None], rank: int) -> Column:
-    return column(name, values, decimals_of(value or None for value in values), rank=rank)
+    decimals = decimals_of(values)
+    return column(name, values, decimals, rank=rank)
 
 
 # --- classes --------------------------------------------------------------------------------------
@@ -91,11 +104,13 @@ def class_tables(rows: Sequence[Row]) -> list[Table]:
     if not runs:
         return []
     newest = max(runs, key=lambda run: run.state.time)
-    listed = dict(list(classes.of(newest.result).items())[: classes.SHOWN])
+    every_class = list(classes.of(newest.result).items())
+    listed = dict(every_class[: classes.SHOWN])
     names = column("class", listed, numeric=False)
     columns = [names]
     for key, decimals in (("precision", 4), ("recall", 4), ("f1", 4), ("support", 0)):
-        columns.append(column(key, [getattr(facts, key) for facts in listed.values()], decimals))
+        values = [getattr(facts, key) for facts in listed.values()]
+        columns.append(column(key, values, decimals))
     total = len(measures.result_of(newest)["classes"])
     notes = []
     if total > len(listed):
@@ -104,6 +119,7 @@ def class_tables(rows: Sequence[Row]) -> list[Table]:
         )
     tables = [Table(f"Classes, {newest.name}", columns, notes)]
     has_confusion = all(facts.predicted_as is not None for facts in listed.values())
+    # A matrix of some of the classes would hide where the texts of the others went.
     if has_confusion and not notes:
         tables.append(_confusion_table(newest.name, names, listed))
     return tables
@@ -123,21 +139,35 @@ def _confusion_table(run: str, names: Column, listed: dict[str, Any]) -> Table:
 def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Returns everything, for CSV: median, smallest and largest of every measure."""
     columns = [column("set", [runset.name] * len(rows)), *_leading(rows, runset.fields)]
-    if not _state_column(rows):
+    if not _state_column(rows):  # files of several reports have the same columns
         columns.append(column("state", ["finished"] * len(rows)))
     for measure in measures.measures_of(runset):
-        spreads = [row.measures.get(measure.key) for row in rows]
-        columns += [
-            column(measure.key, [row.median(measure.key) for row in rows]),
-            column(f"{measure.key}_min", [spread and spread.low for spread in spreads]),
-            column(f"{measure.key}_max", [spread and spread.high for spread in spreads]),
-        ]
-    columns += [column(key, [row.median(key) for row in rows]) for key in SCALED]
-    baselines = [row.baseline and label(row.baseline, runset.fields) for row in rows]
+        columns += _spread_columns(measure, rows)
+    for key in SCALED:
+        columns.append(column(key, [row.median(key) for row in rows]))
+    baselines = []
+    for row in rows:
+        baselines.append(label(row.baseline, runset.fields) if row.baseline else None)
     columns.append(column("baseline", baselines))
-    columns.append(column("metric_name", [measures.metric_name([row]) for row in rows]))
-    columns.append(column("runs", [" ".join(run.name for run in row.runs) for row in rows]))
+    metric_names = [measures.metric_name([row]) for row in rows]
+    columns.append(column("metric_name", metric_names))
+    run_names = [" ".join(run.name for run in row.runs) for row in rows]
+    columns.append(column("runs", run_names))
     return Table(runset.title, columns)
+
+
+def _spread_columns(measure: Measure, rows: Sequence[Row]) -> list[Column]:
+    """Returns median, smallest and largest value of a measure, unrounded."""
+    medians: list[float | None] = []
+    lows: list[float | None] = []
+    highs: list[float | None] = []
+    for row in rows:
+        spread = row.measures.get(measure.key)
+        medians.append(spread.median if spread else None)
+        lows.append(spread.low if spread else None)
+        highs.append(spread.high if spread else None)
+    key = measure.key
+    return [column(key, medians), column(f"{key}_min", lows), column(f"{key}_max", highs)]
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -166,7 +196,9 @@ def _medians(measure: Measure, rows: Sequence[Row], plain: bool = False) -> Colu
     values = []
     for spread, median in zip(spreads, medians, strict=True):
         value = Value.of(median, decimals)
-        if spread and spread.n > 1 and measure.ranged and not plain:
+        has_range = measure.ranged and spread is not None and spread.n > 1
+        if spread and has_range and not plain:
+            # Only the text: in CSV the median stays a number.
             value = replace(value, text=f"{value.text} ±{spread.percent:.0f}%")
         values.append(value)
     return Column(measure.key, values, measure.label, rank=1 + measure.rank)
@@ -176,7 +208,11 @@ def _scaled(rows: Sequence[Row]) -> list[Column]:
     """Returns speedup and efficiency; no columns where all rows are their own baseline."""
     if not _has_baselines(rows):
         return []
-    return [column(key, [row.median(key) for row in rows], 2, rank=2) for key in SCALED]
+    columns = []
+    for key in SCALED:
+        values = [row.median(key) for row in rows]
+        columns.append(column(key, values, 2, rank=2))
+    return columns
 
 
 def _has_baselines(rows: Sequence[Row]) -> bool:
@@ -200,7 +236,8 @@ def state_value(row: Row) -> Value:
 def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
     """Returns how the numbers of these rows were computed."""
     parts = ["a row is a cell, with medians of its n finished runs"]
-    if any(spread.n > 1 for row in rows for spread in row.measures.values()):
+    spreads = [spread for row in rows for spread in row.measures.values()]
+    if any(spread.n > 1 for spread in spreads):
         parts[0] += "; ±: the repeat farthest from the median (CSV: smallest and largest)"
     parts.append("time: from the job's start to its end")
     if not runset.is_own:
@@ -214,16 +251,25 @@ def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
     for row in rows:
         if len(row.state) > _STATE_WIDTH:
             notes.append(f"{label(row, runset.fields)}: {row.state}")
-    other_batches = []
-    for row in rows:
-        if row.baseline and not set(measures.batches_of(row)) & set(
-            measures.batches_of(row.baseline)
-        ):
-            baseline = label(row.baseline, runset.fields)
-            other_batches.append(f"{label(row, runset.fields)} is compared with {baseline}")
+    other_batches = _with_other_batches(rows, runset.fields)
     if other_batches:
         notes.append(f"no row on fewer devices has this batch size: {'; '.join(other_batches)}")
     return notes
+
+
+def _with_other_batches(rows: Sequence[Row], fields: Sequence[str]) -> list[str]:
+    """Returns which rows have neither the batch per process nor the global one of their baseline.
+
+    A speedup over another batch size is also the gain, or loss, of that batch size.
+    """
+    lines = []
+    for row in rows:
+        if row.baseline is None:
+            continue
+        batches = set(measures.batches_of(row))
+        if batches.isdisjoint(measures.batches_of(row.baseline)):
+            lines.append(f"{label(row, fields)} is compared with {label(row.baseline, fields)}")
+    return lines
 
 
 def _compared_by(runset: RunSet) -> str:
