@@ -21,8 +21,9 @@ from slurmft.runs import resolve, scan
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
-    deadline = arguments.deadline
-    deadline_s = None if deadline is None else duration_s(deadline, "--deadline")
+    deadline_s = None
+    if arguments.deadline is not None:
+        deadline_s = duration_s(arguments.deadline, "--deadline")
     runs, problems = scan.find([resolve.folder_of(source) for source in arguments.sources])
     for problem in problems:
         print(f"warning: left out: {problem}", file=sys.stderr)
@@ -30,8 +31,12 @@ def main(argv: list[str]) -> int:
     devices_per_node = arguments.devices_per_node or series.devices_per_node
     counts = planner.node_counts(arguments.nodes, series, devices_per_node)
     fit = model.fit(series.rows)
-    fields = {field.name for field in dataclasses.fields(Workload)}  # which flags are named after
-    changes = {k: v for k, v in vars(arguments).items() if k in fields and v is not None}
+    # Flags of what would run are stored under the names of the workload's fields (see `dest`).
+    changes = {}
+    for field in dataclasses.fields(Workload):
+        value = getattr(arguments, field.name, None)
+        if value is not None:
+            changes[field.name] = value
     work = dataclasses.replace(fit.rows[0].work, **changes)
     options = planner.predict(fit, counts, work, devices_per_node)
     chosen, reason = planner.recommend(options, deadline_s)
@@ -43,14 +48,14 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    made = Parser("slurmft plan", __doc__)
-    add = made.add_argument
+    plan = Parser("slurmft plan", __doc__)
+    add = plan.add_argument
     add("sources", nargs="+", metavar="RUN|DIR", help="runs (paths or names), folders of runs")
     add("--series", metavar="NAME", help="which runs, if there are several kinds")
     add("--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)")
     add("--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h")
-    made.add_json("print the plan as JSON")
-    add = made.add_argument_group("What would run (default: as measured)").add_argument
+    plan.add_json("print the plan as JSON")
+    add = plan.add_argument_group("What would run (default: as measured)").add_argument
     add("--epochs", type=count, metavar="N")
     add("--batch-size", type=count, metavar="N", help="of a device and micro-step")
     add("--global-batch", type=count, metavar="N", dest="kept_global_batch",
@@ -58,4 +63,4 @@ def parser() -> Parser:
     add("--gradient-accumulation-steps", type=count, metavar="N", dest="micro_steps")
     add("--train-samples", type=count, metavar="N", help="of one epoch")
     add("--devices-per-node", type=count, metavar="N", help="processes of a node")
-    return made
+    return plan

@@ -68,10 +68,12 @@ def _print_report(arguments: argparse.Namespace) -> int:
     )
     output = arguments.output
     if output is not None:
+        # The page is written last: its name stands for all.
         written = write_report(output, sections, problems, arguments.title, arguments.paths)
         print(f"written to {output}: {written[-1]} and {len(written) - 1} other files")
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
+    # A user who has the tables in files sees them here only when asking for a format.
     if form is not None or output is None:
         width = min(WIDTH, screen_width())
         print(tables_text(sections, problems, form or "text", width), end="")
@@ -81,8 +83,10 @@ def _print_report(arguments: argparse.Namespace) -> int:
 def parser() -> Parser:
     report = Parser("slurmft report", __doc__)
     add = report.add_argument
-    paths = "runs (paths or names, as `last`), folders of runs at any depth, files of published "
-    paths += "tables (.json)"
+    paths = (
+        "runs (paths or names, as `last`), folders of runs at any depth, files of published "
+        "tables (.json)"
+    )
     add("paths", nargs="+", type=Path, metavar="RUN|DIR|FILE", help=paths)
     add("--compare", action="store_true", help="of two runs or folders: is the difference noise?")
     report.add_json("print the comparison as JSON")
@@ -91,8 +95,10 @@ def parser() -> Parser:
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
     beside = "published tables to compare with; repeatable (default: what the study names)"
     add("--published", type=input_path, action="append", default=[], metavar="FILE", help=beside)
-    peak = "what a device computes at most, as `slurmft doctor` measures its matmuls: tables have "
-    peak += "the model FLOPs utilisation then"
+    peak = (
+        "what a device computes at most, as `slurmft doctor` measures its matmuls: tables have "
+        "the model FLOPs utilisation then"
+    )
     add("--peak-tflop-per-s", type=above_zero, metavar="X", help=peak)
     add("--title", default="", metavar="TEXT", help="of the page, its tables and studies")
     return report

@@ -69,12 +69,12 @@ from slurmft.plugins.studies.folder import STATES, Repeat, StudyStatus, study_st
 from slurmft.plugins.studies.report.measures import group_by_study, measures_of, rows_of
 from slurmft.plugins.studies.runner import Submission
 from slurmft.plugins.studies.spec import Study
-from slurmft.plugins.studies.table import as_lines, cell_columns, column
+from slurmft.plugins.studies.table import Column, as_lines, cell_columns, column
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 
 ASK_ABOVE = 1000
-"""Runs that are submitted without a question."""
+"""As many runs are submitted without a question: a grid is easily larger than meant."""
 
 
 def run_parser() -> Parser:
@@ -84,7 +84,8 @@ def run_parser() -> Parser:
     add("--dry-run", action="store_true", help="show cells and jobs; submit nothing")
     yes = f"submit more than {ASK_ABOVE:,} runs, and count runs with other settings as the same"
     add("--yes", action="store_true", help=yes)
-    where = options(JobConfig).keys() - {"runs_dir", "name"}  # which are the study's
+    # A study says itself where its runs are, and what they are called.
+    where = options(JobConfig).keys() - {"runs_dir", "name"}
     parser.add_options(TrainConfig, "what to train")
     return parser.add_options(JobConfig, "where to run it", where)
 
@@ -114,6 +115,7 @@ def run_main(argv: list[str]) -> int:
     study = runner.with_flags(study, flags)
     configs = runner.configurations(study, folder, make=not arguments.dry_run)
     if arguments.dry_run:
+        # Without the lock and its folder: a dry run writes nothing.
         todo = Submission(study, folder, configs, study_status(study, folder), argv)
         runner.check_settings(todo, arguments.yes)
         print(dry_run(todo))
@@ -121,11 +123,13 @@ def run_main(argv: list[str]) -> int:
     share = any(config.job.share_with_group for config in configs.values())
     with study_folder.exclusive(folder, share):
         study_folder.check_name(study, folder)
+        # Before the status is read: what a killed submission left would count as a try.
         study_folder.discard_cut_off(folder)
         todo = Submission(study, folder, configs, study_status(study, folder), argv)
         _warn(runner.check_settings(todo, arguments.yes))
-        due = len(todo.due())
-        if due > ASK_ABOVE and not arguments.yes and not confirmed(f"submit {due:,} runs?"):
+        due_count = len(todo.due())
+        must_ask = due_count > ASK_ABOVE and not arguments.yes
+        if must_ask and not confirmed(f"submit {due_count:,} runs?"):
             print("nothing was submitted")
             return Exit.OK
         study_folder.keep_copies(study, folder)
@@ -145,7 +149,7 @@ def _submit(todo: Submission) -> int:
     given_up = [repeat for repeat in status.repeats if todo.given_up(repeat)]
     code: int = Exit.FAILED if given_up else Exit.OK
     if due and todo.cluster != "slurm":
-        code = max(_run_here(todo, due), code)
+        code = max(_run_here(todo, due), code)  # the worse of the two
         status = study_status(todo.study, todo.folder)
         print(status_table(todo.study, status))
     else:
@@ -153,9 +157,11 @@ def _submit(todo: Submission) -> int:
         print(repeats_table(todo, jobs))
     for repeat in given_up:
         assert repeat.best is not None
+        name = f"{spec.label(repeat.cell)}, repeat {repeat.number}"
+        reason = shown(repeat.best.reason)
         print(
-            f"given up after {repeat.failures} failed run(s): {spec.label(repeat.cell)}, repeat "
-            f"{repeat.number}: {shown(repeat.best.reason)}\n  look into {repeat.best.run.path}, "
+            f"given up after {repeat.failures} failed run(s): {name}: {reason}\n"
+            f"  look into {repeat.best.run.path}, "
             f"or raise retries = {todo.study.retries} in the study file"
         )
     print(f"study folder: {todo.folder}")
@@ -166,6 +172,7 @@ def _submit(todo: Submission) -> int:
 def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
     """Runs one repeat after another; returns the exit code. Ctrl-C leaves no partial run."""
     code = int(Exit.OK)
+    # Two runs at a time on one machine would measure each other.
     for each in todo.status.alive():
         print(f"waiting for the end of {each.run.path}, which was started before", flush=True)
         runner.wait_for_end(RunDir(each.run.path))
@@ -176,9 +183,10 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
         try:
             run = runner.run_one(todo, repeat)
         except KeyboardInterrupt:
+            again = command("study", "run", *todo.argv)
             print(
                 f"\ninterrupted: the run of {spec.label(repeat.cell)} was removed, finished ones "
-                f"stay. To continue: {command('study', 'run', *todo.argv)}"
+                f"stay. To continue: {again}"
             )
             raise
         state = run.get_state()
@@ -229,11 +237,13 @@ def cancel_main(argv: list[str]) -> int:
         print(f"there is no study folder {str(folder)!r}: nothing to cancel")
         return Exit.OK
     try:
-        share = bool(folder.stat().st_mode & stat.S_IRGRP)  # as it was made
+        # No flag says it here: the folder stays as readable as `study run` made it.
+        share = bool(folder.stat().st_mode & stat.S_IRGRP)
         with study_folder.exclusive(folder, share):
             _cancel(study, _alive_runs(folder))
     except study_folder.HeldError:
-        # Without Slurm, `study run` holds the folder as long as it runs, and ends with a run.
+        # Without Slurm, `study run` holds the folder as long as it runs, and ends with a run that
+        # is cancelled. With Slurm, the other command ends soon, and the user can wait for it.
         alive = [run for run in _alive_runs(folder) if run.cluster != "slurm"]
         if not alive:
             raise
@@ -245,8 +255,9 @@ def _alive_runs(folder: Path) -> list[RunStatus]:
     """Returns the runs of a study that wait or run; warns of what cannot be read."""
     runs, problems = study_folder.find_runs(folder)
     _warn([f"warning: {text}; its job, if it has one, is not cancelled" for text in problems])
-    unfinished = (run for run in runs if not run.is_finished)
-    return [status for status in cluster_status.run_statuses(unfinished) if status.is_alive]
+    unfinished = [run for run in runs if not run.is_finished]
+    statuses = cluster_status.run_statuses(unfinished)
+    return [status for status in statuses if status.is_alive]
 
 
 def _cancel(study: Study, alive: Sequence[RunStatus]) -> None:
@@ -280,33 +291,54 @@ def status_table(study: Study, status: StudyStatus) -> str:
     by_cell = status.by_cell()
     columns = cell_columns([cell for cell, _ in by_cell], study.varied)
     for state in STATES:
-        counts = [sum(repeat.state == state for repeat in repeats) for _, repeats in by_cell]
-        columns.append(column(state, [count or "-" for count in counts]))
-    results = _results(status) if study.program else {}
-    for name in dict.fromkeys(name for medians in results.values() for name in medians):
-        values = [results.get(spec.key_of(cell), {}).get(name, "-") for cell, _ in by_cell]
+        counts = []
+        for _, repeats in by_cell:
+            count = sum(repeat.state == state for repeat in repeats)
+            counts.append(count or "-")  # zeros would hide the other numbers
+        columns.append(column(state, counts))
+    if study.program:
+        columns += _result_columns(status)
+    notes = [_note(repeats) for _, repeats in by_cell]
+    columns.append(column("note", notes, label=" "))
+    return "\n".join(as_lines(columns))
+
+
+def _result_columns(status: StudyStatus) -> list[Column]:
+    """Returns a column for each quantity that a cell of the study measured."""
+    results = _results(status)
+    names = dict.fromkeys(name for medians in results.values() for name in medians)
+    columns = []
+    for name in names:
+        values = []
+        for cell, _ in status.by_cell():
+            medians = results.get(spec.key_of(cell), {})
+            values.append(medians.get(name, "-"))
         columns.append(column(name, values))
-    notes = column("note", [_note(repeats) for _, repeats in by_cell], label=" ")
-    return "\n".join(as_lines([*columns, notes]))
+    return columns
 
 
 def _results(status: StudyStatus) -> dict[str, dict[str, str]]:
     """Returns key of a cell -> name -> the median of what its finished repeats measured."""
-    finished = [r.best.run for r in status.repeats if r.best and r.state == "finished"]
-    results = {}
+    finished = []
+    for repeat in status.repeats:
+        if repeat.best and repeat.state == "finished":
+            finished.append(repeat.best.run)
+    results: dict[str, dict[str, str]] = {}
     for runset in group_by_study(finished):
         measures = measures_of(runset)
         for row in rows_of(runset):
-            results[spec.key_of(row.cell)] = {
-                measure.label: f"{row.measures[measure.key].median:.5g}"
-                for measure in measures
-                if measure.key in row.measures
-            }
+            medians = {}
+            for measure in measures:
+                median = row.median(measure.key)
+                if median is not None:
+                    medians[measure.label] = f"{median:.5g}"
+            results[spec.key_of(row.cell)] = medians
     return results
 
 
 def _note(repeats: list[Repeat]) -> str:
     """Returns why a repeat of a cell failed, else how far one is, else what one waits for."""
+    # There is room for one note: that of the state that a user can do most about.
     for state in ("failed", "running", "pending"):
         for repeat in repeats:
             if repeat.best is None or repeat.state != state:
@@ -334,13 +366,16 @@ def repeats_table(
             return word
         return "given up" if todo.given_up(repeat) else repeat.state
 
+    by_cell = todo.status.by_cell()
     texts = []
-    for _, repeats in todo.status.by_cell():
+    for _, repeats in by_cell:
         states = Counter(state_of(repeat) for repeat in repeats)
         text = ", ".join(f"{count} {state}" for state, count in states.items())
         ids = [jobs[repeat.key] for repeat in repeats if jobs.get(repeat.key)]
-        texts.append(f"{text} ({', '.join(ids)})" if ids else text)
-    columns = cell_columns([cell for cell, _ in todo.status.by_cell()], todo.study.varied)
+        if ids:
+            text += f" ({', '.join(ids)})"
+        texts.append(text)
+    columns = cell_columns([cell for cell, _ in by_cell], todo.study.varied)
     return "\n".join(as_lines([*columns, column("repeats", texts)]))
 
 
@@ -350,6 +385,7 @@ def warnings(status: StudyStatus) -> list[str]:
     for other in status.others:
         study = other.run.study or {}
         cell = study.get("cell")
+        # What a run says of its study may be edited by hand, or of another version.
         cell_label = spec.label(cell) if isinstance(cell, dict) else "no cell"
         name = f"{cell_label}, repeat {study.get('repeat', '-')}"
         paths_of.setdefault(name, []).append(other.run.path)
@@ -367,10 +403,12 @@ def warnings(status: StudyStatus) -> list[str]:
 def dry_run(todo: Submission) -> str:
     """Describes what would be submitted."""
     due = todo.due()
+    study = todo.study
+    no_jobs = {repeat.key: "" for repeat in due}
     lines = [
-        f"# {todo.study.title}: {len(todo.study.cells)} cells x {todo.study.repeats} repeats",
+        f"# {study.title}: {len(study.cells)} cells x {study.repeats} repeats",
         *warnings(todo.status),
-        repeats_table(todo, {repeat.key: "" for repeat in due}, "to submit"),
+        repeats_table(todo, no_jobs, "to submit"),
         "",
     ]
     if due and todo.cluster == "slurm":
@@ -387,6 +425,8 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
     at_most = todo.study.at_most
     live_jobs = runner.live_jobs(todo.status.alive())
     lines = []
+    # An array starts when the one before it has ended, the first after the jobs that are alive:
+    # more than `at_most` jobs at a time would disturb each other.
     after = ", ".join(live_jobs)
     for number, group in enumerate(groups, start=1):
         waits = f", after {after}" if after else ""
@@ -440,11 +480,15 @@ def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
     so_far = f"\n  so far: {report}" if finished else ""
     if not status.count("missing") and not status.count("failed"):
         alive = [run for run in status.tries() if run.is_alive]
-        first = min(alive, key=lambda run: run.outcome != "running")  # one that runs, if one does
+        # One that runs, if one does: False sorts first.
+        first = min(alive, key=lambda run: run.outcome != "running")
         return f"Next: wait; or look: {command('follow', pasted(first.run.path))}{so_far}"
     submissions = [run.run.config["submission"] for run in status.tries()]
-    newest: dict[str, Any] = max(submissions, key=lambda s: str(s.get("time")), default={})
-    again = newest.get("command") or shlex.join(["slurmft", "study", "run", str(study.path)])
+    newest: dict[str, Any] = max(submissions, key=lambda each: str(each.get("time")), default={})
+    # The command that was typed has the flags, which the study file lacks.
+    again = newest.get("command")
+    if not again:
+        again = shlex.join(["slurmft", "study", "run", str(study.path)])
     return f"Next: {again}{so_far}"
 
 

@@ -211,7 +211,7 @@ _ABOVE_0 = ("train_samples_per_s", "global_batch_size", "wall_s")
 
 def _missing_values(run: MeasuredRun) -> str:
     """Returns the required values that a result lacks; "" if it has all."""
-    result = {"attempts": 1} | (run.result or {})
+    result = {"attempts": 1, **(run.result or {})}
     needed = _NEEDED_OF_PROGRAM if run.is_own else _NEEDED
     missing = []
     for name, kind in needed.items():

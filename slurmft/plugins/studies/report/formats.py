@@ -30,7 +30,8 @@ def _fitted(table: Table, width: int = WIDTH) -> Table:
     """Returns a table as wide as a terminal; a note names the columns left out for that."""
     columns = list(table.columns)
     left_out: list[str] = []
-    while max(map(len, _grid(replace(table, columns=columns)).splitlines())) > width:
+    while _grid_width(replace(table, columns=columns)) > width:
+        # Of columns of one rank, the rightmost goes first.
         last = max(reversed(columns), key=lambda column: column.rank)
         if last.rank == 0:
             break  # what names a row stays, even if the line is too long
@@ -42,15 +43,22 @@ def _fitted(table: Table, width: int = WIDTH) -> Table:
     return replace(table, columns=columns, notes=notes)
 
 
+def _grid_width(table: Table) -> int:
+    return max(len(line) for line in _grid(table).splitlines())
+
+
 def _grid(table: Table) -> str:
+    # A header has a word on each line: most columns are then as narrow as their numbers.
     headers = [column.words.replace(" ", "\n") for column in table.columns]
-    return "\n".join(line.rstrip() for line in _tabulate(table, headers, "simple").splitlines())
+    lines = _tabulate(table, headers, "simple").splitlines()
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def as_markdown(table: Table) -> str:
     """Returns a table for GitHub and its like."""
     fitted = _fitted(table)
-    grid = _tabulate(fitted, [markdown(c.words) for c in fitted.columns], "pipe", markdown)
+    headers = [markdown(column.words) for column in fitted.columns]
+    grid = _tabulate(fitted, headers, "pipe", markdown)
     notes = as_list("", fitted.notes, "markdown")
     return f"**{markdown(table.title)}**\n\n{grid}\n\n{notes}".rstrip() + "\n"
 
@@ -73,13 +81,17 @@ def as_latex(table: Table) -> str:
     row_count = max(1, len(table.rows))
     for first in range(0, row_count, _ROWS_OF_A_PAGE):
         last = first + _ROWS_OF_A_PAGE
-        columns = [replace(c, values=c.values[first:last]) for c in table.columns]
-        notes = table.notes if last >= row_count else ()
+        columns = []
+        for column in table.columns:
+            columns.append(replace(column, values=column.values[first:last]))
+        notes = table.notes if last >= row_count else ()  # on the last page only
         page = _fitted(Table(table.title, columns, notes))
         title = latex(table.title)
         if first:
             title += f" ({first // _ROWS_OF_A_PAGE + 1})"
-        tabular = _tabulate(page, [c.words for c in page.columns], "latex_booktabs", _ascii)
+        headers = [column.words for column in page.columns]
+        # tabulate escapes LaTeX's special characters itself; `_ascii` only replaces others.
+        tabular = _tabulate(page, headers, "latex_booktabs", _ascii)
         listed = as_list("", page.notes, "latex")
         pages.append(_LATEX.format(title=title, tabular=tabular, notes=listed))
     return "\n".join(pages)
@@ -87,15 +99,17 @@ def as_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Escapes LaTeX's special characters."""
-    return "".join(tabulate.LATEX_ESCAPE_RULES.get(c, c) for c in _ascii(text))
+    escaped = [tabulate.LATEX_ESCAPE_RULES.get(sign, sign) for sign in _ascii(text)]
+    return "".join(escaped)
 
 
 def _ascii(text: str) -> str:
     """Replaces characters that not every LaTeX can set."""
     for sign, replacement in {"\u00b1": "+-", "\u00d7": "x", "\u2013": "-"}.items():
         text = text.replace(sign, replacement)
-    plain = unicodedata.normalize("NFKD", _line(text)).encode("ascii", "replace")
-    return plain.decode()
+    # NFKD takes accents off their letters; what has no letter becomes a question mark.
+    decomposed = unicodedata.normalize("NFKD", _line(text))
+    return decomposed.encode("ascii", "replace").decode()
 
 
 def as_csv(table: Table) -> str:
@@ -105,7 +119,8 @@ def as_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in table.columns])
     for row in table.rows:
-        writer.writerow(["" if value.raw is None else value.raw for value in row])
+        fields = ["" if value.raw is None else value.raw for value in row]
+        writer.writerow(fields)
     return text.getvalue()
 
 
@@ -118,9 +133,13 @@ def as_list(title: str, lines: Sequence[str], form: str, width: int = WIDTH) -> 
         items = "".join(f"  \\item {latex(line)}\n" for line in lines)
         return f"{head}\\begin{{itemize}}\\footnotesize\n{items}\\end{{itemize}}\n"
     if form == "markdown":
-        return f"{head}\n".lstrip() + "".join(f"- {markdown(line)}\n" for line in lines)
+        # A blank line: otherwise Markdown takes the list as more of the title's paragraph.
+        head = f"{head}\n".lstrip()
+        items = "".join(f"- {markdown(line)}\n" for line in lines)
+        return head + items
     wrapper = textwrap.TextWrapper(width, initial_indent="- ", subsequent_indent="  ")
-    return head + "".join(f"{wrapper.fill(_line(line))}\n" for line in lines)
+    items = "".join(f"{wrapper.fill(_line(line))}\n" for line in lines)
+    return head + items
 
 
 FORMATS: dict[str, tuple[Callable[[Table], str], str]] = {
@@ -135,17 +154,23 @@ FORMATS: dict[str, tuple[Callable[[Table], str], str]] = {
 def _tabulate(
     table: Table, headers: Sequence[str], form: str, escape: Callable[[str], str] | None = None
 ) -> str:
-    rows = [[(escape or _line)(value.text) for value in row] for row in table.rows]
+    escape = escape or _line
+    rows = []
+    for row in table.rows:
+        rows.append([escape(value.text) for value in row])
+    # Without rows, tabulate counts no columns that it could align.
     alignments = [column.alignment for column in table.columns] if rows else None
-    return str(tabulate.tabulate(rows, headers, form, disable_numparse=True, colalign=alignments))
+    # Values are texts as they are to be shown: parsed as numbers, 0.5000 would become 0.5.
+    text = tabulate.tabulate(rows, headers, form, disable_numparse=True, colalign=alignments)
+    return str(text)
 
 
 def _line(text: str) -> str:
     """Returns text as one line without control characters, which a terminal would obey."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
-_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|`*_[]<>"})
+_MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\|`*_[]<>"})
 
 
 def markdown(text: str) -> str:

@@ -359,11 +359,12 @@ def rows_of(runset: RunSet) -> list[Row]:
             fields = planned(runset.study, cell, common)
         devices = _devices(runs, fields | cell)
         row = Row(cell, runs, devices, state_of(runs, runset.repeats), fields)
+        finished = row.finished
         for measure in measures:
-            values = [_read(measure, run) for run in row.finished]
-            known = [value for value in values if value is not None]
-            if known:
-                row.measures[measure.key] = Spread.of(*known)
+            values = [_read(measure, run) for run in finished]
+            numbers = [value for value in values if value is not None]
+            if numbers:
+                row.measures[measure.key] = Spread.of(*numbers)
         rows.append(row)
     rows.sort(key=lambda row: (_sortable(others(row, runset.fields)), row.devices or 0))
     # The throughput of a training says how it scales even where nobody declared its work to be
@@ -402,7 +403,8 @@ def _common(runs: Sequence[MeasuredRun]) -> Cell:
             continue
         common[name] = value
         if value == "auto":
-            resolved = {str(run.result[name]) for run in runs if run.result and name in run.result}
+            results = [run.result for run in runs if run.result]
+            resolved = {str(result[name]) for result in results if name in result}
             if len(resolved) == 1:
                 common[name] = resolved.pop()
     return common

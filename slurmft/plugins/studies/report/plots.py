@@ -28,6 +28,7 @@ HINT = "plots need matplotlib: pip install matplotlib"
 _MOST_SERIES = 8
 """More cannot be distinguished in print."""
 _MOST_POINTS = 300
+"""Points of a curve; of more, neighbouring ones are averaged."""
 
 _OVER_DEVICES = {
     "train_samples_per_s_per_device": "Training throughput of a device",
@@ -97,20 +98,19 @@ def charts_of(
 def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart]:
     """Plots what programs of the user's own measured over the only setting that varies, if it has
     numbers."""
-    finished = [row for row in rows if row.finished]
     if len(runset.fields) != 1:
         return []
     (name,) = runset.fields
+    finished = [row for row in rows if row.finished]
     if not all(is_number(row.cell.get(name)) for row in finished):
         return []
     finished.sort(key=lambda row: float(row.cell[name]))
     charts = []
     for measure in measures.measures_of(runset):
-        points = [
-            (float(row.cell[name]), row.measures[measure.key])
-            for row in finished
-            if measure.key in row.measures
-        ]
+        points = []
+        for row in finished:
+            if measure.key in row.measures:
+                points.append((float(row.cell[name]), row.measures[measure.key]))
         if len(points) > 1:
             title = f"{measure.label} over {name}"
             chart = Chart(measure.key, title, name, measure.label, {"measured": points})
@@ -134,9 +134,11 @@ def _over_devices(
     charts = []
     for key, title in titles.items():
         series = _series_over_devices(key, groups)
-        if len({x for points in series.values() for x, _ in points}) < 2:
+        places = {x for points in series.values() for x, _ in points}
+        if len(places) < 2:  # all on one number of devices: nothing to see
             continue
-        shown = {name: series[name] for name in _spread_out(list(series), _MOST_SERIES)}
+        chosen = _spread_out(list(series), _MOST_SERIES)
+        shown = {name: series[name] for name in chosen}
         y_label = labels.get(key, key)
         chart = Chart(key, title, "devices (ranks)", y_label, shown, legend=legend)
         if len(series) > len(shown):
@@ -152,11 +154,12 @@ def _series_over_devices(key: str, groups: dict[str, list[Row]]) -> dict[str, Po
     """Returns the points of a measure; groups that lack it are left out."""
     series: dict[str, Points] = {}
     for name, rows in groups.items():
-        points = [
-            (row.devices, row.measures[key]) for row in rows if row.devices and key in row.measures
-        ]
+        points = []
+        for row in rows:
+            if row.devices and key in row.measures:
+                points.append((float(row.devices), row.measures[key]))
         if points:
-            series[name] = [(float(devices), spread) for devices, spread in points]
+            series[name] = points
     return series
 
 
@@ -164,6 +167,7 @@ def _add_comparisons(
     chart: Chart, rows: Sequence[Row], published: Iterable[PublishedTable]
 ) -> None:
     """Adds the ideal and the published speedups to the plot of ours."""
+    # Several baselines have several ideal lines; the plot has that of the smallest.
     bases = [row.baseline.devices for row in rows if row.baseline and row.baseline.devices]
     chart.ideal = min(bases, default=1)
     for table in published:
@@ -176,11 +180,11 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
     Where a number of devices occurs twice, as 2 nodes x 1 and 1 x 2, the name has the processes per
     node, too.
     """
-    named = [
-        (", ".join(str(value) for value in measures.others(row, fields).values()), row)
-        for row in rows
-        if row.finished and row.devices
-    ]
+    named = []
+    for row in rows:
+        if row.finished and row.devices:
+            settings = measures.others(row, fields).values()
+            named.append((", ".join(str(value) for value in settings), row))
     counts = Counter((name, row.devices) for name, row in named)
     ambiguous = {name for (name, _), count in counts.items() if count > 1}
     groups: dict[str, list[Row]] = {}
@@ -197,7 +201,7 @@ def _published_speedups(table: PublishedTable) -> dict[str, Points]:
     """Returns the published speedups that are numbers, by the other columns that name a row."""
     if not {"speedup", "gpus"} <= set(table.columns):
         return {}
-    columns = [name for name in keys_of(table) if name != "gpus"]
+    columns = [name for name in keys_of(table) if name != "gpus"]  # which are on the x-axis
     series: dict[str, Points] = {}
     for row in table.rows:
         if is_number(row["speedup"]) and is_number(row["gpus"]):
@@ -211,6 +215,7 @@ def _spread_out(values: Sequence[str], most: int) -> list[str]:
     """Returns at most so many of the values, evenly chosen, with the first and the last."""
     if len(values) <= most:
         return list(values)
+    # Evenly, as rows are sorted by their settings: the first ones would be much alike.
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
@@ -261,6 +266,7 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
     for record in run.records():
         epoch = measures.number_of(record.get("epoch"))
         if record["event"] == "step" and record.get("loss") is not None:
+            # A step that was repeated takes the place of the points from it on.
             add_point(losses, record["step"], record["loss"])
             if epoch:
                 steps_per_epoch = record["step"] / epoch
@@ -270,7 +276,7 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
                     curve = _Curve(f"metric-{name}", f"{name} of the evaluations", "epoch", name)
                     metrics.setdefault(curve, {})[epoch] = value
     means = _means(losses)
-    curves = {_LOSS: dict(means)} | metrics
+    curves = {_LOSS: dict(means), **metrics}
     if steps_per_epoch:
         curves[_LOSS_OVER_EPOCHS] = {step / steps_per_epoch: loss for step, loss in means}
     return {
@@ -303,12 +309,15 @@ def is_available() -> bool:
 def draw(chart: Chart) -> tuple[str, bytes]:
     """Draws a chart as SVG (a whole file) and PNG (200 dots per inch)."""
     from matplotlib import style
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # not pyplot, which chooses a backend and keeps figures
 
     with style.context(Path(__file__).with_suffix(".mplstyle")):
         labels = _shortened(list(chart.series))
-        columns = max(1, 90 // (max(map(len, labels)) + 8))
-        figure = Figure(figsize=(_WIDTH_IN, 2.7 + 0.17 * (len(labels) // columns)))
+        longest = max(len(text) for text in labels)
+        # The legend is as wide as 90 characters; its line and gaps take 8 of each entry.
+        columns = max(1, 90 // (longest + 8))
+        height_in = 2.7 + 0.17 * (len(labels) // columns)
+        figure = Figure(figsize=(_WIDTH_IN, height_in))
         axes = figure.add_subplot()
         axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
         _lines(axes, chart, labels)
@@ -321,6 +330,7 @@ def draw(chart: Chart) -> tuple[str, bytes]:
             )
         png = io.BytesIO()
         svg = io.StringIO()
+        # Without a date, so that the same runs give the same files.
         figure.savefig(png, format="png", dpi=200, metadata={"Software": "slurmft"})
         figure.savefig(svg, format="svg", metadata={"Date": None})
     return svg.getvalue(), png.getvalue()
@@ -328,9 +338,14 @@ def draw(chart: Chart) -> tuple[str, bytes]:
 
 def _shortened(names: Sequence[str]) -> list[str]:
     """Returns labels for the legend: long ones lose the folders of paths, then their middle."""
-    cut = [n if len(n) <= 60 else f"{n[:28]}...{n[-29:]}" for n in without_folders(names)]
-    # matplotlib leaves out labels that begin with an underscore
-    return [f" {text}" if text.startswith("_") else text for text in cut]
+    labels = []
+    for text in without_folders(names):
+        if len(text) > 60:
+            text = f"{text[:28]}...{text[-29:]}"
+        if text.startswith("_"):  # matplotlib leaves such labels out
+            text = f" {text}"
+        labels.append(text)
+    return labels
 
 
 def _lines(axes: Any, chart: Chart, labels: Sequence[str]) -> None:
@@ -343,7 +358,7 @@ def _lines(axes: Any, chart: Chart, labels: Sequence[str]) -> None:
         ranges = [below, above] if any(below) or any(above) else None
         style: dict[str, Any] = {}
         if chart.are_curves:
-            style["markevery"] = 0.2
+            style["markevery"] = 0.2  # of the diagonal: a few marks tell lines apart in grey
         if name.startswith("published: "):
             style |= {"color": "#555555", "mfc": "white"}
         axes.errorbar(x, y, ranges, label=label_text, elinewidth=0.8, **style)
@@ -355,18 +370,21 @@ def _scale_axes(axes: Any, chart: Chart) -> None:
     """Draws the ideal speedup, and makes the axes logarithmic where that shows more."""
     from matplotlib.ticker import LogLocator
 
-    places = sorted({x for points in chart.series.values() for x, _ in points})
-    lows = [spread.low for points in chart.series.values() for _, spread in points]
+    all_points = [point for points in chart.series.values() for point in points]
+    places = sorted({x for x, _ in all_points})
+    lowest = min(spread.low for _, spread in all_points)
     if chart.ideal:
-        ideal = [1, places[-1] / chart.ideal]
-        axes.plot([chart.ideal, places[-1]], ideal, color="#888888", marker="", label="ideal")
+        ends = [chart.ideal, places[-1]]
+        speedups = [1, places[-1] / chart.ideal]
+        axes.plot(ends, speedups, color="#888888", marker="", label="ideal")
     if places[0] > 0:
-        axes.set_xscale("log", base=2)
-    if min(lows) > 0 and (chart.ideal or axes.get_ylim()[1] > 3 * min(lows)):
+        axes.set_xscale("log", base=2)  # numbers of devices are mostly powers of 2
+    # Over logarithmic devices, the ideal speedup is a straight line only on a logarithmic axis.
+    if lowest > 0 and (chart.ideal or axes.get_ylim()[1] > 3 * lowest):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
     else:
-        axes.set_ylim(bottom=min(0, *lows))
+        axes.set_ylim(bottom=min(0, lowest))
     axes.set_xticks(places, [f"{x:g}" for x in places])
     axes.minorticks_off()

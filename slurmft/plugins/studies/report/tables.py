@@ -85,8 +85,8 @@ def _peak_gib(costs: Sequence[dict[str, Any]]) -> float | None:
 
 def _sum_of(values: Sequence[float | None], factor: float) -> float | None:
     """Returns the sum of the values that are known; None: none is."""
-    known = [factor * value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [factor * value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 def _cost_column(name: str, values: Sequence[float | None], rank: int) -> Column:
