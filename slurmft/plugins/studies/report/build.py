@@ -130,13 +130,13 @@ def _comparison_of(rows: Sequence[Row], runset: RunSet) -> list[str]:
 def of_published(tables: Sequence[PublishedTable], title: str = "") -> Section:
     """Returns the section of a file of published tables, as published."""
     first = tables[0]
-    shown = [as_published(table) for table in tables]
+    plain_tables = [as_published(table) for table in tables]
     names = [f"published-{slug(table.key)}" for table in tables]
-    data = list(zip(names, shown, strict=True))
+    data = list(zip(names, plain_tables, strict=True))
     return Section(
         key=f"published-{slug(first.file)}",
         title=_titled(title, f"Published: {first.work}"),
-        tables=shown,
+        tables=plain_tables,
         data=data,
         origins=first.footnotes,
     )

@@ -201,9 +201,9 @@ def _notes(published: PublishedTable, rows: Sequence[Row], pairs: Sequence[Match
     for theirs in ("accuracy", "f1"):
         if theirs in published.columns and name != theirs:
             yield f"our {name} is compared with the published {theirs}"
-    known = {*keys_of(published), *measured_of(published)}
+    comparable = {*keys_of(published), *measured_of(published)}
     for other in published.columns:
-        if other not in known:
+        if other not in comparable:
             yield f"{other} of our runs is unknown: rows that differ only in it show the same"
     differing = _settings_not_as_published(published, pairs)
     if differing:

@@ -138,11 +138,11 @@ def _over_devices(
         if len(places) < 2:  # all on one number of devices: nothing to see
             continue
         chosen = _spread_out(list(series), _MOST_SERIES)
-        shown = {name: series[name] for name in chosen}
+        plotted = {name: series[name] for name in chosen}
         y_label = labels.get(key, key)
-        chart = Chart(key, title, "devices (ranks)", y_label, shown, legend=legend)
-        if len(series) > len(shown):
-            counts = f"{len(shown)} of {len(series)} series"
+        chart = Chart(key, title, "devices (ranks)", y_label, plotted, legend=legend)
+        if len(series) > len(plotted):
+            counts = f"{len(plotted)} of {len(series)} series"
             chart.notes.append(f"{counts}, evenly chosen; the tables have all.")
         if key == "speedup":
             _add_comparisons(chart, rows, published)

@@ -19,8 +19,7 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
         columns += _scaled(rows)
         return Table(runset.title, columns, _notes(rows, runset))
     # The throughput of all devices is left to the CSV: it is that of one, times the devices.
-    shown = [measure for measure in measures.SPEED if measure.key != "train_samples_per_s"]
-    *training, evaluation = shown
+    *training, evaluation = [m for m in measures.SPEED if m.key != "train_samples_per_s"]
     columns += [_medians(measure, rows) for measure in training]
     columns += _scaled(rows)
     metric = _medians(METRIC, rows)
@@ -211,7 +210,7 @@ def _scaled(rows: Sequence[Row]) -> list[Column]:
     columns = []
     for key in SCALED:
         values = [row.median(key) for row in rows]
-        columns.append(column(key, values, 2, rank=2))
+        columns.append(column(key, values, decimals=2, rank=2))
     return columns
 
 
