@@ -156,7 +156,8 @@ class Run:
             TimeoutError: it has not ended in so many seconds; the job keeps running.
         """
         live = sys.stderr.isatty() if bar is None else bar
-        return self._follow(timeout_s, Progress(sys.stderr, live, only_bar=True))
+        progress = Progress(sys.stderr, live, only_bar=True)
+        return self._follow(timeout_s, progress)
 
     def follow(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Waits as `wait` does, and prints the progress as `slurmft follow` does."""
@@ -188,8 +189,9 @@ class Run:
                 right.
             SlurmftError: the job was refused; or the run is another user's, or others can write it.
         """
-        known = {name: o for name, o in options(JobConfig).items() if name != "runs_dir"}
-        flags = checked_options("resume()", where, known)
+        allowed = dict(options(JobConfig))
+        del allowed["runs_dir"]  # a run stays where it is
+        flags = checked_options("resume()", where, allowed)
         provenance = cluster_submit.provenance_of(call_text("Run.resume", where))
         cluster_submit.resume(self._files, flags, provenance)
         return self
@@ -249,5 +251,6 @@ def _as_in_toml(value: Any) -> Any:
 
 def call_text(name: str, given: dict[str, Any], words: Iterable[str] = ()) -> str:
     """Returns a call as it was written, for the records."""
-    arguments = [*map(repr, words), *(f"{k}={v!r}" for k, v in given.items())]
+    arguments = [repr(word) for word in words]
+    arguments += [f"{option}={value!r}" for option, value in given.items()]
     return f"slurmft.{name}({', '.join(arguments)})"

@@ -181,19 +181,25 @@ def _field_decoders(kind: Any) -> dict[str, Decoder]:
 
 
 def _dataclass(kind: Any) -> Decoder:
-    required = {
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
+    required = set()
+    for field in dataclasses.fields(kind):
+        has_default = field.default is not dataclasses.MISSING
+        has_factory = field.default_factory is not dataclasses.MISSING
+        if not has_default and not has_factory:
+            required.add(field.name)
 
     def decode_object(value: Any) -> Any:
         if not isinstance(value, dict):
             raise DecodeError(f"{value!r} is no object")
-        if missing := required - value.keys():
+        missing = required - value.keys()
+        if missing:
             raise DecodeError(f"{', '.join(sorted(missing))} missing")
-        decoders = _field_decoders(kind)  # here: a dataclass may hold some of its own kind
-        known = {name: each(value[name]) for name, each in decoders.items() if name in value}
-        return kind(**known)
+        # Not outside this function: a dataclass may hold some of its own kind, and their decoder is
+        # being built.
+        fields = {}
+        for name, decoder in _field_decoders(kind).items():
+            if name in value:
+                fields[name] = decoder(value[name])
+        return kind(**fields)
 
     return decode_object

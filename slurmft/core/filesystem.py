@@ -66,7 +66,7 @@ def room(folder: Path) -> Room:
         problem = error.strerror or str(error)
     return Room(
         free_bytes=usage.f_bavail * usage.f_frsize,
-        free_inodes=usage.f_favail if usage.f_files else None,
+        free_inodes=usage.f_favail if usage.f_files else None,  # btrfs makes inodes as needed
         problem=problem,
     )
 
@@ -103,10 +103,10 @@ def find(mountinfo: str, path: str) -> FileSystem:
     for line in mountinfo.rstrip("\n").split("\n"):
         left, _, right = line.partition(" - ")
         mount = _unescape(left.split(" ")[4])
-        if path == mount or path.startswith(mount.rstrip("/") + "/"):
+        holds_path = path == mount or path.startswith(mount.rstrip("/") + "/")
+        if holds_path and len(mount) >= len(best.mount):
             kind, source = right.split(" ")[:2]
-            if len(mount) >= len(best.mount):
-                best = FileSystem(type=kind, source=_unescape(source), mount=mount)
+            best = FileSystem(type=kind, source=_unescape(source), mount=mount)
     return best
 
 

@@ -102,7 +102,8 @@ def changes(config: RunConfig) -> dict[str, str]:
     """
     changed = {}
     for path, before in config.program.inputs.items():
-        if change := _change(Path(path), before):
+        change = _change(Path(path), before)
+        if change:
             changed[path] = change
     code_before = config.submission.get("code", "")
     if code_before not in ("", of_code()):

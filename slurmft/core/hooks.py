@@ -109,8 +109,12 @@ def script_lines(config: "RunConfig", run: "RunDir") -> ScriptLines:
 
 def examine_node(config: "RunConfig", run: "RunDir", rendezvous: "Rendezvous") -> list[Examination]:
     """Begins the examinations of this node."""
-    begun = (member.examine_node(config, run, rendezvous) for member in _members())
-    return [examination for examination in begun if examination is not None]
+    examinations = []
+    for member in _members():
+        examination = member.examine_node(config, run, rendezvous)
+        if examination is not None:
+            examinations.append(examination)
+    return examinations
 
 
 def node_python(is_stopping: Callable[[], bool]) -> AbstractContextManager[NodePython]:
@@ -124,15 +128,23 @@ def node_python(is_stopping: Callable[[], bool]) -> AbstractContextManager[NodeP
 
 def recorders(run: "RunDir") -> list[Recorder]:
     """Returns all that take copies of the run's records."""
-    made = (member.recorder(run) for member in _members())
-    return [recorder for recorder in made if recorder is not None]
+    all_recorders = []
+    for member in _members():
+        recorder = member.recorder(run)
+        if recorder is not None:
+            all_recorders.append(recorder)
+    return all_recorders
 
 
 def state_changed(run: "RunDir", from_login: bool = False) -> Callable[[], None]:
     """Tells all plug-ins; returns a function that waits for them. It need not be called where this
     process goes on living."""
-    heard = [member.state_changed(run, from_login) for member in _members()]
-    waits = [wait for wait in heard if wait is not None]
+    # All are called before any is waited for: their work goes on side by side.
+    waits = []
+    for member in _members():
+        wait = member.state_changed(run, from_login)
+        if wait is not None:
+            waits.append(wait)
 
     def wait_for_all() -> None:
         for wait in waits:

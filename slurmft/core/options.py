@@ -199,7 +199,8 @@ class Option:
             return f"between {self.least} and {self.most}"
         parts = []
         if self.least is not None:
-            parts.append("0 or more" if self.least == 0 else f"at least {self.least}")
+            words = "0 or more" if self.least == 0 else f"at least {self.least}"
+            parts.append(words)
         if self.above is not None:
             parts.append(f"above {self.above}")
         if self.most is not None:
@@ -240,13 +241,15 @@ option = _declares(Option)
 def options(config: type[Any]) -> dict[str, Option]:
     """Name -> declaration of every option of a configuration, in the order of its fields."""
     if config not in _OPTIONS:
-        _OPTIONS[config] = {
-            each.name: dataclasses.replace(
-                each.metadata[_KEY], name=each.name, annotation=each.type
-            )
-            for each in dataclasses.fields(config)
-            if _KEY in each.metadata
-        }
+        declared = {}
+        for each in dataclasses.fields(config):
+            if _KEY in each.metadata:
+                declaration: Option = each.metadata[_KEY]
+                # Where it is declared, an option does not know its field yet.
+                declared[each.name] = dataclasses.replace(
+                    declaration, name=each.name, annotation=each.type
+                )
+        _OPTIONS[config] = declared
     return _OPTIONS[config]
 
 
@@ -301,19 +304,22 @@ def check_options(config: Any) -> None:
 
 
 def _applies(declared: Option, value: Any, when: tuple[Any, ...]) -> bool:
-    return value in when if when else declared.is_set(value)
+    if when:
+        return value in when
+    return declared.is_set(value)
 
 
 def _check_needed(config: Any, declared: Option, value: Any, need: Needs) -> None:
     other = options(type(config))[need.other]
     other_value = getattr(config, other.name)
-    if other_value in need.values or (not need.values and other.is_set(other_value)):
+    if _applies(other, other_value, need.values):
         return
-    wanted = _typed(other, need.values[0] if need.values else None)
+    first_value = need.values[0] if need.values else None
+    needed = _typed(other, first_value)
     reason = f": {need.why}" if need.why else ""
     raise UsageError(
-        f"{_typed(declared, value)} needs {wanted}{reason}",
-        f"add {wanted}, or leave {declared.flag} out",
+        f"{_typed(declared, value)} needs {needed}{reason}",
+        f"add {needed}, or leave {declared.flag} out",
     )
 
 
@@ -344,15 +350,18 @@ def texts(config: Any) -> list[tuple[str, str]]:
     pairs = []
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
-        several = value if isinstance(value, tuple) else (value,)
-        pairs += [(each.name, text) for text in several if isinstance(text, str)]
+        values = value if isinstance(value, tuple) else (value,)
+        for text in values:
+            if isinstance(text, str):
+                pairs.append((each.name, text))
     return pairs
 
 
 def check_credentials(config: Any) -> None:
     """Raises UsageError where a value holds a password or a token: values are written to files."""
     for name, value in texts(config):
-        if kind := credentials.kind_in(value):
+        kind = credentials.kind_in(value)
+        if kind:
             raise UsageError(
                 f"{flag(name)} {credentials.redact(value)!r} holds {kind}: everybody who sees the "
                 "run's files or this machine's processes would read it",

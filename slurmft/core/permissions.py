@@ -38,6 +38,7 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
     Raises:
         OSError: the folder is there and may not be, or it cannot be made.
     """
+    # A umask can only be read by setting another.
     user_umask = os.umask(0o022)
     os.umask(user_umask | 0o022)
     try:
@@ -53,7 +54,8 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
     # By mkdir's mode the umask would decide, and setgid would be lost.
     inherited = path.stat().st_mode & stat.S_ISGID
     with contextlib.suppress(PermissionError):  # a file system that knows no modes
-        path.chmod(0o2750 if share_with_group else inherited | 0o700)
+        mode = 0o2750 if share_with_group else inherited | 0o700
+        path.chmod(mode)
 
 
 @contextlib.contextmanager
@@ -71,6 +73,7 @@ def as_in(folder: Path) -> Iterator[None]:
         least = 0o022
     else:  # the group of new files is another than the folder's: it gets nothing
         least = 0o077
+    # What the folder denies to others, its files deny, too.
     before = os.umask(~mode & 0o077 | least)
     try:
         yield
@@ -111,6 +114,7 @@ def own_folder(path: Path) -> Iterator[int]:
     try:
         for above in place.parents:
             mode = above.stat().st_mode
+            # In a sticky folder, as /tmp is, only the owner of a file renames it.
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 raise _writable(above, mode, f"chmod o-w {shlex.quote(str(above))}")
         yield descriptor

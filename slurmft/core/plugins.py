@@ -66,7 +66,10 @@ class Entry(NamedTuple):
         attribute = self.target.partition(":")[2].strip()
         try:
             loaded = importlib.import_module(self.module)
-            return functools.reduce(getattr, attribute.split("."), loaded) if attribute else loaded
+            if not attribute:
+                return loaded
+            # "module:Class.method": an attribute may have parts.
+            return functools.reduce(getattr, attribute.split("."), loaded)
         except SlurmftError:
             raise
         except Exception as error:  # of any package: other commands must not know
@@ -87,7 +90,10 @@ class Entry(NamedTuple):
         except Exception:  # its parent package fails, or it is no file: `load` says so
             return ""
         docstring = re.match(r'\s*[rR]?"""(.+?)(\.\s|\n\n|\.?""")', head, re.DOTALL)
-        return " ".join(docstring[1].split()) if docstring else ""
+        if docstring is None:
+            return ""
+        first_sentence = docstring[1]
+        return " ".join(first_sentence.split())
 
 
 def find(group: str, name: str) -> Entry | None:
@@ -96,10 +102,13 @@ def find(group: str, name: str) -> Entry | None:
     Raises:
         UsageError: two other packages have an entry of that name.
     """
-    if target := _ours().get(group, {}).get(name):
+    target = _ours().get(group, {}).get(name)
+    if target:
         return Entry(group, name, target, OURS)
     others = [entry for entry in _others(group) if entry.name == name]
-    if len({entry.target for entry in others}) > 1:
+    # Entries with one target are one plug-in, whoever declares it.
+    targets = {entry.target for entry in others}
+    if len(targets) > 1:
         packages = " and ".join(sorted(entry.package for entry in others))
         raise UsageError(f"{name!r} is of two packages: {packages}", "pip uninstall one of them")
     return others[0] if others else None
@@ -116,8 +125,11 @@ def get(group: str, name: str, kind: str) -> Entry:
 
 def entries(group: str) -> dict[str, Entry]:
     """Returns all entries of a group by their names: slurmft's, then those of other packages."""
-    ours = {name: Entry(group, name, t, OURS) for name, t in _ours().get(group, {}).items()}
-    return {entry.name: entry for entry in _others(group)} | ours
+    by_name = {entry.name: entry for entry in _others(group)}
+    # Ours come last: they take the place of others by the same name.
+    for name, target in _ours().get(group, {}).items():
+        by_name[name] = Entry(group, name, target, OURS)
+    return by_name
 
 
 def ignored(group: str) -> list[Entry]:

@@ -104,11 +104,12 @@ def typed_values(
     typed = {}
     for name, value in values.items():
         # TOML has numbers: time = 60 are minutes, as on Slurm's command line.
-        is_minutes = name == "time" and type(value) is int
+        if name == "time" and type(value) is int:
+            value = str(value)
         try:
             if name not in known:
                 raise unknown("key", name, list(known))
-            typed[name] = known[name].checked(str(value) if is_minutes else value)
+            typed[name] = known[name].checked(value)
         except UsageError as error:
             raise in_file(where, error) from None
     return typed

@@ -28,7 +28,8 @@ def shown(text: str, width: int = 60) -> str:
 
 def screen_width() -> int:
     """Returns the columns of the terminal that is written to; without one, no limit."""
-    return shutil.get_terminal_size((10**6, 24)).columns
+    no_terminal = (10**6, 24)  # a file or a pipe gets whole lines
+    return shutil.get_terminal_size(no_terminal).columns
 
 
 def hanging(head: str, text: str, indent: int = 4) -> str:
@@ -62,27 +63,34 @@ def on_screen(columns: Sequence[ScreenColumn]) -> list[str]:
 
     Columns without any value are left out, unless their rank is 0.
     """
-    natural_widths = {c.head: max(map(len, (c.head, *c.cells))) for c in columns}
+    natural_widths = {}
+    for column in columns:
+        texts = (column.head, *column.cells)
+        natural_widths[column.head] = max(len(text) for text in texts)
     widths: dict[str, int] = {}
     # The space between columns is counted after each, also after the last.
     room = screen_width() + 2
     for column in sorted(columns, key=lambda each: each.rank):
-        width = min(natural_widths[column.head], max(column.least, len(column.head)))
+        least = max(column.least, len(column.head))  # the head is never cut
+        width = min(natural_widths[column.head], least)
         has_value = any(cell not in ("", "-") for cell in column.cells)
         if column.rank == 0 or (has_value and width + 2 <= room):
             widths[column.head] = width
             room -= width + 2
     # What is left goes to the columns that were cut, the most important ones first.
     for head, width in widths.items():
+        # Below 0 where columns of rank 0 alone are wider than the terminal.
         extra = max(0, min(room, natural_widths[head] - width))
         widths[head] += extra
         room -= extra
-    table = [
-        [shown(text, widths[column.head]) for text in (column.head, *column.cells)]
-        for column in columns
-        if column.head in widths
-    ]
-    return aligned(list(zip(*table, strict=True)))
+    table = []
+    for column in columns:
+        if column.head in widths:
+            width = widths[column.head]
+            texts = (column.head, *column.cells)
+            table.append([shown(text, width) for text in texts])
+    rows = list(zip(*table, strict=True))
+    return aligned(rows)
 
 
 _WHERE = re.compile(r" \((?:rank \d+ on|node) [^()]+\)")
@@ -91,7 +99,8 @@ _LONG_PATH = re.compile(r"(?<![\w./])/(?:[^/\s'\"]+/){2,}")
 
 def brief(reason: str) -> str:
     """Shortens the reason of a failure: without the process and the folders of long paths."""
-    return _LONG_PATH.sub(".../", _WHERE.sub("", reason))
+    without_process = _WHERE.sub("", reason)
+    return _LONG_PATH.sub(".../", without_process)
 
 
 def some(names: Sequence[str], most: int = 8, separator: str = ", ") -> str:
@@ -104,7 +113,9 @@ def some(names: Sequence[str], most: int = 8, separator: str = ", ") -> str:
 
 def number(value: float | None) -> str:
     """Returns a number with four digits; None, as JSON has NaN, is "nan"."""
-    return "nan" if value is None else f"{value:.4f}"
+    if value is None:
+        return "nan"
+    return f"{value:.4f}"
 
 
 def duration(seconds: float) -> str:
