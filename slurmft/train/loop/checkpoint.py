@@ -78,7 +78,8 @@ def read(path: Path) -> Checkpoint:
         OSError: the file system fails.
         UsageError: an earlier version wrote it, in another form.
     """
-    values = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    text = (path / _STATE).read_text(encoding="utf-8")
+    values = json.loads(text)
     if "parts" not in values:
         raise UsageError(
             f"{path.name} was written by an earlier version of slurmft, and this one cannot resume "
@@ -95,7 +96,10 @@ def newest(job: Job, world: World) -> Checkpoint | None:
     """Returns the newest checkpoint that is whole, on every rank; None: there is none. Raises as
     `read`."""
     path = job.latest_checkpoint()
-    return None if path is None else read_for_all(world, lambda: read(path))
+    # All ranks have the same answer: none waits in what follows for one that does not come.
+    if path is None:
+        return None
+    return read_for_all(world, lambda: read(path))
 
 
 def read_for_all(world: World, read: Callable[[], Checkpoint | None]) -> Checkpoint | None:
@@ -107,22 +111,29 @@ def read_for_all(world: World, read: Callable[[], Checkpoint | None]) -> Checkpo
         if checkpoint is None:
             return None
         tensors.update(checkpoint.tensors)
-        return dataclasses.replace(checkpoint, tensors={file: {} for file in tensors})
+        only_names: dict[str, Tensors] = {file: {} for file in tensors}
+        return dataclasses.replace(checkpoint, tensors=only_names)
 
     values: Checkpoint | None = world.on_main(read_values)
     if values is None:
         return None
     # Tensors go by themselves: objects are pickled, and take twice their memory.
-    shared = {file: world.share_tensors(tensors.get(file, {})) for file in values.tensors}
+    shared = {}
+    for file in values.tensors:
+        tensors_of_file = tensors.get(file, {})  # none, but on the main rank
+        shared[file] = world.share_tensors(tensors_of_file)
     return dataclasses.replace(values, tensors=shared)
 
 
 def copied(tensors: dict[str, Tensors]) -> dict[str, Tensors]:
     """Returns a contiguous copy in this host's memory, of tensors wherever they are."""
-    return {
-        file: {name: t.detach().to("cpu", copy=True).contiguous() for name, t in group.items()}
-        for file, group in tensors.items()
-    }
+    copies: dict[str, Tensors] = {}
+    for file, group in tensors.items():
+        copies[file] = {}
+        for name, tensor in group.items():
+            copy = tensor.detach().to("cpu", copy=True)
+            copies[file][name] = copy.contiguous()  # safetensors writes no others
+    return copies
 
 
 class Saver:
@@ -164,6 +175,7 @@ class Saver:
             self._world.on_main(self._join)
 
     def _join(self) -> None:
+        """Waits until this rank's thread has written."""
         if self._thread is not None:
             self._thread.join()
 
@@ -175,12 +187,14 @@ class Saver:
         if self._agreed(path.exists()):  # at the last evaluation, perhaps
             return True
         # The time between the stop signal and the kill is short, and so is the pause.
-        while error := self._write(checkpoint, self._new_folder(checkpoint)):
+        while True:
+            error = self._write(checkpoint, self._new_folder(checkpoint))
+            if error is None:
+                return True
             if self._agreed(time.monotonic() > deadline):
                 self._warn(checkpoint, error)
                 return False
             time.sleep(1.0)
-        return True
 
     def _new_folder(self, checkpoint: Checkpoint) -> AbstractContextManager[Path | None]:
         return self._job.checkpoint(checkpoint.step, checkpoint.suffix)
@@ -204,8 +218,11 @@ class Saver:
     def _warn(self, checkpoint: Checkpoint, error: Exception | None) -> None:
         if error is None:
             return
+        # safetensors' own error has no `strerror`.
         reason = getattr(error, "strerror", None) or str(error)
-        room = f" (make room on the file system of {self._job.run_dir})" if is_full(error) else ""
+        room = ""
+        if is_full(error):
+            room = f" (make room on the file system of {self._job.run_dir})"
         self._job.warn(
             f"no checkpoint of step {checkpoint.step}: {reason}; the run continues and tries "
             f"again{room}"

@@ -40,6 +40,7 @@ class Checkpointing:
         """Continues from a checkpoint, exactly where it was taken."""
         for name, part in self._parts.items():
             part.load(checkpoint.state_of(name))
+        # A new attempt knows from the checkpoint alone which one it must not remove.
         if self._world.is_main:
             self._job.keep_as_best(checkpoint.best)
 
@@ -108,6 +109,7 @@ class Checkpointing:
             tensors |= state.tensors
         if not self._world.is_main:
             return Checkpoint(position["step"], "", shares=shares)
+        # The name sorts the checkpoints of one step by how far they are.
         predicted = states["evaluator"].values["samples"]
         suffix = checkpoint_suffix(position["phase"], predicted, is_best)
         values = {part: state.values for part, state in states.items()}
@@ -115,7 +117,8 @@ class Checkpointing:
             step=position["step"],
             suffix=suffix,
             setup=self._setup.facts(),
-            # Copies: training goes on while they are written.
+            # Copies: training goes on while they are written. Through JSON, as a file would give
+            # them back.
             parts=json.loads(json.dumps(values)),
             tensors=copied(tensors),
             shares=shares,
@@ -127,7 +130,9 @@ class Checkpointing:
         if is_best:
             return name
         path = self._job.best_checkpoint
-        return path.name if path else None
+        if path is None:
+            return None
+        return path.name
 
 
 def checkpoint_suffix(phase: str, predicted: int, is_best: bool = False) -> str:
@@ -139,9 +144,12 @@ def checkpoint_suffix(phase: str, predicted: int, is_best: bool = False) -> str:
     """
     if phase == "test":
         return f"-t{predicted:08d}"
+    # An evaluation under way: it follows the training of the step.
     if predicted:
         return f"-e{predicted:08d}"
-    return "-evaluated" if is_best or phase == "done" else ""
+    if is_best or phase == "done":
+        return "-evaluated"
+    return ""
 
 
 def position_of(checkpoint: Checkpoint) -> Position:

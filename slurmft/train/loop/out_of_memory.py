@@ -20,6 +20,8 @@ def explained(
     if not trains:
         when = f"in the evaluation after step {position.step}"
         size = config.eval_batch_size
+    # torch's message: "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total …". With
+    # what is appended, a message of one sentence has two parts, too.
     request, capacity, *_ = f"{error}. ".split(". ")
     used_gib = peak_memory_bytes(setup.world.device) / 2**30
     message = (

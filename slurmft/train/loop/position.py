@@ -50,6 +50,7 @@ class Position:
         return False
 
     def _improves(self, value: float, lower_is_better: bool) -> bool:
+        # No comparison with NaN is true: as the first value it would stay the best for good.
         if math.isnan(value):
             return False
         if self.best is None:

@@ -43,32 +43,43 @@ class Plan:
         if self.resumed_batch_size:
             return self.resumed_batch_size
         limit = self.config.max_global_batch_size
-        return min(self.asked_batch_size, limit) if limit else self.asked_batch_size
+        if limit is None:
+            return self.asked_batch_size
+        return min(self.asked_batch_size, limit)
 
     @property
     def is_limited(self) -> bool:
         """True where --max-global-batch-size made steps smaller."""
-        return self.resumed_batch_size is None and self.global_batch_size < self.asked_batch_size
+        # A resumed run keeps its batch size, whatever this number of ranks would make.
+        if self.resumed_batch_size is not None:
+            return False
+        return self.global_batch_size < self.asked_batch_size
 
     @property
     def growth(self) -> float:
         """How many times the reference batch an optimizer step takes; at least 1: what holds for
         the reference batch holds for smaller ones."""
         reference = self.config.reference_batch_size
-        return max(1.0, self.global_batch_size / reference) if reference else 1.0
+        if reference is None:
+            return 1.0
+        return max(1.0, self.global_batch_size / reference)
 
     @property
     def optimizer(self) -> str:
         """adamw or muon: what was chosen, where the configuration says auto."""
-        if self.config.optimizer == "auto":
-            return "muon" if self.growth > 1 else "adamw"
-        return self.config.optimizer
+        if self.config.optimizer != "auto":
+            return self.config.optimizer
+        if self.growth > 1:
+            return "muon"
+        return "adamw"
 
     @property
     def learning_rate(self) -> float:
         """The peak of the schedule; Muon's, where it trains."""
-        muon = self.config.muon_learning_rate if self.optimizer == "muon" else None
-        return self._grown(muon or self.config.learning_rate)
+        rate = self.config.learning_rate
+        if self.optimizer == "muon" and self.config.muon_learning_rate:
+            rate = self.config.muon_learning_rate
+        return self._grown(rate)
 
     @property
     def adamw_learning_rate(self) -> float:
@@ -77,11 +88,13 @@ class Plan:
         return self._grown(self.config.learning_rate)
 
     def _grown(self, rate: float) -> float:
-        return rate * math.pow(self.growth, _POWERS[self.config.lr_rule])
+        """Returns a learning rate of the reference batch, grown with the batch by --lr-rule."""
+        power = _POWERS[self.config.lr_rule]
+        return rate * math.pow(self.growth, power)
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last one may be smaller."""
+        """Optimizer steps of an epoch; the last one may be smaller."""
         return math.ceil(self.train_samples / self.global_batch_size)
 
     def epochs(self, steps: int) -> float:
@@ -92,4 +105,6 @@ class Plan:
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         steps = self.config.epochs * self.steps_per_epoch
-        return min(steps, self.config.max_steps or steps)
+        if self.config.max_steps is None:
+            return steps
+        return min(steps, self.config.max_steps)

@@ -23,7 +23,8 @@ class PhaseClock:
 
     def mark(self) -> None:
         """Counts the time of the phase under way up to now."""
-        self._device.synchronize()  # nothing, for the CPU
+        # Else the device's work would count to a later phase. For a CPU it does nothing.
+        self._device.synchronize()
         now = time.perf_counter()
         if self._phase is not None:
             self.seconds[self._phase] += now - self._since
@@ -45,11 +46,16 @@ class OwnClock:
         """Returns the seconds of the passes since the last call. Passes that the device is still
         computing are left for the next call: nothing waits."""
         seconds = 0.0
-        while self._passes and self._passes[0][1].query():
-            seconds += seconds_between(*self._passes.popleft())
+        while self._passes:
+            began, ended = self._passes[0]
+            if not ended.query():
+                break
+            seconds += seconds_between(began, ended)
+            self._passes.popleft()
         return seconds
 
     def _begin(self, model: torch.nn.Module, _: Any) -> None:
+        # Evaluations have passes, too, which are no part of a step.
         self._began = now(self._device) if model.training else None
 
     def _end(self, model: torch.nn.Module, _: Any, __: Any) -> None:

@@ -14,6 +14,7 @@ from slurmft.train.login.sources import may_have_test
 
 def fill(folder: Path, task: tasks.Task, job: Job) -> None:
     """Writes the tokens of all splits, and the tokenizer. On the main rank."""
+    # All that decides the tokens; None: they are not kept for later runs.
     sources = task.sources()
     if not sources:
         _make(folder, task)
@@ -47,6 +48,7 @@ def _take(folder: Path, key: str, job: Job) -> bool:
 
 
 def _keep(folder: Path, key: str, job: Job) -> None:
+    """Keeps tokens in the user's cache. A cache that cannot be written does not end the run."""
     cache = token_cache.folder()
     try:
         token_cache.keep(cache, key, folder)
