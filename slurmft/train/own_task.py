@@ -31,7 +31,7 @@ def load(name: str) -> Any:
     what = f"--task {name}"
     try:
         task_class = _import_class(name)
-    except UsageError:
+    except UsageError:  # it says by itself what is wrong
         raise
     except Exception as error:  # whatever the module does when it is imported
         raise UsageError(
@@ -59,7 +59,10 @@ def _import_class(name: str) -> Any:
     if attribute:
         if os.getcwd() not in sys.path:  # as `python -m` does, and console scripts do not
             sys.path.insert(0, os.getcwd())
-        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        target: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+        return target
     entry = plugins.find(plugins.TASKS, name)
     if entry is None:
         raise unknown("--task", name, [*plugins.entries(plugins.TASKS), "package.module:Class"])
@@ -86,8 +89,10 @@ def code(name: str) -> str:
     if name in TASKS:
         return ""
     task_class = load(name)
+    # Of package.module it is the folder that has the package.
     depth = task_class.__module__.count(".")
     folder = Path(inspect.getfile(task_class)).resolve().parents[depth]
+    # An installed task needs no copy: ranks import from the same environment.
     for kind in ("purelib", "platlib"):
         if folder == Path(os.path.realpath(sysconfig.get_path(kind))):
             return ""
@@ -124,12 +129,15 @@ def options(task_class: Any, task: str, settings: tuple[str, ...]) -> Any:
                 f"it has {', '.join(defaults) or 'none'}",
             )
         values[name] = _parse(setting, text, type(fields[name].default))
-    return options_class(**values) if options_class else None
+    if options_class is None:
+        return None
+    return options_class(**values)
 
 
 def _parse(setting: str, text: str, kind: type) -> Any:
+    """Returns the value of an option, of the type of its default."""
     try:
-        if kind is bool:
+        if kind is bool:  # bool("false") is True
             return {"true": True, "false": False}[text.lower()]
         return kind(text)
     except (KeyError, ValueError):

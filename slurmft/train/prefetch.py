@@ -24,7 +24,10 @@ def main(argv: list[str]) -> int:
     if config.model is not None:
         lines.append(f"{config.model}: {_load_model(task, config.model)}")
     if config.data is not None:
-        counts = [f"{split} {len(task.rows(split)):,} rows" for split in facts(config.task).splits]
+        counts = []
+        for split in facts(config.task).splits:
+            rows = task.rows(split)
+            counts.append(f"{split} {len(rows):,} rows")
         lines.append(f"{config.data}: {', '.join(counts)}")
     # slurmft fetch starts this twice: to download, then offline, to see that all is there.
     if os.environ.get("HF_HUB_OFFLINE") == "1":
@@ -40,6 +43,7 @@ def _load_model(task: Any, name: str) -> str:
     task.tokenizer()
     model = task.pretrained(AutoModel)
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    # huggingface_hub names the folders of its cache so.
     folder = hub_cache() / f"models--{name.replace('/', '--')}"
     if is_local(name):
         folder = Path(name)

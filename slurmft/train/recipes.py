@@ -16,9 +16,11 @@ _LORA_FACTOR = 10
 
 
 def _read_recipes() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    path = Path(__file__).with_suffix(".toml")
+    text = path.read_text(encoding="utf-8")
     tables = tomllib.loads(text)
     recipes: dict[str, dict[str, Any]] = {}
+    # A base stands before the recipes that are made from it.
     for name, values in tables["recipes"].items():
         base = values.pop("base", None)
         inherited = recipes[base] if base else {}
@@ -54,12 +56,15 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
     task = given.get("task", "synthetic")
     settings = given.get("task_option")
     if settings:
-        task_class = None if task in TASKS else own_task.load(task)
+        task_class = None  # our own tasks have no options of this kind
+        if task not in TASKS:
+            task_class = own_task.load(task)
         own_task.options(task_class, task, settings)  # raises for what the task does not have
     if "recipe" in given:
         recipe = _named_recipe(given)
     else:
         recipe = _default_recipe(task, given.get("preset"))
+    # A rate that is given is the user's: it is put over the recipe's below, as it is.
     if given.get("lora"):
         for name in recipe.keys() & {"learning_rate", "muon_learning_rate"}:
             recipe[name] *= _LORA_FACTOR
@@ -77,7 +82,9 @@ def _named_recipe(given: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(
                 f"--recipe {name} has the {key} {value}, not {given[key]}", f"leave out --{key}"
             )
-    changes = {} if given.get("as_published") else CHANGES.get(name, {})
+    if given.get("as_published"):
+        return dict(RECIPES[name])
+    changes = CHANGES.get(name, {})
     return RECIPES[name] | changes
 
 

@@ -42,12 +42,15 @@ class TaskDeclaration(ABC):
 
 
 def _read_tasks() -> dict[str, TaskFacts]:
-    text = Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8")
+    path = Path(__file__).with_name("tasks.toml")
+    text = path.read_text(encoding="utf-8")
     tasks: dict[str, TaskFacts] = {}
     for name, table in tomllib.loads(text).items():
         values: dict[str, Any] = {}
         for key, value in table.items():
-            values[key] = tuple(value) if isinstance(value, list) else value
+            if isinstance(value, list):  # TOML has no tuples
+                value = tuple(value)
+            values[key] = value
         tasks[name] = TaskFacts(**values)
     return tasks
 
@@ -58,4 +61,5 @@ TASKS = _read_tasks()
 
 def module_name(task: str) -> str:
     """Returns the name of the module of `slurmft.train.tasks` that has the class of a task."""
-    return plugins.get(plugins.TASKS, task, "--task").module.rpartition(".")[2]
+    entry = plugins.get(plugins.TASKS, task, "--task")
+    return entry.module.rpartition(".")[2]

@@ -58,7 +58,8 @@ def run(job: Job) -> None:
         job.say(f"{head.before:,} of {head.rows:,} rows were predicted before")
     try:
         values = evaluator.predictions(setup.data, checkpointing.stop_or_save)
-        finish(setup, kind, values, head.rows - head.before, clock.seconds["evaluate"])
+        predicted = head.rows - head.before
+        finish(setup, kind, values, predicted, clock.seconds["evaluate"])
     except Stopped:
         checkpointing.save_last()
     except torch.OutOfMemoryError as error:
@@ -104,15 +105,19 @@ def fill_tokens(folder: Path, task: Task, job: Job) -> None:
     config = task.config
     model = Path(str(config.model))
     file = Path(str(config.data))
-    id2label = (read_json(model / "config.json") or {}).get("id2label") or {}
+    model_config = read_json(model / "config.json") or {}
+    id2label = model_config.get("id2label") or {}
     labels = []
     # A task with no labels at all predicts numbers; transformers' configuration names two anyway.
     if task.facts.labels != ():
         labels = [id2label[str(i)] for i in range(len(id2label))]
     of_texts: Any = task
     tokenizer = of_texts.tokenizer()
-    table = of_texts.unlabelled(tokenizer, texts_of(config, file))
-    first = TokenTable.build([table.tokens[: table.offsets[1]]], [0])
+    texts = texts_of(config, file)
+    table = of_texts.unlabelled(tokenizer, texts)
+    # A TokenData has a training table: the first row stands for one.
+    first_tokens = table.tokens[: table.offsets[1]]
+    first = TokenTable.build([first_tokens], [0])
     warnings = tuple(of_texts.warnings)
     pad_id = tokenizer.pad_token_id
     TokenData(first, table, labels, pad_id, texts=[], warnings=warnings).save(folder)
@@ -154,7 +159,10 @@ def finish(
         "steps": rows,
         "evaluate_samples_per_s": predicted / seconds if seconds else None,
     }
-    PatientSave(job, world, "the predictions", 2 * source.stat().st_size).run(write)
+    # The rows and as much again for what is predicted of them: only for the message of a full disk.
+    size_bytes = 2 * source.stat().st_size
+    PatientSave(job, world, "the predictions", size_bytes).run(write)
+    # The result is last: a run that has one has finished.
     PatientSave(job, world, "the result", _RESULT_BYTES).run(lambda: job.result(facts))
     job.say(f"{rows:,} rows with predictions: {output}")
     world.on_main(job.remove_checkpoints)
