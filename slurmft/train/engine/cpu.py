@@ -27,7 +27,7 @@ def draw_factors(count: int, p: float, dtype: torch.dtype) -> Tensor:
     """
     dropped = round(p * _STEPS)
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
-    numbers = draws.view(torch.int16)[:count]
+    numbers = draws.view(torch.int16)[:count]  # uniform, from -_STEPS / 2 to _STEPS / 2 - 1
     # Compared into the type of the factors: torch does that fast, and converts slowly.
     factors = torch.empty(count, dtype=dtype)
     torch.ge(numbers, dropped - _STEPS // 2, out=factors)
@@ -125,7 +125,9 @@ def glibc_trim() -> Callable[[], object] | None:
     """Returns glibc's malloc_trim; None: this is another C library, or another allocator is
     preloaded."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return None if malloc_trim is None else lambda: malloc_trim(0)
+    if malloc_trim is None:
+        return None
+    return lambda: malloc_trim(0)  # 0: no reserve stays at the top of the heap
 
 
 def resident_bytes() -> int:

@@ -100,7 +100,7 @@ class Rows:
         places = 0
         sequences = 0
         for group in groups:
-            length = -(-group[-1] // multiple) * multiple
+            length = -(-group[-1] // multiple) * multiple  # rounded up
             of_group = slice(sequences, sequences + len(group))
             at = torch.arange(length)
             is_token = at < sizes[of_group, None]
@@ -117,16 +117,20 @@ class Rows:
         head = torch.cat(head_parts)
         place = torch.cat(place_parts)
         array = torch.arange(3)  # of queries, keys, values
+        # The product that makes all three has them side by side: (rows, 3, heads, head size).
+        parts_of_arrays = (row * 3 + array[:, None]) * heads + head
+        places_of_arrays = place[:, None, :] + array[:, None] * places
         return cls(
             tokens=tokens,
+            # More than the tokens: padding reads the row behind the last one.
             count=(tokens // _ROWS + 1) * _ROWS,
             firsts=starts,
             spans=spans,
             places=places,
             apart=row * heads + head,
-            apart_in=((row * 3 + array[:, None]) * heads + head).flatten(),
+            apart_in=parts_of_arrays.flatten(),
             together=place.flatten(),
-            together_in=(place[:, None, :] + array[:, None] * places).flatten(),
+            together_in=places_of_arrays.flatten(),
         )
 
 
@@ -195,7 +199,10 @@ class Layer:
     def parameters(self) -> list[Tensor]:
         """Returns weight and bias of each module."""
         modules: tuple[Any, ...] = (*self.linear, *self.norms)
-        return [each for module in modules for each in (module.weight, module.bias)]
+        parameters: list[Tensor] = []
+        for module in modules:
+            parameters += (module.weight, module.bias)
+        return parameters
 
     def query_count(self, span: Span) -> int:
         """Returns the number of queries of a sequence."""
@@ -212,10 +219,10 @@ class Layer:
     def views(self, scores: Tensor, rows: Rows) -> list[Tensor]:
         """Divides flat scores by span: (sequences x heads, queries, keys) each."""
         parts = torch.split(scores, [self.score_count(span) for span in rows.spans])
-        return [
-            part.view(span.attending, -1, span.length)
-            for span, part in zip(rows.spans, parts, strict=True)
-        ]
+        views = []
+        for span, part in zip(rows.spans, parts, strict=True):
+            views.append(part.view(span.attending, -1, span.length))
+        return views
 
     def copies(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns weights and biases of in (query, key, value as one), out, up, down, rounded.
@@ -223,7 +230,8 @@ class Layer:
         The weight and bias of queries have the scaling of the scores. Copies are made for every
         batch: what fused optimizers change has the same version as before.
         """
-        linear = self.parameters()[:12]
+        linear = self.parameters()[:12]  # of six modules; the norms compute with fp32 weights
+        # Scaled before rounding, so that scores need no multiplication of their own.
         scaled = [linear[0] * self.scaling, linear[1] * self.scaling, *linear[2:6]]
         in_weight = torch.cat(scaled[::2])
         in_bias = torch.cat(scaled[1::2])
@@ -241,14 +249,16 @@ def layer_of(module: Any) -> Layer | None:
 
 def _is_known(activation: Any, layer: Layer) -> bool:
     """Returns whether a layer computes what is computed here."""
+    # By its values: GELU has several classes, and approximations that are named like it.
     x = torch.linspace(-4, 4, 9)
+    if not torch.equal(activation(x), gelu(x)):
+        return False
+    # By exact type: a subclass, such as an adapter or a quantized layer, computes otherwise.
+    for kind, modules in ((nn.Linear, layer.linear), (nn.LayerNorm, layer.norms)):
+        if not all(type(module) is kind and module.bias is not None for module in modules):
+            return False
     query, _, value, *_ = layer.linear
-    return (
-        torch.equal(activation(x), gelu(x))
-        and all(type(each) is nn.Linear and each.bias is not None for each in layer.linear)
-        and all(type(norm) is nn.LayerNorm and norm.bias is not None for norm in layer.norms)
-        and query.out_features == value.out_features
-    )
+    return query.out_features == value.out_features
 
 
 def _of_bert(module: Any) -> tuple[Any, Layer]:
@@ -366,14 +376,16 @@ class _Fused(torch.autograd.Function):
         d_in = _together(d_arrays.flatten(0, 1), rows.together_in, rows.count * 3 * layer.heads)
         d_in = d_in.view(rows.count, -1)
         weight, bias = _of_linear(d_in, x)
-        of_in = [*zip(weight.chunk(3), bias.chunk(3), strict=True)]
+        of_in = list(zip(weight.chunk(3), bias.chunk(3), strict=True))
         for gradient in of_in[0]:  # of queries, whose copies had the scaling of the scores
             gradient.mul_(layer.scaling)
-        if layer.first_only:
+        if layer.first_only:  # other tokens have a part in keys and values alone
             d_x = (d_in @ w_in).index_add_(0, rows.firsts, d_sum)
         else:
             d_x = d_sum.addmm_(d_in, w_in)
-        of_linear = [each for pair in (*of_in, of_out, of_up, of_down) for each in pair]
+        of_linear: list[Tensor] = []
+        for of_weight_and_bias in (*of_in, of_out, of_up, of_down):
+            of_linear += of_weight_and_bias
         # In the order of the inputs: the first four have no gradients.
         return None, None, None, None, d_x, *of_linear, *of_norm, *of_last_norm
 
@@ -467,14 +479,18 @@ def _attend(
         scores after dropout, and the factors of dropout.
     """
     query, key, value = arrays
-    scores = arrays.new_empty(sum(layer.score_count(span) for span in rows.spans))
+    # One flat tensor of all spans' scores, so that one dropout serves them.
+    score_count = sum(layer.score_count(span) for span in rows.spans)
+    scores = arrays.new_empty(score_count)
     for span, of_span in zip(rows.spans, layer.views(scores, rows), strict=True):
         queries = layer.queries(span.of(query))
         keys = span.of(key).transpose(1, 2)
         if span.mask is None:
             torch.bmm(queries, keys, out=of_span)
         else:
-            of_span.copy_(span.mask.expand_as(of_span)).baddbmm_(queries, keys)
+            # The product is added to what is there: the mask costs no pass of its own.
+            of_span.copy_(span.mask.expand_as(of_span))
+            of_span.baddbmm_(queries, keys)
         torch.softmax(of_span, -1, out=of_span)
     factors = dropouts.take(layer.p_scores, len(scores))
     kept = scores if factors is None else scores * factors
@@ -510,6 +526,7 @@ def _attend_backward(
     kept_views = layer.views(kept, rows)
     d_views = layer.views(d_scores, rows)
     for span, part, of_span, d_span in zip(rows.spans, parts, kept_views, d_views, strict=True):
+        # Of states = scores @ values: the gradients of both factors.
         d_out = part.view(span.attending, -1, arrays.shape[2])
         torch.bmm(of_span.transpose(1, 2), d_out, out=span.of(d_value))
         torch.bmm(d_out, span.of(value).transpose(1, 2), out=d_span)
@@ -518,6 +535,7 @@ def _attend_backward(
     score_views = layer.views(scores, rows)
     for span, of_span, d_span in zip(rows.spans, score_views, d_views, strict=True):
         d_span = torch.ops.aten._softmax_backward_data(d_span, of_span, -1, of_span.dtype)
+        # Of scores = queries @ keys.T; the scaling is in the queries' weight already.
         layer.queries(span.of(d_query)).copy_(d_span.bmm(span.of(key)))
         torch.bmm(d_span.transpose(1, 2), layer.queries(span.of(query)), out=span.of(d_key))
     return d_arrays

@@ -38,6 +38,7 @@ class _Rounded(torch.autograd.Function):
     def forward(ctx: Any, copies: list[Tensor], *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.dtype = weights[0].dtype
         torch._foreach_copy_(_parts(copies), weights)
+        # Not the copies themselves: autograd would make them outputs of this step.
         return tuple(copy.detach() for copy in copies)
 
     @staticmethod
@@ -67,6 +68,7 @@ class GpuLayer:
     def __init__(self, layer: Layer, device: torch.device, dtype: torch.dtype) -> None:
         self._layer = layer
         weights = layer.parameters()
+        # Weights and biases alternate; those of queries, keys and values come first.
         in_weight = torch.cat(weights[:6:2])
         in_bias = torch.cat(weights[1:6:2])
         joined = [in_weight, in_bias, *weights[6:]]

@@ -32,9 +32,12 @@ class ModelFlops:
                 per_token += 2 * module.weight.numel() * passes
         layers = getattr(model.config, "num_hidden_layers", None) or 0
         width = getattr(model.config, "hidden_size", None) or 0
-        per_pair = 12 * layers * width
+        # Two products of 2 operations a number, forwards once and backwards twice.
+        per_pair: float = 12 * layers * width
         is_causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-        return cls(per_token, per_pair / 2 if is_causal else per_pair)
+        if is_causal:  # a token sees those before it alone: half of all pairs
+            per_pair = per_pair / 2
+        return cls(per_token, per_pair)
 
     def of_batch(self, lengths: Tensor) -> float:
         """Returns the operations of sequences of so many tokens: (batch,)."""

@@ -69,7 +69,9 @@ class Group:
     def together(self, rows: Tensor) -> Tensor:
         """Leaves padding out: (sequences, length, ...) -> (tokens, ...)."""
         flat = rows.flatten(0, 1)
-        return flat if self.places is None else take(flat, self.places)
+        if self.places is None:
+            return flat
+        return take(flat, self.places)
 
     def bias(self, causal: bool, window: int | None, like: Tensor) -> Tensor | None:
         """Returns what is added to scores, 0 or a number that leaves nothing of them.
@@ -89,7 +91,7 @@ class Group:
 
     def _make_bias(self, causal: bool, window: int | None, like: Tensor) -> Tensor | None:
         at = torch.arange(self.length, device=like.device)
-        distance = at[:, None] - at
+        distance = at[:, None] - at  # of a query from a key, positive for keys before it
         conditions = []
         if causal:
             conditions.append(distance >= 0)
@@ -140,8 +142,10 @@ class Layout:
         self.sequences = len(sizes)
         self.tokens = sum(sizes)
         self.longest = sizes[-1]
+        # Rounded up. Lengths are sorted: neighbours have near ones.
         of_group = -(-len(sizes) // GROUPS)
-        self.lengths = [sizes[i : i + of_group] for i in range(0, len(sizes), of_group)]
+        group_starts = range(0, len(sizes), of_group)
+        self.lengths = [sizes[start : start + of_group] for start in group_starts]
         self.padding = 0
         self._sizes = sizes
         if multiple:
@@ -254,13 +258,15 @@ def attention(
         (1, T, heads, head size), and no weights.
     """
     assert in_force is not None
-    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    # As in transformers' own functions: the argument goes before the module's attribute.
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", False)
     first_only = getattr(module, FIRST_TOKEN_ONLY, False)
-    how = How(causal, sliding_window or None, dropout, scaling, softcap)
+    how = How(is_causal, sliding_window or None, dropout, scaling, softcap)
     q, k, v = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
     reason = why_no_flash(q.device, computed_in(q), q.shape[-1], softcap)
     # As the only query, a first token would be the last one to flash attention's masks.
-    masks_first = first_only and (causal or how.window)
+    masks_first = first_only and (is_causal or how.window)
     if reason is None and not masks_first:
         states = flash(q, k, v, in_force.starts, how, first_only)
     else:
@@ -298,7 +304,9 @@ def why_no_flash(
 def computed_in(tensor: Tensor) -> torch.dtype:
     """Returns the type that a product of this tensor is computed in."""
     device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype
 
 
 def flash(
@@ -325,6 +333,7 @@ def flash(
         query_starts = torch.arange(count, dtype=torch.int32, device=query_starts.device)
         query = take(query, starts.firsts)
         most_queries = 1
+    # A window counts the token itself; flash attention, its neighbours on a side. -1: all.
     side = -1 if how.window is None else how.window - 1
     states: Tensor = torch.ops.aten._flash_attention_forward(
         query, key, value, query_starts, starts.cum_seq, most_queries, starts.most, how.dropout,
@@ -354,20 +363,34 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: How) -
     On CPUs torch's own is slow backwards in bf16, and with dropout; every sequence has tokens, so
     no row of its mask needs the care that it takes of rows without any. It caps no scores.
     """
-    window = how.window if how.window and how.window < group.length else None
+    window = how.window
+    if window and window >= group.length:  # it hides nothing
+        window = None
     on_cpu = query.device.type == "cpu"
-    is_slow = on_cpu and (query.dtype.itemsize < 4 or how.dropout > 0) and group.length <= SHORT
+    has_slow_kernel = query.dtype.itemsize < 4 or how.dropout > 0
+    is_slow = on_cpu and has_slow_kernel and group.length <= SHORT
+    # Several heads of queries may share one of keys and values (grouped-query attention).
     repeats = query.shape[1] // key.shape[1]
     if how.softcap is None and not is_slow:
-        plain = how.causal and window is None
+        # torch takes a mask or `is_causal`, not both.
+        is_plain_causal = how.causal and window is None
+        mask = None if is_plain_causal else group.bias(how.causal, window, query)
         return scaled_dot_product_attention(
-            query, key, value, None if plain else group.bias(how.causal, window, query),
-            dropout_p=how.dropout, is_causal=plain, scale=how.scaling, enable_gqa=repeats > 1,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask,
+            dropout_p=how.dropout,
+            is_causal=is_plain_causal,
+            scale=how.scaling,
+            enable_gqa=repeats > 1,
+        )
     if repeats > 1:
         key = key.repeat_interleave(repeats, 1)
         value = value.repeat_interleave(repeats, 1)
-    scale = query.shape[-1] ** -0.5 if how.scaling is None else how.scaling
+    scale = how.scaling
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
     scores = torch.matmul(query * scale, key.transpose(2, 3))
     if how.softcap is not None:
         scores = how.softcap * torch.tanh(scores / how.softcap)

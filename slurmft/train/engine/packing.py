@@ -48,6 +48,9 @@ POSITIONS = ("compute_position_bias", "get_rel_pos")
 _ROUNDING = 1e-4
 """Largest difference of outputs that is rounding, relative to the largest output."""
 
+_SAMPLE_LENGTHS = (2, 5, 9)
+"""Tokens of the texts that a model is tried out with: different ones, so that there is padding."""
+
 _VARIES = 1e-3
 """Logits that differ less from text to text do not show which tokens a head looks at."""
 
@@ -88,11 +91,14 @@ class Packing:
         """Configurations of the model's modules, and the attention that each had."""
         for module in self.base.modules():
             config = getattr(module, "config", None)
-            if config and not any(config is each for each, _ in self._configs):
+            # Modules share configurations: by identity, as equal ones may be different objects.
+            is_noted = any(config is each for each, _ in self._configs)
+            if config and not is_noted:
                 self._configs.append((config, config._attn_implementation))
         self._wrap(getattr(self.base, "pooler", None), "forward", self._pooled)
         self._wrap_attention_modules()
         self._wrap(self.base, "forward", self._base_forward)
+        # Before the next line: a model without a head is its own base, and is wrapped again there.
         self._states_of = self.base.forward
         self._wrap(model, "forward", self._forward)
 
@@ -172,11 +178,16 @@ class Packing:
         if self._inputs is None:
             self._use(None)
             return forward(*args, **named)
-        named = dict(zip(self._parameters, args, strict=False)) | named
+        # Positional arguments get their names, by which they are replaced below.
+        by_name = dict(zip(self._parameters, args, strict=False))
+        named = by_name | named
         padding = _layout().padding
+        # Some models take no token_type_ids.
         for name in self._inputs.keys() & self._parameters.keys():
             tokens = self._inputs[name]
-            named[name] = torch.nn.functional.pad(tokens, (0, padding)) if padding else tokens
+            if padding:
+                tokens = torch.nn.functional.pad(tokens, (0, padding))
+            named[name] = tokens
         named["position_ids"] = named["position_ids"] + self._first_position
         # Of four dimensions: transformers makes no mask of it, and looks for no padding.
         named["attention_mask"] = torch.ones(1, 1, 1, 1, device=named["position_ids"].device)
@@ -195,15 +206,18 @@ class Packing:
         wants."""
         layout = _layout()
         rows = tokens.squeeze(0)
-        if len(rows) >= layout.tokens:
-            rows = rows[: layout.tokens]
-            if self.form is Form.FLAT:
+        if len(rows) < layout.tokens:  # first tokens alone, of a narrowed last layer
+            return rows.unsqueeze(1)
+        rows = rows[: layout.tokens]  # without the padding that makes a multiple
+        match self.form:
+            case Form.FLAT:
                 return rows.unsqueeze(0)
-            if self.form is Form.ROWS:
+            case Form.ROWS:
                 return layout.all.apart(rows)
-            # One token of each sequence; fewer rows than tokens are these already.
-            rows = take(rows, layout.firsts if self.form is Form.FIRST else layout.lasts)
-        return rows.unsqueeze(1)
+            case Form.FIRST:
+                return take(rows, layout.firsts).unsqueeze(1)
+            case Form.LAST:
+                return take(rows, layout.lasts).unsqueeze(1)
 
     def _narrowed(self, forward: Callable[..., Any], *rows: Tensor) -> Any:
         """The forward of the module of the last layer from which on there are first tokens
@@ -211,7 +225,9 @@ class Packing:
         layout = packed_attention.in_force
         if layout is None:
             return forward(*rows)
-        return forward(*(take(each.squeeze(0), layout.firsts).unsqueeze(0) for each in rows))
+        # The states of attention, and where the module adds a residual, its input, too.
+        first_rows = [take(each.squeeze(0), layout.firsts).unsqueeze(0) for each in rows]
+        return forward(*first_rows)
 
     def _encoded(self, forward: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
         """The forward of the encoder: by our own layers; on CPUs, where sequences are short."""
@@ -219,27 +235,39 @@ class Packing:
         if layout is None or not self.layers:
             return forward(hidden_states, *args, **named)
         tokens = hidden_states.squeeze(0)
-        device = tokens.device
         dtype = packed_attention.computed_in(tokens)
-        training = self.model.training
-        # transformers' switch of --activation-checkpointing, which is on each layer.
-        again = getattr(self.encoder.layer[0], "gradient_checkpointing", False)
-        if gpu_layers.why_not(self.layers[0], device, dtype) is None:
-            if self.gpu_layers is None:
-                self.gpu_layers = GpuLayers(self.layers, device, dtype)
-            states = self.gpu_layers.run(tokens, layout.starts, training, again)
-            if self.is_first_token_only:
-                states = states[: layout.sequences]
-        elif device.type == "cpu" and layout.longest <= SHORT:
-            rows = Rows.of(layout.lengths, self.layers[0].heads, dtype)
-            more_rows = rows.count - len(tokens)
-            padded = torch.nn.functional.pad(tokens.to(dtype), (0, 0, 0, more_rows))
-            states = fused_layers.run(self.layers, padded, rows, training, again)
-            if not self.is_first_token_only:
-                states = states[: rows.tokens]
+        if gpu_layers.why_not(self.layers[0], tokens.device, dtype) is None:
+            states = self._by_gpu_layers(tokens, layout, dtype)
+        elif tokens.device.type == "cpu" and layout.longest <= SHORT:
+            states = self._by_fused_layers(tokens, layout, dtype)
         else:
             return forward(hidden_states, *args, **named)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states.unsqueeze(0))
+
+    def _by_gpu_layers(self, tokens: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+        """Returns hidden states after all layers on a GPU: (T, hidden), or (B, hidden) of first
+        tokens."""
+        if self.gpu_layers is None:
+            self.gpu_layers = GpuLayers(self.layers, tokens.device, dtype)
+        training = self.model.training
+        states = self.gpu_layers.run(tokens, layout.starts, training, self._computes_again)
+        # To the layers, padding is one more sequence: the last.
+        return states[: layout.sequences] if self.is_first_token_only else states
+
+    def _by_fused_layers(self, tokens: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+        """Returns hidden states after all layers on a CPU: (T, hidden), or (B, hidden) of first
+        tokens."""
+        rows = Rows.of(layout.lengths, self.layers[0].heads, dtype)
+        more_rows = rows.count - len(tokens)
+        padded = torch.nn.functional.pad(tokens.to(dtype), (0, 0, 0, more_rows))
+        training = self.model.training
+        states = fused_layers.run(self.layers, padded, rows, training, self._computes_again)
+        return states if self.is_first_token_only else states[: rows.tokens]
+
+    @property
+    def _computes_again(self) -> bool:
+        """transformers' switch of --activation-checkpointing, which is on each layer."""
+        return getattr(self.encoder.layer[0], "gradient_checkpointing", False)
 
     # --- what is learnt by trial ------------------------------------------------------------------
 
@@ -252,9 +280,10 @@ class Packing:
         difference = self._try_long(longest)
         if difference:
             return difference
-        sample = _Sample.of(self.model, 2, 5, 9)
+        sample = _Sample.of(self.model, *_SAMPLE_LENGTHS)
         expected = self.model(**sample.padded)
-        for self.form in _forms(expected.get("logits")):
+        for form in _forms(expected.get("logits")):
+            self.form = form
             if self.form is Form.ROWS:  # the last resort: what it raises is raised
                 difference = self._difference(sample, expected)
             else:
@@ -283,7 +312,9 @@ class Packing:
     def _compute_first_only(self, sample: "_Sample", expected: Any) -> None:
         """Makes the last layer compute nothing for a sequence's other tokens, where this is known
         to be possible and gives the same."""
-        parts = _first_only_parts(self.encoder.layer[-1]) if self.encoder else None
+        if not self.encoder:
+            return
+        parts = _first_only_parts(self.encoder.layer[-1])
         if parts is None:
             return
         attention_module, next_module = parts
@@ -307,7 +338,9 @@ class Packing:
             getattr(self.model.config, "max_position_embeddings", None) or sys.maxsize,
             longest or sys.maxsize,
         ]
+        # Somewhat longer than the window, so that its first and its last tokens are strangers.
         length = min(max(sizes) + 40, *limits)
+        # Lengths are sorted: the short text beside it comes first, and has padding.
         sample = _Sample.of(self.model, 9, max(10, length))
         with _few_layers(self.base):
             expected = self.base(**sample.padded).last_hidden_state
@@ -316,7 +349,7 @@ class Packing:
     def _states(self, sample: "_Sample") -> Tensor:
         """Returns hidden states: (tokens, hidden)."""
         form = self.form
-        self.form = Form.FLAT
+        self.form = Form.FLAT  # whatever the head wants: here there is none
         self._inputs = sample.packed
         self._use(Layout(sample.mask.sum(1), self.model.device))
         try:
@@ -328,11 +361,13 @@ class Packing:
 
     def fuse(self) -> None:
         """Lets fused layers compute, where they are known and give the same."""
-        layers = [layer_of(module) for module in self.encoder.layer] if self.encoder else []
+        if not self.encoder:
+            return
+        layers = [layer_of(module) for module in self.encoder.layer]
         known_layers = [layer for layer in layers if layer]
         if not known_layers or len(known_layers) < len(layers):
             return
-        sample = _Sample.of(self.model, 2, 5, 9)
+        sample = _Sample.of(self.model, *_SAMPLE_LENGTHS)
         before = self._states(sample)
         # Compared with the layers that are replaced: a known name may hide other mathematics.
         known_layers[-1].first_only = self.is_first_token_only
@@ -359,14 +394,14 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
 
     name = type(model).__name__
     is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
-    if hasattr(model, "get_base_model"):
+    if hasattr(model, "get_base_model"):  # PEFT's
         model = model.get_base_model()
     if is_encoder_decoder or not _has_known_attention(model):
         return f"{name} cannot work without padding"
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     packing = Packing(model)
     was_training = model.training
-    model.eval()
+    model.eval()  # dropout would make outputs differ
     with torch.no_grad():
         try:
             difference = packing.try_out(longest)
@@ -418,7 +453,7 @@ def _forms(logits: Tensor | None) -> list[Form]:
     """Returns the forms that a head may want, by its logits for a sample; the best one first."""
     if logits is None:
         return [Form.ROWS]
-    if logits.ndim > 2:
+    if logits.ndim > 2:  # of tokens, not of texts
         return [Form.FLAT, Form.ROWS]
     if logits.std(0).max() > _VARIES:
         return [Form.FIRST, Form.LAST, Form.ROWS]
@@ -462,8 +497,11 @@ class _Sample:
         mask = torch.arange(lengths[-1]) < torch.tensor(lengths)[:, None]
         config = model.config.get_text_config()
         pad = config.pad_token_id or 0
-        tokens = torch.arange(mask.numel()).view(mask.shape) % (config.vocab_size - 3) + 2
-        tokens = (tokens + (tokens == pad)).masked_fill(~mask, pad)
+        numbers = torch.arange(mask.numel()).view(mask.shape)
+        tokens = numbers % (config.vocab_size - 3) + 2
+        # No token of a text may be that of padding: heads and positions look for it.
+        tokens = tokens + (tokens == pad)
+        tokens = tokens.masked_fill(~mask, pad)
         positions = torch.arange(lengths[-1]).expand(mask.shape)[mask]
         return cls(
             padded={"input_ids": tokens, "attention_mask": mask.long()},
@@ -491,7 +529,7 @@ def _few_layers(base: Any) -> Iterator[None]:
             path = name
             layers = module
     kinds = getattr(base.config, "layer_types", None) or [None]
-    last = max(kinds.index(kind) for kind in kinds)
+    last = max(kinds.index(kind) for kind in kinds)  # `index` is of the first one of a kind
     base.set_submodule(path, layers[: last + 1])
     try:
         yield

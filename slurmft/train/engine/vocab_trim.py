@@ -97,9 +97,11 @@ class TrimmedVocabulary:
     def state_dict(self, model: Any) -> dict[str, Tensor]:
         """Returns the state of the model with the whole table. Not after `forget`."""
         table = model.get_input_embeddings()
-        name = next(name for name, p in model.named_parameters() if p is table.weight)
         weights: dict[str, Tensor] = model.state_dict()
-        return weights | {name: self._restored(table)}
+        for name, weight in model.named_parameters():
+            if weight is table.weight:
+                weights[name] = self._restored(table)
+        return weights
 
     def restore(self, module: torch.nn.Embedding) -> None:
         """Makes the table whole again, with the rows as they are now. Not after `forget`."""
@@ -134,7 +136,9 @@ def is_plain_table(model: Any, module: Any) -> bool:
 
 def is_shared(model: Any, module: Any) -> bool:
     """Returns whether a module's weight is also that of another module."""
-    return sum(p is module.weight for _, p in model.named_parameters(remove_duplicate=False)) > 1
+    # By default a shared weight comes once; here it comes under each of its names.
+    weights = [weight for _, weight in model.named_parameters(remove_duplicate=False)]
+    return sum(weight is module.weight for weight in weights) > 1
 
 
 def _look_up(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -156,6 +160,7 @@ def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
         UsageError: the model does not know one of them.
     """
     is_used = np.zeros(module.num_embeddings, dtype=bool)
+    # Batches have padding, which tables do not.
     is_used[data.pad_id] = True
     if module.padding_idx is not None:
         is_used[module.padding_idx] = True
@@ -179,7 +184,7 @@ def _logits(model: Any, data: TokenData) -> Tensor:
     samples = np.arange(min(_SAMPLES, len(data.train)))
     batch = data.train.batch(samples, data.pad_id)
     inputs = {name: tensor[:, :_LENGTH] for name, tensor in batch.inputs.items()}
-    output = model.eval()(**inputs)
+    output = model.eval()(**inputs)  # without dropout, so that outputs can be compared
     model.train(was_training)
     logits: Tensor = output[0]
     return logits
