@@ -14,6 +14,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.text import some
 
 MAX_LABELS = 100_000
+"""Most different labels of a split."""
 _CHOOSE_LABEL_COLUMN = "choose the column with --label-column"
 _WHOLE_FLOAT = re.compile(r"-?\d+\.0+")
 _AS_FLOATS = "pandas writes them so where a cell was empty: .astype('Int64') writes 1, not 1.0"
@@ -68,7 +69,8 @@ class Labels:
             if is_empty(value):
                 self.empty.append(row)
                 continue
-            # More labels than that are texts, or identifiers: counting goes no further.
+            # More labels than that are texts, or identifiers: counting goes no further. Lists and
+            # objects are keys of no dictionary.
             if isinstance(value, list | dict) or len(self.counts) > MAX_LABELS:
                 raise wrong_label(self.where, row, value)
             key = (type(value), value)
@@ -103,14 +105,18 @@ class Labels:
         if len(values) == self.rows:
             raise UsageError(f"{self.where!r} has another label in every row", _CHOOSE_LABEL_COLUMN)
         # Texts of digits, as a .csv has them: 2 comes before 10.
-        are_numbers = kind is str and all(value.isdecimal() for value in values)
-        return [str(value) for value in sorted(values, key=int if are_numbers else None)]
+        if kind is str and all(value.isdecimal() for value in values):
+            values.sort(key=int)
+        else:
+            values.sort()
+        return [str(value) for value in values]
 
     def _one_type(self) -> type:
         """Returns the type of all labels; UsageError where there are several, or another one."""
         first_type = next(iter(self.first))[0]
         for (kind, value), row in self.first.items():
             if kind is not first_type or kind not in (str, int, bool):
+                # Floats are no classes: most often they are a scale that is to be learnt.
                 hint = "labels are all texts or all whole numbers"
                 if first_type is float:
                     hint += "; numbers on a scale: --task text-regression"
@@ -131,14 +137,16 @@ class Labels:
         texts = [value for kind, value in self.counts if kind is str]
         floats = [text for text in texts if _WHOLE_FLOAT.fullmatch(text)]
         if floats and len(floats) == len(self.counts):
+            class_names = [repr(text) for text in sorted(floats)]
             yield (
                 f"{self.where!r} has whole numbers as labels that are written as floats, which "
-                f"become the names of the classes: {some(list(map(repr, sorted(floats))))}; "
+                f"become the names of the classes: {some(class_names)}; "
                 f"{_AS_FLOATS}; numbers on a scale: --task text-regression"
             )
         by_normal_form = defaultdict(list)
         for text in texts:
-            by_normal_form[" ".join(text.split()).casefold()].append(text)
+            normal_form = " ".join(text.split()).casefold()
+            by_normal_form[normal_form].append(text)
         for variants in by_normal_form.values():
             if len(variants) > 1:
                 counts = [f"{text!r} ({self.counts[str, text]:,} rows)" for text in variants]
@@ -174,8 +182,13 @@ def label_ids(
     Raises:
         UsageError: a label that is no class.
     """
-    ids_by_text = {str(number): number for number in range(len(names))} if by_number else {}
-    ids_by_text |= {name: number for number, name in enumerate(names)}  # a name goes first
+    ids_by_text: dict[str, int] = {}
+    if by_number:
+        for number in range(len(names)):
+            ids_by_text[str(number)] = number
+    # Second, so that a name goes before a number: a class may be called "1".
+    for number, name in enumerate(names):
+        ids_by_text[name] = number
     ids = []
     for row, value in zip(rows or itertools.count(1), values, strict=False):
         # In a .csv numbers are texts, too.

@@ -321,7 +321,11 @@ class Question:
             texts = list(gold["text"])
             starts = list(gold["answer_start"])
             pairs = list(zip(texts, starts, strict=True))
-            misplaced = [p for p in pairs if p[1] < 0 or not context.startswith(p[0], p[1])]
+            misplaced = []
+            for text, start in pairs:
+                # A negative start would count from the end of the context.
+                if start < 0 or not context.startswith(text, start):
+                    misplaced.append((text, start))
         except (TypeError, KeyError, ValueError):
             raise UsageError(
                 f"{what} has the answers {gold!r}",

@@ -90,15 +90,19 @@ class Split:
         lengths = f"tokens: {self.tokens}"
         if self.tokens is None:  # there is no tokenizer here
             lengths = f"words: {Lengths.of(self.texts.words)}"
-        remarks = [self.cut]
-        for count, what in (
-            (len(self.without_text), "empty"),
-            (self.texts.repeated, "twice or more"),
-            (self.shared, "also in train"),
-        ):
-            remarks.append(f"{count:,} {what}" if count else "")
-        parts = (rows, lengths, ", ".join(filter(None, remarks)))
-        return "; ".join(filter(None, parts))
+        remarks = []
+        if self.cut:
+            remarks.append(self.cut)
+        if self.without_text:
+            remarks.append(f"{len(self.without_text):,} empty")
+        if self.texts.repeated:
+            remarks.append(f"{self.texts.repeated:,} twice or more")
+        if self.shared:
+            remarks.append(f"{self.shared:,} also in train")
+        parts = [rows, lengths]
+        if remarks:
+            parts.append(", ".join(remarks))
+        return "; ".join(parts)
 
 
 def _cuts_texts(train: TrainConfig) -> bool:
@@ -126,7 +130,9 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
     if train.data is not None and is_local(train.data):
         splits, remarks = look(train, processes)
         for split in splits:
-            inputs[split.where] = _fingerprint(Path(split.where)) | {"what": split.summary()}
+            # By it the job sees whether a file has changed since its submission.
+            fingerprint_of_file = _fingerprint(Path(split.where))
+            inputs[split.where] = fingerprint_of_file | {"what": split.summary()}
         for remark in remarks:
             # The level is that of who called `configure`.
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
@@ -173,7 +179,11 @@ def look(
     tokenizer = LocalTokenizer.of(train.model)
     for name, split in splits.items():
         split.name = name
-        split.shared = 0 if split is first else len(split.texts.seen & first.texts.seen)
+        # Set anew in each look: a split may be of the cache of `_read_file`.
+        split.shared = 0
+        if split is not first:
+            shared_texts = split.texts.seen & first.texts.seen
+            split.shared = len(shared_texts)
         split.count_tokens(train, tokenizer)
     contents = list(splits.values())
     for split in contents:
@@ -228,14 +238,15 @@ def _check_labels(task: str, form: RowFormat, splits: Sequence[Split]) -> list[s
     """
     task_labels = facts(task).labels
     train = splits[0]
+    # Part of a file may lack a class: then labels can only be checked against the task's own.
     if not form.has_classes or (task_labels is None and train.share < 1):
         return []
     names = list(form.names or task_labels or train.labels.names())
     may_be_number = task_labels is not None
     for split in splits:
-        # Each label once, with the row in which it is first.
+        # Each label once, with the row in which it is first. It raises for one that is no class.
         labels = split.labels
-        values = (value for _, value in labels.first)
+        values = [value for _, value in labels.first]
         label_ids(values, names, labels.where, may_be_number, labels.first.values())
     return names
 
@@ -260,8 +271,9 @@ def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
     # Its metrics say nothing of a class that it lacks; a rest that was not read may have one.
     missing = train.labels.counts.keys() - split.labels.counts.keys()
     if missing and split.share == 1:
-        names = some(sorted(repr(value) for _, value in missing), 5)
-        yield f"{where} has no row of classes that the training data has: {names}"
+        names = sorted(repr(value) for _, value in missing)
+        listed = some(names, 5)
+        yield f"{where} has no row of classes that the training data has: {listed}"
 
 
 def _warnings_of_run(
@@ -279,12 +291,13 @@ def _warnings_of_run(
             f"{first.where!r} has {first.rows:,} rows for {processes:,} processes",
             "fewer --nodes or --nproc-per-node; each process needs a row",
         )
-    step = (train.batch_size or 1) * processes * train.gradient_accumulation_steps
-    step = min(step, train.max_global_batch_size or step)
-    if first.rows < step:
+    step_samples = (train.batch_size or 1) * processes * train.gradient_accumulation_steps
+    if train.max_global_batch_size:
+        step_samples = min(step_samples, train.max_global_batch_size)
+    if first.rows < step_samples:
         yield (
-            f"{first.where!r} has {first.rows:,} rows, fewer than the {step:,} of an optimizer "
-            "step: an epoch is one step (smaller --batch-size)"
+            f"{first.where!r} has {first.rows:,} rows, fewer than the {step_samples:,} of an "
+            "optimizer step: an epoch is one step (smaller --batch-size)"
         )
     if classes and train.model is not None and is_local(train.model):
         yield from _head_warning(Path(train.model), classes)

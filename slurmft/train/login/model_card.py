@@ -22,7 +22,7 @@ _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 _SETTINGS = [
     name
     for name, each in options(TrainConfig).items()
-    # A card is public: it names no path. What a task of the user's own is given may hold one.
+    # A card is public: it names no path. What a task of the user's own gets may hold one.
     if each.affects_result and each.path is None and not each.is_repeatable
 ]
 """Options that the card shows."""
@@ -225,11 +225,16 @@ def _pipeline(train: TrainConfig, result: Mapping[str, Any]) -> str:
 
 def _public_name(source: str | None) -> str | None:
     """Returns a hub id as it is, and the last part of a folder's path."""
-    return os.path.basename(source) if source and is_local(source) else source
+    if source and is_local(source):
+        return os.path.basename(source)
+    return source
 
 
 def _number(value: Any) -> str:
     """Returns a value as a table shows it."""
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.4f}"
-    return "n/a" if value is None else str(value)
+    if value is None:
+        return "n/a"
+    if not isinstance(value, float):
+        return str(value)
+    # Small ones, such as learning rates, have no digits among the first four decimals.
+    return f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.4f}"

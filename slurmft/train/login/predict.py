@@ -55,13 +55,17 @@ def configure(
         if declared.predicts == "flag" and name in flags
     }
     train = dataclasses.replace(train, model=str(run.model), data=str(file), **changes)
-    inputs = {str(file): _describe_rows_of(file, train), str(run.model): "model"}
+    contents = {str(file): _describe_rows_of(file, train), str(run.model): "model"}
+    # By the fingerprints the job sees whether file or model has changed since its submission.
+    inputs = {}
+    for path, what in contents.items():
+        inputs[path] = fingerprint.of(Path(path)) | {"what": what}
     program = Program(
         kind=KIND,
         name=f"predict-{train.task}",
         module="slurmft.train.rank",
         paths=(str(run.model), str(file), str(output.parent)),
-        inputs={path: fingerprint.of(Path(path)) | {"what": what} for path, what in inputs.items()},
+        inputs=inputs,
         settings=train.program().settings | {"output": str(output), "overwrite": overwrite},
     )
     job_values = merge(site_defaults(OPTIONS), flags)
@@ -170,10 +174,16 @@ def texts_of(train: TrainConfig, file: Path, most: int | None = None) -> list[li
 
 
 def _check_words(values: list[Any], where: str) -> None:
-    wrong = [row for row, value in enumerate(values, start=1) if not _are_words(value)]
-    if wrong:
-        raise UsageError(f"{where!r}: no list of words: {describe_rows(wrong)}", '["Ada", "slept"]')
+    wrong_rows = []
+    for row, value in enumerate(values, start=1):
+        if not _are_words(value):
+            wrong_rows.append(row)
+    if wrong_rows:
+        fact = f"{where!r}: no list of words: {describe_rows(wrong_rows)}"
+        raise UsageError(fact, '["Ada", "slept"]')
 
 
 def _are_words(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(word, str) for word in value)

@@ -54,6 +54,7 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[
             while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
                 share = raw.tell() / size_bytes  # of the packed bytes, if it is a .gz
                 yield share, [list(column) for column in zip(*chunk, strict=True)]
+    # EOFError and zlib.error are of a .gz that was cut off, or is none.
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
     if not share:
@@ -74,6 +75,7 @@ def read_columns(
     columns = [list(itertools.chain(*parts)) for parts in parts_of_columns]
     if names:
         return dict(zip(names, columns, strict=True))
+    # The first row are the names.
     return {column[0]: column[1:] for column in columns}
 
 
@@ -165,10 +167,11 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
 
 
 def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
-    csv.field_size_limit(_LINE_BYTES)
+    csv.field_size_limit(_LINE_BYTES)  # csv's own limit is 128 KiB
     lines = _lines(raw, path)
     head = _to_first_text(lines)
     separator = _separator(head[-1] if head else "", path, names)
+    # strict: else a quote that nobody closes would swallow the rest of the file unseen.
     reader = csv.reader(itertools.chain(head, lines), delimiter=separator, strict=True)
     where = str(path)
     try:

@@ -63,6 +63,7 @@ class Texts:
     def add(self, texts: Iterable[Any]) -> None:
         """Counts texts, or pairs of them."""
         for each in texts:
+            # The format of a task of the user's own may let other values pass.
             text: Text = each if isinstance(each, str | tuple) else str(each)
             joined = text if isinstance(text, str) else " ".join(text)
             row = len(self.words)  # tells texts of equal length apart in the heap
@@ -103,8 +104,12 @@ class Texts:
         sample: list[Text] = []
         characters = 0
         # Shuffled: the budget of characters must not prefer the beginning of a file.
-        for text in Random(0).sample(self.sample, len(self.sample)):
-            characters += len(text) if isinstance(text, str) else sum(map(len, text))
+        shuffled = Random(0).sample(self.sample, len(self.sample))
+        for text in shuffled:
+            if isinstance(text, str):
+                characters += len(text)
+            else:  # a pair
+                characters += sum(map(len, text))
             if sample and characters > SAMPLE_CHARACTERS:
                 break
             sample.append(text)
