@@ -141,7 +141,7 @@ class TokenTable:
         # Division of negative numbers rounds up.
         rounded_up = -(-int(lengths.max()) // multiple) * multiple
         width = max(rounded_up, least)
-        mask = np.arange(width) < lengths[:, None]
+        mask = np.arange(width) < lengths[:, None]  # True at tokens: padding is on the right
         spread = partial(self.padded, indices=indices, width=width)
         return self._batch(indices, spread, pad_id, attention_mask=mask)
 
@@ -210,6 +210,7 @@ class TokenTable:
         lengths = self.lengths(indices)
         tokens_before = np.cumsum(lengths) - lengths
         shifts = np.repeat(starts - tokens_before, lengths)
+        # The nth token of the result, moved to where its sample lies in the flat arrays.
         places: Array = np.arange(int(lengths.sum())) + shifts
         return places
 

@@ -67,7 +67,10 @@ class TokenData:
         """Returns the share of each class, the largest first: "joy 34 %, anger 13 %"."""
         counts = np.bincount(table.labels, minlength=len(self.labels))
         order = np.argsort(-counts, kind="stable")
-        shares = [f"{self.labels[i]} {100 * counts[i] / len(table):.0f} %" for i in order]
+        shares = []
+        for i in order:
+            percent = 100 * counts[i] / len(table)
+            shares.append(f"{self.labels[i]} {percent:.0f} %")
         return some(shares, 6)
 
     def save(self, folder: Path) -> None:
@@ -77,6 +80,7 @@ class TokenData:
         self.validation.save(folder / "validation")
         meta = {name: getattr(self, name) for name in _META}
         (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        # A file of its own, which one rank alone reads.
         (folder / "texts.json").write_text(json.dumps(self.texts), encoding="utf-8")
 
     @classmethod

@@ -23,6 +23,7 @@ from slurmft.train.tasks.pretrained import Pretrained
 
 ROWS_AT_ONCE = 1000
 _LOGITS_AT_ONCE = 2**20
+"""Numbers that the loss converts to fp32 at a time: 4 MiB."""
 
 
 class Task(Pretrained):
@@ -40,8 +41,10 @@ class Task(Pretrained):
 
     def longest(self, tokenizer: Any) -> int:
         longest = super().longest(tokenizer)
+        # Some tokenizers do not know the model's limit, and say 10^30.
         model_config = self.load(AutoConfig.from_pretrained)
-        return min(longest, int(getattr(model_config, "max_position_embeddings", longest)))
+        positions = getattr(model_config, "max_position_embeddings", longest)
+        return min(longest, int(positions))
 
     # --- blocks -----------------------------------------------------------------------------------
 
@@ -53,6 +56,7 @@ class Task(Pretrained):
             tokens = tokens[:-1]  # the last block would be a token alone, which tells no other
         if not len(tokens):
             raise UsageError(f"{rows.where!r} has no texts", "choose with --text-column")
+        # The label of a token is the one that follows it.
         labels = np.append(tokens[1:], IGNORED)
         labels[longest - 1 :: longest] = IGNORED  # the next token is of another block
         offsets = np.append(np.arange(0, len(tokens), longest), len(tokens))
@@ -66,7 +70,7 @@ class Task(Pretrained):
         is_one_text = rows.where.removesuffix(".gz").endswith(".txt")
         (texts,) = self.values(rows)
         texts = [text for text in texts if is_one_text or text.strip()]
-        tokens = [np.empty(0, dtype=np.int32)]
+        tokens = [np.empty(0, dtype=np.int32)]  # so that no texts can be concatenated, too
         for start in range(0, len(texts), ROWS_AT_ONCE):
             part = texts[start : start + ROWS_AT_ONCE]
             # Special tokens would stand between the parts of one text.
@@ -181,5 +185,7 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     The backward pass overwrites the logits.
     """
-    losses: torch.Tensor = _CrossEntropy.apply(logits.flatten(0, -2), labels.clamp(min=0))  # type: ignore[no-untyped-call]
+    # IGNORED is negative, and no index: any class stands for it until its loss becomes 0.
+    classes = labels.clamp(min=0)
+    losses: torch.Tensor = _CrossEntropy.apply(logits.flatten(0, -2), classes)  # type: ignore[no-untyped-call]
     return losses.masked_fill(labels == IGNORED, 0)

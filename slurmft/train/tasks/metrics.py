@@ -121,8 +121,9 @@ def by_class(
         right = np.bincount(labels[labels == predictions], minlength=len(names))
         predicted = np.bincount(predictions, minlength=len(names))
         true = np.bincount(labels, minlength=len(names))
-    counts = zip(names, right.tolist(), predicted.tolist(), true.tolist(), strict=True)
-    rows = {name: _scores_of_class(*numbers) for name, *numbers in counts}
+    rows = {}
+    for i, name in enumerate(names):
+        rows[name] = _scores_of_class(int(right[i]), int(predicted[i]), int(true[i]))
     if predictions.ndim == 1:
         _add_confusions(rows, predictions, labels, names)
     return rows

@@ -30,7 +30,10 @@ class Task(sequence.Task):
         labels = [label for _, label in labelled]
         ids = label_ids(labels, names, rows.where, by_number, row_numbers)
         flags = np.zeros((len(rows), len(names)), dtype=np.int8)
-        flags[np.array(row_numbers, dtype=np.int64) - 1, np.array(ids, dtype=np.int64)] = 1
+        # Rows are counted from 1. The types, because an array of no numbers would be of floats.
+        places = np.array(row_numbers, dtype=np.int64) - 1
+        classes = np.array(ids, dtype=np.int64)
+        flags[places, classes] = 1
         return list(flags)
 
     def model(self, data: TokenData) -> Any:

@@ -122,7 +122,8 @@ class Task(Pretrained):
             if i < _PRINTED_SAMPLES:
                 print(f"validation text {i + 1} became {shown(text, 200)!r}", flush=True)
                 print(f"  its target is {shown(reference, 200)!r}", flush=True)
-        scores = [scores_of(*pair) for pair in zip(texts, references, strict=True)]
+        pairs = zip(texts, references, strict=True)
+        scores = [scores_of(text, reference) for text, reference in pairs]
         predictions = torch.tensor(scores, dtype=torch.float64)
         return predictions.masked_fill(has_nan.cpu()[:, None], torch.nan)
 
@@ -145,6 +146,8 @@ def _scorers() -> tuple[Any, Any]:
     from rouge_score.rouge_scorer import RougeScorer
     from sacrebleu.metrics import BLEU
 
+    # effective_order is for single sentences, which may have no n-gram of 4 words; sacrebleu warns
+    # without it. The counts, which alone are used, are the same.
     return RougeScorer(ROUGE, use_stemmer=True), BLEU(effective_order=True)
 
 

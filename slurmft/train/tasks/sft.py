@@ -167,6 +167,7 @@ def _is_learnt(offsets: list[tuple[int, int]], parts: list[tuple[int, int]]) -> 
         offsets: character at which each token begins, and the one behind its end.
         parts: the same, for what is learnt.
     """
+    # The shape, because a text without tokens has an empty list of offsets.
     begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     is_learnt = np.zeros(len(begins), dtype=bool)
     for begin, end in parts:

@@ -190,6 +190,8 @@ def answer_span(characters: np.ndarray, question: Question) -> tuple[int, int]:
         return 0, 0
     begin = question.starts[0]
     end = begin + len(question.answers[0])
+    # Tokens of the context alone, where characters grow from token to token: `searchsorted` needs
+    # them sorted.
     (context_tokens,) = np.nonzero(characters[:, 0] >= 0)
     begins, ends = characters[context_tokens].T
     if not len(context_tokens) or begin < begins[0] or end > ends[-1]:
@@ -232,9 +234,12 @@ def best_spans(
     end, last = _best(end_logits, n_best)
     # Every pair of a first and a last token: (batch, first, last).
     length = last[:, None, :] - first[:, :, None] + 1
-    is_answer = in_context.gather(1, first)[:, :, None] & in_context.gather(1, last)[:, None, :]
+    first_in_context = in_context.gather(1, first)
+    last_in_context = in_context.gather(1, last)
+    is_answer = first_in_context[:, :, None] & last_in_context[:, None, :]
     is_answer &= (length >= 1) & (length <= MAX_ANSWER_TOKENS)
     scores = start[:, :, None] + end[:, None, :]
+    # Flat: pair i is of the first token i // n_best and the last token i % n_best.
     scores = scores.masked_fill(~is_answer, -torch.inf).flatten(1)
     best = scores.argmax(1, keepdim=True)
     score = scores.gather(1, best)
@@ -243,12 +248,14 @@ def best_spans(
     # The first token, a special one, stands for there being no answer.
     none = start_logits[:, :1].double() + end_logits[:, :1].double()
     spans = torch.cat((score, best_first, best_last, none), 1)
+    # Comparisons with NaN would give some answer all the same, see `metrics.check_numbers`.
     has_nan = start_logits.isnan().any(1) | end_logits.isnan().any(1)
     return spans.masked_fill(has_nan[:, None], torch.nan)
 
 
 def _best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the highest logits of each window as float64, and their tokens: (batch, count)."""
+    # Not topk: of equal values it may return any.
     values, tokens = logits.double().sort(dim=1, descending=True, stable=True)
     return values[:, :count], tokens[:, :count]
 
@@ -274,12 +281,15 @@ def answers(
     none = np.full(count, np.inf)
     # The window that says "no answer" least decides, as in run_qa.py.
     np.minimum.at(none, questions, predictions[:, NONE])
-    tokens = table.offsets[best, None] + predictions[best, START : END + 1].astype(np.int64)
+    # Predictions count tokens within a window, the table's arrays count all of them.
+    tokens_of_window = predictions[best, START : END + 1].astype(np.int64)
+    tokens = table.offsets[best, None] + tokens_of_window
     begins = table.extra["characters"][tokens[:, 0], 0].tolist()
     ends = table.extra["characters"][tokens[:, 1], 1].tolist()
-    is_empty = np.isneginf(predictions[best, SCORE])
+    best_scores = predictions[best, SCORE]
+    is_empty = np.isneginf(best_scores)
     if may_have_none:
-        is_empty |= none > predictions[best, SCORE]
+        is_empty |= none > best_scores
     answers_of_questions = []
     for i, context in enumerate(texts["context"]):
         text = texts["contexts"][context][begins[i] : ends[i]]

@@ -41,9 +41,8 @@ class Task(Pretrained):
         words, labels = self.values(rows)
         tokens, words_of_tokens = self._encoded(tokenizer, words, f"texts of {rows.where!r}")
         token_labels = []
-        for row, (labels_of_row, places) in enumerate(
-            zip(labels, words_of_tokens, strict=True), start=1
-        ):
+        pairs = zip(labels, words_of_tokens, strict=True)
+        for row, (labels_of_row, places) in enumerate(pairs, start=1):
             ids = label_ids(labels_of_row, names, f"{rows.where}: row {row}")
             # The place -1, of tokens that begin no word, is that of IGNORED.
             token_labels.append(np.array([*ids, IGNORED])[places])
@@ -105,13 +104,15 @@ def first_of_word(words: Sequence[int | None]) -> list[int]:
     Args:
         words: the word that each token is of; None for special tokens.
     """
-    begun = []
+    first_tokens = []
     previous = None
     for word in words:
-        begins = word is not None and word != previous
-        begun.append(word if word is not None and begins else -1)
+        if word is None or word == previous:
+            first_tokens.append(-1)
+        else:
+            first_tokens.append(word)
         previous = word
-    return begun
+    return first_tokens
 
 
 def _counts(true: np.ndarray, predicted: np.ndarray, names: list[str]) -> list[int]:
@@ -138,7 +139,7 @@ def entities(labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     begin = 0
     kind = None  # of the entity under way
     has_ended = True
-    for i, label in enumerate([*labels, "O"]):
+    for i, label in enumerate([*labels, "O"]):  # an O behind the last word ends what is under way
         prefix, _, label_kind = label.partition("-")
         continues = not has_ended and label_kind == kind and prefix in ("I", "E")
         if kind is not None and not continues:
