@@ -45,6 +45,7 @@ class _PeerServer(socketserver.StreamRequestHandler):
 
 
 class _Server(socketserver.ThreadingTCPServer):
+    # A port of an examination that has just ended may be taken again.
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 1024  # many nodes may connect at once
@@ -110,7 +111,10 @@ def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) ->
         try:
             ahead_s, round_trip_s = _ask_who(address, port, token, limit_s)
         except (OSError, ValueError) as error:
-            reasons[purpose] = getattr(error, "strerror", None) or str(error) or "timed out"
+            # "Connection refused" rather than "[Errno 111] Connection refused". A ValueError has no
+            # strerror, and some time-outs have no text at all.
+            strerror = getattr(error, "strerror", None)
+            reasons[purpose] = strerror or str(error) or "timed out"
     return LinkReport(ports=reasons, ahead_s=ahead_s, round_trip_s=round_trip_s)
 
 

@@ -29,6 +29,7 @@ def find() -> tuple[str, ...]:
 
 
 def _query_ecc() -> list[str]:
+    """Asks nvidia-smi for uncorrected errors, and for rows of memory that are to be remapped."""
     query = f"--query-gpu=index,{_ECC_FIELDS}"
     printed = process.output(["nvidia-smi", query, "--format=csv,noheader,nounits"], _QUERY_S)
     if printed is None:

@@ -27,13 +27,16 @@ def call_all(timeout_s: float, calls: Sequence[Callable[[], Result]]) -> list[Re
         except Exception as error:
             results[index] = error
 
-    threads = [threading.Thread(target=run, args=item, daemon=True) for item in enumerate(calls)]
-    for thread in threads:
+    threads = []
+    for index, call in enumerate(calls):
+        # Daemons: Python does not wait for them at its end.
+        thread = threading.Thread(target=run, args=(index, call), daemon=True)
         thread.start()
+        threads.append(thread)
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(timeout=max(0.0, deadline - time.monotonic()))
-    return list(results)
+    return list(results)  # a copy: late threads still write to the other
 
 
 def installed(package: str) -> str | None:

@@ -43,7 +43,9 @@ class LockOperations:
         return "got"
 
     def _try(self, path: Path, primitive: str) -> str:
-        release(acquire(path, primitive), primitive)
+        """Takes the lock and gives it up at once."""
+        held = acquire(path, primitive)
+        release(held, primitive)
         return "got"
 
     def _leave(self, path: Path, primitive: str) -> str:
@@ -81,7 +83,9 @@ class LockOperations:
         return "yes"
 
     def _see(self, path: Path, primitive: str) -> str:
-        return "yes" if path.exists() else "no"
+        if path.exists():
+            return "yes"
+        return "no"
 
     def _clear(self, path: Path, primitive: str) -> str:
         """Removes what a probe has left here."""

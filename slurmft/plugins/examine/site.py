@@ -55,6 +55,7 @@ def open_site(
         inside = {name: v for name, v in os.environ.items() if name.startswith("SLURM_")}
         yield allocated(inside, job.host_suffix)
         return
+    # The flags of the user take precedence over the default.
     requests: dict[str, str | None] = {"time": _MINUTES}
     requests |= sbatch_options.of_fields(job, _salloc_options())
     if job.cpus_per_task is None:

@@ -69,6 +69,7 @@ def _wandb_id(target: Target) -> str:
 
 
 def _comet_arguments(target: Target) -> dict[str, Any]:
+    # Not at the top: it is installed only where it is used.
     comet = importlib.import_module("comet_ml")
     return {
         "experiment_key": target.run_id,
