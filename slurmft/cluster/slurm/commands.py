@@ -27,15 +27,18 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 30
 _SBATCH_TIMEOUT_S = 120
+"""Longer: a job that sbatch submits after we have given up would run unknown to its run."""
 _ACCOUNTING_LAG_S = 10
+"""How long accounting may take to learn of an end that the controller knows."""
 _MAX_ARRAY_SIZE = 1001
+"""Slurm's default of MaxArraySize."""
 _QUEUED_AGAIN = ("PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
 _KNOWS_NOTHING = re.compile(
     "invalid job id|accounting storage is disabled|sacct is not on the PATH", re.IGNORECASE
 )
 """Failures that are answers: there is no such job, or the site keeps no accounting."""
 _JOBS_A_CALL = 5000
-"""The kernel takes no argument of more than 128 KiB."""
+"""The ids are one argument, and the kernel takes none of more than 128 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +62,7 @@ def available() -> bool:
 
 
 def partitions() -> list[Partition]:
-    """The cluster's partitions; empty where sinfo does not answer."""
+    """Returns the cluster's partitions; none where sinfo does not answer."""
     try:
         return parse_partitions(call("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c"))
     except SlurmftError:
@@ -67,7 +70,7 @@ def partitions() -> list[Partition]:
 
 
 def parse_partitions(text: str) -> list[Partition]:
-    """From lines of `sinfo --format=%R|%a|%l|%D|%c`."""
+    """Reads lines of `sinfo --format=%R|%a|%l|%D|%c`."""
     partitions: dict[str, Partition] = {}
     for line in text.splitlines():
         name, state, limit, nodes, cpus = line.strip().split("|")
@@ -81,17 +84,17 @@ def parse_partitions(text: str) -> list[Partition]:
 
 
 def version() -> str:
-    """Slurm's version, as its commands print it: "slurm 22.05.8"."""
+    """Returns Slurm's version, as its commands print it: "slurm 22.05.8"."""
     return call("sinfo", "--version").strip()
 
 
 def settings() -> dict[str, str]:
-    """The controller's settings, by their names in slurm.conf."""
+    """Returns the controller's settings, by their names in slurm.conf."""
     return parse_settings(call("scontrol", "show", "config"))
 
 
 def parse_settings(text: str) -> dict[str, str]:
-    """From `scontrol show config`."""
+    """Reads `scontrol show config`; settings without a value are left out."""
     settings = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")
@@ -101,7 +104,7 @@ def parse_settings(text: str) -> dict[str, str]:
 
 
 def cluster_name() -> str:
-    """The name of the cluster that Slurm's commands here belong to; "" where it is unknown.
+    """Returns the name of the cluster that Slurm's commands here belong to; "": unknown.
 
     It is in a job's environment; elsewhere the controller is asked, once in a process.
     """
@@ -118,21 +121,23 @@ def _name_by_controller() -> str:
 
 
 def hostnames(nodelist: str) -> list[str]:
-    """The hosts of a list such as "n[1-3],m2", in the order in which Slurm counts them."""
+    """Returns the hosts of a list such as "n[1-3],m2", in the order in which Slurm counts them."""
     return call("scontrol", "show", "hostnames", nodelist).split()
 
 
 def unwell_hosts(*options: str) -> dict[str, str]:
-    """Nodes that accept no jobs now -> state and reason; of all, or of those in sinfo's options."""
-    format = "--format=%N|%T|%E"
-    return parse_unwell_hosts(call("sinfo", "--noheader", "--Node", format, *options))
+    """Returns the nodes that accept no jobs now -> state and reason; of all nodes, or of those that
+    sinfo's options select."""
+    columns = "--format=%N|%T|%E"
+    return parse_unwell_hosts(call("sinfo", "--noheader", "--Node", columns, *options))
 
 
 def parse_unwell_hosts(text: str) -> dict[str, str]:
-    """From lines of `sinfo --Node --format=%N|%T|%E`, one for each partition of a node."""
+    """Reads lines of `sinfo --Node --format=%N|%T|%E`, one for each partition of a node."""
     states = {}
     for line in text.splitlines():
         name, state, reason = line.strip().split("|", 2)
+        # sinfo marks a node that does not respond by a star behind its state.
         if state.endswith("*") or state.startswith(("down", "drain", "fail", "unknown")):
             states[name] = state if reason == "none" else f"{state}: {reason}"
     return states
@@ -154,14 +159,14 @@ def down_hosts(hosts: Sequence[str]) -> list[str]:
 
 
 def associations(user: str) -> list[dict[str, str]]:
-    """The limits that accounting sets for a user: a row for each account, by sacctmgr's names."""
+    """Returns the limits of a user in accounting: a row for each account, by sacctmgr's names."""
     fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
     where = ("show", "assoc", f"user={user}", f"format={fields}")
     return parse_associations(call("sacctmgr", "--noheader", "--parsable2", *where), fields)
 
 
 def parse_associations(text: str, fields: str) -> list[dict[str, str]]:
-    """From lines of `sacctmgr --noheader --parsable2 show assoc format=FIELDS`."""
+    """Reads lines of `sacctmgr --noheader --parsable2 show assoc format=FIELDS`."""
     names = fields.split(",")
     rows = []
     for line in text.splitlines():
@@ -177,7 +182,7 @@ def check_accounting() -> None:
 
 
 def job_state(job_id: str) -> Report | None:
-    """The state of a job: from the queue, else from accounting; None where neither knows it.
+    """Returns the state of a job: from the queue, else from accounting; None: neither knows it.
 
     NO_ANSWER: the controller, which may know the job, does not answer. NO_ACCOUNTING: it does not
     know the job any more, and accounting does not answer.
@@ -216,10 +221,11 @@ def _state_in_accounting(job_id: str) -> Report | None:
 
 
 def await_accounting(job_id: str, state: Report) -> Report:
-    """The end of a job as accounting has it, with who cancelled it; it learns of it seconds after
-    the controller. The given state where it does not."""
+    """Returns the end of a job as accounting has it, with who cancelled it; `state` where
+    accounting does not learn of it in some seconds."""
+    pauses_s = [1] * _ACCOUNTING_LAG_S + [0]
     with contextlib.suppress(SlurmftError):  # the site keeps none
-        for pause_s in (*[1] * _ACCOUNTING_LAG_S, 0):
+        for pause_s in pauses_s:
             report = _state_in_accounting(job_id)
             if report is not None and report.ended:
                 return report
@@ -231,8 +237,11 @@ def _state_of_controller(job_id: str) -> Report | None:
     facts = job_facts(job_id)
     if "JobState" not in facts:
         return None
-    reason, code = facts.get("Reason", "None"), _exit_code(facts.get("ExitCode", "0:0"))
-    return Report(name=facts["JobState"], reason="" if reason == "None" else reason, exit_code=code)
+    return Report(
+        name=facts["JobState"],
+        reason=_reason(facts.get("Reason", "")),
+        exit_code=_exit_code(facts.get("ExitCode", "0:0")),
+    )
 
 
 _SQUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%S|%r")
@@ -241,8 +250,8 @@ _SACCT = ("sacct", "-nPX", "--format=JobID,State,ExitCode")
 
 
 def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[str, Report]:
-    """The states of many jobs and array tasks, by one squeue and at most one sacct for every
-    5,000 of them.
+    """Returns the states of many jobs and array tasks, by one squeue and at most one sacct for
+    every 5,000 of them.
 
     A job that neither knows is left out. NO_ANSWER is the state of all jobs if the controller does
     not answer, NO_ACCOUNTING of those that only accounting may know. Accounting is not queried for
@@ -292,12 +301,13 @@ def job_uses(job_ids: Iterable[str]) -> dict[str, list[JobUse]]:
     uses: dict[str, list[JobUse]] = {}
     for i in range(0, len(ids), _JOBS_A_CALL):
         jobs = f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"
+        # Not for long: a run has records of its own in place of an answer that does not come.
         uses |= parse_job_uses(call(*_SACCT_USES, jobs, timeout_s=10))
     return uses
 
 
 def parse_job_uses(text: str) -> dict[str, list[JobUse]]:
-    """From lines of `sacct -nP --duplicates`: each start's line, then those of its steps."""
+    """Reads lines of `sacct -nP --duplicates`: each start's line, then those of its steps."""
     uses: dict[str, list[JobUse]] = {}
     for line in text.splitlines():
         if line.count("|") != 5:
@@ -306,6 +316,7 @@ def parse_job_uses(text: str) -> dict[str, list[JobUse]]:
         job, _, step = job_id.partition(".")
         starts = uses.setdefault(job, [])
         if step and starts:
+            # Slurm measures memory for steps only; the peak of a start is that of its largest step.
             last = starts[-1]
             peak_bytes = max(last.peak_bytes, _bytes(peak))
             starts[-1] = dataclasses.replace(last, peak_bytes=peak_bytes)
@@ -327,8 +338,12 @@ def parse_job_uses(text: str) -> dict[str, list[JobUse]]:
 
 def _resources(text: str) -> dict[str, str]:
     """ "cpu=4,mem=8G,node=1" -> {"cpu": "4", "mem": "8G", "node": "1"}"""
-    pairs = (pair.split("=", 1) for pair in text.split(",") if "=" in pair)
-    return dict(pairs)
+    amounts = {}
+    for resource in text.split(","):
+        name, equals, amount = resource.partition("=")
+        if equals:
+            amounts[name] = amount
+    return amounts
 
 
 def _bytes(text: str) -> int:
@@ -357,16 +372,19 @@ def _states_by(
         try:
             reports |= parse(call(*command, jobs))
         except SlurmftError as error:
+            # squeue fails so where it knows none of the jobs, sacct where the site has none.
             if not _KNOWS_NOTHING.search(error.message):
                 return None
     return reports
 
 
 def parse_squeue_jobs(text: str) -> dict[str, Report]:
-    """From lines of `squeue --array --format=%i|%T|%S|%r`: job id, or array_index, -> state."""
+    """Reads lines of `squeue --array --format=%i|%T|%S|%r`: job id, or array_index, -> state."""
     reports = {}
     for line in text.splitlines():
-        job, name, start, reason = [*line.strip().split("|", 3), "", "", ""][:4]
+        fields = line.strip().split("|", 3)
+        fields += [""] * (4 - len(fields))  # absent ones are empty
+        job, name, start, reason = fields
         report = parse_squeue(f"{name}|{reason}")
         if report is None:
             continue
@@ -377,7 +395,7 @@ def parse_squeue_jobs(text: str) -> dict[str, Report]:
 
 
 def parse_sacct_jobs(text: str) -> dict[str, Report]:
-    """From lines of `sacct -nPX --format=JobID,State,ExitCode`; the last line of a job counts.
+    """Reads lines of `sacct -nPX --format=JobID,State,ExitCode`; the last line of a job counts.
 
     Tasks of an array that never started share one line, such as 5_[0-2,4-9%4]; it still has those
     that started later, beside lines of their own.
@@ -397,15 +415,22 @@ def parse_sacct_jobs(text: str) -> dict[str, Report]:
 
 
 def parse_squeue(text: str) -> Report | None:
-    """From the line of `squeue --format=%T|%r`."""
+    """Reads the line of `squeue --format=%T|%r`."""
     name, _, reason = text.strip().partition("|")
     if not name:
         return None
-    return Report(name=name, reason="" if reason == "None" else reason)
+    return Report(name=name, reason=_reason(reason))
+
+
+def _reason(text: str) -> str:
+    """Returns a reason for waiting; Slurm writes "None" where there is none."""
+    if text == "None":
+        return ""
+    return text
 
 
 def parse_sacct(text: str) -> Report | None:
-    """From State and ExitCode in a line of `sacct -nPX`."""
+    """Reads State and ExitCode in a line of `sacct -nPX`."""
     state, _, code = text.strip().partition("|")
     if not state:
         return None
@@ -440,12 +465,12 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
 
 
 def job_of_script(folder: Path) -> str:
-    """The queued job of this user whose script lies in a folder; "": there is none."""
+    """Returns the queued job of this user whose script lies in a folder; "": there is none."""
     return parse_job_of_script(call("squeue", "--noheader", "--me", "--format=%i|%o"), folder)
 
 
 def parse_job_of_script(text: str, folder: Path) -> str:
-    """From lines of `squeue --format=%i|%o`."""
+    """Reads lines of `squeue --format=%i|%o`."""
     for line in text.splitlines():
         job, _, script = line.strip().partition("|")
         if script.startswith(f"{folder}/"):
@@ -454,10 +479,11 @@ def parse_job_of_script(text: str, folder: Path) -> str:
 
 
 def max_array_size() -> int:
-    """How many tasks a job array may have here (MaxArraySize); where that is unknown, Slurm's
-    default: sbatch checks it."""
+    """Returns how many tasks a job array may have here (MaxArraySize); where that is unknown,
+    Slurm's default: sbatch checks it."""
     with contextlib.suppress(SlurmftError, ValueError):
-        return max(1, int(settings().get("MaxArraySize", _MAX_ARRAY_SIZE)))
+        size = int(settings().get("MaxArraySize", _MAX_ARRAY_SIZE))
+        return max(1, size)  # 0: the site allows no arrays, and sbatch says so
     return _MAX_ARRAY_SIZE
 
 
@@ -467,11 +493,14 @@ def job_facts(job: str) -> dict[str, str]:
 
 
 def parse_job_facts(text: str) -> dict[str, str]:
-    """From `scontrol show job`. A line with free text is one value, as this may hold anything."""
+    """Reads `scontrol show job`. A line with free text is one value, as this may hold anything."""
     facts = {}
     for line in text.splitlines():
         line = line.strip()
-        for pair in [line] if line.startswith(_FREE_TEXT) else line.split():
+        pairs = line.split()
+        if line.startswith(_FREE_TEXT):
+            pairs = [line]
+        for pair in pairs:
             name, equals, value = pair.partition("=")
             if equals and value not in ("", "(null)", "N/A"):
                 facts[name] = value
@@ -489,6 +518,7 @@ def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
 
     Slurm then sends SIGTERM to the job's processes: a caller that is one of them must block it.
     """
+    # A run must not be lost because the controller is just restarting.
     for pause_s in (1, 5, 15, 30, 60, 0):
         try:
             call("scontrol", "requeue", job)
@@ -502,7 +532,7 @@ def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
             time.sleep(pause_s)
     if not exclude:
         return None
-    try:  # of a pending job only
+    try:  # after the requeue: Slurm changes the hosts of a pending job only
         call("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(exclude)}")
     except SlurmftError as error:
         return error.message
@@ -524,18 +554,18 @@ def noted(job: str) -> str:
     the job."""
     with contextlib.suppress(SlurmftError):
         comment = job_facts(job).get("Comment", "")
-        return comment.removeprefix(NOTE) if comment.startswith(NOTE) else ""
+        if comment.startswith(NOTE):
+            return comment.removeprefix(NOTE)
     return ""
 
 
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
     """Returns the output of a command of Slurm's."""
-    whole = os.environ | {"SLURM_BITSTR_LEN": "0"}  # lists of array tasks are not cut short
-    done = _run(command, timeout_s, "is the Slurm controller up?", whole)
+    environment = os.environ | {"SLURM_BITSTR_LEN": "0"}  # else Slurm cuts lists of array tasks
+    done = _run(command, timeout_s, "is the Slurm controller up?", environment)
     if done.returncode:
-        raise SlurmftError(
-            f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip()}", code=Exit.SUBMIT
-        )
+        message = f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip()}"
+        raise SlurmftError(message, code=Exit.SUBMIT)
     return done.stdout
 
 
@@ -553,19 +583,20 @@ def _run(
     except OSError as error:
         raise SlurmftError(f"{command[0]}: {error.strerror}", code=Exit.SUBMIT) from None
     except subprocess.TimeoutExpired:
-        words = f"{command[0]} did not answer within {timeout_s:.0f} s"
-        raise SlurmftError(words, hint, Exit.SUBMIT) from None
+        message = f"{command[0]} did not answer within {timeout_s:.0f} s"
+        raise SlurmftError(message, hint, Exit.SUBMIT) from None
 
 
 def check_starts(job_id: str) -> None:
     """Cancels a pending job that requests more than its partition has, and raises SlurmftError."""
-    if reason := never_starts(job_id):
+    reason = never_starts(job_id)
+    if reason:
         cancel(job_id)
         raise SlurmftError(f"Slurm would never start the job: {reason}", offers(), Exit.SUBMIT)
 
 
 def never_starts(job_id: str) -> str | None:
-    """Why a pending job requests more than its partition has; None where it does not.
+    """Returns why a pending job requests more than its partition has; None where it does not.
 
     On most sites sbatch accepts such jobs, and they wait forever. Slurm's reason alone is not
     enough: PartitionNodeLimit may mean nodes that are down for an hour.
@@ -578,17 +609,18 @@ def never_starts(job_id: str) -> str | None:
 
 
 def parse_never_starts(text: str, partitions: list[Partition]) -> str | None:
-    """From the line of `squeue --format=%T|%r|%P|%D|%l`, and the partitions."""
-    if text.count("|") != 4:
+    """Reads the line of `squeue --format=%T|%r|%P|%D|%l`, and compares it with the partitions."""
+    if text.count("|") != 4:  # the job is gone, or has several lines, as a begun array
         return None
     state, reason, name, nodes, limit = text.strip().split("|")
-    partition = next((each for each in partitions if each.name == name), None)
+    by_name = {partition.name: partition for partition in partitions}
+    # A job that may run in several partitions ("a,b") is in none of them by name, and not judged.
+    partition = by_name.get(name)
     if state != "PENDING" or partition is None:
         return None
     if int(nodes) > partition.nodes:
-        return (
-            f"it requests {nodes} nodes, but the partition {name} has {partition.nodes} ({reason})"
-        )
+        size = partition.nodes
+        return f"it requests {nodes} nodes, but the partition {name} has {size} ({reason})"
     if _minutes(limit) > _minutes(partition.time_limit):
         return (
             f"it requests a time of {limit}, but the partition {name} allows "
@@ -598,7 +630,8 @@ def parse_never_starts(text: str, partitions: list[Partition]) -> str | None:
 
 
 def _minutes(limit: str) -> float:
-    """A time limit as squeue and sinfo print it; infinity for UNLIMITED and anything unknown."""
+    """Converts a time limit that squeue or sinfo printed; infinity for UNLIMITED and anything
+    unknown."""
     try:
         return time_limit_min(limit)
     except SlurmftError:
@@ -606,7 +639,7 @@ def _minutes(limit: str) -> float:
 
 
 def refusal(stderr: str, exit_code: int) -> SlurmftError:
-    """The error for a job that sbatch refused: what it printed, and what the cluster offers."""
+    """Returns the error for a job that sbatch refused: its output, and the cluster's partitions."""
     text = " ".join(error_text(stderr.splitlines())) or "it gave no reason"
     return SlurmftError(f"sbatch refused the job (exit {exit_code}): {text}", offers(), Exit.SUBMIT)
 
