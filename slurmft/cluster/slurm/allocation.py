@@ -19,18 +19,22 @@ from slurmft.core.errors import Exit, SlurmftError
 def srun_command(nodes: int, options: Sequence[str], program: Sequence[str]) -> list[str]:
     """Returns an srun with one task, of one CPU, on each node: within the current allocation, or in
     a new one, for which it waits in the queue."""
-    inside = "SLURM_JOB_ID" in os.environ
-    where = ["--overlap"] if inside else ["--job-name=slurmft-doctor", *options]
+    where = ["--job-name=slurmft-doctor", *options]
+    if "SLURM_JOB_ID" in os.environ:
+        # The steps of this job may have all CPUs: without --overlap, srun would wait for them.
+        where = ["--overlap"]
     size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1"]
     return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, *where, *program]
 
 
 @contextlib.contextmanager
 def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]]:
-    """A new allocation with these options of salloc, until the end of the block; yields Slurm's
-    variables for what runs in it. SlurmftError where salloc refuses, or the nodes are not allocated
-    in time."""
-    held = (
+    """Holds a new allocation with these options of salloc until the end of the block; yields
+    Slurm's variables for what runs in it. SlurmftError where salloc refuses, or the nodes are not
+    allocated in time."""
+    # salloc holds the nodes while its program runs: this one until its stdin is closed, which also
+    # happens when this process dies.
+    program = (
         "import json, os, sys; names = [n for n in os.environ if n.startswith('SLURM_')]; "
         "print(json.dumps({n: os.environ[n] for n in names}), flush=True); sys.stdin.read()"
     )
@@ -38,7 +42,7 @@ def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]
     command = ["salloc", "--quiet", "--no-kill", "--job-name=slurmft-doctor", *options]
     with tempfile.TemporaryFile() as errors:
         child = process.start(
-            [*command, sys.executable, "-c", held],
+            [*command, sys.executable, "-c", program],
             death=signal.SIGTERM,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -51,16 +55,17 @@ def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]
 
 
 def _granted(child: subprocess.Popen[bytes], errors: IO[bytes], wait_s: float) -> dict[str, str]:
-    """The variables that the program in the allocation prints."""
+    """Returns the variables that the program in the allocation prints, when it has begun."""
     assert child.stdout is not None
-    if not select.select([child.stdout], [], [], wait_s)[0]:
+    readable, _, _ = select.select([child.stdout], [], [], wait_s)
+    if not readable:
         raise SlurmftError(
             f"no nodes were allocated within {wait_s:.0f} s",
             "squeue shows who has them; wait longer (--wait), or use another --partition",
             code=Exit.SUBMIT,
         )
     line = child.stdout.readline()
-    if not line:
+    if not line:  # salloc has ended without running the program
         errors.seek(0)
         lines = error_text(errors.read().decode(errors="replace").splitlines())
         raise SlurmftError(f"salloc refused: {' '.join(lines)}", offers(), code=Exit.SUBMIT)
@@ -82,7 +87,7 @@ def _give_back(child: subprocess.Popen[bytes]) -> None:
 
 
 def on_host(host: str, program: Sequence[str]) -> list[str]:
-    """An srun with one task on one node of the current allocation, with all that it has there.
+    """Returns an srun with one task on one node of the current allocation, with all its resources.
 
     One step per node: a step that does not start does not affect the others.
     """
@@ -91,6 +96,8 @@ def on_host(host: str, program: Sequence[str]) -> list[str]:
 
 
 def allocated_nodes() -> int | None:
-    """How many nodes the current allocation has; None: there is none."""
+    """Returns how many nodes the current allocation has; None: there is none."""
     count = os.environ.get("SLURM_JOB_NUM_NODES")
-    return int(count) if count else None
+    if not count:
+        return None
+    return int(count)

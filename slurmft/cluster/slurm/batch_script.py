@@ -57,18 +57,21 @@ def inside_text(
     The names of its logs begin with `job`, a pattern of Slurm's.
     """
     log = f"{run.submitit}/{job}_%t_log"
+    # One failed task ends the step: the others would wait for it in a collective.
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
+    # Appended: a requeued job keeps its id, and so the names of its logs.
     srun += ["--open-mode=append", "--output", f"{log}.out", "--error", f"{log}.err"]
+    in_container = container.srun_options(config, run)
     lines = fill(
         _TEMPLATE,
         job=config.job,
         umask=f"{permissions.umask(config.job.share_with_group):04o}",
         folders=container.folders_to_make(config, run),
-        in_srun=bool(container.srun_options(config, run)),
+        in_srun=bool(in_container),
         python=shlex.quote(sys.executable),
         path=shlex.quote(str(run.path)),
         start=_RUN,
-        task=[*srun, *container.srun_options(config, run), *container.node_task(config, run)],
+        task=[*srun, *in_container, *container.node_task(config, run)],
         lines=hooks.script_lines(config, run),
         note=commands.NOTE,
         broken=_BROKEN,
@@ -91,17 +94,22 @@ def begin_attempt(run: RunDir) -> int:
     try:
         check_turn(run, job_id, restarts)
     finally:
+        # Also where this job must not run: the job that has the run may be recorded nowhere else.
         note_job(run)
     blame_lost_nodes(run)
     exclude = excludable_hosts(run)
     history = run.history()
-    was_avoided = bool(history) and history[-1].avoided  # once, not for ever
-    if set(hosts) & set(exclude) and run.load_config().job.requeue and not was_avoided:
+    # Once, not for ever: the job got these hosts again though they were excluded.
+    was_avoided = bool(history) and history[-1].avoided
+    has_bad_host = not set(hosts).isdisjoint(exclude)
+    if has_bad_host and run.load_config().job.requeue and not was_avoided:
         return requeue(run, f"{', '.join(exclude)} failed before", exclude, avoided=True)
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
     number = begin(run, hosts, job_id, restarts)
-    print(f"{ATTEMPT}={number} {rendezvous.HOSTS}={','.join(hosts)}")
-    print(f"{rendezvous.PORT_VARIABLE}={','.join(map(str, ports))}")
+    host_list = ",".join(hosts)
+    port_list = ",".join(str(port) for port in ports)
+    print(f"{ATTEMPT}={number} {rendezvous.HOSTS}={host_list}")
+    print(f"{rendezvous.PORT_VARIABLE}={port_list}")
     return Exit.OK
 
 
@@ -120,21 +128,27 @@ def excludable_hosts(run: RunDir) -> list[str]:
     them."""
     bad_hosts = run.bad_hosts()
     job = run.load_config().job
+    # Where the user has restricted the hosts, how many are left is not known here.
     keys = {pair.lstrip("-").partition("=")[0] for pair in job.sbatch}
     if job.constraint or job.reservation or keys & {"nodelist", "exclude", "nodefile"}:
         return []
-    name = os.environ.get("SLURM_JOB_PARTITION")
+    name = os.environ.get("SLURM_JOB_PARTITION", "")
     sizes = {partition.name: partition.nodes for partition in commands.partitions()}
-    size = sizes.get(name or "", 0)
-    return bad_hosts if size - len(bad_hosts) >= job.nodes else []
+    size = sizes.get(name, 0)
+    if size - len(bad_hosts) < job.nodes:
+        return []
+    return bad_hosts
 
 
 def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False) -> int:
     """Requeues the job of this process; returns the exit code."""
     signals.block()  # Slurm's SIGTERM must not come between the two commands of a requeue
-    without = f" (without {', '.join(exclude)})" if exclude else ""
-    run.set_state("requeued", f"{reason}{without}", Exit.STOPPED, avoided=avoided)
-    print(f"slurmft: requeue: {reason}{without}", file=sys.stderr, flush=True)
+    full_reason = reason
+    if exclude:
+        full_reason += f" (without {', '.join(exclude)})"
+    # Before Slurm requeues the job: afterwards this process may have no time to write.
+    run.set_state("requeued", full_reason, Exit.STOPPED, avoided=avoided)
+    print(f"slurmft: requeue: {full_reason}", file=sys.stderr, flush=True)
     wait_for_plugins = hooks.state_changed(run)  # Slurm may end this script at once
     try:
         warning = commands.requeue(own_job_id(os.environ), exclude)
@@ -168,14 +182,17 @@ def end_attempt(run: RunDir, code: int) -> int:
     if run.is_superseded(current_attempt()):
         print("slurmft: a later attempt has begun", file=sys.stderr)
         return code
-    outcome = decide(run, code, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    outcome = decide(run, code, restarts)
     if outcome.state == "requeued":
         exclude = excludable_hosts(run)
         failure = run.root_failure(current_attempt())
         if exclude or failure is None or not failure.exclude:
             return requeue(run, outcome.reason, exclude)
+        # A host is certainly bad and cannot be excluded: the job would get it again.
         outcome = Outcome("failed", f"{outcome.reason}; no other nodes can be had", Exit.FAILED)
     wait_for_plugins = end(run, outcome)
+    # A full disk or a lost file system takes no record: Slurm keeps the reason then.
     if run.get_state().state != outcome.state:
         commands.note(own_job_id(os.environ), f"{outcome.state}: {outcome.reason}")
     wait_for_plugins()
@@ -183,8 +200,8 @@ def end_attempt(run: RunDir, code: int) -> int:
 
 
 def end_unread(run: RunDir, code: int, error: Exception) -> int:
-    """The end of a job whose run cannot be read: requeues what has saved itself, else only Slurm
-    is left to be told. A folder that is gone gives nothing to resume."""
+    """Ends a job whose run cannot be read: requeues what has saved itself, else leaves the reason
+    with Slurm. A folder that is gone gives nothing to resume."""
     reason = f"the run cannot be read at its end: {one_line(error)}"
     with contextlib.suppress(FileNotFoundError):
         os.stat(run.path)

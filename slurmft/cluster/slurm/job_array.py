@@ -30,7 +30,7 @@ def groups(configs: Sequence[RunConfig], largest: int) -> list[list[int]]:
     of them."""
     by_request: dict[str, list[int]] = {}
     for index, config in enumerate(configs):
-        key = repr(sorted(request(config).items()))
+        key = repr(sorted(request(config).items()))  # as text: a dictionary is no key
         by_request.setdefault(key, []).append(index)
     arrays = []
     for group in by_request.values():
@@ -41,12 +41,15 @@ def groups(configs: Sequence[RunConfig], largest: int) -> list[list[int]]:
 def array_options(
     config: RunConfig, tasks: int, at_most: int, after: Sequence[str], logs: Path
 ) -> Options:
-    """The sbatch options of an array that waits until other jobs have ended, however they end."""
+    """Returns the sbatch options of an array that waits until other jobs have ended, however they
+    end."""
     options = request(config)
-    conditions = [
-        options.pop("dependency", None),
-        ":".join(["afterany", *after]) if after else None,
-    ]
+    conditions = []
+    dependency = options.pop("dependency", None)
+    if dependency:
+        conditions.append(dependency)
+    if after:
+        conditions.append(":".join(["afterany", *after]))
     log = str(logs / f"{JOB}.log")
     array = [
         *options.items(),
@@ -54,13 +57,13 @@ def array_options(
         ("output", log),
         ("error", log),
     ]
-    if any(conditions):
-        array.append(("dependency", ",".join(filter(None, conditions))))
+    if conditions:
+        array.append(("dependency", ",".join(conditions)))
     return array
 
 
 def script_text(options: Options, runs: Sequence[RunDir]) -> str:
-    """The sbatch script of an array: every task becomes the script of its own run."""
+    """Returns the sbatch script of an array: every task becomes the script of its own run."""
     lines = ["#!/bin/bash", "", *directives(options), "", "runs=("]
     lines += [f"  {shlex.quote(str(run.submitit))}" for run in runs]
     lines += [")", "folder=${runs[$SLURM_ARRAY_TASK_ID]}"]
@@ -85,9 +88,11 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
     with _discarded_on_error(runs, script):
         for run in runs:
             write_text(run.script, inside_text(run.load_config(), run, JOB))
-        options = array_options(runs[0].load_config(), len(runs), at_most, after, script.parent)
+        first = runs[0].load_config()  # the requests of all are the same
+        options = array_options(first, len(runs), at_most, after, script.parent)
         write_text(script, script_text(options, runs))
         array = commands.sbatch(arguments(options), str(script))
+    # Outside of the block above: once sbatch has taken the array, its run directories must stay.
     for index, run in enumerate(runs):
         launcher.note_job(run, "slurm", array_task_id(array, index), where)
     with _discarded_on_error(runs, script):

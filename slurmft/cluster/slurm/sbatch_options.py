@@ -18,22 +18,26 @@ def request(config: RunConfig) -> dict[str, str | None]:
     """Returns the sbatch options that do not depend on the run: the user's, and those that slurmft
     needs. None is the value of an option that takes none."""
     job = config.job
-    given: dict[str, str | None] = {}
+    of_user: dict[str, str | None] = {}  # --sbatch NAME=VALUE
     for pair in job.sbatch:
         name, equals, value = pair.lstrip("-").partition("=")
-        given[name] = value if equals else None
+        of_user[name] = None
+        if equals:
+            of_user[name] = value
     dependency = config.submission.get("dependency")
     if dependency:
-        given["dependency"] = ",".join(filter(None, (given.get("dependency"), dependency)))
-        given["kill-on-invalid-dep"] = "yes"  # many sites let such a job wait for ever
+        conditions = [of_user.get("dependency"), dependency]
+        of_user["dependency"] = ",".join(filter(None, conditions))
+        of_user["kill-on-invalid-dep"] = "yes"  # many sites let such a job wait for ever
     names = [name for name, option in options(JobConfig).items() if option.sbatch]
     return {
         **of_fields(job, names),
         "job-name": job.project,
-        **given,
+        # Behind the fields, which it overrides; before what slurmft cannot do without.
+        **of_user,
         # Slurm itself does it when a node dies.
         "requeue" if job.requeue else "no-requeue": None,
-        # To the processes of the step, not to the batch script.
+        # Before the time limit; to the processes of the step, not to the batch script.
         "signal": f"USR2@{job.lead_s}",
         "ntasks-per-node": "1",
         "open-mode": "append",
