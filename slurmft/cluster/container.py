@@ -4,7 +4,6 @@ Python, torch and the libraries are the image's; slurmft's code is that of the s
 a node, `python -m slurmft.cluster.container RUN_DIR COMMAND...` runs the runtime's command.
 """
 
-import contextlib
 import functools
 import os
 import shutil
@@ -27,6 +26,7 @@ from slurmft.node.hardware import host_name
 from slurmft.runs.rundir import RunDir
 
 _CODE = "/opt/slurmft"
+"""Where slurmft's code is mounted in a container."""
 _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
 
 
@@ -44,16 +44,25 @@ def runtime_of(job: JobConfig) -> str:
     if job.container_runtime != "auto":
         return job.container_runtime
     for name, runtime in runtimes().items():
-        if any(map(shutil.which, runtime["programs"])):
+        if runtime["programs"]:
+            is_here = any(shutil.which(program) for program in runtime["programs"])
+        else:
+            is_here = _srun_runs_containers()
+        if is_here:
             return name
-        with contextlib.suppress(SlurmftError):
-            if not runtime["programs"] and "container-image" in commands.call("srun", "--help"):
-                return name
     raise UsageError(
         f"--container {job.container!r}: no apptainer, singularity, ch-run or podman on the PATH, "
         "and srun has no --container-image (Pyxis)",
         "load its module, or name the one that the nodes have: --container-runtime podman",
     )
+
+
+def _srun_runs_containers() -> bool:
+    """Returns whether srun has Pyxis, a plug-in that adds options to it."""
+    try:
+        return "container-image" in commands.call("srun", "--help")
+    except SlurmftError:  # there is no Slurm here
+        return False
 
 
 def check(job: JobConfig, cluster: str) -> None:
@@ -83,8 +92,9 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
         return [sys.executable, *task]
     task = ["env", f"PYTHONPATH={_CODE}", f"HOME={Path.home()}", "python3", *task]
     programs = runtimes()[runtime_of(config.job)]["programs"]
-    if not programs:
+    if not programs:  # srun is in the container already
         return task
+    # None may be on this machine: the nodes have it, perhaps by a module that --setup loads.
     program = next(filter(shutil.which, programs), programs[0])
     enter = [sys.executable, "-m", "slurmft.cluster.container", str(run.path), program]
     return [*enter, *_options(config, run), *task]
@@ -102,6 +112,7 @@ def _options(config: RunConfig, run: RunDir) -> list[str]:
     image = config.job.container or ""
     runtime = runtimes()[runtime_of(config.job)]
     mounted = mounts(config, run)
+    # `list` copies: the templates are extended, and those of `runtimes` are cached.
     templates = list(runtime["options"])
     if asks_for_gpus(config.job):
         templates += runtime["gpus"]
@@ -144,7 +155,8 @@ def mounts(config: RunConfig, run: RunDir) -> list[tuple[str, ...]]:
         if forbidden:
             what = f"{name} takes no path with {min(forbidden)!r}: {path!r}"
             raise UsageError(what, "rename it, or choose another --container-runtime")
-    return [(code, f"{_CODE}/slurmft", "ro"), *((path, path) for path in sorted(folders))]
+    same_places = [(folder, folder) for folder in sorted(folders)]
+    return [(code, f"{_CODE}/slurmft", "ro"), *same_places]
 
 
 def _used_folders(config: RunConfig, run: RunDir, runtime: str) -> set[str]:
@@ -152,19 +164,24 @@ def _used_folders(config: RunConfig, run: RunDir, runtime: str) -> set[str]:
     paths = list(config.program.paths)
     if runtime != "apptainer":  # which mounts them by itself
         paths += [os.getcwd(), str(Path.home())]
-    folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in paths]
-    folders += [str(run.path.parent), *caches()]
+    folders = [str(run.path.parent), *caches()]
+    for path in paths:
+        if not os.path.isdir(path):
+            path = os.path.dirname(path)
+        folders.append(path)
     return {folder for folder in folders if os.path.isabs(folder) and folder != "/"}
 
 
 def _outermost(folders: set[str], mounted: Sequence[str]) -> list[str]:
     """Returns the folders that are within no other folder, and within none that is mounted."""
-    every = folders | set(mounted)
-    return [
-        folder
-        for folder in folders
-        if not any(Path(folder).is_relative_to(other) for other in every - {folder})
-    ]
+    candidates = folders | set(mounted)
+    outermost = []
+    for folder in folders:
+        others = candidates - {folder}
+        is_within = any(Path(folder).is_relative_to(other) for other in others)
+        if not is_within:
+            outermost.append(folder)
+    return outermost
 
 
 def folders_to_make(config: RunConfig, run: RunDir) -> list[str]:
@@ -175,7 +192,9 @@ def folders_to_make(config: RunConfig, run: RunDir) -> list[str]:
         return []
     folders = caches()
     if runtime_of(config.job) == "charliecloud" and image_kind(image) == "folder":
-        folders += [image + place for _, place, *_ in mounts(config, run)]
+        # It mounts over folders that exist, and makes none in an image that is a folder.
+        for _, place, *_ in mounts(config, run):
+            folders.append(image + place)
     return folders
 
 
@@ -193,7 +212,8 @@ def as_csv(source: str, place: str, option: str = "") -> str:
 
 
 def _quoted(field: str) -> str:
-    if not set(field) & set(',"'):
+    """Quotes a field as CSV does, where it needs that."""
+    if set(field).isdisjoint(',"'):
         return field
     doubled = field.replace('"', '""')
     return f'"{doubled}"'
@@ -223,11 +243,18 @@ def _run_detached(command: list[str]) -> int:
     process.adopt_orphans()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "pid")
-        code = subprocess.run([*command[:2], f"--conmon-pidfile={file}", *command[2:]]).returncode
-        if code or not file.exists():  # a stop signal came before the container
-            return code or 128 + signal.SIGTERM
-        code = os.waitstatus_to_exitcode(os.waitpid(int(file.read_text()), 0)[1])
-    return code if code >= 0 else 128 - code
+        podman, subcommand, *arguments = command
+        done = subprocess.run([podman, subcommand, f"--conmon-pidfile={file}", *arguments])
+        if done.returncode:
+            return done.returncode
+        if not file.exists():  # a stop signal came before the container
+            return 128 + signal.SIGTERM
+        # conmon has become a child of this process: its own parent, podman, has ended.
+        _, status = os.waitpid(int(file.read_text()), 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        return 128 - code
+    return code
 
 
 if __name__ == "__main__":

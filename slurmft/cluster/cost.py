@@ -42,7 +42,9 @@ def costs_of(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
         uses = commands.job_uses({job for ids in jobs.values() for job in ids})
     costs = []
     for run in runs:
-        uses_of_run = [use for job in jobs.get(run.path, ()) for use in uses.get(job, ())]
+        uses_of_run: list[JobUse] = []
+        for job in jobs.get(run.path, ()):
+            uses_of_run += uses.get(job, ())
         costs.append(_cost(run, uses_of_run))
     return costs
 
@@ -60,7 +62,8 @@ def _jobs(run: MeasuredRun, here: str) -> list[str]:
     claims = RunDir(run.path).claims
     jobs = {job.id}
     with contextlib.suppress(OSError):
-        jobs |= {os.readlink(claims / name) for name in os.listdir(claims)}
+        for name in os.listdir(claims):  # a link for each submission, which names its job
+            jobs.add(os.readlink(claims / name))
     return sorted(jobs)
 
 
@@ -70,7 +73,9 @@ def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> dict[str, Any]:
         return _by_records(run) | {"peak_memory_bytes": recorded_peak_bytes}
     last = uses[-1]
     energy_j = sum(use.energy_j for use in uses)
-    peak_bytes = max([recorded_peak_bytes or 0, *(use.peak_bytes for use in uses)])
+    # Slurm samples, and may miss a short peak; ranks know the peaks of their own processes.
+    peaks_bytes = [use.peak_bytes for use in uses]
+    peak_bytes = max([recorded_peak_bytes or 0, *peaks_bytes])
     return {
         "node_hours": sum(use.elapsed_s * use.nodes for use in uses) / 3600,
         "gpu_hours": sum(use.elapsed_s * use.gpus for use in uses) / 3600,
@@ -88,12 +93,16 @@ def _by_records(run: MeasuredRun) -> dict[str, Any]:
     attempts_s = _attempt_times(run)
     hours = sum(attempts_s) / 3600
     ranks = RunDir(run.path).read_environment().ranks
+    # The ranks of a node record the same hardware.
     nodes = {rank.host: rank.hardware for rank in ranks if isinstance(rank.hardware, dict)}
     node_count = 1
     if _is_slurm(run) and run.value("cluster") != "local":  # simulated nodes are one machine
         node_count = run.value("nodes") or 1
-    gpus = sum(len(node.get("gpus", ())) for node in nodes.values())
-    cpus = sum(len(numbers(str(node.get("cpus") or ""))) for node in nodes.values())
+    gpus = 0
+    cpus = 0
+    for node in nodes.values():
+        gpus += len(node.get("gpus", ()))
+        cpus += len(numbers(str(node.get("cpus") or "")))
     is_known = len(nodes) == node_count
     return {
         "node_hours": hours * node_count,

@@ -17,9 +17,10 @@ KINDS = {"after": "afterok", "after_any": "afterany"}
 def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
     """Returns the configuration with the paths of the runs that it waits for, and with their jobs
     in `submission["dependency"]`. A requeued job keeps its id; a resumed run has its newest."""
-    awaited = {
-        kind: [resolve.find(name, runs_dir) for name in getattr(config.job, kind)] for kind in KINDS
-    }
+    awaited = {}
+    for kind in KINDS:
+        awaited[kind] = [resolve.find(name, runs_dir) for name in getattr(config.job, kind)]
+    # A resume that waits for nothing any more must still clear what it waited for before.
     if not any(awaited.values()) and "dependency" not in config.submission:
         return config
     conditions = []

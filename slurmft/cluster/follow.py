@@ -43,6 +43,7 @@ def follow(
 
 def _show_lines(log: LogFile, progress: Progress) -> None:
     for line in log.lines(whole=False):
+        # The heads that slurmft writes at the start of each attempt are no output of the program.
         if not read_log_head(line.text):
             progress.say(line.text)
 
@@ -52,5 +53,7 @@ def _news(job: JobWatch) -> str:
     report = job.state.report
     if report == LOST or (report.name == "UNKNOWN" and not report.reason):
         return ""
-    reason = f" ({report.reason})" if report.reason else ""
-    return f"job {job.job_id} is {report.name.lower()}{reason}"
+    news = f"job {job.job_id} is {report.name.lower()}"
+    if report.reason:
+        news += f" ({report.reason})"
+    return news

@@ -49,8 +49,8 @@ def choose(cluster: str) -> str:
 
 
 def get(cluster: str) -> Launcher:
-    """The launcher of that name (imported here: submitit takes 90 ms); SlurmftError where there is
-    none: for pods, or a damaged run directory."""
+    """Returns the launcher of that name (imported here: submitit takes 90 ms); SlurmftError where
+    there is none: for pods, or a damaged run directory."""
     entry = plugins.find(plugins.LAUNCHERS, cluster)
     if entry is None:
         raise SlurmftError(f"no command here knows the jobs of {cluster!r}")
@@ -59,11 +59,13 @@ def get(cluster: str) -> Launcher:
 
 
 def location(cluster: str) -> str:
-    """Where a job runs that is submitted from here: the Slurm cluster's name, or this host's; ""
-    where that is not known."""
+    """Returns where a job runs that is submitted from here: the Slurm cluster's name, or this
+    host's; "" where that is not known."""
     if cluster == "slurm":
         return cluster_name()
-    return os.uname().nodename if cluster in ("local", "mpirun") else ""
+    if cluster in ("local", "mpirun"):
+        return os.uname().nodename
+    return ""
 
 
 def note_job(run: RunDir, cluster: str, job_id: str, where: str) -> None:
@@ -73,8 +75,8 @@ def note_job(run: RunDir, cluster: str, job_id: str, where: str) -> None:
 
 
 def other_location(cluster: str, where: str, here: str) -> str:
-    """The location of a job in words, if it is another one than `here`; "" where they are the same,
-    or where one of the two is not known."""
+    """Returns the location of a job in words, if it is another one than `here`; "" where they are
+    the same, or where one of the two is not known."""
     if not where or not here or where == here:
         return ""
     kind = "cluster" if cluster == "slurm" else "host"
@@ -107,6 +109,7 @@ def check_reachable(run: RunDir, job: Job) -> None:
     """
     get(job.cluster)
     place = elsewhere(run)
+    # An end on record is the same everywhere.
     if place and not run.get_state().has_ended:
         raise UsageError(
             f"the job {job.id} of {run.path.name} is {place}",

@@ -82,12 +82,17 @@ class LocalNodes:
             rendezvous.HOSTS: ",".join(hosts),
             rendezvous.PORT_VARIABLE: ",".join(map(str, ports)),
         }
-        self.tasks = [self._start(node, shared, self.gpus[node::nodes]) for node in range(nodes)]
+        self.tasks = []
+        for node in range(nodes):
+            gpus_of_node = self.gpus[node::nodes]
+            self.tasks.append(self._start(node, shared, gpus_of_node))
         return self._wait()
 
     def _outcome(self, run: RunDir, code: int) -> attempts.Outcome:
         """Decides what becomes of the run after an attempt; a cancelled job ends for good."""
-        saved = f"; {attempts.saved(run)}" if code == Exit.STOPPED else ""
+        saved = ""
+        if code == Exit.STOPPED:
+            saved = f"; {attempts.saved(run)}"
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"
             return attempts.Outcome("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
@@ -112,10 +117,13 @@ class LocalNodes:
         deadline: float | None = None
         lead_s = self.run.load_config().job.lead_s
         while any(task.poll() is None for task in self.tasks):
-            code = code or self._failure()
+            if not code:  # the first failure counts: the others follow from it
+                code = self._failure()
             if (code or self.stopped_by) and deadline is None:
-                patience_s = _KILL_AFTER_S if code else max(_KILL_AFTER_S, lead_s)
-                deadline = time.monotonic() + patience_s
+                kill_after_s = _KILL_AFTER_S
+                if not code:  # a stop, not a failure: the ranks save
+                    kill_after_s = max(kill_after_s, lead_s)
+                deadline = time.monotonic() + kill_after_s
                 self._signal(signal.SIGTERM)
             if deadline is not None and time.monotonic() > deadline:
                 self._signal(signal.SIGKILL)
@@ -127,8 +135,10 @@ class LocalNodes:
         0: none."""
         for task in self.tasks:
             code = task.poll()
+            if code and code < 0:
+                return 128 - code
             if code:
-                return 128 - code if code < 0 else code
+                return code
         return 0
 
     def _signal(self, sig: signal.Signals) -> None:
@@ -167,9 +177,13 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 
     _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
     script = run.submitit / "setup.sh"
-    visible = os.environ.get(_GPUS)  # submitit hides all GPUs
-    gpus = f"unset {_GPUS}" if visible is None else f"export {_GPUS}={shlex.quote(visible)}"
-    write_text(script, "\n".join([gpus, "set -e", *config.job.setup, "set +e", 'exec "$@"', ""]))
+    # submitit hides all GPUs from its jobs: the script shows them again, as they are here.
+    visible = os.environ.get(_GPUS)
+    gpus = f"unset {_GPUS}"
+    if visible is not None:
+        gpus = f"export {_GPUS}={shlex.quote(visible)}"
+    lines = [gpus, "set -e", *config.job.setup, "set +e", 'exec "$@"', ""]
+    write_text(script, "\n".join(lines))
 
     class Executor(submitit.LocalExecutor):  # type: ignore[misc, unused-ignore]
         """submitit's executor, with bash for the setup lines, as on Slurm."""
@@ -195,6 +209,7 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 
 def job_state(job_id: str, run: RunDir) -> Report | None:
     """Returns whether the job's process is alive; None for one that has ended as it recorded."""
+    # The process of the id is submitit's controller; the one that writes pid.json comes after it.
     is_starting = not os.path.exists(_pid_file(run)) and _start_time(int(job_id)) is not None
     is_alive = is_starting or _alive(run)
     has_ended = run.get_state().has_ended
@@ -241,7 +256,7 @@ def _start_time(pid: int) -> str | None:
     fields = process.stat(pid)
     if fields is None or fields[0] == "Z":
         return None
-    return fields[19]
+    return fields[19]  # field 22 of proc(5), starttime: these begin with the third
 
 
 if __name__ == "__main__":

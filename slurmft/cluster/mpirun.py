@@ -56,12 +56,15 @@ class MpiRun(LocalNodes):
             mpirun = process.start(command, stdout=log, stderr=log, start_new_session=True)
             self.tasks = [mpirun]
             code = self._wait()
-        if code == Exit.OK and mpi.stopped_marker(run).exists():
-            return Exit.STOPPED
-        if code and (read_json(run.rendezvous) or {}).get("id") != f"{run.path.name}.{number}":
-            add_start_failure(run, hosts, code, start)
-        elif code:
+        if code == Exit.OK:
+            # Ranks that stop end with 0: at any other code mpirun kills those that still save.
+            return Exit.STOPPED if mpi.stopped_marker(run).exists() else Exit.OK
+        # The first rank writes its meeting place: that of another attempt means that none began.
+        meeting = read_json(run.rendezvous) or {}
+        if meeting.get("id") == f"{run.path.name}.{number}":
             add_abort(run)
+        else:
+            add_start_failure(run, hosts, code, start)
         return code
 
     def _signal(self, sig: signal.Signals) -> None:
@@ -79,7 +82,9 @@ def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> N
     if run.root_failure() is not None:
         return
     text = (run.logs / "mpirun.log").read_bytes()[start:].decode(errors="replace")
-    reason = "; ".join(line.strip() for line in text.splitlines()[:3] if line.strip(" -"))
+    # Open MPI frames its messages by lines of dashes.
+    lines = [line.strip() for line in text.splitlines()[:3] if line.strip(" -")]
+    reason = "; ".join(lines)
     error = SlurmftError(
         f"mpirun started no rank (exit {code}): {reason}",
         f"log: {run.logs / 'mpirun.log'}; it must be able to start programs on {', '.join(hosts)} "
@@ -94,12 +99,14 @@ def add_abort(run: RunDir) -> None:
     if run.root_failure(current_attempt()) is not None:
         return
     for path in sorted(run.logs.glob("rank-*.log")):
-        text = path.read_text(errors="replace").rpartition(f", attempt {current_attempt()}, ")[2]
+        log = path.read_text(errors="replace")
+        _, _, text = log.rpartition(f", attempt {current_attempt()}, ")  # in the head of an attempt
         abort = _ABORT.search(text)
         if abort is None:
             continue
         reason = abort[1]
-        innermost = abort[2].rpartition("\n")[2].partition(": ")[2]
+        _, _, last_line = abort[2].rpartition("\n")
+        _, _, innermost = last_line.partition(": ")
         if innermost:
             reason += f": {innermost}"
         rank = int(path.stem.partition("-")[2])
@@ -129,7 +136,8 @@ def read_hostfile(path: str) -> list[str]:
     for line in text.splitlines():
         fields = line.partition("#")[0].split()
         if fields:
-            hosts[fields[0].partition(":")[0]] = None
+            host, _, _ = fields[0].partition(":")
+            hosts[host] = None
     if not hosts:
         raise UsageError(f"--hostfile {path!r} names no host", "write one host per line")
     return list(hosts)
