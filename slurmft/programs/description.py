@@ -166,8 +166,10 @@ class OwnProgram:
 
     @classmethod
     def of(cls, program: Program) -> "OwnProgram | None":
-        """The one that a job runs; None: it runs another kind of program."""
-        return build(cls, program.settings) if program.kind == OWN else None
+        """Returns the description of a job's program; None: it runs another kind of program."""
+        if program.kind != OWN:
+            return None
+        return build(cls, program.settings)
 
     @property
     def is_python(self) -> bool:
@@ -208,7 +210,9 @@ class OwnProgram:
         if self.result_file is None:
             return None
         path = self.path(self.result_file)
-        return path if self._is_new(path) else None
+        if not self._is_new(path):
+            return None
+        return path
 
     def newest_checkpoint(self) -> Path | None:
         """Returns the newest entry of --checkpoint-dir that this run has written, and that looks
@@ -223,7 +227,9 @@ class OwnProgram:
         for newer, older in itertools.pairwise(checkpoints):
             if _kinds_of_files(newer) >= _kinds_of_files(older):
                 return newer
-        return checkpoints[-1] if checkpoints else None
+        if not checkpoints:
+            return None
+        return checkpoints[-1]  # there is no older one to compare it with
 
     def _checkpoints(self) -> list[Path]:
         """Returns the entries of --checkpoint-dir that may be checkpoints, newest first."""
@@ -232,10 +238,8 @@ class OwnProgram:
         folder = self.path(self.checkpoint_dir)
         if not folder.is_dir():
             return []
-        times_ns = {
-            path: path.stat().st_mtime_ns for path in folder.iterdir() if _may_be_checkpoint(path)
-        }
-        return sorted(times_ns, key=lambda path: -times_ns[path])
+        candidates = [path for path in folder.iterdir() if _may_be_checkpoint(path)]
+        return sorted(candidates, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     def _is_new(self, path: Path) -> bool:
         return path.exists() and path.stat().st_mtime_ns > self.since_ns
@@ -244,8 +248,10 @@ class OwnProgram:
         """Returns its command line; with --resume-args, if there is a checkpoint."""
         if latest is None or self.resume_args is None:
             return list(self.argv)
-        more = shlex.split(self.resume_args)
-        return [*self.argv, *(word.replace(LATEST, str(latest)) for word in more)]
+        # Split first: a space in the checkpoint's path must not make two arguments of it.
+        words = shlex.split(self.resume_args)
+        resume_arguments = [word.replace(LATEST, str(latest)) for word in words]
+        return [*self.argv, *resume_arguments]
 
 
 FLAGS = options(OwnProgram)

@@ -44,8 +44,11 @@ def folder(env: str, start: Path, job: JobConfig, make: bool) -> str:
 
 def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     """Returns the environment of a uv.lock: one for equal contents, and of this user alone."""
-    above = (start, *start.parents)
-    project = next((path for path in above if (path / "pyproject.toml").is_file()), start)
+    project = start
+    for folder in (start, *start.parents):
+        if (folder / "pyproject.toml").is_file():
+            project = folder
+            break
     if not (project / "uv.lock").is_file():
         raise UsageError(f"--env uv: no uv.lock in {str(project)!r}", "make it there: uv lock")
     python = _run_uv(project, ["python", "find", "--system"]).stdout.strip()
@@ -71,6 +74,7 @@ def _run_uv(project: Path, words: list[str], **variables: str) -> subprocess.Com
     uv = shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))
     if uv is None:
         raise UsageError("--env uv: there is no uv on the PATH", "pip install uv")
+    # uv warns of an active environment that is not the project's.
     inherited = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     return subprocess.run(
         [uv, *words], cwd=project, env=inherited | variables, capture_output=True, text=True
@@ -84,7 +88,10 @@ def _uv_key(project: Path, python: str) -> str:
     # A lock that refers to files of the project's folder is of that folder alone.
     refers_to_folder = re.search(rb"source = \{ (editable|directory|path) =", lock)
     place = str(project) if refers_to_folder else ""
-    uv_variables = sorted(pair for pair in os.environ.items() if pair[0].startswith("UV_"))
+    uv_variables = []
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("UV_"):  # they change what uv installs, and from where
+            uv_variables.append((name, value))
     content = repr((lock, settings, python, uv_variables, place))
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
@@ -107,11 +114,13 @@ def check_accelerate(own: OwnProgram) -> None:
     except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())  # YAML's errors have several lines
         raise UsageError(f"{option} is no YAML with a distributed_type: {reason}", hint) from None
-    needed = ["accelerate"]
+    required = ["accelerate"]
     if distributed_type == "DEEPSPEED":
-        needed.append("deepspeed")
-    installed = fingerprint.packages(own.python)  # none: that cannot be found out
-    missing = [name for name in needed if installed and name not in installed]
+        required.append("deepspeed")
+    installed = fingerprint.packages(own.python)
+    missing = []
+    if installed:  # empty where that cannot be found out
+        missing = [name for name in required if name not in installed]
     if missing:
         raise UsageError(
             f"{option} needs {missing[0]}, which {own.python!r} lacks",

@@ -29,17 +29,24 @@ class OwnProgramKind(ProgramKind):
 
     def newest_checkpoint(self) -> str | None:
         checkpoint = self._own.newest_checkpoint()
-        return in_words(checkpoint) if checkpoint else None
+        if checkpoint is None:
+            return None
+        return in_words(checkpoint)
 
     def checkpoint_place(self) -> str:
         folder = self._own.checkpoint_dir
-        return f"--checkpoint-dir {folder!r}" if folder else ""
+        if not folder:
+            return ""
+        return f"--checkpoint-dir {folder!r}"
 
     def read_result(self) -> dict[str, Any]:
         if self._own.result_file is None:
             return {}
         path = self._own.result()
-        values = (read_json(path) if path else None) or {}
+        values: dict[str, Any] = {}
+        if path is not None:
+            values = read_json(path) or {}
+        # Text and lists in it are the program's own business.
         metrics = {name: value for name, value in values.items() if is_number(value)}
         if not metrics:
             raise LookupError(
@@ -57,7 +64,9 @@ class OwnProgramKind(ProgramKind):
     @staticmethod
     def varied(settings: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
         """Returns the placeholders of its study, or else its arguments."""
-        return arguments(settings) if cell is None else cell
+        if cell is not None:
+            return cell
+        return arguments(settings)
 
 
 def in_words(checkpoint: Path) -> str:
@@ -74,14 +83,15 @@ def arguments(settings: dict[str, Any]) -> dict[str, str]:
     if os.path.basename(argv[0]).startswith("python") and len(argv) > 1:
         argv = argv[1:]
     words = [os.path.basename(argv[0]), *argv[1:]]
+    # A word may hold anything but a NUL: joined by it, they are split before each option.
     command, *flags = re.split(r"\0(?=--)", "\0".join(words))
     by_name = {"command": command}
     for text in flags:
-        name, *value = re.split("[=\0]", text, maxsplit=1)
-        by_name[name] = " ".join(value)
+        name, *rest = re.split("[=\0]", text, maxsplit=1)
+        by_name[name] = " ".join(rest)
     files_of_run = [settings.get(key) for key in OWN_FILES]
-    return {
-        name: value.replace("\0", " ")
-        for name, value in by_name.items()
-        if value not in files_of_run
-    }
+    values = {}
+    for name, value in by_name.items():
+        if value not in files_of_run:
+            values[name] = value.replace("\0", " ")
+    return values

@@ -29,8 +29,10 @@ def command_in(
         env = copy_of.get(own.env, own.env)
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"):
             inside.pop(name, None)
-        is_conda = Path(env, "conda-meta").is_dir()
-        inside["CONDA_PREFIX" if is_conda else "VIRTUAL_ENV"] = env
+        prefix = "VIRTUAL_ENV"
+        if Path(env, "conda-meta").is_dir():
+            prefix = "CONDA_PREFIX"
+        inside[prefix] = env
         inside["PATH"] = f"{env}/bin:{inside.get('PATH', os.defpath)}"
     return [executable, *arguments], inside
 

@@ -82,7 +82,7 @@ class OwnProcess:
         reader.start()
         code = self._child.wait()
         self._clear()
-        reader.join(1)
+        reader.join(1)  # a process that left its session may hold the pipe open for ever
         return self._ended(code)
 
     def _clear(self) -> None:
@@ -135,6 +135,7 @@ class OwnProcess:
         while chunk := os.read(output.fileno(), _CHUNK_BYTES):
             if not self._has_attached():
                 self._heart.beat(0, OUTPUT)
+            # \r\n ends a line; \r alone redraws it, as progress bars do.
             text = (incomplete + chunk).replace(b"\r\n", b"\n")
             *lines, incomplete = re.split(rb"(?<=[\r\n])", text)
             if len(incomplete) > _CHUNK_BYTES:  # no text: it is not kept until a line ends
@@ -209,7 +210,9 @@ class OwnProcess:
         if code == Exit.STOPPED or (self._stop and self._was_stopped(code)):
             note_stopped()
             return Exit.OK
-        return self._failed(code) if code else Exit.OK
+        if code:
+            return self._failed(code)
+        return Exit.OK
 
     def _was_stopped(self, code: int) -> bool:
         """Returns whether the program ended because it was stopped, not because it was done."""
@@ -217,6 +220,7 @@ class OwnProcess:
             # An attached program has said itself whether it is finished.
             is_finished = self._has_attached() or self._program.has_finished()
             return not is_finished and not self._run.result.exists()
+        # The signal itself, or the exit code by which a shell reports that its child died of it.
         number = signal_of(self._program.stop_signal)
         return code in (-number, 128 + number)
 
@@ -224,6 +228,7 @@ class OwnProcess:
         """Records the failure, unless the program, attached, has; returns the exit code."""
         assert self._child is not None
         where = f"rank {self._rank} on {host_name()}"
+        # The names of failures' files: the process, its id, the time.
         pattern = f"{where.replace(' ', '-')}-{self._child.pid}-*"
         if any(self._run.failures.glob(pattern)):
             return code
@@ -250,6 +255,7 @@ class OwnProcess:
         run = self._run
         secondary = any(sign in error.message.lower() for sign in LOST_PEER)
         meetings = run.meetings(current_attempt())
+        # Without a checkpoint, torchrun's restart would begin anew, and fail in the same way.
         can_restart = secondary
         if not secondary and run.newest_checkpoint() is not None:
             can_restart = not failed_so_before(run, error, where, 0, meetings)
@@ -285,7 +291,8 @@ def main(run_dir: str) -> None:
     signals.block()
     process.die_with_parent()
     signal.signal(signal.SIGHUP, _pass_hangup)
-    run, rank = RunDir.open(run_dir), int(os.environ.get("RANK", "0"))
+    run = RunDir.open(run_dir)
+    rank = int(os.environ.get("RANK", "0"))
     if not sys.stdout.isatty():
         redirect_output(run, rank)
     try:

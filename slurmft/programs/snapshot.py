@@ -89,7 +89,8 @@ def source(
         UsageError: there is too much, a file cannot be read, or git refuses.
     """
     program = program.parent.resolve() / program.name
-    source = Source(*choose(program, mode))
+    mode, root = choose(program, mode)
+    source = Source(mode, root)
     if source.mode == "none":
         return source
     if source.root in (Path("/"), filesystem.absolute("~").resolve()):
@@ -142,17 +143,20 @@ def _work_tree(folder: Path) -> Path | None:
     """Returns the top of the git work tree that holds a folder; None: there is none, or no git."""
     if shutil.which("git") is None:
         return None
-    above = (folder, *folder.parents)
-    return next((path for path in above if os.path.lexists(path / ".git")), None)
+    for path in (folder, *folder.parents):
+        if os.path.lexists(path / ".git"):  # a file, in submodules and linked work trees
+            return path
+    return None
 
 
 def _choose_auto(program: Path, folder: Path, top: Path | None) -> str:
-    if folder.name == "bin" and _is_environment(folder.parent):
+    if folder.name == "bin" and _is_environment(folder.parent):  # an installed command
         return "none"
     here = Path.cwd()
     is_here = program.is_relative_to(here)
-    if is_here:
-        is_here = not any(part.startswith(".") for part in program.relative_to(here).parts)
+    if is_here:  # what is in a hidden folder, such as .venv, is installed there
+        parts = program.relative_to(here).parts
+        is_here = not any(part.startswith(".") for part in parts)
     is_home = top == filesystem.absolute("~").resolve()  # which some people keep in git
     if top is not None and not is_home and (is_here or git.tracks(top, program)):
         return "git"
@@ -171,7 +175,7 @@ def _files_in_git(source: Source, is_left_out: Callable[[Path], bool]) -> Iterat
             )
         yield name
     for entry in git.status(source.root, "-uall"):
-        name = entry[3:]
+        name = entry[3:]  # behind two letters of the status, and a space
         is_untracked = entry.startswith("??")
         folders_below_root = (source.root / name).parents[: name.count("/")]
         if is_untracked and any(is_left_out(folder) for folder in folders_below_root):
@@ -266,9 +270,13 @@ def take(source: Source, run: RunDir) -> dict[str, Any]:
 
 def copy_of(path: Path, root: Path, run: RunDir) -> Path:
     """Returns where a path is in a run's copy of `root`; the path itself if the copy lacks it."""
-    real = path.parent.resolve() / path.name
+    real = path.parent.resolve() / path.name  # a link itself is copied as a link
+    if not real.is_relative_to(root):
+        return path
     copy = run.code / os.path.relpath(real, root)
-    return copy if real.is_relative_to(root) and os.path.lexists(copy) else path
+    if not os.path.lexists(copy):
+        return path
+    return copy
 
 
 def _copy_all(source: Source, into: Path) -> str:
@@ -288,7 +296,10 @@ def _copy(source: Source, into: Path, name: str) -> str:
     target = into / name
     about = source.files[name]
     if stat.S_ISREG(about.st_mode):
-        mode = 0o555 if about.st_mode & stat.S_IXUSR else 0o444
+        # Read-only, so that the recorded sha256 stays that of what the job runs.
+        mode = 0o444
+        if about.st_mode & stat.S_IXUSR:
+            mode = 0o555
         return f"{mode:o} {_copy_file(path, target, mode)} {name}"
     goal = os.path.normpath(path.parent / os.readlink(path))
     below = os.path.relpath(goal, source.root)

@@ -49,7 +49,7 @@ def configure(
         accelerate_config = str(absolute(accelerate_config))
         settings["accelerate_config"] = accelerate_config
     argv, executed, name = command(words, env, job.container is not None)
-    settings = {"argv": argv, "file": executed, "folder": os.getcwd()} | settings
+    settings |= {"argv": argv, "file": executed, "folder": os.getcwd()}
     program = _placed(build(OwnProgram, settings), job, words[0])
     if program.integrate:
         program = _integrated(program)
@@ -61,9 +61,10 @@ def configure(
     paths = [program.folder, *inputs]
     if env:
         paths.append(env)
-    return RunConfig(
-        program=program.marked().program(name, paths=tuple(paths), inputs=inputs), job=job
-    )
+    # What is there now is of another run: see `OwnProgram.since_ns`.
+    program = program.marked()
+    described = program.program(name, paths=tuple(paths), inputs=inputs)
+    return RunConfig(program=described, job=job)
 
 
 def _placed(program: OwnProgram, job: JobConfig, name: str) -> OwnProgram:
@@ -101,10 +102,14 @@ def _integrated(own: OwnProgram) -> OwnProgram:
 def in_image(words: list[str], flags: dict[str, Any]) -> Program:
     """Returns a program whose code and Python are those of a container's image."""
     settings = {"argv": words, "per": "node", "file": "", "folder": ".", "snapshot": "none"}
-    if words[0].endswith(".py") or words[0] == "-m":
+    is_module = words[0] == "-m"
+    if is_module or words[0].endswith(".py"):
         settings |= {"argv": ["python3", *words], "per": "torchrun"}
     program = build(OwnProgram, settings | flags)
-    return program.program(_name(words[-1] if words[0] == "-m" else words[0]))
+    name = words[0]
+    if is_module:
+        name = words[-1]
+    return program.program(_name(name))
 
 
 def source(config: RunConfig) -> snapshot.Source | None:
@@ -117,7 +122,9 @@ def source(config: RunConfig) -> snapshot.Source | None:
     runs_dir = Path(config.job.runs_dir)
     if program is None:
         code = config.program.code
-        return snapshot.source(Path(code), runs_dir=runs_dir) if code else None
+        if not code:
+            return None
+        return snapshot.source(Path(code), runs_dir=runs_dir)
     return snapshot.source(
         Path(program.file),
         program.snapshot,
@@ -154,7 +161,7 @@ def _copied(program: OwnProgram, root: Path, run: RunDir) -> dict[str, Any]:
         # Its first place is that of the program; later ones are arguments.
         index = argv.index(program.file)
         argv[index] = str(snapshot.copy_of(Path(program.file), root, run))
-    copied_folders: dict[str, None] = {}
+    copied_folders: dict[str, None] = {}  # an ordered set: the first on the path wins
     for folder in filter(None, python_path):
         copy = str(snapshot.copy_of(Path(folder), root, run))
         if copy != folder:
@@ -202,7 +209,9 @@ def command(
 def _python(env: str | None, in_container: bool) -> str:
     if env:
         return f"{env}/bin/python"
-    return "python3" if in_container else sys.executable
+    if in_container:
+        return "python3"
+    return sys.executable
 
 
 def _absolute_script(words: list[str]) -> list[str]:
@@ -216,8 +225,11 @@ def _absolute_script(words: list[str]) -> list[str]:
 
 
 def _executable(name: str, env: str | None) -> str:
-    executable = shutil.which(name, path=f"{env}/bin") if env else None
-    executable = executable or shutil.which(name)
+    executable = None
+    if env:
+        executable = shutil.which(name, path=f"{env}/bin")
+    if executable is None:
+        executable = shutil.which(name)
     if executable:
         return os.path.abspath(executable)
     if os.path.isfile(name):
@@ -238,8 +250,10 @@ def _inputs(words: list[str]) -> dict[str, dict[str, Any]]:
     reported."""
     fingerprints = {}
     for word in words[1:]:
-        name = word.partition("=")[2] if word.startswith("-") else word
+        name = word
+        if word.startswith("-"):  # --data=FILE
+            _, _, name = word.partition("=")
         path = Path(name)
-        if path.is_file() and not word.endswith(".py"):
+        if path.is_file() and not word.endswith(".py"):  # code has a snapshot instead
             fingerprints[os.path.abspath(path)] = fingerprint.of(path) | {"what": "file"}
     return fingerprints
