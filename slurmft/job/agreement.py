@@ -104,4 +104,5 @@ class Boundary:
         if before is None:
             return 1
         step_s = (self._reduced_at - before) / max(1, self._steps)
-        return max(1, min(_MAX_STEPS, int(_REDUCE_EVERY_S / max(step_s, 1e-6))))
+        steps = int(_REDUCE_EVERY_S / max(step_s, 1e-6))
+        return max(1, min(_MAX_STEPS, steps))

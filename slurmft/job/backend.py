@@ -61,21 +61,27 @@ def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str 
 
 def offer(asked: str) -> Offer:
     """Finds out what this rank can use. Where ccl may be chosen, its binding is imported."""
-    # A driver that is asked about its GPUs takes memory of the host, at least.
-    gpus, problem = devices.usable() if asked in ("auto", "nccl") else (0, None)
+    gpus = 0
+    problem = None
+    # Not for gloo or ccl: a driver that is asked about its GPUs takes memory of the host, at least.
+    if asked in ("auto", "nccl"):
+        gpus, problem = devices.usable()
     computes_on_cpus = not gpus and not problem
     ccl_problem = None
     if asked == "ccl" or (asked == "auto" and computes_on_cpus):
         ccl_problem = _import_binding()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    uuid = None
+    if gpus == 1 and processes > 1:
+        # The one GPU that it sees may be others' too, if a site has bound them all to it.
+        uuid = devices.uuid()
     return Offer(
         host=host_name(),
         gpus=gpus,
         ccl_problem=ccl_problem,
         gpu_problem=problem,
         processes=processes,
-        # A rank that sees one GPU may share it with others, if a site has bound them all to it.
-        uuid=devices.uuid() if gpus == 1 < processes else None,
+        uuid=uuid,
         gpu_backend=get_default_backend_for_device(devices.kind()),
     )
 
@@ -128,9 +134,12 @@ def _choose_for_gpus(asked: str, offers: Sequence[Offer]) -> str:
     """Returns the backend of the GPUs, if every process has a GPU of its own."""
     bound_gpus = {(offer.host, offer.uuid) for offer in offers if offer.uuid}
     bound_gpus_of = Counter(host for host, _ in bound_gpus)
-    too_few = [
-        offer for offer in offers if max(offer.gpus, bound_gpus_of[offer.host]) < offer.processes
-    ]
+    too_few = []
+    for offer in offers:
+        # Either each rank sees all GPUs of its node, or one alone: then those of all are counted.
+        gpus_of_node = max(offer.gpus, bound_gpus_of[offer.host])
+        if gpus_of_node < offer.processes:
+            too_few.append(offer)
     if too_few:
         raise _too_few_gpus(asked, offers, too_few)
     return offers[0].gpu_backend
@@ -138,10 +147,11 @@ def _choose_for_gpus(asked: str, offers: Sequence[Offer]) -> str:
 
 def _too_few_gpus(asked: str, offers: Sequence[Offer], too_few: Sequence[Offer]) -> SlurmftError:
     """Returns the error where not every process has a GPU."""
-    counts = _by_host(
-        (offer.host, offer.gpu_problem or f"{offer.gpus} for {offer.processes} process(es)")
-        for offer in offers
-    )
+    facts = []
+    for offer in offers:
+        fact = offer.gpu_problem or f"{offer.gpus} for {offer.processes} process(es)"
+        facts.append((offer.host, fact))
+    counts = _by_host(facts)
     message = f"--backend {asked}: torch does not see a GPU for every process; {counts}"
     failed_hosts = sorted({offer.host for offer in too_few})
     have_broken_gpus = all(offer.gpu_problem for offer in too_few)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shlex
 import shutil
 import threading
@@ -41,10 +42,12 @@ def verify(path: Path) -> None:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         for name, expected in manifest["files"].items():
-            if (path / name).stat().st_size != expected["bytes"]:
+            size_bytes = (path / name).stat().st_size
+            if size_bytes != expected["bytes"]:  # cheaper than a checksum, and says more
                 raise BadCheckpointError(f"{name} has lost or gained bytes")
             if fingerprint(path / name) != expected:
                 raise BadCheckpointError(f"{name} has another checksum than when it was written")
+    # Besides an absent file, whatever a damaged manifest leads to.
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadCheckpointError(f"{type(error).__name__}: {error}") from error
 
@@ -125,6 +128,7 @@ class Checkpoints:
         self._keep = keep
         self._attempt = current_attempt()
         self._idle = threading.Event()
+        """Set while no thread writes a checkpoint."""
         self._idle.set()
         self._due_at = 0.0
         self.schedule()
@@ -135,7 +139,9 @@ class Checkpoints:
 
     def schedule(self) -> None:
         """Notes that a checkpoint begins now, and when the next one is due."""
-        self._due_at = time.monotonic() + self._every_s if self._every_s else float("inf")
+        self._due_at = math.inf
+        if self._every_s:
+            self._due_at = time.monotonic() + self._every_s
 
     def wait(self, timeout_s: float) -> None:
         """Waits for the checkpoint that is being written, in another thread."""

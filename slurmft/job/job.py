@@ -55,6 +55,7 @@ _LAST_WRITE_AT_TERM_S = 4
 """How long it delays the end of a rank that torchrun ends: torchrun kills it after 5 s."""
 
 _SPEED_EVERY_S = 2.0
+"""The shortest window over which the speed is measured."""
 
 
 def attach(run_dir: str | Path | None = None) -> "Job":
@@ -136,9 +137,11 @@ class Job:
         self.config = run.load_config()
         self._meetings = run.meetings(current_attempt())
         """How often the ranks have met in this attempt, as this process knows it."""
-        times = [each.time for each in run.history() if each.state == "running"]
-        self.began_at = float(times[-1]) if times else time.time()
+        self.began_at = time.time()
         """When the job last began (Unix seconds, the head node's clock); now, if by hand."""
+        for transition in run.history():
+            if transition.state == "running":
+                self.began_at = float(transition.time)
         if self.is_main:
             job = self.config.job
             self._checkpoints = Checkpoints(run, job.checkpoint_every_s, job.keep_checkpoints)
@@ -147,7 +150,7 @@ class Job:
             self._step_windows = StepWindows()
             self._progress = Progress()
             self._recorders = hooks.recorders(run)
-        if self.world_size == 1:
+        if self.world_size == 1:  # `join`, which imports torch, is never called
             self._meet()
 
     @property
@@ -189,7 +192,9 @@ class Job:
         if self._run is None or self._stopped_by:
             return
         self._has_requested = True
-        self._boundary.request(self._stop.stop_signal, self.is_main and self._checkpoints.is_due())
+        # The main rank alone knows what is due by time; the agreement tells the others.
+        is_due = self.is_main and self._checkpoints.is_due()
+        self._boundary.request(self._stop.stop_signal, is_due)
 
     def step(
         self,
@@ -207,7 +212,7 @@ class Job:
             loss: of this step.
             samples: how many this step had, on all ranks.
         """
-        if not self._step:
+        if not self._step:  # steps before the first one were done by an earlier process
             self._agreed_step = n - 1
         self._step = n
         self.alive("train")
@@ -257,7 +262,9 @@ class Job:
         self._steps_apart = max(1, self._step - last_agreed_step)
         # Ranks count steps alike, so they need not agree on a checkpoint that steps make due.
         every = self.config.job.checkpoint_every_steps
-        is_due_by_steps = bool(every and self._step // every > last_agreed_step // every)
+        is_due_by_steps = False
+        if every:  # a multiple of it was passed since: not every step has an agreement
+            is_due_by_steps = self._step // every > last_agreed_step // every
         self._save = decision.save or is_due_by_steps
         if decision.signal:
             self._stopped_by = f"{Signals(decision.signal).name} on rank {decision.rank}"
@@ -297,6 +304,7 @@ class Job:
 
     def _check_lead(self) -> None:
         """Warns once where a stop's save may outlast the time between signal and kill."""
+        # The step that is under way, and those until the ranks agree on the stop.
         steps = 1 + self._steps_apart
         lead_s = self.config.job.lead_s
         needed_s = self._checkpoints.seconds + steps * self._heart.slowest_s
@@ -323,9 +331,16 @@ class Job:
             checkpoints.remove_leftovers(run)
             return checkpoints.newest(run, self.warn)
 
-        path: Path | None = find() if self.world_size == 1 else self.join().on_main(find)
+        # The main rank looks for all: file systems may show the others another newest one.
+        path: Path | None
+        if self.world_size == 1:
+            path = find()
+        else:
+            path = self.join().on_main(find)
         if path is not None:
-            self._step = self._agreed_step = int(path.name.split("-")[1])
+            _, step, *_ = path.name.split("-")  # see `checkpoint_name`
+            self._step = int(step)
+            self._agreed_step = self._step
         return path
 
     @property
@@ -333,12 +348,16 @@ class Job:
         """The checkpoint that was written with `best`, if it is there; on the main rank."""
         assert self._run is not None
         name = self._checkpoints.best
-        return self._run.checkpoints / name if name else None
+        if not name:
+            return None
+        return self._run.checkpoints / name
 
     def keep_as_best(self, name: str | None) -> None:
         """Keeps a checkpoint of an earlier attempt as the best so far; on the main rank."""
         assert self._run is not None
-        self._checkpoints.best = name if name in self._run.checkpoint_names() else None
+        self._checkpoints.best = None
+        if name in self._run.checkpoint_names():  # it may have been removed by hand
+            self._checkpoints.best = name
 
     def remove_checkpoints(self, keep: int = 0) -> None:
         """Removes all checkpoints but the best one and the newest `keep`; on the main rank of a run
@@ -364,7 +383,9 @@ class Job:
         known; from the main rank. Any thread may call it."""
         if self._run is None or not self.is_main:
             return
-        rows = [{"event": event} | dict(record) for record in records or (fields,)]
+        rows = []
+        for record in records or (fields,):
+            rows.append({"event": event, **record})
         with self._lock:  # a checkpoint may be written, and recorded, by another thread
             if event == "step":
                 rows = self._step_windows.take(rows)
@@ -377,6 +398,7 @@ class Job:
                 for recorder in self._recorders:
                     recorder.take(row)
                     warnings += recorder.messages()
+            # Only now: a warning is a record, too, and goes through the same recorders.
             for text in warnings:
                 self.warn(text)
 
@@ -405,7 +427,8 @@ class Job:
             "phases_s": {},
         } | dict(facts or {})
         if self._run is not None and self.is_main:
-            result = self._timing(self._run) | {"nodes": self.config.job.nodes} | result
+            nodes = {"nodes": self.config.job.nodes}
+            result = self._timing(self._run) | nodes | result  # the caller's facts count
             write_json(self._run.result, result)
             self.record("result", result)
         self._has_result = True
@@ -442,6 +465,7 @@ class Job:
                 self._checkpoints.wait(_LAST_WRITE_S)
             self._close()
             process.end(code)
+        # SystemExit and KeyboardInterrupt are no failures: they leave as a normal end does.
         if self._world is not None and self._world.owned:
             from slurmft.job import process_group
 

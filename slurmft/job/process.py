@@ -48,9 +48,11 @@ def receive_signals() -> StopRequest:
 
 def redirect_output(run: RunDir, rank: int) -> None:
     """Sends stdout and stderr, those of libraries too, to the rank's log; Python's with times."""
+    # Appended: earlier attempts and lives of the rank are in it.
     log = os.open(run.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+        # The descriptors themselves: C libraries write past sys.stdout.
         os.dup2(log, stream.fileno())
     os.close(log)
     sys.stdout, sys.stderr = log_times.stamped(1), log_times.stamped(2)
@@ -116,6 +118,7 @@ def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings
         bad_host=bad_host,
     )
     can_restart = secondary
+    # Without a trace it is a SlurmftError: of the input, or of what the user has asked for.
     if not secondary and bad_host is None and trace is not None:
         can_restart = not failed_so_before(run, explained, where, step, meetings)
     run.add(failure)
@@ -164,7 +167,7 @@ def _broken_gpu(error: Exception) -> SlurmftError:
     gpus = visible_gpus(os.environ)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     name = str(local_rank)
-    if gpus:
+    if gpus:  # a rank may see its own GPU alone, whatever its number is
         name = gpus[min(local_rank, len(gpus) - 1)].name
     first_line = f"GPU {name} of {host_name()} failed: {error}".partition("\n")[0]
     broken = SlurmftError(first_line, "nvidia-smi and the kernel's log there may say more")
@@ -194,6 +197,7 @@ def _finalize_mpi() -> None:
     """Leaves MPI, if a library has joined it (oneCCL): mpirun kills the other ranks otherwise."""
     for name in ("libmpi.so.12", "libmpi.so.40"):  # Intel MPI and MPICH; Open MPI
         try:
+            # NOLOAD: a handle of what is loaded already; nothing is loaded to leave it again.
             mpi = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         except OSError:
             continue  # it is not loaded

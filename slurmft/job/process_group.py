@@ -58,6 +58,7 @@ class World:
             PeerFailedError: on the others, with the message of that.
         """
         value, error = _attempt(self.is_main, work)
+        # The error goes out with the value, so that no rank waits for one that will not come.
         value, message = self.share_object((value, _describe(error)))
         if error is not None:
             raise error
