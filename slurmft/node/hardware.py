@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -142,10 +141,15 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
     """
     cpu_info = _cpuinfo(root)
     present = _present_cpus(root)
-    mask = os.sched_getaffinity(0) if root == Path("/") else set(present)
+    mask = set(present)
+    if root == Path("/"):
+        mask = os.sched_getaffinity(0)
     slurm_cpus = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE")
     gpus = visible_gpus(environment, root)
-    described = _nvidia_smi(gpus) if _nvidia(root) else {}
+    # sysfs describes the GPUs of AMD and Intel; of NVIDIA's, nvidia-smi knows more.
+    described = {}
+    if _nvidia(root):
+        described = _nvidia_smi(gpus)
     return Hardware(
         host=host_name(environment),
         model=cpu_model(root),
@@ -231,7 +235,13 @@ def as_list(cpus: Iterable[int]) -> str:
             ranges[-1][1] = cpu
         else:
             ranges.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+    parts = []
+    for first, last in ranges:
+        if first == last:
+            parts.append(str(first))
+        else:
+            parts.append(f"{first}-{last}")
+    return ",".join(parts)
 
 
 # --- cgroup limits ------------------------------------------------------------------------------
@@ -264,7 +274,8 @@ def _quota_cpus(root: Path) -> float | None:
     quotas = []
     # The limit of every folder above applies, too.
     for folder in _cgroups(root, "cpu"):
-        if version_2 := _read(folder / "cpu.max"):
+        version_2 = _read(folder / "cpu.max")
+        if version_2:
             quota, period = version_2.split()  # "max 100000" without a quota
         else:
             quota = _read(folder / "cpu.cfs_quota_us") or "max"
@@ -307,7 +318,9 @@ _INSTINCT = "gfx(9(0[068a]|[45].)|125.)"
 def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
     """Lists the GPUs that this process may use. NVIDIA's have their names alone."""
     gpus = _nvidia(root) or _amd(root) or _intel(root)
-    vendor = gpus[0].vendor if gpus else "NVIDIA"
+    vendor = "NVIDIA"
+    if gpus:
+        vendor = gpus[0].vendor
     for variables in _SELECT[vendor]:
         by_index = {str(index): gpu for index, gpu in enumerate(gpus)}
         names = list(by_index)
@@ -315,22 +328,34 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
             if variable in environment:
                 names = environment[variable].split(",")
                 break
-        # The drivers stop at the first invalid name.
-        valid = itertools.takewhile(
-            lambda name: name not in ("", "-1", "NoDevFiles"),
-            (name.strip() for name in names),
-        )
         unknown = Gpu(name="", vendor=vendor)  # named by UUID: nvidia-smi describes it
-        gpus = [replace(by_index.get(name, unknown), name=name) for name in valid]
+        gpus = []
+        for name in _valid_names(names):
+            gpu = by_index.get(name, unknown)
+            gpus.append(replace(gpu, name=name))
     return tuple(gpus)
+
+
+def _valid_names(names: Iterable[str]) -> list[str]:
+    """Returns the names of GPUs before the first invalid one, at which the drivers stop."""
+    valid = []
+    for name in names:
+        name = name.strip()
+        if name in ("", "-1", "NoDevFiles"):
+            break
+        valid.append(name)
+    return valid
 
 
 def select(gpus: Iterable[Gpu]) -> dict[str, str]:
     """Returns the variable by which a process sees these GPUs alone."""
     gpus = list(gpus)
-    vendor = gpus[0].vendor if gpus else "NVIDIA"
-    variable = _SELECT[vendor][-1][0]
-    return {variable: ",".join(gpu.name for gpu in gpus)}
+    vendor = "NVIDIA"
+    if gpus:
+        vendor = gpus[0].vendor
+    # The last choice: names count among the GPUs that the ones before have left.
+    last_variables = _SELECT[vendor][-1]
+    return {last_variables[0]: ",".join(gpu.name for gpu in gpus)}
 
 
 def _may_use(file: Path) -> bool:
@@ -437,9 +462,11 @@ def parse_mig(text: str, whole: Mapping[str, Gpu]) -> dict[str, Gpu]:
     instances: dict[str, Gpu] = {}
     parent = Gpu(name="")
     for line in text.splitlines():
-        if gpu := re.match(r"GPU (\d+): ", line):
+        gpu = re.match(r"GPU (\d+): ", line)
+        mig = _MIG.match(line)
+        if gpu:
             parent = whole.get(gpu[1], parent)
-        elif mig := _MIG.match(line):
+        elif mig:
             name, gib, uuid = mig.groups()
             instances[uuid] = replace(
                 parent,
@@ -463,8 +490,12 @@ def networks(root: Path = Path("/")) -> tuple[Network, ...]:
             speed_mbit_s=max(0, speed),
         )
         interfaces.append(network)
-    interfaces.sort(key=lambda n: (not n.infiniband, -n.speed_mbit_s, n.name))
+    interfaces.sort(key=_order_of_network)
     return tuple(interfaces)
+
+
+def _order_of_network(network: Network) -> tuple[bool, int, str]:
+    return (not network.infiniband, -network.speed_mbit_s, network.name)
 
 
 def _read(path: Path) -> str | None:

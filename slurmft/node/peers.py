@@ -112,7 +112,7 @@ class Peers:
         with self._news:
             lines = [self._greeting, *self._words]
             link.sendall("".join(f"{line}\n" for line in lines).encode())
-            # Under the lock: a word that is told now reaches it one way or the other.
+            # Under the lock: a word that another thread tells now reaches it, with these or later.
             self._add(link)
 
     def _add(self, link: socket.socket) -> None:
@@ -124,12 +124,13 @@ class Peers:
         data = b""
         with contextlib.suppress(OSError):
             data = link.recv(4096)
-        *lines, rest = (self._unfinished.get(link, b"") + data).split(b"\n")
+        beginning = self._unfinished.get(link, b"")
+        *lines, rest = (beginning + data).split(b"\n")
         # A stranger may send without end: only so much of a line is kept.
         self._unfinished[link] = rest[-_LONGEST_LINE:]
         for line in lines:
             self._take_line(line.decode(errors="replace"), link)
-        if not data:
+        if not data:  # the other side has closed it
             self._drop(link)
 
     def _take_line(self, line: str, link: socket.socket) -> None:

@@ -91,15 +91,19 @@ class Profile:
         vendor = gpus[0].vendor
         variables = {GPUS: f"{len(gpus)} {vendor}"}
         if vendor == "NVIDIA":
-            is_old = importlib.metadata.version("torch").startswith("2.8.")
-            variables[_OLD_ALLOCATOR if is_old else _ALLOCATOR] = "expandable_segments:True"
+            name = _ALLOCATOR
+            if importlib.metadata.version("torch").startswith("2.8."):
+                name = _OLD_ALLOCATOR
+            variables[name] = "expandable_segments:True"
         return variables
 
     def _memory_variables(self) -> dict[str, Any]:
         """Returns the variables for tcmalloc, or glibc's own settings; on Xeons also for Intel's
         OpenMP. These libraries must be loaded before Python, where this machine has them."""
         tcmalloc = find_library(_TCMALLOC)
-        iomp = find_library(_IOMP) if self.name == "xeon" else None
+        iomp = None
+        if self.name == "xeon":
+            iomp = find_library(_IOMP)
         variables: dict[str, Any] = {}
         if tcmalloc or iomp:
             variables["LD_PRELOAD"] = ":".join(filter(None, (tcmalloc, iomp)))

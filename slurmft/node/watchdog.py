@@ -65,8 +65,10 @@ class Watchdog:
         self._has_dumped = False
         self._checked_at = time.monotonic()
         self._awake_since = self._checked_at
-        memory = Path("/dev/shm")
-        place = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+        # In memory: heartbeats must not wait for a file system that hangs.
+        place = Path("/dev/shm")
+        if not os.access(place, os.W_OK):
+            place = Path(tempfile.gettempdir())
         remove_stale(place)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=place))
 
@@ -87,7 +89,8 @@ class Watchdog:
             return None
         # Of ranks that wait for each other, the first without a beat is the one they wait for.
         stopped = [rank for rank in late if process_state(self._pid(rank)) in _STOPPED]
-        rank = min(stopped or late, key=lambda rank: (late[rank].step, late[rank].time))
+        suspects = stopped or list(late)
+        rank = min(suspects, key=lambda rank: (late[rank].step, late[rank].time))
         beat = late[rank]
         description = f"no step for {duration(time.monotonic() - beat.time)}"
         description += f" ({beat.phase}, after step {beat.step})"
@@ -128,14 +131,15 @@ class Watchdog:
 
     def ranks(self) -> list[int]:
         """Lists the ranks of this node that have started, by number."""
-        return sorted(int(p.name.removeprefix("pid-")) for p in self.folder.glob("pid-*"))
+        pid_files = self.folder.glob("pid-*")
+        return sorted(int(file.name.removeprefix("pid-")) for file in pid_files)
 
     def _stacks(self, rank: int) -> Path:
         return self.folder / f"stacks-{rank}"
 
     def _pid(self, rank: int) -> int:
-        # Empty for a moment, while the rank writes it.
-        return int((self.folder / f"pid-{rank}").read_text() or 0)
+        text = (self.folder / f"pid-{rank}").read_text()
+        return int(text or 0)  # empty for a moment, while the rank writes it
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
         waited_s = time.monotonic() - max(beat.time, self._awake_since)
@@ -165,7 +169,7 @@ def _prefix() -> str:
 def remove_stale(place: Path) -> None:
     """Removes the folders of tasks that were killed: they occupy memory."""
     for folder in place.glob(f"{_prefix()}*"):
-        owner = folder.name.removeprefix(_prefix()).partition("-")[0]
+        owner, _, _ = folder.name.removeprefix(_prefix()).partition("-")
         if owner.isdigit() and process_state(int(owner)) == "gone":
             shutil.rmtree(folder, ignore_errors=True)  # another user's cannot be removed
 
