@@ -15,12 +15,14 @@ from slurmft.core.site import typed_values
 from slurmft.programs.description import FLAGS, LATEST, OWN_FILES
 from slurmft.train.config import TrainConfig
 
-RUN_OPTIONS = {k: v for k, v in (options(JobConfig) | FLAGS).items() if k != "runs_dir"}
-"""Name -> field of what `slurmft run` has flags for; the study has a folder for runs of its own."""
+_FLAGS_OF_RUN = options(JobConfig) | FLAGS
+RUN_OPTIONS = {name: each for name, each in _FLAGS_OF_RUN.items() if name != "runs_dir"}
+"""Name -> option of `slurmft run`, but for the folder of runs: a study has one of its own."""
 
 FIRST_SEED = 42
-_OF_REPEAT = ("repeat", "seed")
-_COMMAND = 'write command = ["train.py", "--lr", "{lr}"]'
+_REPEAT_PLACEHOLDERS = ("repeat", "seed")
+"""Placeholders that have a value in every study: they differ between the repeats of a cell."""
+_COMMAND_HINT = 'write command = ["train.py", "--lr", "{lr}"]'
 
 
 def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
@@ -31,14 +33,19 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
         try:
             command = shlex.split(command)
         except ValueError as error:
-            raise UsageError(f"{where} command {command!r}: {error}", _COMMAND) from None
+            raise UsageError(f"{where} command {command!r}: {error}", _COMMAND_HINT) from None
     if not isinstance(command, list) or not command or not all(map(_is_plain, command)):
-        raise UsageError(f"{where} command must be words, or one text, not {command!r}", _COMMAND)
+        what = f"{where} command must be words, or one text, not {command!r}"
+        raise UsageError(what, _COMMAND_HINT)
+    # Its words are text: ["train.py", "--lr", 0.1] is TOML, too.
+    checked: dict[str, Any] = {"command": tuple(str(word) for word in command)}
     settings = {name: value for name, value in table.items() if name != "command"}
-    return {"command": tuple(map(str, command))} | typed_values(where, settings, FLAGS)
+    checked |= typed_values(where, settings, FLAGS)
+    return checked
 
 
 def _is_plain(value: Any) -> bool:
+    """Returns whether a value has one obvious text, as a placeholder and a word must."""
     return isinstance(value, (str, int, float))
 
 
@@ -46,18 +53,23 @@ def typed(where: str, values: dict[str, Any], varied: bool = False) -> dict[str,
     """Converts values to the types of the options of `slurmft run`.
 
     Args:
-        varied: whether other names are those of placeholders.
+        varied: whether other names are those of placeholders, whose values stay as they are.
     """
-    others = {k: v for k, v in values.items() if k not in RUN_OPTIONS}
-    for key, value in others.items():
-        if varied and not _is_plain(value):
-            raise UsageError(f"{where} {key}: {value!r} is no text, number, true or false")
-        if not varied and key in options(TrainConfig):
+    settings: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in RUN_OPTIONS:
+            settings[key] = value
+        elif varied:
+            if not _is_plain(value):
+                raise UsageError(f"{where} {key}: {value!r} is no text, number, true or false")
+        elif key in options(TrainConfig):
             raise UsageError(
                 f"{where}: {key} = {value!r}, but [program] is no training of slurmft's",
                 f"pass {key} on in command, or leave [program] out",
             )
-    settings = {k: v for k, v in values.items() if not varied or k not in others}
+        else:
+            # `typed_values` refuses it, and names the option that was meant.
+            settings[key] = value
     return values | typed_values(where, settings, RUN_OPTIONS)
 
 
@@ -66,11 +78,14 @@ def check_placeholders(
 ) -> None:
     """Raises UsageError unless every placeholder has values, and all that varies has a use."""
     where = f"{path}: [program]"
-    used = {"latest"} if "resume_args" in program else set()
+    used: set[str] = set()
+    if "resume_args" in program:
+        # The newest checkpoint, which is filled in where a run goes on.
+        used.add("latest")
     settings = [value for key, value in program.items() if key != "command"]
     for text in (*program["command"], *settings):
         names = _placeholders(where, text)
-        for name in names - {*varied, *fixed, *_OF_REPEAT, *used}:
+        for name in names - {*varied, *fixed, *_REPEAT_PLACEHOLDERS, *used}:
             raise UsageError(
                 f"{where} {text!r} has {{{name}}}, but what varies is {', '.join(varied)}",
                 f"add {name} = [...] to [grid]; or write {{{{ for a {{ that is meant",
@@ -87,6 +102,7 @@ def check_placeholders(
 def _placeholders(where: str, text: str) -> set[str]:
     """Returns the names in braces of a text."""
     try:
+        # The name is None after the last pair of braces.
         return {name for _, name, *_ in Formatter().parse(text) if name is not None}
     except ValueError as error:
         hint = "write {{ and }} for braces that are meant"
@@ -96,10 +112,15 @@ def _placeholders(where: str, text: str) -> set[str]:
 def fill(program: dict[str, Any], values: dict[str, Any], repeat: int) -> dict[str, Any]:
     """Fills the placeholders of the table, for one run.
 
+    Args:
+        values: name of a placeholder -> its value in the cell, or in [fixed].
+        repeat: number of the repeat, from 1.
+
     Raises:
         UsageError: a value does not fit its format, such as {lr:d}.
     """
     seed = FIRST_SEED + repeat - 1
+    # {latest} stays a placeholder: the attempt that goes on fills it.
     placeholders = values | {"repeat": repeat, "seed": seed, "latest": LATEST}
     filled: dict[str, Any] = {}
     try:
@@ -114,8 +135,9 @@ def fill(program: dict[str, Any], values: dict[str, Any], repeat: int) -> dict[s
 
 
 def check_apart(runs: Collection[dict[str, Any]], varied: Collection[str]) -> None:
-    """Checks that runs do not share a file that each must have for itself: another's results would
-    be taken for its own.
+    """Checks that runs do not share a file that each must have for itself.
+
+    The results of another run would be taken for its own.
 
     Args:
         runs: the settings of their programs.

@@ -26,7 +26,9 @@ class Value:
             return cls(raw, NOTHING)
         if decimals is None:
             return cls(raw, str(raw))
-        return cls(raw, f"{raw or 0:.{decimals}f}")  # `or 0`: no -0.0
+        # -0.0 is shown as 0.0: it is false, as all zeros are.
+        number = raw or 0
+        return cls(raw, f"{number:.{decimals}f}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +46,22 @@ class Column:
 
     @property
     def words(self) -> str:
+        """The heading of the column for people."""
         return self.label or self.key.replace("_", " ")
 
     @property
     def alignment(self) -> str:
-        """At the decimal point where all values are plain numbers; else to the right."""
+        """The side on which values are aligned: "left" for text, "decimal" for plain numbers, and
+        "right" for numbers with a range."""
         if not self.numeric:
             return "left"
-        are_plain = all(isinstance(value.raw, (int, float, type(None))) for value in self.values)
-        have_ranges = any(sign in value.text for value in self.values for sign in "±(")
-        return "decimal" if are_plain and not have_ranges else "right"
+        for value in self.values:
+            is_number = isinstance(value.raw, (int, float, type(None)))
+            # "240 (205 to 275)" and "0.91 ± 0.02" have several decimal points.
+            has_range = "±" in value.text or "(" in value.text
+            if has_range or not is_number:
+                return "right"
+        return "decimal"
 
 
 def column(key: str, raw: Iterable[Any], decimals: int | None = None, **more: Any) -> Column:
@@ -71,7 +79,14 @@ class Table:
 
     @property
     def rows(self) -> list[tuple[Value, ...]]:
-        return list(zip(*(column.values for column in self.columns), strict=True))
+        """The values by row."""
+        return _rows(self.columns)
+
+
+def _rows(columns: Sequence[Column]) -> list[tuple[Value, ...]]:
+    """Returns the values of columns by row; all columns have as many."""
+    values = [column.values for column in columns]
+    return list(zip(*values, strict=True))
 
 
 def cell_columns(cells: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> list[Column]:
@@ -83,31 +98,40 @@ def cell_columns(cells: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> l
     """
     columns = []
     for name in fields:
-        values = [cell.get(name) for cell in cells]
-        are_numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-        texts = without_folders([NOTHING if value is None else str(value) for value in values])
-        named = [Value(value, text) for value, text in zip(values, texts, strict=True)]
-        columns.append(Column(name, named, numeric=are_numbers))
+        raw = [cell.get(name) for cell in cells]
+        full_texts = [NOTHING if value is None else str(value) for value in raw]
+        texts = without_folders(full_texts)
+        values = [Value(value, text) for value, text in zip(raw, texts, strict=True)]
+        columns.append(Column(name, values, numeric=all(map(_is_number, raw))))
     return columns
+
+
+def _is_number(value: Any) -> bool:
+    # To isinstance, True and False are whole numbers.
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def as_lines(columns: Sequence[Column]) -> list[str]:
     """Returns a table as plain lines, without a title: a heading, and a line for each row."""
-    heading = [column.label or column.key for column in columns]
-    rows = zip(*(column.values for column in columns), strict=True)
-    return aligned([heading, *([value.text for value in row] for row in rows)])
+    lines = [[column.label or column.key for column in columns]]
+    for row in _rows(columns):
+        lines.append([value.text for value in row])
+    return aligned(lines)
 
 
 # --- values ---------------------------------------------------------------------------------------
 
 _PATH = r"(?<![\w./])(?:/[^/\s,'\"]+)+"
+"""An absolute path in a text or a list: no relative one, and no part of a URL."""
 
 
 def without_folders(texts: Sequence[str]) -> list[str]:
     """Returns texts whose long paths have no more folders than tell them apart."""
-    for most in range(1, 4):
-        last_parts = rf"{_PATH}/([^/\s,'\"]+(?:/[^/\s,'\"]+){{{most - 1}}})(?=[\s,'\"]|$)"
-        shorter = [re.sub(last_parts, r"\1", text) for text in texts]
+    # First the last part alone, then up to two folders before it.
+    for folder_count in range(3):
+        last_parts = rf"[^/\s,'\"]+(?:/[^/\s,'\"]+){{{folder_count}}}"
+        path = rf"{_PATH}/({last_parts})(?=[\s,'\"]|$)"
+        shorter = [re.sub(path, r"\1", text) for text in texts]
         if len(set(shorter)) == len(set(texts)):
             return shorter
     return list(texts)
@@ -119,4 +143,7 @@ def decimals_of(values: Iterable[float | None], figures: int = 3, most: int = 4)
     sizes = [abs(v) for v in values if v is not None and math.isfinite(v) and v != 0]
     if not sizes:
         return 0
-    return min(most, max(0, figures - 1 - math.floor(math.log10(min(sizes)))))
+    # The place of the first figure: 0 for 1 to 9.99, -1 for 0.1 to 0.999.
+    exponent = math.floor(math.log10(min(sizes)))
+    decimals = max(0, figures - 1 - exponent)
+    return min(most, decimals)
