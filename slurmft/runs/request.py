@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from slurmft.core.decode import read
 from slurmft.runs.rundir import RunDir
@@ -55,8 +55,25 @@ def alone(runs_dir: Path, request: str) -> Iterator[None]:
     """Lets one process at a time submit what a request asks for: the first may still be at it."""
     runs_dir.mkdir(parents=True, exist_ok=True)
     path = runs_dir / f".request-{request[:6]}"
-    with open(path, "ab") as file:
-        with contextlib.suppress(OSError):  # no locks here
+    with _locked(path):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Opens and locks a file that whoever had it before removes."""
+    while True:
+        file = open(path, "ab")  # noqa: SIM115 - the caller closes it
+        try:
             fcntl.lockf(file, fcntl.LOCK_EX)
-        yield
-    path.unlink(missing_ok=True)
+        except OSError:  # no locks here
+            return file
+        try:
+            is_current = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+        except FileNotFoundError:
+            is_current = False
+        if is_current:
+            return file
+        file.close()  # its lock keeps nobody out: others open a new file
