@@ -122,8 +122,10 @@ def by_class(
         predicted = np.bincount(predictions, minlength=len(names))
         true = np.bincount(labels, minlength=len(names))
     rows = {}
-    for i, name in enumerate(names):
-        rows[name] = _scores_of_class(int(right[i]), int(predicted[i]), int(true[i]))
+    # Strict: a class without a name would be left out without a word.
+    counts = zip(names, right.tolist(), predicted.tolist(), true.tolist(), strict=True)
+    for name, right_count, predicted_count, true_count in counts:
+        rows[name] = _scores_of_class(right_count, predicted_count, true_count)
     if predictions.ndim == 1:
         _add_confusions(rows, predictions, labels, names)
     return rows
