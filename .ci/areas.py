@@ -1,7 +1,7 @@
 """Which areas of the extra tests a change touches: `python3 .ci/areas.py` prints them with commas.
 
-The change is what lies between the last commit that passed here and this one. Where no such commit
-is known, every area is printed. `python3 .ci/areas.py passed` notes that this commit has passed.
+The change is what lies between the last commit that passed here and this one. Where no commit has
+passed yet there is nothing to compare with: no area is printed, and a line on stderr says so. `python3 .ci/areas.py passed` notes that this commit has passed.
 """
 
 from __future__ import annotations
@@ -54,12 +54,15 @@ def main(words: list[str]) -> None:
     if words == ["passed"]:
         note_passed()
     else:
-        print(",".join(sorted(touched(changed_files()))))
+        files = changed_files()
+        if files is None:
+            print("no earlier pass is known here; every area: bash .ci/run all", file=sys.stderr)
+        print(",".join(sorted(touched(files or []))))
 
 
-def touched(files: list[str] | None) -> set[str]:
-    """Areas that a change of these files touches; of None, which is an unknown change, all."""
-    if files is None or any(file.startswith(EVERYWHERE) for file in files):
+def touched(files: list[str]) -> set[str]:
+    """Areas that a change of these files touches."""
+    if any(file.startswith(EVERYWHERE) for file in files):
         return set(AREAS)
     tests = areas_of_tests()
     areas = {area for area, paths in AREAS.items() for f in files if f.startswith(paths)}

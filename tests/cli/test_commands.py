@@ -25,6 +25,8 @@ from tests.conftest import HOSTILE, assert_two_lines, slurmft
 from tests.support import PATIENCE_S
 from tests.support.made_runs import write_run
 
+pytestmark = pytest.mark.processes
+
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit", "pyarrow")
 
 

@@ -19,6 +19,8 @@ from tests.conftest import slurmft
 from tests.support import PATIENCE_S
 from tests.support.made_runs import write_run
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

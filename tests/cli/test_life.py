@@ -299,6 +299,7 @@ def test_list_asks_slurm_of_this_cluster_alone(
     assert "job 21 (slurm b)" in shown
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "command",
     [
@@ -318,6 +319,7 @@ def test_commands_name_the_cluster_of_a_run(
     assert (queue.calls, run.get_state().state) == ([], "running")
 
 
+@pytest.mark.processes
 def test_an_ended_run_of_another_cluster(
     on_a: None, queue: FakeQueue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,6 +336,7 @@ def test_an_ended_run_of_another_cluster(
     assert queue.calls == []
 
 
+@pytest.mark.processes
 def test_a_run_moves_to_this_cluster(
     on_a: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -632,6 +635,7 @@ def test_clean_asks(
 # --- in scripts -----------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_public_names_are_cheap() -> None:
     code = (
         "import sys, slurmft\n"
@@ -651,6 +655,7 @@ def test_public_names_are_cheap() -> None:
     assert done.stdout.splitlines() == ["[]", "module 'slurmft' has no attribute 'sumbit'"]
 
 
+@pytest.mark.processes
 def test_module_submit_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "slurmft.submit", "--ndoes", "4"],
@@ -660,6 +665,7 @@ def test_module_submit_is_the_command() -> None:
     assert "did you mean --nodes?" in done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("call", "fact", "hint"),
     [
@@ -724,6 +730,7 @@ def test_failed_run_in_a_script(three: Path, queue: FakeQueue) -> None:
     assert (caught.value.hint, caught.value.__notes__) == (error.hint, ["Traceback: here"])
 
 
+@pytest.mark.processes
 def test_submit_wait_resume(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

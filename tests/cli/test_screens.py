@@ -15,6 +15,8 @@ from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.processes
+
 HEADS = {
     60: ["run", "state", "result"],
     80: ["run", "job", "state", "data", "model", "result"],

@@ -24,6 +24,8 @@ from tests.conftest import slurmft
 from tests.support import terminal
 from tests.support.made_runs import write_run
 
+pytestmark = pytest.mark.processes
+
 
 def take(view: RunView, *found: dict[str, Any]) -> None:
     for record in found:

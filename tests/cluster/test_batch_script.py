@@ -24,6 +24,8 @@ from slurmft.runs.rundir import RunDir
 from tests.support import PATIENCE_S, until
 from tests.support.small_disk import fill
 
+pytestmark = pytest.mark.processes
+
 PYTHON = """#!/bin/bash
 # Cannot import as often as the file `broken` has lines.
 [ -s "$STATE/broken" ] && sed -i 1d "$STATE/broken" && exec "$PYTHON" -S "$@"

@@ -406,11 +406,13 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+@pytest.mark.processes
 def test_call_returns_what_is_printed(path: Path) -> None:
     program(path, "squeue", 'echo "$@"; echo "$SLURM_BITSTR_LEN"; echo noise >&2')
     assert commands.call("squeue", "--jobs=1", "x y") == "--jobs=1 x y\n0\n"
 
 
+@pytest.mark.processes
 def test_call_says_what_failed(path: Path) -> None:
     program(path, "squeue", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 3")
     with pytest.raises(SlurmftError) as caught:
@@ -419,6 +421,7 @@ def test_call_says_what_failed(path: Path) -> None:
     assert caught.value.code == Exit.SUBMIT
 
 
+@pytest.mark.processes
 def test_call_of_what_is_not_there_or_cannot_be_started(path: Path) -> None:
     with pytest.raises(SlurmftError, match="nothing-of-slurm is not on the PATH"):
         commands.call("nothing-of-slurm")
@@ -426,6 +429,7 @@ def test_call_of_what_is_not_there_or_cannot_be_started(path: Path) -> None:
         commands.call("squeue", "1" * 200_000)
 
 
+@pytest.mark.processes
 def test_call_waits_so_long(path: Path) -> None:
     program(path, "squeue", "exec sleep 30")
     with pytest.raises(SlurmftError, match=r"squeue did not answer within 0 s") as caught:
@@ -433,6 +437,7 @@ def test_call_waits_so_long(path: Path) -> None:
     assert "controller" in str(caught.value.hint)
 
 
+@pytest.mark.processes
 def test_sbatch(path: Path) -> None:
     program(path, "sbatch", 'echo "$@" >$(dirname $0)/given; echo "12;alpha"')
     assert commands.sbatch(["--nodes=2"], "job.sh") == "12"
@@ -440,6 +445,7 @@ def test_sbatch(path: Path) -> None:
     assert commands.available()
 
 
+@pytest.mark.processes
 def test_sbatch_refuses(path: Path) -> None:
     words = "Batch job submission failed: Invalid partition name specified"
     program(path, "sbatch", f'echo "sbatch: error: {words}" >&2; exit 1')
@@ -456,6 +462,7 @@ def test_sbatch_refuses(path: Path) -> None:
     assert commands.refusal("", 2).message.endswith("(exit 2): it gave no reason")
 
 
+@pytest.mark.processes
 def test_sbatch_is_not_there_or_silent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(path, "sbatch", "exec sleep 30")
     monkeypatch.setattr(commands, "_SBATCH_TIMEOUT_S", 0.2)

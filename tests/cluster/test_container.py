@@ -126,6 +126,7 @@ def apptainer(tmp_path: Path) -> dict[str, str]:
     return {"PATH": path, "APPTAINER_LOG": str(tmp_path / "log")}
 
 
+@pytest.mark.processes
 def test_command(
     tmp_path: Path, apptainer: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_command(
     assert all(m["source"] == m["destination"] for m in mounts[1:])
 
 
+@pytest.mark.processes
 def test_image_that_is_not_there(tmp_path: Path) -> None:
     where = ("--cluster", "slurm", "--runs-dir", str(tmp_path / "runs"))
     (tmp_path / "sbatch").write_text("#!/bin/sh\n")
@@ -201,6 +203,7 @@ def test_gpus_by_any_option_of_sbatch(
     assert (GPUS[runtime] in told(config)) == asks
 
 
+@pytest.mark.processes
 def test_the_runtime_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the documentation; Singularity where Apptainer is not."""
     assert ("auto", *container.runtimes()) == core_config.RUNTIMES
@@ -302,6 +305,7 @@ def test_resume_in_another_image(tmp_path: Path) -> None:
     assert with_absolute_paths(JobConfig(container="a.sif")).container == str(Path.cwd() / "a.sif")
 
 
+@pytest.mark.processes
 def test_only_under_slurm(tmp_path: Path) -> None:
     (tmp_path / "image.sif").touch()
     done = slurmft("submit", "--container", str(tmp_path / "image.sif"), "--cluster", "local")

@@ -37,6 +37,7 @@ def made(folder: Path, history: list[tuple[str, float]], **job: Any) -> Measured
     return MeasuredRun.read(folder)
 
 
+@pytest.mark.processes
 def test_all_attempts_count(tmp_path: Path) -> None:
     """Time in the queue between them does not."""
     history = [("submitted", 0), ("running", 100), ("stopping", 3600), ("requeued", 3700)]

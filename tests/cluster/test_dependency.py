@@ -94,6 +94,7 @@ def test_only_slurm_waits(
         settled(tmp_path, cluster, after_any=("one",))
 
 
+@pytest.mark.processes
 def test_from_python(
     tmp_path: Path, slurm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ def test_what_waits_says_for_what(tmp_path: Path, slurm: dict[str, Any]) -> None
     assert (found.state, found.reason) == ("pending", "waits for one, two")
 
 
+@pytest.mark.processes
 def test_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a run that has finished, a run on this machine starts; after a failed one it does not,
     and nothing is left behind."""

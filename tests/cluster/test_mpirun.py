@@ -29,6 +29,8 @@ from tests.support.own_programs import PLACES, write
 from tests.train.test_resume import assert_same, held, rank_pids, states, steps_twice
 from tests.train.test_trainer import assert_gone, emotion
 
+pytestmark = pytest.mark.processes
+
 DIALECTS = {"intel": "mpiexec.hydra", "openmpi": "mpirun.openmpi"}
 FLAGS = ("--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3", "--batch-size", "2")
 EPOCHS = ("--epochs", "8", "--eval-batch-size", "8", "--nodes", "2", "--nproc-per-node", "1")

@@ -25,6 +25,8 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE
 
+pytestmark = pytest.mark.processes
+
 STUBS = ("python", "slurmft", "srun", "bash", "tail", "mpiexec", "kubectl", "docker")
 STUB = """#!/bin/sh
 { printf '%s\\0' "${0##*/}" "$@"; printf '\\0\\n'; } >>"$CALLS"

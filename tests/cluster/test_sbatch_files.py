@@ -93,6 +93,7 @@ def test_requeued_job_finds_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert find_run(flags) is None
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_file_passes_shellcheck(file: Path) -> None:
     tool = Path(sys.executable).parent / "shellcheck"
@@ -100,6 +101,7 @@ def test_file_passes_shellcheck(file: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -229,6 +231,7 @@ def test_file(
     assert TrainConfig.of(run.load_config().program).recipe == STUDIES.get(name, "synthetic")
 
 
+@pytest.mark.processes
 def test_study_on_nodes_that_cannot_do_it(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """The benchmark's fp16 needs GPUs."""
     file = FOLDER / "mn4_benchmark.sbatch"
@@ -240,6 +243,7 @@ def test_study_on_nodes_that_cannot_do_it(fake_slurm: FakeSlurm, tmp_path: Path)
     assert TrainConfig.of(run.load_config().program).recipe == "mn4-benchmark"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "flags", "words"),
     [

@@ -289,6 +289,7 @@ def holder(run: RunDir) -> subprocess.Popen[str]:
     return held
 
 
+@pytest.mark.processes
 def test_second_resume_at_the_same_time_is_refused(queue: Queue, run: RunDir) -> None:
     with holder(run) as other:
         before = files(run)
@@ -312,6 +313,7 @@ def test_second_resume_sees_what_the_first_has_submitted(queue: Queue, run: RunD
     assert len(queue.submitted) == 1
 
 
+@pytest.mark.processes
 def test_lock_is_held_until_the_job_is_recorded(queue: Queue, run: RunDir) -> None:
     def try_it(run: RunDir) -> None:
         program = HOLD.replace("print", "raise SystemExit(9)  #")
@@ -376,6 +378,7 @@ def test_error_is_the_reason_in_the_history(
     assert error.message.startswith(message)
 
 
+@pytest.mark.processes
 def test_resume_tells_job_and_checkpoint(queue: Queue, run: RunDir, capsys: Any) -> None:
     from slurmft.cli import resume as command
 

@@ -241,6 +241,7 @@ def test_a_result_that_nfs_remembers_as_absent(
     assert JobWatch(run).wait() == result
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("two_nodes")  # it says what is missing
 def test_a_job_goes_on_while_its_file_system_fails(tmp_path: Path) -> None:
     """A job on this machine, of which only files tell: as where a GlusterFS server restarts."""

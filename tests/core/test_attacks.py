@@ -27,7 +27,10 @@ from tests.programs.test_snapshot import taken_by
 from tests.support.made_runs import write_run
 from tests.support.users import REPOSITORY, User, two_users
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two other users")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two other users"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,7 @@ def test_changes_of_slurmft() -> None:
         assert fingerprint.changes(config) == found
 
 
+@pytest.mark.processes
 def test_a_change_is_told_once_and_stays_known(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_change_is_told_once_and_stays_known(
     assert "changed      since submission: train.jsonl (size " in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_data_changed_while_the_job_waited(tmp_path: Path, tiny_model: Path) -> None:
     """The run says so, and ends; a resume on other tokens than a checkpoint's is refused."""
     data, runs = write_emotion(tmp_path / "data", 60, 10), tmp_path / "runs"
@@ -151,6 +153,7 @@ def test_data_changed_while_the_job_waited(tmp_path: Path, tiny_model: Path) -> 
     assert_two_lines(resumed, "was trained on other tokens than")
 
 
+@pytest.mark.processes
 def test_packages_of_a_python_that_prints(tmp_path: Path) -> None:
     """Something of its own at its start; or nothing that can be read."""
     python = tmp_path / "python"

@@ -14,6 +14,8 @@ import slurmft
 from slurmft.core import git
 from slurmft.core.errors import UsageError
 
+pytestmark = pytest.mark.processes
+
 
 def run_git(top: Path, *arguments: str) -> str:
     author = ("-c", "user.name=Ada", "-c", "user.email=ada@x", "-c", "protocol.file.allow=always")

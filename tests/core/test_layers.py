@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 
 def test_import_contracts() -> None:
     lint = Path(sys.executable).parent / "lint-imports"

@@ -69,6 +69,7 @@ def test_ours_are_what_is_installed() -> None:
     assert ours == {(g, name, target) for g in declared for name, target in declared[g].items()}
 
 
+@pytest.mark.processes
 def test_command_of_another_package(site: Path) -> None:
     package(site, "my-tools", "[slurmft.commands]\nhello = my_hello\n", my_hello=HELLO)
     entry = plugins.get(COMMANDS, "hello", "command")

@@ -68,6 +68,7 @@ def test_folder_keeps_the_group_of_a_project(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o2700
 
 
+@pytest.mark.processes
 def test_studies_are_private(tmp_path: Path) -> None:
     os.umask(0)
     study = tmp_path / "s.toml"
@@ -127,6 +128,7 @@ def test_file_behind_a_link(own_file: Path) -> None:
         permissions.read_own(link)
 
 
+@pytest.mark.processes
 def test_job_of_a_run_that_others_can_write_refuses(tmp_path: Path) -> None:
     """As submitit starts it: nothing of the run is executed."""
     job = JobConfig(runs_dir=str(tmp_path / "runs"))
@@ -140,6 +142,7 @@ def test_job_of_a_run_that_others_can_write_refuses(tmp_path: Path) -> None:
     assert not run.attempt.exists()
 
 
+@pytest.mark.processes
 def test_job_without_slurm_has_no_thread_that_takes_stop_signals() -> None:
     """As numpy's, which submitit imports: a stop that they took would be lost."""
     code = (
@@ -202,6 +205,7 @@ def test_flags_with_credentials_are_refused(values: dict[str, object]) -> None:
     assert "[hidden]" in str(error.value)
 
 
+@pytest.mark.processes
 def test_command_line_says_no_token() -> None:
     done = slurmft("submit", "--dry-run", "--comment", TOKEN)
     assert_two_lines(done, "--comment '[hidden]' holds a Hugging Face token")
@@ -209,6 +213,7 @@ def test_command_line_says_no_token() -> None:
     assert "unexpected argument '[hidden]'" in done.err
 
 
+@pytest.mark.processes
 def test_records_hide_tokens(tmp_path: Path) -> None:
     config = RunConfig(
         program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=str(tmp_path))
@@ -264,6 +269,7 @@ print(sorted(w for w in words if w.endswith((f":{{first}}", f":{{second}}"))))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("listen", ["n1=127.0.0.7", ""])
 def test_stores_listen_on_one_address(listen: str) -> None:
     """torchrun's and the ranks'; also where the name of the host stands for nothing here."""

@@ -76,6 +76,7 @@ def test_errors_of_scripts(tmp_path: Path) -> None:
     assert str(SlurmftError("a\x1b[2J", "b\x9b")) == "a\\u001b[2J\nhint: b\\u009b"
 
 
+@pytest.mark.processes
 def test_names_and_contents_of_data(tmp_path: Path) -> None:
     """A column of a data file, a folder, a flag: in errors, and in help."""
     data = tmp_path / "da\x1b]0;x\x07ta"
@@ -89,6 +90,7 @@ def test_names_and_contents_of_data(tmp_path: Path) -> None:
         assert_plain(done.err)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "command", [("status",), ("logs",), ("logs", "--json"), ("status", "--json"), ("report",),
                 ("watch",), ("follow",), ("resume",)],

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support import CHECKOUT
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:

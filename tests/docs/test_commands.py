@@ -112,6 +112,7 @@ def test_commands_are_found(
 # --- what needs no cluster ------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_bash_reads_all_commands() -> None:
     script = "\n".join(command.text for command in COMMANDS_THERE)
     done = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True, check=False)

@@ -168,11 +168,13 @@ def draw(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.processes
 def test_drawing_is_true() -> None:
     done = draw("--check")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.processes
 def test_drawing_shows_contract_and_code(tmp_path: Path) -> None:
     """Layers, purposes, sizes and imports; `--check` sees what is no longer so."""
     (tmp_path / "docs").mkdir()

@@ -104,6 +104,7 @@ def join(asked: str, *variables: dict[str, str]) -> list[tuple[int, str]]:
     return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
 
 
+@pytest.mark.processes
 def test_host_without_the_binding(tmp_path: Path) -> None:
     binding = stand_in(tmp_path, torch_version()) | {"FROM_SETVARS": "yes"}
     found = join("auto", binding, {})
@@ -112,12 +113,14 @@ def test_host_without_the_binding(tmp_path: Path) -> None:
     assert found == [(2, f"error: --backend ccl on n1: {NOT_HERE}\nhint: {ccl.hint()}\n")] * 2
 
 
+@pytest.mark.processes
 def test_host_without_gpus() -> None:
     for code, text in join("auto", {"GPUS": "2"}, {}):
         assert code == 2
         assert "; on n1: 2 for 1 process(es); on n2: 0 for 1 process(es)\nhint: " in text
 
 
+@pytest.mark.processes
 def test_torch_without_cuda_on_a_host_with_gpus() -> None:
     """It would train on CPUs without a word. One such host among others: all say so."""
     gpus = {GPUS: "4 NVIDIA"}

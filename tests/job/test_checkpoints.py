@@ -80,6 +80,7 @@ def test_where_none_is_whole_the_run_starts_anew(run: RunDir) -> None:
     assert "starts from its beginning" in warnings[-1]
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("two_nodes")  # it says what is missing
 def test_a_file_system_that_fails_is_no_reason_to_start_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -289,6 +290,7 @@ def test_pause_after_one_that_failed(run: RunDir, clock: list[float]) -> None:
         assert store.is_due() == due
 
 
+@pytest.mark.processes
 def test_full_disk_leaves_what_was_there(small_disk: Path) -> None:
     """Also the best one, and nothing half written; with room, the next is written."""
     run = new_run(small_disk)

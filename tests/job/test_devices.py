@@ -128,6 +128,7 @@ def test_ranks_on_cpus_ask_no_driver(
     assert (found.gpus, found.gpu_problem, fake.asked) == (0, None, [])
 
 
+@pytest.mark.processes
 def test_run_with_a_torch_for_cpus_on_a_node_with_gpus(tmp_path: Path) -> None:
     """It is refused at once, with host, cause and cure; it would train on CPUs."""
     version = torch.__version__
@@ -144,6 +145,7 @@ def test_run_with_a_torch_for_cpus_on_a_node_with_gpus(tmp_path: Path) -> None:
         assert where in done.run.rank_log(rank).read_text()
 
 
+@pytest.mark.processes
 def test_run_on_cpus_leaves_the_gpus_alone(tmp_path: Path) -> None:
     """A whole training, with a torch to which the node's GPUs are there."""
     (tmp_path / "site").mkdir()

@@ -78,6 +78,7 @@ def last_steps(run: RunDir, ranks: int) -> list[str]:
     return [run.rank_log(r).read_text().splitlines()[-1].split()[-1] for r in range(ranks)]
 
 
+@pytest.mark.processes
 def test_two_ranks_stop_after_the_same_step_and_resume(tmp_path: Path) -> None:
     run = make_run(tmp_path, checkpoint_every_steps=10, keep_checkpoints=2)
     torchrun = start(run, SCRIPT, 2, "100000")
@@ -105,6 +106,7 @@ def test_two_ranks_stop_after_the_same_step_and_resume(tmp_path: Path) -> None:
     assert last["left_s"] == 0
 
 
+@pytest.mark.processes
 def test_one_process_needs_no_torch(tmp_path: Path) -> None:
     run = make_run(tmp_path, checkpoint_every_steps=4)
     script = SCRIPT + "assert 'torch' not in sys.modules\n"
@@ -115,6 +117,7 @@ def test_one_process_needs_no_torch(tmp_path: Path) -> None:
     assert beat.step == 9
 
 
+@pytest.mark.processes
 def test_failure_is_recorded_with_its_step(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     script = """

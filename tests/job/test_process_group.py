@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support import PATIENCE_S, prepared
+
+pytestmark = pytest.mark.processes
 
 
 def test_ranks_agree(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import pytest
 from tests.support import PATIENCE_S
 from tests.support.lockfs import TwoNodes
 
+pytestmark = pytest.mark.processes
+
 LOCK = """
 import fcntl, os, struct, sys
 path, kind, way = sys.argv[1:]

@@ -24,6 +24,8 @@ from slurmft.locks import LockShimError
 from tests.conftest import HOSTILE
 from tests.support import PATIENCE_S, evaluate_on_nodes
 
+pytestmark = pytest.mark.processes
+
 SHIMMED = ("lockf", "ofd", "soft")
 
 

@@ -90,6 +90,7 @@ supervisor.run_task(sys.argv[1], head)
 """
 
 
+@pytest.mark.processes
 def test_more_tasks_than_the_usual_limit_of_open_files(tmp_path: Path) -> None:
     """Both ends of 600 connections, where 1,024 files may be open at first."""
     program = f"ulimit -S -n 1024; exec {sys.executable} -c '{CROWD}' {tmp_path}"
@@ -129,6 +130,7 @@ class Supervised:
         return self.code
 
 
+@pytest.mark.processes
 def test_failed_node_ends_the_others_in_a_stop(run: RunDir) -> None:
     """Before, it does not: torchrun may restart its ranks."""
     _, port = head_and_port()
@@ -140,6 +142,7 @@ def test_failed_node_ends_the_others_in_a_stop(run: RunDir) -> None:
     assert task.end() == Exit.FAILED
 
 
+@pytest.mark.processes
 def test_head_tells_of_a_task_that_failed_before_it_was_connected(run: RunDir) -> None:
     head, port = head_and_port()
     node, task = join(port), Supervised(run, head)
@@ -149,6 +152,7 @@ def test_head_tells_of_a_task_that_failed_before_it_was_connected(run: RunDir) -
     assert node.heard(FAILED, WAIT_S)
 
 
+@pytest.mark.processes
 def test_a_hang_on_one_node_is_seen_on_all(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     dumped = threading.Event()
     monkeypatch.setattr(Watchdog, "dump", lambda self, run: dumped.set())

@@ -15,6 +15,8 @@ from slurmft.node import prefork
 from slurmft.runs.log_times import split
 from tests.support import PATIENCE_S, until
 
+pytestmark = pytest.mark.processes
+
 RANK = """
 import os, sys, time
 from pathlib import Path

@@ -203,6 +203,7 @@ def test_gpus_and_the_cores_near_them(tmp_path: Path) -> None:
         choose(Hardware(**fields | {"gpus": gpus}), JobConfig(nproc_per_node=5))
 
 
+@pytest.mark.processes
 def test_gpus_without_nvidia_smi(tmp_path: Path) -> None:
     found = node(tmp_path, gpus=2)
     assert [gpu.name for gpu in found.gpus] == ["0", "1"]
@@ -339,6 +340,7 @@ def test_mig_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         choose(here, JobConfig(nproc_per_node=2))
 
 
+@pytest.mark.processes
 def test_one_visible_gpu_for_each_rank_of_mpirun(tmp_path: Path) -> None:
     """Its ranks find out whether it is their own; a node's one task knows that it is not."""
     here = node(tmp_path, gpus=4, CUDA_VISIBLE_DEVICES="3")
@@ -348,6 +350,7 @@ def test_one_visible_gpu_for_each_rank_of_mpirun(tmp_path: Path) -> None:
         choose(here, JobConfig(nproc_per_node=4))
 
 
+@pytest.mark.processes
 def test_a_node_with_gpus_that_computes_on_cpus(tmp_path: Path) -> None:
     here = node(tmp_path, gpus=4)
     for job in (JobConfig(profile="cpu"), JobConfig(backend="gloo"), JobConfig(backend="ccl")):
@@ -358,6 +361,7 @@ def test_a_node_with_gpus_that_computes_on_cpus(tmp_path: Path) -> None:
     assert profiles.GPUS not in settings(choose(node(tmp_path / "none"), JobConfig()))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("version", "name"),
     [("2.8.0+cu128", "PYTORCH_CUDA_ALLOC_CONF"), ("2.13.0+cu130", "PYTORCH_ALLOC_CONF")],
@@ -372,6 +376,7 @@ def test_allocator_that_keeps_no_fragments(
     assert sum("ALLOC_CONF" in each for each in found) == 1
 
 
+@pytest.mark.processes
 def test_nvidia_smi_is_asked_once_a_node(tmp_path: Path) -> None:
     """By the node's task. Its ranks are told what it found, though one sees its own cores alone."""
     told = {"host": "n1", "cpus": list(range(128)), "gpus": [{"name": "0"}]}
@@ -456,6 +461,7 @@ def train_on_ccl(folder: Path, *more: str, nodes: int = 2, **variables: str) -> 
     return slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
 
 
+@pytest.mark.processes
 def test_ccl_is_wired(tmp_path: Path) -> None:
     """Also beside variables that oneCCL would take for those of an mpirun."""
     done = train_on_ccl(tmp_path, "--max-steps", "2", PMI_RANK="0", PMI_SIZE="1")
@@ -464,6 +470,7 @@ def test_ccl_is_wired(tmp_path: Path) -> None:
     assert "made by the stand-in" in done.run.rank_log(1).read_text()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "flags",
     [
@@ -478,6 +485,7 @@ def test_ccl_can_do_what_is_asked_of_it(flags: tuple[str, ...], tmp_path: Path) 
         assert "CCL_ERROR" not in done.run.rank_log(rank).read_text()
 
 
+@pytest.mark.processes
 def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists grow; mpirun's own library does not give way to the one that the binding brings."""
     env = stand_in(tmp_path, torch_version())
@@ -498,6 +506,7 @@ def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyP
     }
 
 
+@pytest.mark.processes
 def test_ccl_for_another_torch(tmp_path: Path) -> None:
     env = stand_in(tmp_path / "lib", "1.13.0")
     flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
@@ -516,6 +525,7 @@ def test_ccl_for_another_torch(tmp_path: Path) -> None:
     assert "--backend gloo" in hint
 
 
+@pytest.mark.processes
 def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
     """auto does without it, on all nodes; whoever asks for it is told why, and where."""
     breaks = "raise ImportError('libccl.so.1: cannot open shared object file')"
@@ -539,6 +549,7 @@ def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
         assert f"--backend ccl {words}" in done.run.rank_log(rank).read_text()
 
 
+@pytest.mark.processes
 def test_ccl_that_one_node_lacks(tmp_path: Path) -> None:
     """Its task fails at once, and the other node's ends with it."""
     lib, hides = stand_in(tmp_path / "lib", torch_version())["PYTHONPATH"], tmp_path / "hides"
@@ -565,6 +576,7 @@ def test_backends_that_are_not_here() -> None:
 # --- on real nodes --------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_doctor_node_here() -> None:
     done = slurmft("doctor", "node", "--here", "--nproc-per-node", "1")
     assert done.code == 0, done.err

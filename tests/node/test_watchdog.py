@@ -70,6 +70,7 @@ def test_late_rank_is_found(clock: Clock, dog: Watchdog) -> None:
     assert "after step 5" in hang.description
 
 
+@pytest.mark.processes
 def test_stopped_rank_is_the_one(clock: Clock, dog: Watchdog) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         try:
@@ -176,6 +177,7 @@ def test_folders_of_dead_tasks_are_removed(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [f"{own}{os.getpid()}-ab"]
 
 
+@pytest.mark.processes
 def test_folders_of_tasks_in_other_containers_stay(tmp_path: Path) -> None:
     """They share /dev/shm, but this process is none there."""
     task = Watchdog(timeout_s=0)

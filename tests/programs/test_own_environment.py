@@ -28,6 +28,8 @@ from tests.programs.test_own_program import here, lines_of, run
 from tests.support import PATIENCE_S
 from tests.support.own_programs import write
 
+pytestmark = pytest.mark.processes
+
 __all__ = ["here"]  # a fixture: each test has a folder of its own, and is in it
 
 FSDP = """\

@@ -20,6 +20,8 @@ from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
 from tests.support import PATIENCE_S, until
 from tests.support.own_programs import COUNTS, PLACES, write
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -24,6 +24,8 @@ from tests.support.made_runs import write_run
 from tests.support.small_disk import fill
 from tests.support.users import User, two_users
 
+pytestmark = pytest.mark.processes
+
 ODD = (HOSTILE, "two\nlines", "\udcff\udcfe bytes", " -z", "a\tb")
 """Names of files that git quotes, or shells split."""
 

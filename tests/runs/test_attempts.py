@@ -19,6 +19,8 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.support.small_disk import fill
 
+pytestmark = pytest.mark.processes
+
 
 def make(tmp_path: Path, **job: object) -> RunDir:
     config = JobConfig(runs_dir=str(tmp_path), **job)  # type: ignore[arg-type]

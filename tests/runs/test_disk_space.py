@@ -15,6 +15,8 @@ from slurmft.runs import disk_space
 from slurmft.runs.rundir import RunDir
 from tests.support.small_disk import fill
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def run(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:

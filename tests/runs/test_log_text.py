@@ -25,6 +25,8 @@ from tests.support.made_runs import write_run
 from tests.support.models import write_emotion, write_model
 from tests.train.test_resume import held
 
+pytestmark = pytest.mark.processes
+
 T = 1_790_000_000.0
 """Some Unix time."""
 

@@ -116,6 +116,7 @@ def test_blocks_of_any_size_make_the_same_records(
     assert list(RecordReader(tmp_path / "none").read()) == []
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("two_nodes")  # it says what is missing
 def test_while_the_file_system_fails_nothing_is_new(tmp_path: Path) -> None:
     """`follow` goes on when it is back."""

@@ -50,6 +50,7 @@ def test_two_runs_that_draw_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert first.checkpoint_names() == ["step-00000005"]
 
 
+@pytest.mark.processes
 def test_run_that_cannot_be_made_leaves_nothing(small_disk: Path) -> None:
     """A full disk; what others have there stays."""
     (small_disk / "other").mkdir()
@@ -158,6 +159,7 @@ def test_record_after_half_a_line_is_a_line_of_its_own(tmp_path: Path, half: str
     assert "\n\n" not in path.read_text()
 
 
+@pytest.mark.processes
 def test_records_that_a_full_disk_cut_short(small_disk: Path) -> None:
     """What did not fit is written with the next record; so it is where the process ended."""
     path = small_disk / "records.jsonl"
@@ -182,6 +184,7 @@ def test_final_state_stays(tmp_path: Path) -> None:
     assert [s.state for s in state.history] == ["submitted", "running", "failed"]
 
 
+@pytest.mark.processes
 def test_what_is_only_told_goes_to_stderr_where_the_disk_is_full(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

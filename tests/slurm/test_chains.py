@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
 from tests.plugins.studies.test_programs import FILE, FIT
 from tests.slurm.commands import slurmft
 from tests.slurm.test_studies import await_state, await_totals, runs_of, status, study
 from tests.support.fake_slurm.cluster import FakeSlurm
+
+pytestmark = pytest.mark.processes
 
 WAITS = """\
 #!/bin/sh

@@ -16,6 +16,8 @@ import pytest
 from tests.support import PATIENCE_S, until
 from tests.support.cluster import Cluster, ClusterError, lock, system
 
+pytestmark = pytest.mark.processes
+
 HOLD = """
 import sys, time
 from pathlib import Path

@@ -17,6 +17,8 @@ from tests.support import PATIENCE_S, until
 from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.support.made_runs import write_run
 
+pytestmark = pytest.mark.processes
+
 SLEEPS = "exec sleep 600"
 
 

@@ -15,6 +15,8 @@ from tests.support import until
 from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.support.own_programs import write
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = """\
 import time
 taken = b"x" * 400 * 2**20

@@ -6,9 +6,13 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
+
 from slurmft.runs.rundir import RunDir
 from tests.plugins.remote.conftest import Laptop, laptop, sshd, until
 from tests.support.fake_slurm.cluster import FakeSlurm
+
+pytestmark = pytest.mark.processes
 
 __all__ = ["laptop", "sshd"]
 

@@ -10,12 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from slurmft.cluster import launcher
 from slurmft.runs.rundir import RunDir
 from tests.slurm.commands import run_script, slurmft, submit
 from tests.support import PATIENCE_S, until
 from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.train.test_resume import pids
+
+pytestmark = pytest.mark.processes
 
 
 def end_of_second_job(cluster: FakeSlurm, run: RunDir) -> tuple[str, str]:

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, records
 from tests.job.test_job import SCRIPT
 from tests.slurm.commands import slurmft
 from tests.support import until
 from tests.support.fake_slurm.cluster import FakeSlurm
+
+pytestmark = pytest.mark.processes
 
 FILE = """\
 name = "two-shapes"

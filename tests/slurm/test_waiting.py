@@ -14,6 +14,8 @@ from tests.slurm.commands import LONG, slurmft
 from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.support.made_runs import write_run
 
+pytestmark = pytest.mark.processes
+
 FORGOTTEN = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
 
 

@@ -47,8 +47,6 @@ class _Guard:
             with open(file, "a") as record:
                 record.write(f"{test}\n")
             return
-        if not os.environ.get("SLURMFT_STRICT_LAYERS"):
-            return
         raise ProcessStarted(
             f"{test} starts a process ({event}): mark it `processes`, or do without"
         )

@@ -81,6 +81,7 @@ def test_checkpoint_of_an_earlier_version_is_refused(run: RunDir) -> None:
     )
 
 
+@pytest.mark.processes
 def test_full_disk(small_disk: Path) -> None:
     """The save fails with a warning, what is there stays, and the next save works again."""
     job = JobConfig(runs_dir=str(small_disk), keep_checkpoints=3)
@@ -201,6 +202,7 @@ def test_optimizer_comes_back() -> None:
     assert str(other.state_dict()) == str(optimizer.state_dict())
 
 
+@pytest.mark.processes
 def test_safetensors_are_all_there_is(run: RunDir) -> None:
     """Nothing that would be unpickled."""
     assert saver_of(run).save(made(1), patience_s=0)

@@ -12,6 +12,8 @@ from slurmft.train.commands import data
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_model, write_splits
 
+pytestmark = pytest.mark.processes
+
 
 def write(folder: Path, classes: int = 3) -> Path:
     rows = [

@@ -35,11 +35,13 @@ def check(processes: int, place: Path, *names: str) -> None:
     assert done.stdout.splitlines().count("done") == processes
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("group", CHECKS)
 def test_steps(group: str, tmp_path: Path) -> None:
     check(1, tmp_path, *CHECKS[group])
 
 
+@pytest.mark.processes
 def test_a_slow_save(tmp_path: Path) -> None:
     check(2, on_device.new_run(tmp_path), "check_slow_save")
 

@@ -14,6 +14,8 @@ from tests.support.small_disk import SmallDisk
 from tests.support.suffering import Sufferer, undisturbed
 from tests.train.test_trainer import assert_gone, emotion
 
+pytestmark = pytest.mark.processes
+
 FLAGS = (
     *(*BASE, "--epochs", "16", *SHORT_STOP),
     *("--hang-timeout-s", "4", "--max-restarts", "20"),

@@ -20,6 +20,7 @@ from tests.train.test_resume import EXACT, assert_same, rank_pids, steps_twice
 from tests.train.test_trainer import emotion
 
 
+@pytest.mark.processes
 def test_two_ranks(tmp_path: Path) -> None:
     torchrun = prepared.command("torch.distributed.run")
     done = subprocess.run(

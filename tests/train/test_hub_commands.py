@@ -19,6 +19,8 @@ from slurmft.train.login import model_card
 from tests.conftest import Done, assert_two_lines, slurmft
 from tests.support.hub import NAME, Hub
 
+pytestmark = pytest.mark.processes
+
 RESULT: dict[str, Any] = {
     "metrics": {"accuracy": 0.9215, "f1": None}, "loss": 0.1234567, "steps": 1500, "wall_s": 75.2,
     "nodes": 2, "world_size": 8, "train_samples_per_s": 812.25, "precision": "bf16",

@@ -227,6 +227,7 @@ def test_damaged_gzip(content: bytes, tmp_path: Path) -> None:
         check(data)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("closed", ["train.csv", "."])
 def test_files_of_others(closed: str) -> None:
     """Read as a user who may not."""
@@ -370,6 +371,7 @@ def test_ranks_find_what_the_login_node_finds(content: str, tmp_path: Path) -> N
     assert found[0] == found[1]
 
 
+@pytest.mark.processes
 def test_submit_refuses_before_anything_is_written(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data", TICKETS + "gone,\n")
     source = ("--task", "text-classification", "--data", str(data), "--runs-dir", str(tmp_path))
@@ -399,6 +401,7 @@ def test_every_door_has_the_check(tmp_path: Path) -> None:
         fetch.main(["some/model", str(data), *source[:2]])
 
 
+@pytest.mark.processes
 def test_dry_run_shows_the_data_and_imports_nothing_heavy(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data", TICKETS + "odd,Billing\n")
     source = ("--task", "text-classification", "--data", str(data), "--batch-size", "2")

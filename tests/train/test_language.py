@@ -210,6 +210,7 @@ def run(folder: Path, model: Path, task: str, data: Path, *flags: str) -> Done:
     return done
 
 
+@pytest.mark.processes
 def test_perplexity_falls_alike_on_one_and_two_ranks(tmp_path: Path, decoder: Path) -> None:
     """Each word is one of two, or the last: below 3; untrained, any of 52 is as likely."""
     data = write_documents(tmp_path / "data", 300, 40)
@@ -228,6 +229,7 @@ def test_perplexity_falls_alike_on_one_and_two_ranks(tmp_path: Path, decoder: Pa
     assert one.run.checkpoint_names()[-1].startswith("step-00000048")  # the lowest is the best
 
 
+@pytest.mark.processes
 def test_a_chat_model_answers(tmp_path: Path, decoder: Path) -> None:
     from transformers import pipeline
 
@@ -338,6 +340,7 @@ def test_an_encoder_is_refused(tmp_path: Path, tiny_model: Path, decoder: Path) 
         task_of(data, tiny_model, "causal-lm").model(made)
 
 
+@pytest.mark.processes
 def test_tokens_that_the_model_does_not_know(tmp_path: Path) -> None:
     model = write_decoder(tmp_path / "model", vocab_size=40, tie_word_embeddings=True)
     data = write_documents(tmp_path / "data", 20, 5)

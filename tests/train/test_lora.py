@@ -239,6 +239,7 @@ def test_the_saved_adapter(two_ranks: Done, tiny_data: Path, tiny_model: Path) -
     assert right > 0.3  # of six classes
 
 
+@pytest.mark.processes
 def test_the_merged_model(
     two_ranks: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
@@ -417,6 +418,7 @@ def test_a_recipe_s_learning_rate_is_that_of_adapters() -> None:
     assert config(learning_rate=1e-4).learning_rate == 1e-4
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("package", "option", "given"),
     [("peft", "--lora", ()), ("bitsandbytes", "--load-in-4bit", ("--load-in-4bit",))],

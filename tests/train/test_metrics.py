@@ -303,6 +303,7 @@ def test_every_score_is_of_classes_or_of_numbers() -> None:
     assert set(SCORES) == {*CLASSES, *NUMBERS, *ELSEWHERE}
 
 
+@pytest.mark.processes
 def test_the_module_imports_nothing_slow() -> None:
     slow = "{'sklearn', 'scipy', 'torch'}"
     code = f"import sys, slurmft.train.tasks.metrics; print({slow} & sys.modules.keys())"

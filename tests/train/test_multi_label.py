@@ -149,6 +149,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pairs(tmp_path_factory.mktemp("numbers") / "data", ("text", None), 0, sizes)
 
 
+@pytest.mark.processes
 def test_numbers_are_learnt(tmp_path: Path, numbers: Path, tiny_model: Path) -> None:
     """Equally on two ranks."""
     same = ("text-regression", numbers, tiny_model, "--max-length", "10")

@@ -125,6 +125,7 @@ def test_card_of_an_own_task_imports_nothing_of_it() -> None:
     assert "pipeline_tag: text-classification" in text
 
 
+@pytest.mark.processes
 def test_rows_are_checked_at_submission(folder: Path, tiny_model: Path) -> None:
     with open(folder / "data/validation.jsonl", "a") as file:
         file.write('{"review": "joy", "stars": "many"}\n')
@@ -137,6 +138,7 @@ def test_rows_are_checked_at_submission(folder: Path, tiny_model: Path) -> None:
     assert "Traceback" not in done.err
 
 
+@pytest.mark.processes
 def test_login_node_imports_no_torch_for_an_own_task(folder: Path) -> None:
     code = (
         "import sys; from slurmft.train.config import TrainConfig; "

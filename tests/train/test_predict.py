@@ -56,6 +56,7 @@ def write(path: Path, columns: dict[str, list[Any]]) -> Path:
     return path
 
 
+@pytest.mark.processes
 def test_predictions_are_those_of_the_model(trained: Done, tmp_path: Path, tiny_data: Path) -> None:
     """On two nodes; the file's columns stay."""
     own = texts(tiny_data)
@@ -110,6 +111,7 @@ def test_files_are_read_as_they_are_written(suffix: str, tmp_path: Path) -> None
     assert os.listdir(tmp_path) == [f"file.{suffix}"]
 
 
+@pytest.mark.processes
 def test_files_that_cannot_be_right(trained: Done, tmp_path: Path) -> None:
     run = trained.run
     assert_two_lines(predict(run, tmp_path / "none.csv"), "no such file")

@@ -22,6 +22,8 @@ from tests.support.models import write_emotion, write_model
 from tests.support.small_disk import SmallDisk
 from tests.train.test_trainer import assert_gone, emotion, processes_of
 
+pytestmark = pytest.mark.processes
+
 # Dropout stays on: the random generators must come back, too.
 EXACT = ("--cluster", "local", "--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3")
 EPOCHS = 6

@@ -94,6 +94,7 @@ def test_two_ranks_learn_the_same(
     assert done.result["metrics"] == records(learnt.run, "epoch")[0]["metrics"]
 
 
+@pytest.mark.processes
 def test_beams_prefix_and_translation_of_t5(tmp_path: Path, copies: Path, t5: Path) -> None:
     """It computes with padding, which a run that asks for none is told."""
     done = run(

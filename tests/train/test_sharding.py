@@ -105,6 +105,7 @@ def test_hybrid(unsharded: Done, train: Trains) -> None:
     assert torch.allclose(logits(done), logits(unsharded), atol=1e-3)
 
 
+@pytest.mark.processes
 def test_resume_on_fewer_ranks(unsharded: Done, train: Trains) -> None:
     job = train.following(*TWO_BY_TWO, "--shard", "full", "--no-requeue")
     job.at_step(3)
@@ -213,6 +214,7 @@ def test_best_model_comes_back(train: Trains) -> None:
     assert not warnings(done.run)
 
 
+@pytest.mark.processes
 def test_one_process_has_nothing_to_share(train: Trains) -> None:
     done = train("--nodes", "1", "--shard", "full", "--max-steps", "2", "--precision", "bf16")
     assert warnings(done.run) == ["--shard full: one process has nothing to share"]
@@ -252,6 +254,7 @@ def test_what_excludes_each_other(options: dict[str, Any], said: str) -> None:
         TrainConfig.resolve(**{"shard": "full"} | options)
 
 
+@pytest.mark.processes
 def test_cpus_have_nothing_to_offload(train: Trains) -> None:
     done = slurmft(
         "submit", "--follow", *train.flags, "--nodes", "2", "--shard", "full", "--cpu-offload",

@@ -107,6 +107,7 @@ def test_users_of_no_group() -> None:
         assert hint.startswith("hint: a cache of your own: export HF_HOME=DIR; or its owners open")
 
 
+@pytest.mark.processes
 def test_cache_that_is_closed() -> None:
     """Not even to be looked into: there are no tokens, and nothing fails."""
     with two_users() as (ada, eve):

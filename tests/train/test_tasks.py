@@ -151,6 +151,7 @@ def test_model_that_was_tuned_for_something_else(
     assert model.config.num_labels == (len(TASKS[task].labels or ()) or 1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("task", ["mrpc", "mnli"])
 def test_metrics_do_not_depend_on_the_number_of_ranks(
     task: str, tmp_path: Path, tiny_model: Path
@@ -168,6 +169,7 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(
     assert two.result["metrics"] == one.result["metrics"]
 
 
+@pytest.mark.processes
 def test_numbers(tmp_path: Path, tiny_model: Path) -> None:
     """One output, learnt by its squared error; correlations of what the saved model says, on one
     rank and on two."""
@@ -236,6 +238,7 @@ def test_pairs_are_tokenized_as_the_model_wants_them(tmp_path: Path) -> None:
     assert prepare("mrpc", folder, bert).train.types is None
 
 
+@pytest.mark.processes
 def test_texts_of_ones_own(tmp_path: Path, tiny_model: Path) -> None:
     """Label names are those of the data, and the model that is saved has them."""
     rows = [
@@ -289,6 +292,7 @@ def test_rows_that_are_wrong(
 ANSWER = {"id": "q1", "question": "joy", "context": "fear joy"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("task", "row", "flags", "fact"),
     [

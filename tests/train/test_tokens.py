@@ -63,6 +63,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory, words: Path, tiny_model: 
     return run(folder, words, tiny_model, *flags)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "layout",
     [
@@ -88,6 +89,7 @@ def test_loss_of_tokens_does_not_depend_on_ranks_and_micro_steps(
     assert found == pytest.approx(expected, abs=1e-5)  # what is learnt differs by rounding, too
 
 
+@pytest.mark.processes
 def test_weights_of_classes_are_those_of_the_loss_alone(
     tmp_path: Path, words: Path, tiny_model: Path
 ) -> None:

@@ -25,6 +25,8 @@ from tests.conftest import HOSTILE, Done, Following, records, slurmft
 from tests.support import PATIENCE_S, until
 from tests.support.models import LABELS, write_emotion, write_model
 
+pytestmark = pytest.mark.processes
+
 EXACT = ("--precision", "fp32", "--dropout", "0", "--log-every", "5")
 
 

@@ -8,8 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slurmft.plugins.examine.agents import AgentError, Agents
 from tests.support import PATIENCE_S, until
+
+pytestmark = pytest.mark.processes
 
 AGENT = """\
 import time

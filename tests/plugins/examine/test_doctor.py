@@ -15,6 +15,8 @@ from tests.cli.test_commands import HEAVY
 from tests.conftest import slurmft
 from tests.support.cluster import Cluster
 
+pytestmark = pytest.mark.processes
+
 NO_SLURM = {"PATH": f"{Path(sys.executable).parent}:/usr/bin/nowhere", "HF_HUB_OFFLINE": "1"}
 
 

@@ -20,6 +20,8 @@ from slurmft.plugins.examine.site import Site, agent_command
 from tests.plugins.examine.test_rules import wrong
 from tests.support import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 SKEWED = """\
 import time
 now = time.time

@@ -20,6 +20,8 @@ from tests.conftest import HOSTILE
 from tests.support import PATIENCE_S
 from tests.support.lockfs import TwoNodes
 
+pytestmark = pytest.mark.processes
+
 GOOD = Finding(on_node=True, between_nodes=True, on_unlock=True, on_exit=True, on_kill=True)
 LOCAL = Finding(on_node=True, between_nodes=False, on_unlock=True, on_exit=True, on_kill=True)
 LEAVES_BEHIND = Finding(

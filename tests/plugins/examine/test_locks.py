@@ -37,6 +37,7 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert table(apart) == []
 
 
+@pytest.mark.processes
 def test_doctor_on_one_machine(tmp_path: Path) -> None:
     (tmp_path / HOSTILE).mkdir()
     alone = {"PATH": f"{Path(sys.executable).parent}:/nowhere", "XDG_CACHE_HOME": str(tmp_path)}
@@ -50,6 +51,7 @@ def test_doctor_on_one_machine(tmp_path: Path) -> None:
     assert slurmft("doctor", "locks", str(tmp_path), "--nodes", "2", env=alone).code == 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

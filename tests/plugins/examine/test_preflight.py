@@ -123,6 +123,7 @@ def test_xids_of_a_day_that_no_program_makes() -> None:
     ]
 
 
+@pytest.mark.processes
 def test_fewer_gpus_than_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
@@ -187,6 +188,7 @@ def test_reports_of_64_tasks_reach_the_head() -> None:
     stranger.close()
 
 
+@pytest.mark.processes
 def test_simulated_nodes_pass(tmp_path: Path) -> None:
     done = run(tmp_path, "--nodes", "3")
     assert done.code == 0, done.err
@@ -194,6 +196,7 @@ def test_simulated_nodes_pass(tmp_path: Path) -> None:
     assert done.run.get_state().state == "finished"
 
 
+@pytest.mark.processes
 def test_bad_nodes_are_named_and_tried_twice_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

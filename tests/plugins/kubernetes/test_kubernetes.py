@@ -29,6 +29,8 @@ from tests.support import PATIENCE_S, prepared, until
 from tests.support.ccl import stand_in, torch_version
 from tests.support.own_programs import PLACES
 
+pytestmark = pytest.mark.processes
+
 FLAGS = ("--image", "registry.example.com:5000/team/slurmft:1", "--claim", "runs", "--nodes", "3")
 MORE = (
     *("--name", "mrpc-3", "--namespace", "team", "--cpu", "16", "--memory", "64Gi", "--shm", "8Gi"),

@@ -20,6 +20,8 @@ from tests.conftest import Done, assert_two_lines, records, slurmft
 from tests.support import until
 from tests.support.own_programs import write
 
+pytestmark = pytest.mark.processes
+
 STEPS = """\
 import sys, time, slurmft
 with slurmft.attach() as job:

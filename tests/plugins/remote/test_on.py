@@ -20,7 +20,7 @@ from tests.conftest import assert_two_lines, slurmft
 from tests.plugins.remote.conftest import Laptop, until
 from tests.support import CHECKOUT, PATIENCE_S
 
-pytestmark = pytest.mark.extra("remote")
+pytestmark = [pytest.mark.processes, pytest.mark.extra("remote")]
 
 RUN = ("run", "--on", "lab", "--", "train.py")
 FOLLOWED = ("run", "--on", "lab", "--follow", "--", "train.py")

@@ -34,6 +34,8 @@ from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
 from tests.support import CHECKOUT
 from tests.support.cluster import Cluster
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="session")
 def small_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -153,6 +153,7 @@ def test_flags_of_trainings_are_refused(fake: FakeSlurm, folder: Path) -> None:
         run("--epochs", "3", file="fits.toml")
 
 
+@pytest.mark.processes
 def test_a_round_is_an_array(fake: FakeSlurm, folder: Path) -> None:
     assert run("--partition", "batch", file="fits.toml") == 0
     assert fake.option("array") == ["0-1%1", "0-1%1"]
@@ -167,6 +168,7 @@ def test_a_round_is_an_array(fake: FakeSlurm, folder: Path) -> None:
     assert len(fake.submitted) == 2
 
 
+@pytest.mark.processes
 def test_a_study_after_a_run(fake: FakeSlurm, folder: Path) -> None:
     """All its arrays wait for it; again, when that has ended: the same settings."""
     before = write_run(Path("runs/prepare"), state="running")

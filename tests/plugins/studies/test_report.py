@@ -21,6 +21,8 @@ from tests.conftest import slurmft
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
 
+pytestmark = pytest.mark.processes
+
 PUBLISHED = CHECKOUT / "results" / "published"
 
 

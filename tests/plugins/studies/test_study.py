@@ -30,6 +30,8 @@ from tests.conftest import slurmft
 from tests.support import PATIENCE_S, until
 from tests.support.models import write_emotion
 
+pytestmark = pytest.mark.processes
+
 FILE = """\
 name = "s"
 title = "Two shapes"

@@ -133,6 +133,7 @@ def test_tracker_that_hangs_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mon
     end.set()
 
 
+@pytest.mark.processes
 def test_run_whose_tracker_fails(tmp_path: Path) -> None:
     """It finishes, and says so; what works, works. The ranks leave no process behind."""
     broken = tmp_path / "broken"
