@@ -1,7 +1,8 @@
 """Which areas of the extra tests a change touches: `python3 .ci/areas.py` prints them with commas.
 
 The change is what lies between the last commit that passed here and this one. Where no commit has
-passed yet there is nothing to compare with: no area is printed, and a line on stderr says so. `python3 .ci/areas.py passed` notes that this commit has passed.
+passed yet there is nothing to compare with: no area is printed, and a line on stderr says so.
+`python3 .ci/areas.py passed` notes that this commit has passed.
 """
 
 from __future__ import annotations

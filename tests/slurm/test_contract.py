@@ -9,6 +9,8 @@ import pytest
 from tests.slurm.contract import SLEEPS, Contract, Site, jobs
 from tests.support.fake_slurm.cluster import FakeSlurm
 
+pytestmark = pytest.mark.processes
+
 __all__ = ["jobs"]  # a fixture
 
 
