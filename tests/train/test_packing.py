@@ -66,8 +66,19 @@ CPU = torch.device("cpu")
 
 def families(names: list[str]) -> list[Any]:
     """The families as cases of a test; the unusual ones are for changes of the engine."""
-    unusual = pytest.mark.extra("models")
-    return [name if name in USUAL else pytest.param(name, marks=unusual) for name in names]
+    return [case(name) for name in names]
+
+
+def families_to_fuse(names: list[str]) -> list[Any]:
+    """The families without fused layers, and then those with them that can have them."""
+    plain = [case(name, False) for name in names]
+    return plain + [case(name, True) for name in names if name in FUSED]
+
+
+def case(name: str, *more: Any) -> Any:
+    """One case of a test of families."""
+    marks = () if name in USUAL else pytest.mark.extra("models")
+    return pytest.param(name, *more, marks=marks)
 
 
 def make(name: str, head: str = "ForSequenceClassification", **more: Any) -> Any:
@@ -121,12 +132,9 @@ def assert_same_gradients(padded: Any, bare: Any, rtol: float = 1e-4) -> None:
             torch.testing.assert_close(q.grad, p.grad, rtol=rtol, atol=1e-5)
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("name", families(ENCODERS))
+@pytest.mark.parametrize(("name", "fuse"), families_to_fuse(ENCODERS))
 def test_classifiers(name: str, fuse: bool) -> None:
     """Logits and gradients are those of the padded batch; no layer sees padding."""
-    if fuse and name not in FUSED:
-        pytest.skip("its layers are not fused")
     padded = make(name)
     bare = copy.deepcopy(padded)
     packed = pack(bare, fuse, Form.ROWS if name in MEANS else Form.FIRST)
