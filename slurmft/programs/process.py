@@ -49,6 +49,8 @@ _BAR_EVERY_S = 10
 """How often a progress bar is in the log."""
 _END_S = 4
 """How long the program has to end when another rank has failed: torchrun kills after 5 s."""
+_SIGNAL_LAG_S = 1.0
+"""How much later than its program a process may hear of a signal to both."""
 
 
 class OwnProcess:
@@ -207,12 +209,21 @@ class OwnProcess:
     def _ended(self, code: int) -> int:
         """Reads how the program has ended, as docs/your-own-program.md says; returns the exit code
         of this process."""
+        if code and self._was_stopped(code):
+            self._await_stop()
         if code == Exit.STOPPED or (self._stop and self._was_stopped(code)):
             note_stopped()
             return Exit.OK
         if code:
             return self._failed(code)
         return Exit.OK
+
+    def _await_stop(self) -> None:
+        """Waits a moment for a stop signal: Slurm sends it to every process of a step, and the
+        program may have died of it before this process hears of it."""
+        deadline = time.monotonic() + _SIGNAL_LAG_S
+        while not self._stop and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _was_stopped(self, code: int) -> bool:
         """Returns whether the program ended because it was stopped, not because it was done."""
