@@ -10,6 +10,7 @@ import importlib
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 import psutil
@@ -19,6 +20,9 @@ from slurmft.node.rendezvous import LISTEN
 from slurmft.runs import log_times
 
 _BACKLOG = 2048
+# How long the head's torchrun outlives its own ranks for the others' torchruns.
+_LEAVE_TIMEOUT_S = 30
+_LEAVE_POLL_S = 0.05
 # Where torchrun and the ranks create their stores.
 _MODULES = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
@@ -26,15 +30,17 @@ _MODULES = (
 )
 
 
-def bind_stores() -> None:
+def bind_stores(served: list[Any] | None = None) -> None:
     """Makes the stores of this process listen on this node's address alone, if it is known.
 
     On the node itself, its name may resolve to another address (Debian's 127.0.1.1): it is replaced
     for connections, too.
+
+    Args:
+        served: takes the stores that other processes reach through this one. They end with their
+            last reference.
     """
     host, _, address = os.environ.get(LISTEN, "").partition("=")
-    if not address:
-        return
     modules = [importlib.import_module(name) for name in _MODULES]
     original: Any = modules[0].__dict__["TCPStore"]
 
@@ -45,16 +51,42 @@ def bind_stores() -> None:
         is_master: bool = False,
         **rest: Any,
     ) -> Any:
-        if host_name == host:
+        if address and host_name == host:
             host_name = address
-        if is_master:
+        if address and is_master:
             server = socket.create_server((address, port), backlog=_BACKLOG)
             rest["master_listen_fd"] = server.detach()
             host_name = address
-        return original(host_name, port, world_size, is_master, **rest)
+        created = original(host_name, port, world_size, is_master, **rest)
+        if is_master and served is not None:
+            served.append(created)
+        return created
 
     for module in modules:
         module.__dict__["TCPStore"] = store
+
+
+def wait_for_clients(served: list[Any], timeout_s: float = _LEAVE_TIMEOUT_S) -> None:
+    """Waits until no other process is connected to the stores that this process serves.
+
+    All torchruns end together, but the one that serves the store may be the first to be gone. The
+    others then lose the connection in the middle of their last exchange, and log a traceback after
+    a run that went well.
+    """
+    ports = {store.port for store in served}
+    deadline = time.monotonic() + timeout_s
+    while _has_clients(ports) and time.monotonic() < deadline:
+        time.sleep(_LEAVE_POLL_S)
+
+
+def _has_clients(ports: set[int]) -> bool:
+    connections = psutil.Process().net_connections("tcp")
+    own_ports = {connection.laddr.port for connection in connections}
+    return any(
+        connection.laddr.port in ports and connection.raddr.port not in own_ports
+        for connection in connections
+        if connection.status == psutil.CONN_ESTABLISHED
+    )
 
 
 def relay(signum: int, sender: int) -> None:
@@ -76,8 +108,10 @@ def main(argv: list[str]) -> None:
     gc.freeze()
     gc.enable()
     signals.listen(relay)  # a thread: not before ranks are forked
-    bind_stores()
+    served: list[Any] = []
+    bind_stores(served)
     torchrun(argv)
+    wait_for_clients(served)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -113,7 +115,7 @@ def test_killed_rank(cluster: Cluster, jobs: Jobs) -> None:
     job.until("step 1/")
     host = faults.hosts_of(cluster, job)[0]
     pid = rank_pids(job.run)[0]
-    assert_bound_to_their_node(cluster, faults.hosts_of(cluster, job))
+    assert_bound_to_their_node(cluster, job)
     os.kill(pid, signal.SIGKILL)
     code, text = job.end()
     assert code == 1
@@ -123,18 +125,25 @@ def test_killed_rank(cluster: Cluster, jobs: Jobs) -> None:
     assert f"(node {host})" in reason
 
 
-def assert_bound_to_their_node(cluster: Cluster, hosts: list[str]) -> None:
-    """What a running job's processes listen on: addresses of the node, never all of them."""
-    seen: dict[str, set[str]] = {}
-    for host in hosts:
-        shown = cluster.run(["ss", "-Hltnp"], on=host).stdout.splitlines()
-        ours = [line.split()[3] for line in shown if "python" in line or "pt_" in line]
-        if ours:
-            seen[host] = {address.rpartition(":")[0] for address in ours}
-    assert list(seen) == hosts
-    for host, addresses in seen.items():
+def assert_bound_to_their_node(cluster: Cluster, job: Following) -> None:
+    """The processes of a job of several nodes listen on their node's address, never on all."""
+    for host in faults.hosts_of(cluster, job):
+        sockets = cluster.run(["ss", "-Hltnp"], on=host).stdout.splitlines()
+        sockets_of_job = [line for line in sockets if is_of_job(line, job.job_id)]
+        addresses = {line.split()[3].rpartition(":")[0] for line in sockets_of_job}
         (own,) = cluster.run(["getent", "ahostsv4", host]).stdout.split()[:1]
-        assert addresses <= {own, f"[::ffff:{own}]"}, (host, addresses)
+        assert addresses, sockets
+        assert addresses <= {own, f"[::ffff:{own}]"}, sockets_of_job
+
+
+def is_of_job(socket: str, job_id: str) -> bool:
+    """True if a socket, a line of `ss -p`, belongs to a process of the job: others share nodes."""
+    variable = f"SLURM_JOB_ID={job_id}".encode()
+    for pid in re.findall(r"pid=(\d+)", socket):
+        with contextlib.suppress(OSError):
+            if variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 def test_time_limit(cluster: Cluster, jobs: Jobs) -> None:

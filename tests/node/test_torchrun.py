@@ -1,0 +1,62 @@
+"""torchrun on the node that serves the others' store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import PATIENCE_S
+
+pytestmark = pytest.mark.processes
+
+SERVER = """
+import subprocess
+import sys
+from datetime import timedelta
+from slurmft.node import torchrun
+
+served = []
+torchrun.bind_stores(served)
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+
+store = c10d_rendezvous_backend.TCPStore(
+    "localhost", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False
+)
+client = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(store.port)])
+store.wait(["connected"])
+del store
+torchrun.wait_for_clients(served, {timeout_s})
+client.kill()
+client.wait()
+print("ended")
+"""
+CLIENT = """
+import sys
+import time
+from torch.distributed import TCPStore
+
+store = TCPStore("localhost", int(sys.argv[1]), is_master=False)
+store.set("connected", "yes")
+time.sleep({stay_s})
+store.set("a last", "word")
+print("bye", flush=True)
+"""
+
+
+def serve(*, timeout_s: float, stay_s: float) -> str:
+    """Serves a store to a client that stays connected for `stay_s`; returns what was printed."""
+    command = [sys.executable, "-c", SERVER.format(timeout_s=timeout_s)]
+    return subprocess.run(
+        [*command, CLIENT.format(stay_s=stay_s)],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+    ).stdout  # fmt: skip
+
+
+def test_a_store_outlives_its_clients() -> None:
+    assert serve(timeout_s=PATIENCE_S, stay_s=1) == "bye\nended\n"
+
+
+def test_a_client_that_stays_is_not_waited_for_forever() -> None:
+    assert serve(timeout_s=0.1, stay_s=PATIENCE_S) == "ended\n"
