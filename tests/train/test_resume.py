@@ -54,6 +54,7 @@ def undisturbed(
 
 
 def rank_pids(run: RunDir) -> list[int]:
+    """Processes of a run's ranks by their number: in no order of ranks or nodes."""
     return pids(run, "slurmft.train.rank", without="slurmft.node.torchrun")
 
 
