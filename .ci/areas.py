@@ -25,7 +25,12 @@ EVERYWHERE = (
 
 AREAS = {
     "browser": ("slurmft/plugins/studies/",),
-    "caches": ("slurmft/train/login/", "slurmft/runs/", "slurmft/locks/"),
+    "caches": (
+        "slurmft/train/login/",
+        "slurmft/train/token_cache.py",
+        "slurmft/runs/",
+        "slurmft/locks/",
+    ),
     "containers": ("slurmft/cluster/container.py", "slurmft/cluster/slurm/"),
     "docs": ("docs/", "README.md", "mkdocs.yml", "slurmft/cli/", "results/benchmarks/"),
     "environments": ("slurmft/programs/", "slurmft/plugins/stage_env/"),

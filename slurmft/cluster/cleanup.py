@@ -15,9 +15,10 @@ from pathlib import Path
 
 from slurmft.cluster.job_state import Phase
 from slurmft.cluster.status import RunStatus, run_statuses
+from slurmft.core import hooks
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import ASIDE, aside_of
-from slurmft.runs import resolve, token_cache
+from slurmft.runs import resolve
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
 
@@ -114,7 +115,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
             skipped["run(s) whose cluster does not report the state of their jobs"] += 1
         else:
             candidates += _of_kinds(_in_run(status, older_s), kinds)
-    outside = [*_leftovers(top), *_in_token_cache(older_s)]
+    outside = [*_leftovers(top), *_in_shared_caches(older_s)]
     for candidate in _of_kinds(outside, kinds):
         if _is_own(candidate.path, candidate.path):
             candidates.append(candidate)
@@ -137,12 +138,13 @@ def _item(candidate: _Candidate) -> Item:
     )
 
 
-def _in_token_cache(older_s: float) -> Iterator[_Candidate]:
-    for path, idle_s in token_cache.unused(token_cache.folder(), older_s):
-        why = f"no run has used it for {idle_s / 86400:.0f} days"
-        if path.name.startswith("."):  # under this name an entry is written, until it is whole
-            why = _LEFT
-        yield _Candidate("token-cache", path, why)
+def _in_shared_caches(older_s: float) -> Iterator[_Candidate]:
+    for cache in hooks.shared_caches():
+        for path, idle_s in cache.unused(older_s):
+            why = f"no run has used it for {idle_s / 86400:.0f} days"
+            if path.name.startswith("."):  # under this name an entry is written, until it is whole
+                why = _LEFT
+            yield _Candidate("token-cache", path, why)
 
 
 def _of_kinds(candidates: Iterable[_Candidate], kinds: Sequence[str]) -> Iterator[_Candidate]:

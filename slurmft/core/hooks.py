@@ -8,9 +8,10 @@ job decide whether a plug-in has anything to do: its modules are imported only t
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slurmft.core import plugins
@@ -37,6 +38,16 @@ class NodePython:
 
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SharedCache:
+    """What the runs of a user keep for each other, outside of their directories."""
+
+    folder: Path
+    unused: Callable[[float], Iterable[tuple[Path, float]]]
+    """Returns the entries that no run has used for so many seconds, with the seconds since then.
+    A name that begins with a dot is one that a process was killed in writing or removing."""
 
 
 class Recorder(Protocol):
@@ -84,6 +95,9 @@ class Hooks:
     def state_changed(self, run: "RunDir", from_login: bool) -> Callable[[], None] | None:
         """Hears that the state of a run has changed: on the job's first node, or where somebody
         follows the run (`from_login`). Returns what waits for the plug-in, if it works on."""
+
+    def shared_cache(self) -> SharedCache | None:
+        """Returns what the runs of this user keep for each other; None: nothing."""
 
     def next_commands(self, run: "RunDir") -> list[str]:
         """Returns commands that show more of a run that has finished."""
@@ -151,6 +165,16 @@ def state_changed(run: "RunDir", from_login: bool = False) -> Callable[[], None]
             wait()
 
     return wait_for_all
+
+
+def shared_caches() -> list[SharedCache]:
+    """Returns all that the runs of this user keep for each other."""
+    caches = []
+    for member in _members():
+        cache = member.shared_cache()
+        if cache is not None:
+            caches.append(cache)
+    return caches
 
 
 def next_commands(run: "RunDir") -> list[str]:

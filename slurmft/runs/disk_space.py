@@ -8,10 +8,9 @@ import shlex
 import shutil
 from pathlib import Path
 
-from slurmft.core import filesystem
+from slurmft.core import filesystem, hooks
 from slurmft.core.errors import SlurmftError
 from slurmft.core.text import in_bytes
-from slurmft.runs import token_cache
 from slurmft.runs.rundir import RunDir
 
 _RUNS = 500
@@ -39,9 +38,9 @@ def no_room(run: RunDir, what: str, needed_bytes: int) -> SlurmftError:
 
 def largest(run: RunDir, count: int = 3) -> list[tuple[int, Path]]:
     """Returns the largest checkpoints and tokens of this user's other runs beside a run, and the
-    token cache, if they are on its disk and have a MiB or more: bytes and path, the largest
-    first."""
-    paths = [token_cache.folder()]
+    caches that runs share, if they are on its disk and have a MiB or more: bytes and path, the
+    largest first."""
+    paths = [cache.folder for cache in hooks.shared_caches()]
     with os.scandir(run.path.parent) as entries:
         for entry in itertools.islice(entries, _RUNS):
             other = RunDir(Path(entry.path))

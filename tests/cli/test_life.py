@@ -24,10 +24,11 @@ from slurmft.cluster.slurm import commands
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.core.run_files import Failure
-from slurmft.runs import records, resolve, token_cache
+from slurmft.runs import records, resolve
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 from slurmft.show import status_words
+from slurmft.train import token_cache
 from slurmft.train.config import TrainConfig
 from tests.cli.test_commands import HEAVY
 from tests.conftest import slurmft as command

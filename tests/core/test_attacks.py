@@ -297,7 +297,7 @@ def take(user: User, cache: Path, into: Path) -> str:
     into.mkdir()
     user.own(into)
     code = (
-        "from pathlib import Path; from slurmft.runs import token_cache\n"
+        "from pathlib import Path; from slurmft.train import token_cache\n"
         f"try: print(token_cache.take(Path({str(cache)!r}), 'key', Path({str(into)!r})))\n"
         "except Exception as error: print(error)"
     )
@@ -389,7 +389,7 @@ def cache_that_is_a_link(ada: User, eve: User) -> None:
             eve.own(target).chmod(0o777)
             target.rename(cache)
         code = (
-            "from pathlib import Path; from slurmft.runs import token_cache\n"
+            "from pathlib import Path; from slurmft.train import token_cache\n"
             f"cache = Path({str(cache)!r})\n"
             "try: token_cache.keep(cache, 'key', Path('tokens').absolute())\n"
             "except Exception as error: print('refused')\n"

@@ -39,7 +39,7 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download
 from transformers import AutoConfig
 from slurmft.core.errors import SlurmftError
-from slurmft.runs import token_cache
+from slurmft.train import token_cache
 from slurmft.train.tasks.hub import from_hub
 name = "{name}"
 try:
@@ -56,7 +56,7 @@ assert os.umask(0o077) == 0o077
 """
 KEEP = """
 import os; os.umask(0o077)
-from pathlib import Path; from slurmft.runs import token_cache
+from pathlib import Path; from slurmft.train import token_cache
 tokens, into = Path("tokens"), Path("into")
 tokens.mkdir(); into.mkdir()
 (tokens / "meta.json").write_text("{}")

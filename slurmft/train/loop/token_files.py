@@ -6,8 +6,7 @@ from typing import Any
 
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.job import Job
-from slurmft.runs import token_cache
-from slurmft.train import tasks
+from slurmft.train import tasks, token_cache
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.sources import may_have_test
 

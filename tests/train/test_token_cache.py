@@ -15,10 +15,9 @@ from hypothesis import given
 
 from slurmft.core.permissions import NotOwnError
 from slurmft.node import profiles
-from slurmft.runs import token_cache
-from slurmft.runs.token_cache import DamagedError
-from slurmft.train import tasks
+from slurmft.train import tasks, token_cache
 from slurmft.train.config import TrainConfig
+from slurmft.train.token_cache import DamagedError
 from tests.conftest import slurmft
 from tests.support.damage import damaged, damages
 from tests.support.models import write_emotion, write_model
