@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from slurmft.core.errors import Exit, UsageError, unknown
 from slurmft.core.files import to_json
-from slurmft.core.options import Option, options
+from slurmft.core.options import Option, extensions, own_options
 
 if TYPE_CHECKING:
     from slurmft.runs.rundir import RunDir
@@ -77,19 +77,27 @@ class Parser(argparse.ArgumentParser):
     def add_options(
         self, config: type[Any], title: str, only: Collection[str] | None = None
     ) -> Self:
-        """Adds a flag for every field of a configuration, or some; absent flags leave no attribute
-        behind. The usage line does not list them: they are many."""
+        """Adds a flag for every option of a configuration, or some; absent flags leave no attribute
+        behind. The usage line does not list them: they are many. Those of each plug-in have a
+        section of their own."""
         usage = ["%(prog)s [FLAG ...]"]
         for action in self._actions:
             if action.required:
                 usage += [*action.option_strings, str(action.metavar or action.dest.upper())]
         self.usage = " ".join(usage)
-        group = self.add_argument_group(title)
-        for name, each in options(config).items():
-            if only is None or name in only:
-                group.add_argument(each.flag, dest=name, **_argument(each))
-                self.options[name] = each
+        self._add_section(title, own_options(config), only)
+        for extension in extensions(config):
+            self._add_section(_heading(extension), own_options(extension), only)
         return self
+
+    def _add_section(
+        self, title: str, declared: Mapping[str, Option], only: Collection[str] | None
+    ) -> None:
+        section = self.add_argument_group(title)
+        for name, each in declared.items():
+            if only is None or name in only:
+                section.add_argument(each.flag, dest=name, **_argument(each))
+                self.options[name] = each
 
     def show_usual(self, *others: str) -> Self:
         """Lets --help show the usual options and these others; --help-all shows all."""
@@ -206,6 +214,12 @@ def run_part(command: str, parts: Mapping[str, Part], argv: list[str], descripti
     if argv:
         raise unknown(f"{command} command", argv[0], list(parts))
     raise UsageError(f"{command}: which command?", f"{', '.join(parts)}; see {command} --help")
+
+
+def _heading(extension: type[Any]) -> str:
+    """Returns the heading of a plug-in's options: the first line of their class's docstring."""
+    first_line, _, _ = inspect.cleandoc(extension.__doc__ or "").partition("\n")
+    return first_line.rstrip(".")
 
 
 def _argument(option: Option) -> dict[str, Any]:

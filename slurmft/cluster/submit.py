@@ -238,7 +238,7 @@ def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
     _check_ended(run, moves="cluster" in flags)
     if run.attempt.exists():  # what it waited for is over
         flags = dict.fromkeys(dependency.KINDS, ()) | flags
-    job = with_absolute_paths(dataclasses.replace(old.job, **flags))
+    job = with_absolute_paths(old.job.replaced(flags))
     return dataclasses.replace(old, job=job), check(job)
 
 

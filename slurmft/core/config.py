@@ -15,28 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.decode import loads
-from slurmft.core.errors import UsageError, unknown
+from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
 from slurmft.core.options import (
     Command,
-    Excludes,
+    Config,
     Needs,
     build,
+    build_own,
     check_credentials,
+    check_lines,
     check_options,
-    flag,
+    from_plugins,
     option,
     options,
-    texts,
+    own_options,
 )
+from slurmft.core.plugins import JOB_OPTIONS
 from slurmft.core.program import Program
 
 BACKENDS = ("auto", "gloo", "nccl", "ccl")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
-TRACKERS = (
-    "tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml", "clearml", "dvclive", "swanlab",
-)  # fmt: skip
-"""Trackers by the names that Accelerate and Python's packages have."""
 RUNTIMES = ("auto", "apptainer", "pyxis", "charliecloud", "podman")
 DIALECTS = ("auto", "intel", "openmpi")
 
@@ -299,30 +298,8 @@ class JobConfig:
         at="node",
         choices=RUNTIMES,
     )
-    stage_env: bool = option(
-        False,
-        "copy the Python environment to the nodes' own disks first; under Slurm",
-        affects="speed",
-        at="node",
-    )
-    stage_dir: str | None = option(
-        None,
-        "folder on the nodes' own disks for --stage-env (default: $SLURM_TMPDIR, $TMPDIR, /tmp)",
-        affects="speed",
-        at="node",
-        metavar="DIR",
-        path="there",
-    )
-    # --- how nodes and ranks meet, and what is recorded of them
+    # --- how nodes and ranks meet
 
-    log_with: tuple[str, ...] = option(
-        (),
-        f"trackers, with commas or repeatable: {', '.join(TRACKERS)}",
-        affects="nothing",
-        at="rank",
-        metavar="NAME",
-        commands=("render",),
-    )
     host_suffix: str = option(
         "",
         "text after host names for the rendezvous, where the fabric's names differ, as n1-ib0",
@@ -346,15 +323,6 @@ class JobConfig:
         metavar="SECONDS",
         least=1,
         commands=("render",),
-    )
-    preflight: str = option(
-        "auto",
-        "examine all nodes before the program starts, and go on without bad ones; auto: from 8 "
-        "nodes on; under Slurm",
-        affects="nothing",
-        at="node",
-        choices=("auto", "on", "off"),
-        excludes=(Excludes("cluster", but=("auto", "slurm", "local"), when=("on",)),),
     )
     # --- what happens on stops, failures and hangs
 
@@ -404,21 +372,6 @@ class JobConfig:
         "do not start if code, data, model or packages have changed since the submission",
         affects="nothing",
         at="node",
-    )
-    notify: tuple[str, ...] = option(
-        (),
-        "tell of the end, a failure, a hang: file:PATH or env:NAME, which have URLs of apprise's; "
-        "or such a URL without a secret; repeatable",
-        affects="nothing",
-        at="node",
-        metavar="WHERE",
-    )
-    notify_command: str | None = option(
-        None,
-        "shell command that tells of the same; it reads the message on stdin",
-        affects="nothing",
-        at="node",
-        metavar="COMMAND",
     )
     max_requeues: int = option(
         3,
@@ -476,6 +429,11 @@ class JobConfig:
         commands=("render",),
     )
 
+    # --- the rest
+
+    plugins: dict[str, Any] = field(default_factory=dict, metadata=from_plugins(JOB_OPTIONS))
+    """Options of plug-ins; in config.json they stand among those above."""
+
     def __post_init__(self) -> None:
         check_options(self)
         check_credentials(self)
@@ -485,28 +443,43 @@ class JobConfig:
                 f"--stop-lead-s {self.stop_lead_s} leaves nothing of --time {self.time} to run",
                 "give more --time, or a shorter --stop-lead-s: at least what a save takes",
             )
-        if self.stage_dir is not None and not self.stage_dir.startswith("/"):
-            raise UsageError(f"--stage-dir {self.stage_dir} must be an absolute path")
         _check_run_name(self.name)
-        for name in self.trackers:
-            if name not in TRACKERS:
-                raise unknown("--log-with", name, list(TRACKERS))
-        for name, value in texts(self):
-            _check_one_line(name, value)
+        check_lines(self)
         for pair in self.sbatch:
             _check_sbatch_pair(self, pair)
         _check_runs_dir(self.runs_dir)
+
+    @classmethod
+    def from_record(cls, values: dict[str, Any]) -> "JobConfig":
+        """Returns the job of a config.json. Its plug-ins are not imported: they may be missing
+        here."""
+        own = own_options(cls)
+        of_plugins = {}
+        for name, value in values.items():
+            if name not in own:
+                of_plugins[name] = tuple(value) if isinstance(value, list) else value
+        return build_own(cls, values, of_plugins)
+
+    def values(self) -> dict[str, Any]:
+        """Returns name -> value of all options, as config.json has them."""
+        own = {name: getattr(self, name) for name in own_options(JobConfig)}
+        return own | self.plugins
+
+    def replaced(self, values: dict[str, Any]) -> "JobConfig":
+        """Returns the job with other values of some options; UsageError where one cannot be
+        right."""
+        job = build(JobConfig, self.values() | values)
+        # Options of a plug-in that is not installed here stay in the record.
+        return dataclasses.replace(job, plugins=self.plugins | job.plugins)
+
+    def options_of(self, plugin: type[Config]) -> Config:
+        """Returns the options that a plug-in has added, as an instance of its dataclass."""
+        return build(plugin, self.plugins)
 
     @property
     def project(self) -> str:
         """The name of the job for Slurm and trackers."""
         return self.job_name or self.name or "slurmft"
-
-    @property
-    def trackers(self) -> tuple[str, ...]:
-        """The names in `log_with`, each once."""
-        names = (name.strip() for text in self.log_with for name in text.split(","))
-        return tuple(dict.fromkeys(filter(None, names)))
 
     @property
     def checkpoint_every_s(self) -> float:
@@ -531,7 +504,14 @@ class RunConfig:
     """When, where, by whom and from which code the run was submitted (`slurmft.cluster.submit`)."""
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "program": dataclasses.asdict(self.program),
+            "job": self.job.values(),
+            "submission": self.submission,
+        }
 
     @property
     def name(self) -> str:
@@ -543,7 +523,7 @@ class RunConfig:
         parts = loads(text, _Parts)
         return cls(
             program=Program.from_json(parts.program),
-            job=build(JobConfig, parts.job),
+            job=JobConfig.from_record(parts.job),
             submission=parts.submission,
         )
 
@@ -580,19 +560,16 @@ def _check_run_name(name: str | None) -> None:
 def with_absolute_paths(job: JobConfig) -> JobConfig:
     """Returns the job with absolute paths: it may start in another folder."""
     paths: dict[str, Any] = {}
+    values = job.values()
     for name, each in options(JobConfig).items():
-        value = getattr(job, name)
+        value = values.get(name)
         # A place on the nodes ("there") is absolute already.
         if each.path in ("input", "output") and value is not None:
             paths[name] = str(absolute(value))
     # docker://ubuntu looks like a relative path, and is none.
     if image_kind(job.container or "") == "registry":
         del paths["container"]
-    paths["notify"] = tuple(
-        re.sub("^file:(.+)", lambda match: f"file:{absolute(match[1])}", where)
-        for where in job.notify
-    )
-    return dataclasses.replace(job, **paths)
+    return job.replaced(paths)
 
 
 _IN_REGISTRY = re.compile(r"[\w+.-]+:/.+|([\w@-]+([.:][\w-]+)+|localhost)[/#].+")
@@ -650,14 +627,6 @@ def duration_s(text: str, what: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def _check_one_line(name: str, value: str) -> None:
-    if any(c in value for c in "\n\r\0"):
-        raise UsageError(
-            f"{flag(name)} {value!r} holds a line break",
-            "values are one line in sbatch scripts",
-        )
-
-
 def _check_runs_dir(path: str) -> None:
     if pattern := re.search(r"%\w|%%|\\", path):
         raise UsageError(
@@ -679,7 +648,7 @@ def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
         raise UsageError(f"--sbatch {pair!r} is not KEY=VALUE", 'write it as --sbatch "nice=100"')
     if key in _RESERVED:
         raise UsageError(f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out")
-    for name, each in options(JobConfig).items():
+    for name, each in own_options(JobConfig).items():
         is_given = getattr(job, name) not in (None, False)
         # sbatch would take the last of the two, whichever that is.
         if each.sbatch == key and is_given:

@@ -184,12 +184,5 @@ def next_commands(run: "RunDir") -> list[str]:
 
 @functools.cache
 def _members() -> tuple[Hooks, ...]:
-    """Makes one of each plug-in. One that cannot be imported is left out, with a warning: a job at
-    night does not fail for it."""
-    members = []
-    for entry in plugins.entries(plugins.HOOKS).values():
-        try:
-            members.append(entry.load()())
-        except plugins.PluginError as error:
-            print(f"warning: {error.message}; it is left out", file=sys.stderr, flush=True)
-    return tuple(members)
+    """Makes one of each plug-in, which may keep something from one call to the next."""
+    return tuple(member() for member in plugins.load_all(plugins.HOOKS))

@@ -8,6 +8,8 @@ Each is a flag of a command (--nodes), a key of the site file (nodes) and a fiel
 config.json. Whoever needs a list of options derives it from what the declarations say:
 
     [name for name, each in options(JobConfig).items() if each.sbatch]
+
+Plug-ins add options to a configuration by dataclasses of their own: see `from_plugins`.
 """
 
 # No `from __future__ import annotations`: options are read from the types of their fields.
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
-from slurmft.core import credentials
+from slurmft.core import credentials, plugins
 from slurmft.core.errors import UsageError, unknown
 
 Affects = Literal["result", "speed", "both", "nothing"]
@@ -220,6 +222,8 @@ def flag(name: str) -> str:
 # --- declarations ---------------------------------------------------------------------------------
 
 _KEY = "option"
+_GROUP = "group"
+"""Keys of a field's metadata."""
 _Facets = ParamSpec("_Facets")
 
 
@@ -238,8 +242,23 @@ option = _declares(Option)
 """Declares an option as a field of a dataclass; takes the arguments of `Option`."""
 
 
+def from_plugins(group: str) -> dict[str, str]:
+    """Returns the metadata of the field of a configuration that holds the options of plug-ins, name
+    -> value. The plug-ins declare dataclasses with these options as entry points of the group."""
+    return {_GROUP: group}
+
+
 def options(config: type[Any]) -> dict[str, Option]:
-    """Name -> declaration of every option of a configuration, in the order of its fields."""
+    """Name -> declaration of every option of a configuration: its fields in their order, then the
+    options of plug-ins."""
+    declared: dict[str, Option] = {}
+    for part in (config, *extensions(config)):
+        declared |= own_options(part)
+    return declared
+
+
+def own_options(config: type[Any]) -> dict[str, Option]:
+    """Name -> declaration of the options that are fields of a configuration."""
     if config not in _OPTIONS:
         declared = {}
         for each in dataclasses.fields(config):
@@ -254,22 +273,54 @@ def options(config: type[Any]) -> dict[str, Option]:
 
 
 _OPTIONS: dict[Any, dict[str, Option]] = {}
-"""Configuration -> its options, kept: every value that is checked asks for them."""
+"""Configuration -> the options that are its fields, kept: every value that is checked asks for
+them."""
+
+
+def extensions(config: type[Any]) -> tuple[type[Any], ...]:
+    """Returns the dataclasses by which plug-ins add options to a configuration."""
+    for each in dataclasses.fields(config):
+        if _GROUP in each.metadata:
+            return plugins.load_all(each.metadata[_GROUP])
+    return ()
 
 
 Config = TypeVar("Config")
 
 
 def build(config: type[Config], values: dict[str, Any]) -> Config:
-    """Makes a configuration of those of `values` that are its fields.
+    """Makes a configuration of those of `values` that are its options, plug-ins' included.
 
     Raises:
         UsageError: a value that cannot be right.
     """
-    declared = options(config)
-    arguments = {}
+    of_plugins: dict[str, Any] = {}
+    for extension in extensions(config):
+        part = build(extension, values)
+        check_options(part)
+        check_credentials(part)
+        check_lines(part)
+        of_plugins |= dataclasses.asdict(part)
+    return build_own(config, values, of_plugins)
+
+
+def build_own(
+    config: type[Config], values: dict[str, Any], of_plugins: dict[str, Any] | None = None
+) -> Config:
+    """Makes a configuration of those of `values` that are its fields; imports no plug-in.
+
+    Args:
+        of_plugins: the options of plug-ins, which are not checked.
+
+    Raises:
+        UsageError: a value that cannot be right.
+    """
+    declared = own_options(config)
+    arguments: dict[str, Any] = {}
     for each in dataclasses.fields(config):  # type: ignore[arg-type]
-        if each.name in values:
+        if _GROUP in each.metadata:
+            arguments[each.name] = of_plugins or {}
+        elif each.name in values:
             # A field that is no option describes something: its type is checked all the same.
             plain = Option(each.default, "", name=each.name, annotation=each.type)
             arguments[each.name] = declared.get(each.name, plain).checked(values[each.name])
@@ -285,7 +336,7 @@ def check_options(config: Any) -> None:
     Raises:
         UsageError: a value is none of the choices or out of bounds, or contradicts another one.
     """
-    for each in options(type(config)).values():
+    for each in own_options(type(config)).values():
         value = getattr(config, each.name)
         if value is None:  # not given: there is nothing to check
             continue
@@ -293,7 +344,7 @@ def check_options(config: Any) -> None:
             raise unknown(each.flag, value, list(each.choices))
         each.check_bounds(value, config)
     # Rules come after all values: a rule is about values that can be right.
-    for each in options(type(config)).values():
+    for each in own_options(type(config)).values():
         value = getattr(config, each.name)
         for need in each.needs:
             if _applies(each, value, need.when):
@@ -310,7 +361,7 @@ def _applies(declared: Option, value: Any, when: tuple[Any, ...]) -> bool:
 
 
 def _check_needed(config: Any, declared: Option, value: Any, need: Needs) -> None:
-    other = options(type(config))[need.other]
+    other = own_options(type(config))[need.other]
     other_value = getattr(config, other.name)
     if _applies(other, other_value, need.values):
         return
@@ -324,7 +375,7 @@ def _check_needed(config: Any, declared: Option, value: Any, need: Needs) -> Non
 
 
 def _check_excluded(config: Any, declared: Option, value: Any, exclusion: Excludes) -> None:
-    other = options(type(config))[exclusion.other]
+    other = own_options(type(config))[exclusion.other]
     other_value = getattr(config, other.name)
     if other_value in exclusion.but or not other.is_set(other_value):
         return
@@ -355,6 +406,16 @@ def texts(config: Any) -> list[tuple[str, str]]:
             if isinstance(text, str):
                 pairs.append((each.name, text))
     return pairs
+
+
+def check_lines(config: Any) -> None:
+    """Raises UsageError where a value holds a line break: values stand in batch scripts."""
+    for name, value in texts(config):
+        if any(character in value for character in "\n\r\0"):
+            raise UsageError(
+                f"{flag(name)} {value!r} holds a line break",
+                "values are one line in sbatch scripts",
+            )
 
 
 def check_credentials(config: Any) -> None:

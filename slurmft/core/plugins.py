@@ -26,6 +26,9 @@ GLOBAL_FLAGS = "slurmft.global_flags"
 """Functions that carry out a whole command line with that flag in it: `--on`."""
 HOOKS = "slurmft.hooks"
 """Subclasses of `slurmft.core.hooks.Hooks`: what is called on the way of a job."""
+JOB_OPTIONS = "slurmft.job_options"
+"""Dataclasses with options that a plug-in adds to every job: flags of all commands that submit one,
+and keys of the site file. Their docstrings are the headings in --help."""
 LAUNCHERS = "slurmft.launchers"
 """Modules or objects with the functions of `slurmft.cluster.launcher.Launcher`."""
 
@@ -130,6 +133,24 @@ def entries(group: str) -> dict[str, Entry]:
     for name, target in _ours().get(group, {}).items():
         by_name[name] = Entry(group, name, target, OURS)
     return by_name
+
+
+@functools.cache
+def load_all(group: str) -> tuple[Any, ...]:
+    """Imports all plug-ins of a group. One that cannot be imported is left out, with a warning: a
+    job at night does not fail for it."""
+    loaded = []
+    for entry in entries(group).values():
+        try:
+            loaded.append(entry.load())
+        except PluginError as error:
+            print(f"warning: {error.message}; it is left out", file=sys.stderr, flush=True)
+    return tuple(loaded)
+
+
+def are_all_loaded(group: str) -> bool:
+    """Returns whether every plug-in of a group can be imported."""
+    return len(load_all(group)) == len(entries(group))
 
 
 def ignored(group: str) -> list[Entry]:

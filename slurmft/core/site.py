@@ -9,7 +9,7 @@ from typing import Any
 from slurmft.core import plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.options import Option, options
+from slurmft.core.options import Option, options, own_options
 
 OPTIONS_OF_ON = "SLURMFT_SITE_OPTIONS"
 """Variable with site options, in JSON, of a command that came from elsewhere by `--on`."""
@@ -20,9 +20,9 @@ def all_options() -> dict[str, Option]:
 
     These are the keys that the site file may have.
     """
-    declared = dict(options(JobConfig))
-    for entry in plugins.entries(plugins.OPTIONS).values():
-        declared |= options(entry.load())
+    declared = options(JobConfig)
+    for program in plugins.load_all(plugins.OPTIONS):
+        declared |= options(program)
     return declared
 
 
@@ -38,13 +38,20 @@ def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
         UsageError: the file cannot be read, has an unknown key, or a value of another type than
             its field's.
     """
-    defaults = typed_values(site_file(), read_site_file(), known)
-    return defaults | typed_values("site options of --on", _options_of_on(), known)
+    of_file = read_site_file()
+    of_on = _options_of_on()
+    if not plugins.are_all_loaded(plugins.JOB_OPTIONS):
+        # The rest may be of the plug-in that a warning has named: a job does not fail for it.
+        of_file = {name: value for name, value in of_file.items() if name in known}
+        of_on = {name: value for name, value in of_on.items() if name in known}
+    defaults = typed_values(site_file(), of_file, known)
+    return defaults | typed_values("site options of --on", of_on, known)
 
 
 def job_default(name: str) -> Any:
-    """Returns the value that the site file has for an option of the job, else its default."""
-    known = options(JobConfig)
+    """Returns the value that the site file has for an option of the job, else its default. The
+    option is one of the kernel's: no plug-in is imported for it."""
+    known = own_options(JobConfig)
     values = read_site_file() | _options_of_on()
     if name not in values:
         return known[name].default

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurmft.cluster.slurm.sbatch_options import request
 from slurmft.core.config import JobConfig, RunConfig, time_limit_min
 from slurmft.core.errors import UsageError
-from slurmft.core.options import options
+from slurmft.core.options import build, options
 from slurmft.core.site import site_defaults
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure
@@ -30,17 +31,18 @@ class_weights early_stopping log_every"""
 JOB_FLAGS = """name nodes nproc_per_node profile cluster hostfile dialect backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
-comment sbatch setup container container_runtime stage_env stage_dir log_with host_suffix
-interface rdzv_timeout_s preflight stop_lead_s
+comment sbatch setup container container_runtime host_suffix
+interface rdzv_timeout_s stop_lead_s
 file_locks
-after after_any requeue strict notify notify_command max_requeues max_restarts hang_timeout_s
+after after_any requeue strict max_requeues max_restarts hang_timeout_s
 checkpoint_every checkpoint_every_steps keep_checkpoints"""
+PLUGIN_FLAGS = "preflight notify notify_command stage_env stage_dir log_with"
 
 
 def test_flags_are_a_promise() -> None:
     """Scripts and site files name them: none may vanish or change unnoticed."""
     assert list(options(TrainConfig)) == TRAIN_FLAGS.split()
-    assert list(options(JobConfig)) == JOB_FLAGS.split()
+    assert list(options(JobConfig)) == [*JOB_FLAGS.split(), *PLUGIN_FLAGS.split()]
 
 
 def test_the_job_has_the_name_of_the_run() -> None:
@@ -111,11 +113,15 @@ def test_train_values_that_cannot_be_right(values: dict[str, object], message: s
         ({"runs_dir": "/runs/%j"}, "holds '%j', which Slurm replaces"),
         ({"runs_dir": "/runs/a\\b"}, "which Slurm replaces"),
         ({"stage_dir": "tmp"}, "--stage-dir tmp must be an absolute path"),
+        ({"stage_dir": "/a\nb"}, "--stage-dir '/a\\nb' holds a line break"),
+        ({"preflight": "never"}, "unknown --preflight 'never'"),
+        ({"notify_command": "curl https://me:pass@host"}, "a URL with credentials"),
+        ({"log_with": "wandb"}, "log_with must be a list of strings, not 'wandb'"),
     ],
 )
-def test_job_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:
+def test_job_values_that_cannot_be_right(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as error:
-        JobConfig(**values)  # type: ignore[arg-type]
+        build(JobConfig, values)
     assert message in str(error.value)
 
 

@@ -16,20 +16,30 @@ from slurmft.core import options as module
 from slurmft.core import plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
-from slurmft.core.options import Excludes, Needs, Option, build, check_options, option, options
+from slurmft.core.options import (
+    Excludes,
+    Needs,
+    Option,
+    build,
+    check_options,
+    option,
+    options,
+    own_options,
+)
 from slurmft.programs.description import OwnProgram
 from tests.support import CHECKOUT
 
 CONFIGURATIONS = (
     JobConfig,
-    *(entry.load() for entry in plugins.entries(plugins.OPTIONS).values()),
+    *plugins.load_all(plugins.JOB_OPTIONS),
+    *plugins.load_all(plugins.OPTIONS),
 )
 """The options of a job, and those of every program and plug-in that is installed."""
 
 
 def problems(config: type[Any]) -> Iterator[str]:
     """Questions to which options of a configuration have no answer, or none that can be right."""
-    known = options(config)
+    known = own_options(config)
     answers = {
         name: typing.get_args(getattr(module, name))
         for name in ("Affects", "Place", "Path", "Prediction", "Count", "Command")
@@ -69,7 +79,7 @@ def problems(config: type[Any]) -> Iterator[str]:
 
 @pytest.mark.parametrize("config", CONFIGURATIONS)
 def test_every_option_answers_every_question(config: type[Any]) -> None:
-    assert options(config)
+    assert own_options(config)
     assert list(problems(config)) == []
 
 
@@ -88,7 +98,7 @@ def test_an_option_without_an_answer_is_named() -> None:
 
 def test_names_of_options_differ_between_configurations() -> None:
     """They are keys of one site file, and flags of the same commands."""
-    names = [name for config in CONFIGURATIONS for name in options(config)]
+    names = [name for config in CONFIGURATIONS for name in own_options(config)]
     assert len(names) == len(set(names))
 
 
@@ -193,17 +203,16 @@ def test_values_that_are_right(values: dict[str, Any]) -> None:
 
 
 def test_what_a_declaration_says_of_its_field() -> None:
-    known = options(JobConfig)
-    assert list(known) == [each.name for each in dataclasses.fields(JobConfig)]
+    known = own_options(JobConfig)
+    fields = [each.name for each in dataclasses.fields(JobConfig)]
+    assert list(known) == [name for name in fields if name != "plugins"]
     assert known["nodes"].value_type is int
     assert known["mem"].value_type is str
     assert known["setup"].value_type is str
     assert known["setup"].is_repeatable
     assert not known["mem"].is_repeatable
     assert known["gpus_per_node"].flag == "--gpus-per-node"
-    assert [each.default for each in known.values()] == list(
-        dataclasses.asdict(JobConfig()).values()
-    )
+    assert {name: each.default for name, each in known.items()} == JobConfig().values()
 
 
 def test_fields_that_are_no_options_are_no_flags() -> None:

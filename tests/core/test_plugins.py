@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -11,16 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cli import usage
+from slurmft.cli import list as listing
+from slurmft.cli import status, usage
+from slurmft.cli.parser import Parser
 from slurmft.cluster import launcher
+from slurmft.cluster.slurm import sbatch_options
 from slurmft.core import hooks, plugins
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import UsageError
+from slurmft.core.options import build, options
 from slurmft.core.plugins import COMMANDS, PluginError
 from slurmft.core.program import Program
+from slurmft.core.site import site_defaults
+from slurmft.plugins.studies.commands import report
 from slurmft.runs.rundir import RunDir
 from slurmft.train.task_facts import TASKS
 from tests.support import CHECKOUT
+from tests.support.made_runs import write_run
 
 HELLO = '''"""Says hello. It does nothing else."""
 
@@ -48,6 +56,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(folder)
     plugins._installed.cache_clear()
     monkeypatch.setattr(plugins, "_installed", plugins._installed.__wrapped__)
+    monkeypatch.setattr(plugins, "load_all", plugins.load_all.__wrapped__)
     return folder
 
 
@@ -161,6 +170,71 @@ def test_hooks_of_another_package(
     warning = "warning: 'bad' of the package bad-hooks cannot be imported: ZeroDivisionError("
     assert capsys.readouterr().err.startswith(warning)
     assert len(hooks._members()) == 6
+
+
+OPTIONS = """
+from dataclasses import dataclass
+
+from slurmft.core.options import option
+
+
+@dataclass(frozen=True)
+class Night:
+    \"\"\"Nights.
+
+    They are dark.
+    \"\"\"
+
+    moon: str = option(
+        "full", "shape", affects="nothing", at="job", choices=("full", "new"), sbatch="moon"
+    )
+    lamps: tuple[str, ...] = option((), "lamps", affects="nothing", at="job")
+"""
+
+
+def test_job_options_of_another_package(site: Path) -> None:
+    """They are flags, keys of the site file and of config.json, and have their own section."""
+    package(site, "nights", "[slurmft.job_options]\nnight = night:Night\n", night=OPTIONS)
+    text = Parser("x", None).add_options(JobConfig, "j").format_help()
+    assert "\nNights:\n  --moon full|new " in text
+    job = build(JobConfig, {"moon": "new", "nodes": 2, "lamps": ("a", "b")})
+    assert sbatch_options.of_fields(job, ["moon", "nodes"]) == {"moon": "new", "nodes": "2"}
+    with pytest.raises(UsageError, match="unknown --moon 'half'"):
+        build(JobConfig, {"moon": "half"})
+    config = RunConfig(program=Program(kind="x", name="x", module="m"), job=job)
+    assert json.loads(config.to_json())["job"].items() >= {"moon": "new", "nodes": 2}.items()
+    assert RunConfig.from_json(config.to_json()) == config
+    assert job.replaced({"moon": "full"}).values() == job.values() | {"moon": "full"}
+    night = plugins.get(plugins.JOB_OPTIONS, "night", "plug-in").load()
+    assert job.options_of(night) == night(moon="new", lamps=("a", "b"))
+
+
+def test_run_with_options_of_a_plugin_that_is_gone(tmp_path: Path) -> None:
+    """It is listed and shown, and keeps them where it is submitted again."""
+    run = write_run(tmp_path / "runs" / "old")
+    config = json.loads(run.config.read_text())
+    config["job"] |= {"moon": "new", "lamps": ["a"]}
+    run.config.write_text(json.dumps(config))
+    job = run.load_config().job
+    assert job.replaced({"nodes": 3}).values() == job.values() | {"nodes": 3}
+    assert job.values()["lamps"] == ("a",)
+    assert status.main([str(run.path), "--json"]) == 0
+    assert listing.main(["--runs-dir", str(run.path.parent)]) == 0
+    assert report.main([str(run.path.parent)]) == 0
+
+
+def test_job_options_that_fail_at_import(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning names them; those of all others work, and so do the site file's."""
+    package(site, "bad", "[slurmft.job_options]\nmoon = bad_moon:Moon\n", bad_moon="1 / 0")
+    (site / "site.toml").write_text('nodes = 7\nmoon = "new"\n')
+    monkeypatch.setenv("SLURMFT_SITE", str(site / "site.toml"))
+    known = options(JobConfig)
+    assert {"nodes", "notify", "log_with"} <= known.keys()
+    assert site_defaults(known) == {"nodes": 7}
+    warning = "warning: 'moon' of the package bad cannot be imported: ZeroDivisionError("
+    assert capsys.readouterr().err.startswith(warning)
 
 
 def test_launcher_of_another_package(site: Path) -> None:

@@ -48,9 +48,10 @@ def of_fields(job: JobConfig, names: Iterable[str]) -> dict[str, str | None]:
     """Returns fields of a job as options of sbatch, salloc and srun: option -> value, None for
     options that take none."""
     declared = options(JobConfig)
+    values = job.values()
     arguments: dict[str, str | None] = {}
     for name in names:
-        value = getattr(job, name)
+        value = values.get(name)
         if value is True:
             arguments[str(declared[name].sbatch)] = None
         elif value is not None and value is not False:

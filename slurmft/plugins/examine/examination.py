@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -159,7 +159,7 @@ class Examination:
     def _inspect(self) -> None:
         folders = {purpose: str(path) for purpose, path in self.folders.items()}
         folders.pop("tmp", None)  # each node has its own
-        question = {"folders": folders, "job": self.job}
+        question = {"folders": folders, "job": self.job.values()}
         hint = "exclude it (--sbatch exclude=NODE for runs) and tell the site"
         requests = dict.fromkeys(self.site.hosts, question)
         nodes = self._ask("inspect", requests, _START_S, "nodes", NodeReport, hint)
@@ -334,7 +334,7 @@ class Examination:
             "hosts": [self.site.hosts[node] for node in usable],
             "port": self._measured.ports[usable[0]]["torchrun"],
             "id": self.site.job_id,
-            "job": replace(self.job, nodes=len(usable)),
+            "job": self.job.values() | {"nodes": len(usable)},
             "timeout_s": left_s,
         }
         requests = {}

@@ -3,9 +3,11 @@
 import os
 from collections.abc import Mapping
 
-from slurmft.core.config import RunConfig
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import UsageError
 from slurmft.core.hooks import Examination, Hooks
 from slurmft.node.rendezvous import LOCAL_NODE, Rendezvous
+from slurmft.plugins.examine.options import PreflightOptions
 from slurmft.runs.rundir import RunDir
 
 NODES = 8
@@ -14,6 +16,14 @@ NODES = 8
 
 class Examine(Hooks):
     """Examines the nodes of a job before its ranks start."""
+
+    def check(self, job: JobConfig, cluster: str) -> None:
+        # Other launchers start the ranks of all nodes at once: no node can be left out.
+        if job.options_of(PreflightOptions).preflight == "on" and cluster not in ("slurm", "local"):
+            raise UsageError(
+                f"--preflight on cannot be used with --cluster {cluster}",
+                "use auto, or leave --preflight out",
+            )
 
     def examine_node(
         self, config: RunConfig, run: RunDir, rendezvous: Rendezvous
@@ -28,6 +38,7 @@ class Examine(Hooks):
 def is_due(config: RunConfig, environment: Mapping[str, str]) -> bool:
     """Tells if a job has a preflight. By default, simulated nodes have none: they share a
     machine."""
-    if config.job.preflight == "auto":
+    preflight = config.job.options_of(PreflightOptions).preflight
+    if preflight == "auto":
         return config.job.nodes >= NODES and LOCAL_NODE not in environment
-    return config.job.preflight == "on"
+    return preflight == "on"

@@ -1,6 +1,5 @@
 """Jobs on Kubernetes: manifests of Kubeflow's two kinds of job, for users to apply."""
 
-import dataclasses
 import importlib.metadata
 import json
 import re
@@ -78,7 +77,7 @@ def manifest(config: RunConfig, cluster: Namespace) -> str:
         cluster=cluster,
         job=config.job,
         # ASCII alone: YAML takes more characters than JSON for ends of lines.
-        config=json.dumps(dataclasses.asdict(config), indent=2),
+        config=json.dumps(config.as_dict(), indent=2),
         restarts=restarts,
         runs=RUNS,
         user=_USER,

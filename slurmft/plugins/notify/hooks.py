@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from slurmft.core.config import JobConfig
 from slurmft.core.hooks import Hooks
+from slurmft.plugins.notify.options import NotifyOptions
 from slurmft.runs.rundir import RunDir
 
 
@@ -11,10 +12,11 @@ class Notify(Hooks):
     """Tells the user of the end, a failure, a hang, a requeue without progress."""
 
     def check(self, job: JobConfig, cluster: str) -> None:
-        if job.notify:
+        options = job.options_of(NotifyOptions)
+        if options.notify:
             from slurmft.plugins.notify import notification
 
-            notification.check(job)
+            notification.check(options)
 
     def state_changed(self, run: RunDir, from_login: bool) -> Callable[[], None] | None:
         from slurmft.plugins.notify import notification

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from slurmft.core import process
-from slurmft.core.config import JobConfig
 from slurmft.core.credentials import is_private, kind_in, redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import FINAL_STATES, Transition
 from slurmft.core.text import duration
+from slurmft.plugins.notify.options import NotifyOptions
 from slurmft.runs.records import latest, warn
 from slurmft.runs.rundir import RunDir
 from slurmft.show.progress import metrics_words
@@ -39,11 +39,11 @@ LATER_S = 20
 # --- what the user asks for -----------------------------------------------------------------------
 
 
-def check(job: JobConfig) -> None:
+def check(options: NotifyOptions) -> None:
     """Raises UsageError where messages cannot be sent as a job asks for."""
-    if job.notify and find_spec("apprise") is None:
+    if options.notify and find_spec("apprise") is None:
         raise UsageError("--notify needs apprise", 'pip install "slurmft[notify]"')
-    for target in job.notify:
+    for target in options.notify:
         if target.startswith(("file:", "env:")):
             _urls(target)
         elif _is_secret(target):
@@ -122,10 +122,10 @@ def start(run: RunDir, later: bool = False) -> Sending:
     """
     # Whatever is wrong with the run, its end must not fail for a message.
     with contextlib.suppress(SlurmftError, OSError, LookupError):
-        job = run.load_own_config().job
+        options = run.load_own_config().job.options_of(NotifyOptions)
         history = run.history()
         is_news = history[-1].state in (*FINAL_STATES, "requeued")
-        if is_news and (job.notify or job.notify_command):
+        if is_news and (options.notify or options.notify_command):
             number = len(history) - 1
             delay_s = LATER_S if later else 0
             command = [sys.executable, "-m", __name__, str(run.path), str(number), str(delay_s)]
@@ -227,7 +227,8 @@ def send(run: RunDir, number: int) -> None:
     signal.signal(signal.SIGALRM, _too_late)
     signal.alarm(SEND_S)
     try:
-        _send(run.load_own_config().job, run, *title_and_text)
+        options = run.load_own_config().job.options_of(NotifyOptions)
+        _send(options, run, *title_and_text)
         signal.alarm(0)
         claim.write_text("sent", encoding="utf-8")
     except Exception as error:  # of any library: the run must not know
@@ -255,14 +256,14 @@ def _claim(path: Path) -> bool:
     return True
 
 
-def _send(job: JobConfig, run: RunDir, title: str, text: str) -> None:
+def _send(options: NotifyOptions, run: RunDir, title: str, text: str) -> None:
     """Sends a message by all ways that the job names; SlurmftError where one fails."""
     outcomes = []
-    for target in job.notify:
+    for target in options.notify:
         for url in _urls(target):
             outcomes.append(_send_by_apprise(url, title, text))
-    if job.notify_command:
-        outcomes.append(_send_by_command(job.notify_command, run, title, text))
+    if options.notify_command:
+        outcomes.append(_send_by_command(options.notify_command, run, title, text))
     # After all of them were tried: one that fails must not keep the others from it.
     problems = [outcome for outcome in outcomes if outcome]
     if problems:

@@ -6,10 +6,12 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit
 from slurmft.core.hooks import Hooks, NodePython, ScriptLines
+from slurmft.plugins.stage_env.options import StageOptions
 from slurmft.runs.rundir import RunDir
 
 ARCHIVE = "SLURMFT_STAGE"
@@ -32,13 +34,13 @@ class StageEnv(Hooks):
     """Sends the Python environment to the nodes' own disks."""
 
     def check(self, job: JobConfig, cluster: str) -> None:
-        if job.stage_env:
+        if job.options_of(StageOptions).stage_env:
             from slurmft.plugins.stage_env import pack
 
             pack.check(job, cluster)
 
     def script_lines(self, config: RunConfig, run: RunDir) -> ScriptLines:
-        if not config.job.stage_env:
+        if not config.job.options_of(StageOptions).stage_env:
             return ScriptLines()
         python = shlex.quote(sys.executable)
         path = shlex.quote(str(run.path))
@@ -54,6 +56,38 @@ class StageEnv(Hooks):
         if not archives:
             return None
         return _unpacked(archives, is_stopping)
+
+    def recorder(self, run: RunDir) -> "SharedImports | None":
+        if not run.load_config().job.options_of(StageOptions).stage_env:
+            return None
+        return SharedImports(run)
+
+
+class SharedImports:
+    """Warns of nodes whose ranks use the shared environment all the same."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._messages: list[str] = []
+
+    def take(self, record: dict[str, Any]) -> None:
+        # What the ranks run on is written just before the first record.
+        if record["event"] != "start":
+            return
+        ranks = self._run.read_environment().ranks
+        hosts = sorted({rank.host for rank in ranks if not rank.is_staged})
+        if hosts:
+            self._messages.append(
+                f"--stage-env: {', '.join(hosts)} imported from the shared environment; "
+                f"why: {self._run.submitit}"
+            )
+
+    def messages(self) -> Iterator[str]:
+        while self._messages:
+            yield self._messages.pop(0)
+
+    def close(self) -> None:
+        """Does nothing: every warning is given at once."""
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from slurmft.core import filesystem
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
 from slurmft.core.text import in_bytes
+from slurmft.plugins.stage_env.options import StageOptions
 from slurmft.plugins.stage_env.unpack import NAME, OLD, StageError, leftovers, removal, unpacked
 from slurmft.programs.description import OwnProgram
 from slurmft.runs.rundir import RunDir
@@ -157,7 +158,8 @@ def interpreter(prefix: str) -> tuple[str, list[str]]:
 
 def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
     """Returns the folder on a node's own disk."""
-    folder = job.stage_dir or environment.get("SLURM_TMPDIR") or environment.get("TMPDIR") or "/tmp"
+    stage_dir = job.options_of(StageOptions).stage_dir
+    folder = stage_dir or environment.get("SLURM_TMPDIR") or environment.get("TMPDIR") or "/tmp"
     return folder.rstrip("/") or "/"
 
 

@@ -21,6 +21,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.plugins.trackers import adapters
 from slurmft.plugins.trackers.adapters import Target
+from slurmft.plugins.trackers.options import TrackerOptions
 from slurmft.runs.rundir import RunDir
 
 _START_S = 60
@@ -43,7 +44,7 @@ def check(job: JobConfig) -> None:
     """
     if job.container is not None:
         return
-    for name in job.trackers:
+    for name in job.options_of(TrackerOptions).names:
         if importlib.util.find_spec(name) is None:
             raise UsageError(
                 f"--log-with {name}: the Python package {name} is not installed in {sys.prefix}",
@@ -55,7 +56,8 @@ def next_commands(run: RunDir) -> list[str]:
     """Returns the commands that show or upload what the trackers of a run have."""
     job = run.load_config().job
     target = Target(run.path.name, job.project, run.tracking)
-    commands = [adapters.shell_command(name, target) for name in job.trackers]
+    names = job.options_of(TrackerOptions).names
+    commands = [adapters.shell_command(name, target) for name in names]
     return [command for command in commands if command is not None]
 
 
@@ -64,7 +66,7 @@ class Tracking:
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._names = run.load_config().job.trackers
+        self._names = run.load_config().job.options_of(TrackerOptions).names
         self._trackers: list[_TrackerThread] = []
         self._facts: dict[str, Any] = {}
         self._step = 0

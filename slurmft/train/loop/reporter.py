@@ -141,13 +141,7 @@ class Reporter:
         return [] if is_generated else self._setup.data.words()
 
     def _warn_of_nodes(self, ranks: list[dict[str, Any]]) -> None:
-        """Warns where ranks are not on the cores, or of the environment, that they were to have."""
-        unstaged_hosts = sorted({rank["host"] for rank in ranks if not rank["is_staged"]})
-        if unstaged_hosts and self._job.config.job.stage_env:
-            self._job.warn(
-                f"--stage-env: {', '.join(unstaged_hosts)} imported from the shared environment; "
-                f"why: {self._run_dir.submitit}"
-            )
+        """Warns where ranks are not on the cores that they were to have."""
         for rank in ranks:
             # Only a rank that was to be bound can be on cores that are not its own.
             if rank["cores_asked"] is None:

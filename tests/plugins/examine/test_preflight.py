@@ -13,6 +13,7 @@ import pytest
 
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.decode import decode
+from slurmft.core.errors import UsageError
 from slurmft.core.program import Program
 from slurmft.node.peers import Peers
 from slurmft.node.rendezvous import LOCAL_NODE, answer_checks, check_reachable
@@ -156,9 +157,19 @@ def test_speed_is_that_of_the_fastest_product() -> None:
 )
 def test_when_it_is_due(asked: str, nodes: int, simulated: bool, due: bool) -> None:
     program = Program(kind="test", name="test", module="tests.none")
-    config = RunConfig(program=program, job=JobConfig(nodes=nodes, preflight=asked))
+    config = RunConfig(program=program, job=JobConfig(nodes=nodes, plugins={"preflight": asked}))
     environment = {LOCAL_NODE: "0"} if simulated else {}
     assert hooks.is_due(config, environment) is due
+
+
+@pytest.mark.parametrize(("asked", "cluster"), [("on", "local"), ("auto", "mpirun")])
+def test_launchers_that_can_have_one(asked: str, cluster: str) -> None:
+    hooks.Examine().check(JobConfig(plugins={"preflight": asked}), cluster)
+
+
+def test_launchers_that_start_all_ranks_at_once_have_none() -> None:
+    with pytest.raises(UsageError, match="--preflight on cannot be used with --cluster mpirun"):
+        hooks.Examine().check(JobConfig(plugins={"preflight": "on"}), "mpirun")
 
 
 def test_reports_of_64_tasks_reach_the_head() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from slurmft.core.config import JobConfig
 from slurmft.plugins.notify import notification
+from slurmft.plugins.notify.options import NotifyOptions
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done, assert_two_lines, records, slurmft
 from tests.support import until
@@ -161,7 +161,7 @@ def test_mistakes(tmp_path: Path, where: str) -> None:
 
 
 def test_a_plain_url_may_be_typed() -> None:
-    notification.check(JobConfig(notify=("json://localhost:8080/runs",)))
+    notification.check(NotifyOptions(notify=("json://localhost:8080/runs",)))
 
 
 def texts(run: RunDir) -> list[str]:

@@ -23,6 +23,7 @@ from slurmft.core import filesystem, hooks
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.filesystem import FileSystem
+from slurmft.core.options import build
 from slurmft.node import copies
 from slurmft.plugins.stage_env import pack, unpack
 from slurmft.plugins.stage_env.unpack import StageError
@@ -33,6 +34,11 @@ from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
 from tests.support import CHECKOUT
 from tests.support.cluster import Cluster
+
+
+def staged_job(**values: str) -> JobConfig:
+    return build(JobConfig, {"stage_env": True, **values})
+
 
 pytestmark = pytest.mark.processes
 
@@ -164,7 +170,7 @@ def test_program_and_its_interpreter_are_staged(
     tool.write_text(f"#!{env}/bin/python\n")
     disk = tmp_path / "disk"
     disk.mkdir()
-    job = JobConfig(stage_env=True, runs_dir=str(tmp_path / "runs"), stage_dir=str(disk))
+    job = staged_job(runs_dir=str(tmp_path / "runs"), stage_dir=str(disk))
     python = f"{env}/bin/python"
     own = OwnProgram(argv=(python,), file=python, folder=str(tmp_path), env=str(env))
     run = RunDir.create(RunConfig(program=own.program("x"), job=job))
@@ -256,7 +262,7 @@ def test_node_that_cannot_take_it(
 def test_failed_broadcast_leaves_nothing(
     tmp_path: Path, small_venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = JobConfig(stage_env=True, runs_dir=str(tmp_path / "runs"), stage_dir=str(tmp_path))
+    job = staged_job(runs_dir=str(tmp_path / "runs"), stage_dir=str(tmp_path))
     run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     calls: list[tuple[str, ...]] = []
 
@@ -277,10 +283,10 @@ def test_failed_broadcast_leaves_nothing(
 @pytest.mark.parametrize(
     ("job", "cluster", "prefix", "words"),
     [
-        (JobConfig(stage_env=True), "local", sys.prefix, "works under Slurm, not with --cluster"),
-        (JobConfig(stage_env=True, container="x.sif"), "slurm", sys.prefix, "--container 'x.sif'"),
-        (JobConfig(stage_env=True), "slurm", "/usr", "'/usr' is not an environment"),
-        (JobConfig(stage_env=True), "slurm", "conda", "a conda environment without conda-pack"),
+        (staged_job(), "local", sys.prefix, "works under Slurm, not with --cluster"),
+        (staged_job(container="x.sif"), "slurm", sys.prefix, "--container 'x.sif'"),
+        (staged_job(), "slurm", "/usr", "'/usr' is not an environment"),
+        (staged_job(), "slurm", "conda", "a conda environment without conda-pack"),
     ],
 )
 def test_refused(job: JobConfig, cluster: str, prefix: str, words: str, tmp_path: Path) -> None:
@@ -301,7 +307,7 @@ def test_refused_in_two_lines(tmp_path: Path) -> None:
 
 def test_script_goes_on_without_it(tmp_path: Path) -> None:
     """The lines around srun, with stand-ins for the programs that they call."""
-    job = JobConfig(stage_env=True, runs_dir=str(tmp_path))
+    job = staged_job(runs_dir=str(tmp_path))
     run = RunDir(tmp_path / "run")
     text = inside_text(RunConfig(program=TrainConfig.resolve().program(), job=job), run)
     tools, log = tmp_path / "bin", tmp_path / "log"

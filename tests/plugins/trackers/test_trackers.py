@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from slurmft.core.config import TRACKERS, JobConfig, RunConfig
+from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import UsageError
+from slurmft.core.options import build
 from slurmft.plugins.trackers import trackers
 from slurmft.plugins.trackers.adapters import ADAPTERS
+from slurmft.plugins.trackers.options import TRACKERS, TrackerOptions
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, records, slurmft
@@ -34,7 +36,7 @@ def step(number: int, loss: float = 0.5) -> dict[str, Any]:
 
 
 def make_run(folder: Path, *names: str) -> RunDir:
-    job = JobConfig(runs_dir=str(folder), log_with=names)
+    job = build(JobConfig, {"runs_dir": str(folder), "log_with": names})
     return RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
 
 
@@ -245,13 +247,14 @@ def test_comet_goes_on(tmp_path: Path) -> None:
 
 def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="did you mean wandb"):
-        JobConfig(log_with=("tensorboard,wandbb",))
-    assert JobConfig(log_with=("wandb, mlflow", "wandb")).trackers == ("wandb", "mlflow")
+        TrackerOptions(log_with=("tensorboard,wandbb",))
+    assert TrackerOptions(log_with=("wandb, mlflow", "wandb")).names == ("wandb", "mlflow")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="the Python package wandb is not installed in") as error:
-        trackers.check(JobConfig(log_with=("wandb",)))
+        trackers.check(JobConfig(plugins={"log_with": ("wandb",)}))
     assert "-m pip install wandb" in str(error.value)
-    trackers.check(JobConfig(log_with=("wandb",), container="image.sif"))  # which may have it
+    # The image may have it.
+    trackers.check(JobConfig(plugins={"log_with": ("wandb",)}, container="image.sif"))
 
 
 def test_what_to_type_after_a_run(tmp_path: Path) -> None:
