@@ -177,7 +177,7 @@ def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv:
     where = _WHERE.get(job.cluster, f"to {job.cluster}: {{}} node(s)")
     print(f"job {job.id} submitted {where.format(config.job.nodes)}")
     # A request by --on that comes again leads to the run of the first time.
-    if run.load_config().submission.get("time") != submission["time"]:
+    if run.load_config().submission.time != submission.time:
         print("before the connection was cut; to submit another, type the command once more")
     print(f"run directory: {run.path}", flush=True)
     if not arguments.follow:

@@ -16,12 +16,12 @@ KINDS = {"after": "afterok", "after_any": "afterany"}
 
 def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
     """Returns the configuration with the paths of the runs that it waits for, and with their jobs
-    in `submission["dependency"]`. A requeued job keeps its id; a resumed run has its newest."""
+    in `submission.dependency`. A requeued job keeps its id; a resumed run has its newest."""
     awaited = {}
     for kind in KINDS:
         awaited[kind] = [resolve.find(name, runs_dir) for name in getattr(config.job, kind)]
     # A resume that waits for nothing any more must still clear what it waited for before.
-    if not any(awaited.values()) and "dependency" not in config.submission:
+    if not any(awaited.values()) and config.submission.dependency is None:
         return config
     conditions = []
     paths: dict[str, Any] = {}
@@ -32,7 +32,7 @@ def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
             if job_id:
                 conditions.append(f"{KINDS[kind]}:{job_id}")
     job = dataclasses.replace(config.job, **paths)
-    submission = config.submission | {"dependency": ",".join(conditions)}
+    submission = dataclasses.replace(config.submission, dependency=",".join(conditions))
     return dataclasses.replace(config, job=job, submission=submission)
 
 

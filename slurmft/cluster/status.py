@@ -218,11 +218,10 @@ def _others(run: MeasuredRun, *options: str) -> str:
 
 def described(run: MeasuredRun) -> dict[str, Any]:
     """Returns what a run is, by its configuration: the first values of `summary`."""
-    submission = run.config["submission"]
     return {
         "name": run.name,
         "path": str(run.path),
-        "user": submission.get("user"),
+        "user": run.submission.user,
         "task": run.value("task"),
         "model": run.value("model"),
         "data": run.value("data"),
@@ -240,7 +239,7 @@ def summary(status: RunStatus) -> dict[str, Any]:
         epoch, samples_per_s, left_s, loss, metrics. None is what is not known.
     """
     return described(status.run) | {
-        "submitted": status.run.config["submission"].get("time"),
+        "submitted": status.run.submission.time or None,
         "cluster": status.cluster or None,
         "where": status.where or None,
         "job": status.job or None,

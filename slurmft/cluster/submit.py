@@ -21,8 +21,10 @@ from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint, git, hooks, permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
+from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_bytes, write_text
+from slurmft.core.run_files import Submission
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
 from slurmft.node.rendezvous import Rendezvous
@@ -41,15 +43,15 @@ def check(job: JobConfig) -> str:
     return cluster
 
 
-def provenance(command: str, argv: list[str]) -> dict[str, Any]:
+def provenance(command: str, argv: list[str]) -> Submission:
     """Returns when, where, by whom, by which command and from which code a run is submitted."""
     return provenance_of(shlex.join(["slurmft", command, *argv]))
 
 
-def provenance_of(command: str) -> dict[str, Any]:
+def provenance_of(command: str) -> Submission:
     """Returns the provenance of a command or a call, as it was written."""
     commit = git.head(Path.cwd())
-    return {
+    here = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": os.uname().nodename,
         "user": permissions.user_name(os.getuid()),
@@ -60,7 +62,9 @@ def provenance_of(command: str) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "code": fingerprint.of_code(),
         "git": dataclasses.asdict(commit) if commit else None,
-    } | request.facts()
+    }
+    # Of a command with --on, the facts of the machine where it was typed take the place of these.
+    return decode_leniently(here | request.facts(), Submission)
 
 
 def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
@@ -122,7 +126,7 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
         SlurmftError: the job was refused, or would wait forever. The run directory is removed.
     """
     config = dependency.settled(config, cluster, config.job.runs_dir)
-    request_id = config.submission.get("request")
+    request_id = config.submission.request
     if request_id:
         runs_dir = Path(config.job.runs_dir)
         # Whoever typed it may be gone meanwhile: with the connection, or its terminal.
@@ -185,12 +189,12 @@ def _submit_job(config: RunConfig, run: RunDir, cluster: str) -> str:
     return job_id
 
 
-def submit_with(config: RunConfig, cluster: str, submission: dict[str, Any]) -> RunDir:
+def submit_with(config: RunConfig, cluster: str, submission: Submission) -> RunDir:
     """Submits a job with its provenance; see `submit` and `provenance`."""
     return submit(dataclasses.replace(config, submission=submission), cluster)
 
 
-def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> str:
+def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
     """Submits the job of a run again, with changed options of the job; returns its id. `submission`
     is what `provenance` returns.
 
@@ -205,20 +209,19 @@ def resume(run: RunDir, flags: dict[str, Any], submission: dict[str, Any]) -> st
             f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
     with _alone(run):
-        resumes = run.load_own_config().submission.get("resumed") or [{}]
-        last = resumes[-1]
+        resumes = run.load_own_config().submission.resumed
         job = run.read_job()
         current_job = job.id if job else None
-        is_repeated = "request" in last and last["request"] == submission.get("request")
-        if is_repeated and current_job and current_job != last.get("job_before"):
-            return str(current_job)  # it was submitted, and the answer was lost
-        if "request" in submission:
-            submission = submission | {"job_before": current_job}
+        if submission.request:
+            is_repeated = bool(resumes) and resumes[-1].request == submission.request
+            if is_repeated and current_job and current_job != resumes[-1].job_before:
+                return current_job  # it was submitted, and the answer was lost
+            submission = dataclasses.replace(submission, job_before=current_job)
         config, cluster = _resumed(run, flags)
         permissions.settle(config.job.share_with_group)
         first = config.submission
-        resumed = [*first.get("resumed", []), submission]
-        config = dataclasses.replace(config, submission=first | {"resumed": resumed})
+        first = dataclasses.replace(first, resumed=[*first.resumed, submission])
+        config = dataclasses.replace(config, submission=first)
         config = dependency.settled(config, cluster, config.job.runs_dir)
         with _restored(run):
             write_text(run.config, config.to_json())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.decode import loads
+from slurmft.core.decode import decode_leniently, loads
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
 from slurmft.core.options import (
@@ -33,6 +33,7 @@ from slurmft.core.options import (
 )
 from slurmft.core.plugins import JOB_OPTIONS
 from slurmft.core.program import Program
+from slurmft.core.run_files import Submission
 
 BACKENDS = ("auto", "gloo", "nccl", "ccl")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
@@ -500,7 +501,7 @@ class RunConfig:
 
     program: Program
     job: JobConfig
-    submission: dict[str, Any] = field(default_factory=dict)
+    submission: Submission = field(default_factory=Submission)
     """When, where, by whom and from which code the run was submitted (`slurmft.cluster.submit`)."""
 
     def to_json(self) -> str:
@@ -524,7 +525,8 @@ class RunConfig:
         return cls(
             program=Program.from_json(parts.program),
             job=JobConfig.from_record(parts.job),
-            submission=parts.submission,
+            # A damaged fact about the submission does not keep a job from its start.
+            submission=decode_leniently(parts.submission, Submission),
         )
 
 

@@ -105,9 +105,9 @@ def changes(config: RunConfig) -> dict[str, str]:
         change = _change(Path(path), before)
         if change:
             changed[path] = change
-    code_before = config.submission.get("code", "")
+    code_before = config.submission.code
     if code_before not in ("", of_code()):
-        version_before = str(config.submission.get("slurmft"))
+        version_before = config.submission.slurmft
         if version_before == slurmft.__version__:
             changed["slurmft"] = "other modules"
         else:

@@ -238,20 +238,82 @@ class _JobOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Git:
+class GitCommit:
+    """The commit that a work tree was at."""
+
     commit: str | None
     dirty: bool = False
+    """Tracked files differed from it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Submission:
+class StudyEntry:
+    """The place of a run in its study."""
+
+    name: str
+    """Of the study."""
+    cell: dict[str, Any]
+    """Option -> value."""
+    repeat: int | None = None
+    """From 1; None: it does not say which."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """When, where, by whom, by which command and from which code a run was submitted: the part that
+    tables and reports show, of a configuration of any version."""
+
     time: str = ""
+    """ISO 8601, in UTC."""
     host: str = ""
     user: str | None = None
     command: str = ""
     slurmft: str = ""
-    git: _Git | None = None
+    """The version."""
+    git: GitCommit | None = None
     study: dict[str, Any] | None = None
+    """A `StudyEntry`. Not checked here: a run whose entry is damaged is a run of no study."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """The copy of a program's code in its run."""
+
+    mode: str
+    """git or folder."""
+    root: str = ""
+    """The folder that it was copied from."""
+    files: int
+    bytes: int = 0
+    sha256: str = ""
+    """Of the names and contents of the files."""
+    commit: str | None = None
+    changed: int = 0
+    """How many files differed from the commit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission(Provenance):
+    """All that a configuration says of its submission, as this version writes it."""
+
+    folder: str = ""
+    """The working directory of the command."""
+    site_file: str | None = None
+    python: str = ""
+    """The version of slurmft's own Python."""
+    code: str = ""
+    """The fingerprint of slurmft's modules."""
+    request: str = ""
+    """The id of the request, of a command with `--on`."""
+    sender: str = ""
+    """The host and folder where a command with `--on` was typed."""
+    dependency: str | None = None
+    """The jobs that the job waits for, as sbatch wants them; None: it has never waited for any."""
+    snapshot: Snapshot | None = None
+    resumed: list["Submission"] = field(default_factory=list)
+    """The resumes, oldest first."""
+    job_before: str | None = None
+    """The run's job before a resume with `--on`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,4 +323,4 @@ class AnyConfig:
 
     program: _Program
     job: _JobOptions
-    submission: _Submission
+    submission: Provenance

@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from slurmft.core import filesystem, git
 from slurmft.core.decode import read
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.files import aside_of, write_bytes
-from slurmft.core.run_files import AnyConfig
+from slurmft.core.run_files import AnyConfig, Snapshot
 from slurmft.core.text import in_bytes
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
@@ -234,12 +233,8 @@ def _unreadable(error: OSError) -> UsageError:
 # --- the copy -------------------------------------------------------------------------------------
 
 
-def take(source: Source, run: RunDir) -> dict[str, Any]:
+def take(source: Source, run: RunDir) -> Snapshot:
     """Copies the files into a run.
-
-    Returns:
-        mode, root, files, bytes, and the sha256 of names and contents; with git also commit and
-        changed.
 
     Raises:
         SlurmftError: there is no room, or a file cannot be read. The run has no copy then.
@@ -256,16 +251,15 @@ def take(source: Source, run: RunDir) -> dict[str, Any]:
         raise _unreadable(error) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    facts: dict[str, Any] = {
-        "mode": source.mode,
-        "root": os.fsencode(source.root).decode("utf-8", "backslashreplace"),
-        "files": len(source.files),
-        "bytes": source.bytes,
-        "sha256": digest,
-    }
-    if source.mode == "git":
-        facts |= {"commit": source.commit, "changed": source.changed}
-    return facts
+    return Snapshot(
+        mode=source.mode,
+        root=os.fsencode(source.root).decode("utf-8", "backslashreplace"),
+        files=len(source.files),
+        bytes=source.bytes,
+        sha256=digest,
+        commit=source.commit,
+        changed=source.changed,
+    )
 
 
 def copy_of(path: Path, root: Path, run: RunDir) -> Path:

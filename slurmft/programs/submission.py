@@ -137,7 +137,8 @@ def freeze(config: RunConfig, run: RunDir, code: snapshot.Source | None) -> None
     """Copies the code of a program into its run, whose configuration then names the copy."""
     if code is None or code.mode == "none":
         return
-    submission = config.submission | {"snapshot": snapshot.take(code, run)}
+    copy_facts = snapshot.take(code, run)
+    submission = dataclasses.replace(config.submission, snapshot=copy_facts)
     program = config.program
     description = OwnProgram.of(program)
     if description is None:

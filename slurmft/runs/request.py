@@ -20,7 +20,7 @@ REQUEST = "SLURMFT_REQUEST"
 
 
 def facts() -> dict[str, Any]:
-    """Returns the facts of the submission: request (an id), command, from, git; else nothing."""
+    """Returns the facts of the submission: request (an id), command, sender, git; else nothing."""
     try:
         value = json.loads(os.environ.get(REQUEST, "{}"))
     except ValueError:

@@ -109,7 +109,7 @@ class RunDir:
             parts.append(mark)
         start = "-".join(parts)
         top = Path(config.job.runs_dir)
-        request_part = config.submission.get("request", "")[:6]
+        request_part = config.submission.request[:6]
         run = cls(top / f"{start}-{request_part or _random_part()}")
         try:
             while not run.make(config):

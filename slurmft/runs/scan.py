@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.decode import matches
+from slurmft.core.decode import decode_or_none
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.program import OWN
-from slurmft.core.run_files import AnyConfig, Environment, State
+from slurmft.core.run_files import AnyConfig, Environment, Provenance, State, StudyEntry
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 
@@ -29,7 +29,8 @@ class MeasuredRun:
 
     path: Path
     config: dict[str, Any]
-    """config.json: program, job, submission."""
+    """config.json, as any version wrote it: program, job, submission."""
+    submission: Provenance
     state: State
     result: dict[str, Any] | None
     """result.json; None: the run has not finished."""
@@ -42,7 +43,8 @@ class MeasuredRun:
         cannot be read, or are not those of a run."""
         files = RunDir(path)
         config = read_json(files.config)
-        if config is None or not matches(config, AnyConfig):
+        checked = decode_or_none(config, AnyConfig)
+        if config is None or checked is None:
             if files.config.exists() and not os.access(files.config, os.R_OK):
                 raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
             raise UsageError(f"{str(files.config)!r} is not the configuration of a run")
@@ -50,7 +52,7 @@ class MeasuredRun:
         if result is None and files.result.exists():
             raise UsageError(f"{str(files.result)!r} is not the result of a run")
         environment = files.read_environment() if with_environment else Environment()
-        return cls(path, config, files.get_state(), result, environment)
+        return cls(path, config, checked.submission, files.get_state(), result, environment)
 
     @property
     def name(self) -> str:
@@ -65,10 +67,9 @@ class MeasuredRun:
         return self.state.has_ended
 
     @property
-    def study(self) -> dict[str, Any] | None:
-        """The study that it belongs to, as `slurmft study run` wrote it: name, cell, repeat."""
-        study: dict[str, Any] | None = self.config["submission"].get("study")
-        return study
+    def study(self) -> StudyEntry | None:
+        """The study that it belongs to, as `slurmft study run` wrote it."""
+        return decode_or_none(self.submission.study, StudyEntry)
 
     @property
     def is_own(self) -> bool:
@@ -88,15 +89,12 @@ class MeasuredRun:
     @property
     def code(self) -> str:
         """The code that submitted it: slurmft's version, and the commit where there was one."""
-        submission = self.config["submission"]
-        git = submission.get("git") or {}
-        commit = str(git.get("commit") or "")[:10]
-        if git.get("dirty"):
-            commit += "-dirty"
-        version = str(submission.get("slurmft", "?"))
-        if not commit:
+        version = self.submission.slurmft or "?"
+        git = self.submission.git
+        if git is None or not git.commit:
             return version
-        return f"{version} {commit}"
+        suffix = "-dirty" if git.dirty else ""
+        return f"{version} {git.commit[:10]}{suffix}"
 
     @property
     def hosts(self) -> list[str]:
@@ -147,7 +145,7 @@ def find(
 
 
 def _submission_order(run: MeasuredRun) -> tuple[str, str]:
-    return str(run.config["submission"].get("time", "")), str(run.path)
+    return run.submission.time, str(run.path)
 
 
 def read_each(

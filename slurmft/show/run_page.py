@@ -2,13 +2,12 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from slurmft.core import fingerprint
 from slurmft.core.decode import decode_or_none
-from slurmft.core.run_files import Transition
+from slurmft.core.run_files import Snapshot, Transition
 from slurmft.core.text import ago, brief, clock, duration, hanging, in_bytes, some
 from slurmft.show import costs
 from slurmft.show.progress import metrics_words
@@ -71,19 +70,9 @@ def _speed(facts: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    """The copy of the program's code, as far as its line needs it."""
-
-    mode: str
-    files: int
-    commit: str | None = None
-    changed: int = 0
-
-
 def _code(raw_snapshot: Any) -> str:
     """ "git 0a1b2c3, 2 file(s) changed, as it was at submission" """
-    snapshot = decode_or_none(raw_snapshot, _Snapshot)
+    snapshot = decode_or_none(raw_snapshot, Snapshot)
     if snapshot is None:
         return ""
     what = f"{snapshot.files} file(s)"

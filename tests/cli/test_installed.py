@@ -178,8 +178,7 @@ def test_a_run_and_its_report(
     done = slurmft(python, "submit", *flags, "--follow", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.run.path.parent == tmp_path / "runs"
-    code = done.run.load_config().submission
-    assert code["slurmft"] == VERSION
+    assert done.run.load_config().submission.slurmft == VERSION
     done = slurmft(
         python, "report", "runs", "--published", "mn4_emotion", "--output", "r", cwd=tmp_path
     )

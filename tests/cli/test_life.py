@@ -762,8 +762,8 @@ def test_submit_wait_resume(
     assert [r["epoch"] for r in run.records("epoch")] == [0.0392]
     assert "accuracy" in run.logs()
     told = run.config.submission
-    assert told["command"].startswith("slurmft.submit(cluster='local', setup=('echo no module")
-    assert told["resumed"][0]["command"] == "slurmft.Run.resume(setup=[])"
+    assert told.command.startswith("slurmft.submit(cluster='local', setup=('echo no module")
+    assert told.resumed[0].command == "slurmft.Run.resume(setup=[])"
     assert (read_json(run.path / "job.json") or {})["where"] == os.uname().nodename
     done = command("cancel", "last")
     assert "has already ended (completed)" in done.out

@@ -47,7 +47,7 @@ def test_jobs_that_have_not_ended_are_waited_for(tmp_path: Path, slurm: dict[str
     write_json(two.job, {"cluster": "slurm", "id": "12"})
     done = other(tmp_path, "done", "finished", "3")
     config = settled(tmp_path, after=("one", "done"), after_any=("12",), sbatch=("nice=5",))
-    assert config.submission["dependency"] == "afterok:11,afterany:12"
+    assert config.submission.dependency == "afterok:11,afterany:12"
     assert config.job.after == (str(one.path), str(done.path))
     assert config.job.after_any == (str(two.path),)
     options = dict(all_options(config, RunDir(tmp_path / "x")))
@@ -68,7 +68,7 @@ def test_what_has_ended_is_not_waited_for(
 ) -> None:
     other(tmp_path, "one", state, "3")
     config = settled(tmp_path, after_any=("last", "one"))
-    assert config.submission["dependency"] == ""
+    assert config.submission.dependency == ""
     assert "dependency" not in dict(all_options(config, RunDir(tmp_path)))
 
 

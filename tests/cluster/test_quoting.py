@@ -105,7 +105,7 @@ def test_next_commands_of_studies(shell: Shell, name: str, argument: str) -> Non
 @quick
 @given(argument=texts)
 def test_noted_command(shell: Shell, argument: str) -> None:
-    noted = submit.provenance("submit", ["--comment", argument])["command"]
+    noted = submit.provenance("submit", ["--comment", argument]).command
     assert shell.run(noted) == [["slurmft", "submit", "--comment", argument]]
 
 

@@ -20,12 +20,12 @@ from slurmft.cluster.slurm import commands
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
-from slurmft.core.run_files import Failure, Job
+from slurmft.core.run_files import Failure, Job, Submission
 from slurmft.runs.rundir import RunDir
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
 
-ORIGIN = {"command": "slurmft resume last"}
+ORIGIN = Submission(command="slurmft resume last")
 
 
 class Queue:
@@ -87,12 +87,12 @@ def test_resume_submits_the_run_again(queue: Queue, run: RunDir) -> None:
     assert [s.state for s in run.history()][-2:] == ["cancelled", "submitted"]
     config = run.load_config()
     assert queue.submitted == [config]
-    assert (config.job.nodes, config.submission["resumed"]) == (3, [ORIGIN])
-    assert config.submission["user"] == "ada"  # who submitted it first
+    assert (config.job.nodes, config.submission.resumed) == (3, [ORIGIN])
+    assert config.submission.user == "ada"  # who submitted it first
     here = os.uname().nodename
     assert read_json(run.job) == {"cluster": "local", "id": "11", "where": here}
     resume(run)
-    assert run.load_config().submission["resumed"] == [ORIGIN, ORIGIN]
+    assert run.load_config().submission.resumed == [ORIGIN, ORIGIN]
     assert run.load_config().job.nodes == 3
 
 

@@ -12,6 +12,7 @@ from slurmft.cluster.slurm.sbatch_options import request
 from slurmft.core.config import JobConfig, RunConfig, time_limit_min
 from slurmft.core.errors import UsageError
 from slurmft.core.options import build, options
+from slurmft.core.run_files import GitCommit, Submission
 from slurmft.core.site import site_defaults
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure
@@ -58,7 +59,7 @@ def test_config_survives_json() -> None:
     config = RunConfig(
         program=TrainConfig.resolve(task="emotion", data='/d/it\'s "é"\n').program(),
         job=JobConfig(nodes=3, setup=("module load x",), sbatch=("nice=3", "overcommit")),
-        submission={"git": None},
+        submission=Submission(user="ada", git=GitCommit(commit="0a1b")),
     )
     assert RunConfig.from_json(config.to_json()) == config
 

@@ -14,6 +14,7 @@ from slurmft.cli import status as cli_status
 from slurmft.core import fingerprint
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit
+from slurmft.core.run_files import Submission
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -88,7 +89,7 @@ def test_changes_of_slurmft() -> None:
         ("other", "0.0", {"slurmft": f"was 0.0, is {slurmft.__version__}"}),
     ):
         config = RunConfig(
-            program=program, job=JobConfig(), submission={"code": code, "slurmft": version}
+            program=program, job=JobConfig(), submission=Submission(code=code, slurmft=version)
         )
         assert fingerprint.changes(config) == found
 

@@ -223,7 +223,7 @@ def test_records_hide_tokens(tmp_path: Path) -> None:
     run.add(Failure.of("rank 0", error, traceback=f"Traceback {TOKEN}"))
     run.set_state("failed", error.message)
     assert "401" in run.get_state().reason
-    assert TOKEN not in provenance("submit", ["--comment", TOKEN])["command"]
+    assert TOKEN not in provenance("submit", ["--comment", TOKEN]).command
     assert all(TOKEN not in p.read_text() for p in tmp_path.rglob("*.json"))
 
 

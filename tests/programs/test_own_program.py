@@ -308,7 +308,7 @@ def test_from_python(here: Path) -> None:
     )
     run = api.run("train.py", "2.5", cluster="local", result_file="r")
     assert run.wait(PATIENCE_S)["metrics"] == {"x": 2.5}
-    assert run.config.submission["command"].startswith("slurmft.run('train.py', '2.5', cluster=")
+    assert run.config.submission.command.startswith("slurmft.run('train.py', '2.5', cluster=")
     with pytest.raises(UsageError, match="stop_sgnal"):
         api.run("train.py", stop_sgnal="TERM")
 

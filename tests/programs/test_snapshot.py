@@ -131,11 +131,11 @@ def test_work_tree_as_it_is(tree: Path, runs: Path) -> None:
     diff = (made.copy.parent / "code.diff").read_text()
     assert "-print(1)\n+print(2)\n" in diff
     assert diff.count("diff --git") == 3  # and no untracked file
-    facts = {k: made.facts[k] for k in ("mode", "root", "files", "bytes", "changed")}
+    facts = {k: getattr(made.facts, k) for k in ("mode", "root", "files", "bytes", "changed")}
     assert facts == {
         "mode": "git", "root": str(tree), "files": 5, "bytes": 27, "changed": 4,
     }  # fmt: skip
-    assert made.facts["commit"] == git(tree, "rev-parse", "HEAD")
+    assert made.facts.commit == git(tree, "rev-parse", "HEAD")
 
 
 def test_what_is_named_is_copied_though_ignored(tree: Path, runs: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_is_named_is_copied_though_ignored(tree: Path, runs: Path) -> None:
 def test_clean_tree_has_no_diff(tree: Path, runs: Path) -> None:
     os.utime(tree / "train.py", (1, 1))  # not changed
     made = take(tree / "train.py", runs)
-    assert made.facts["changed"] == 0
+    assert made.facts.changed == 0
     assert not (made.copy.parent / "code.diff").exists()
 
 
@@ -157,7 +157,7 @@ def test_tree_without_a_commit(tree: Path, runs: Path) -> None:
     git(tree, "add", "train.py")
     found = snapshot.source(tree / "train.py")
     assert f"{tree} at no commit, 4 files changed" in found.describe()
-    assert take(tree / "train.py", runs).facts["commit"] is None
+    assert take(tree / "train.py", runs).facts.commit is None
 
 
 def test_linked_work_tree_and_subfolder(tree: Path, runs: Path, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_conflict_is_copied_as_it_is(tree: Path, runs: Path) -> None:
         git(tree, "merge", "other")
     made = take(tree / "train.py", runs)
     assert made.of(tree / "train.py").read_text() == (tree / "train.py").read_text()
-    assert made.facts["changed"] == 1
+    assert made.facts.changed == 1
 
 
 def test_submodules(tree: Path, runs: Path, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_submodules(tree: Path, runs: Path, tmp_path: Path) -> None:
     write(tree / "deps" / "lib" / "lib.py", "two\n")
     made = take(tree / "train.py", runs)
     assert (made.copy / "deps/lib/lib.py").read_text() == "two\n"
-    assert (made.facts["changed"], made.facts["commit"]) == (1, git(tree, "rev-parse", "HEAD"))
+    assert (made.facts.changed, made.facts.commit) == (1, git(tree, "rev-parse", "HEAD"))
     git(tree, "submodule", "--quiet", "deinit", "--force", "deps/lib")
     with pytest.raises(UsageError, match=r"the submodule 'deps/lib' of .* is not there") as error:
         take(tree / "train.py", runs)
@@ -213,7 +213,7 @@ def test_folder(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found.describe() == f"folder {top}, 3 files, 20 bytes"
     made = Snapshot(found, new_run(runs))
     assert sorted(content(made.copy)) == ["model/config.json", "pkg/a.py", "train.py"]
-    assert "commit" not in made.facts
+    assert made.facts.commit is None
     assert snapshot.source(Path("."), runs_dir=top / "runs").files.keys() == found.files.keys()
 
 
@@ -223,7 +223,7 @@ def test_runs_in_a_work_tree_are_not_copied(tree: Path) -> None:
     write(tree / "venv" / "pyvenv.cfg")
     first, second = take(tree / "train.py", runs), take(tree / "train.py", runs)
     assert first.facts == second.facts
-    assert first.facts["files"] == 4
+    assert first.facts.files == 4
 
 
 def test_what_is_installed_is_not_copied(
@@ -338,10 +338,10 @@ def test_runs_share_no_file(tree: Path, runs: Path) -> None:
     assert (second.copy / "pkg/a.py").stat().st_nlink == 1
     assert (first.copy / "pkg/a.py").read_text() == (second.copy / "pkg/a.py").read_text()
     assert (first.copy / "train.py").read_text() == "print(1)\n"
-    assert first.facts["sha256"] != second.facts["sha256"]
+    assert first.facts.sha256 != second.facts.sha256
     git(tree, "checkout", "train.py")
     third = take(tree / "train.py", runs)
-    assert third.facts["sha256"] == first.facts["sha256"]
+    assert third.facts.sha256 == first.facts.sha256
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in third.copy.iterdir()}
     assert (modes["train.py"], modes["run me.sh"]) == (0o444, 0o555)
 
@@ -358,7 +358,7 @@ def test_files_are_cloned_where_that_works(
     monkeypatch.setattr(fcntl, "ioctl", clone)
     cloned = take(tree / "train.py", runs)
     assert content(cloned.copy) == content(written.copy)
-    assert cloned.facts["sha256"] == written.facts["sha256"]
+    assert cloned.facts.sha256 == written.facts.sha256
 
 
 def test_two_at_once(tree: Path, runs: Path) -> None:

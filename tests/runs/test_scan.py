@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slurmft.core.errors import UsageError
+from slurmft.core.run_files import StudyEntry
 from slurmft.runs.scan import MeasuredRun, find
 from tests.support.made_runs import write_run
 
@@ -23,10 +24,10 @@ def test_runs_are_found_at_any_depth_oldest_first(tmp_path: Path) -> None:
 
 
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
-    study = {"name": "lab", "cell": {"nodes": 2}, "repeat": 1}
+    study: dict[str, Any] = {"name": "lab", "cell": {"nodes": 2}, "repeat": 1}
     write_run(tmp_path / "r", nodes=2, nproc_per_node=2, submission={"study": study})
     run = MeasuredRun.read(tmp_path / "r")
-    assert (run.is_finished, run.has_ended, run.study) == (True, True, study)
+    assert (run.is_finished, run.has_ended, run.study) == (True, True, StudyEntry(**study))
     assert (run.value("nodes"), run.value("task"), run.value("no_such")) == (2, "synthetic", None)
     assert run.hosts == ["n1", "n2"]
     assert run.code == "0.1 0123456789"

@@ -11,12 +11,13 @@ from typing import Any
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.files import write_json
 from slurmft.core.options import build
+from slurmft.core.run_files import Submission
 from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.recipes import fill
 
-PROVENANCE = {
+PROVENANCE: dict[str, Any] = {
     "time": "2026-11-21T10:00:00+00:00",
     "host": "login",
     "user": "ada",
@@ -52,7 +53,7 @@ def write_run(
     """
     values = fill(fields)
     job = build(JobConfig, values | {"runs_dir": str(path.parent)})
-    told = PROVENANCE | (submission or {})
+    told = Submission(**(PROVENANCE | (submission or {})))
     config = RunConfig(program=build(TrainConfig, values).program(), job=job, submission=told)
     run = RunDir(path)
     for folder in (path, run.logs, run.failures):

@@ -240,7 +240,7 @@ def test_every_rank_logs_the_same_metric(four_ranks: Done) -> None:
 
 def test_run_directory(four_ranks: Done) -> None:
     run = four_ranks.run
-    assert run.load_config().submission["command"].startswith("slurmft submit")
+    assert run.load_config().submission.command.startswith("slurmft submit")
     environment = json.loads(run.environment.read_text())
     assert environment["versions"]["torch"]
     assert [rank["rank"] for rank in environment["ranks"]] == [0, 1, 2, 3]

@@ -24,7 +24,7 @@ def request(config: RunConfig) -> dict[str, str | None]:
         of_user[name] = None
         if equals:
             of_user[name] = value
-    dependency = config.submission.get("dependency")
+    dependency = config.submission.dependency
     if dependency:
         conditions = [of_user.get("dependency"), dependency]
         of_user["dependency"] = ",".join(filter(None, conditions))

@@ -374,7 +374,7 @@ class Forwarded:
         request = {
             "request": facts["id"],
             "command": redact(shlex.join(command)),
-            "from": f"{os.uname().nodename}:{self.here}",
+            "sender": f"{os.uname().nodename}:{self.here}",
         }
         if self.source and self.source.mode == "git":
             request["git"] = {"commit": self.source.commit, "dirty": self.source.changed > 0}

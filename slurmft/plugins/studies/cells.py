@@ -40,11 +40,7 @@ def fields_of(run: MeasuredRun) -> dict[str, Any]:
     Of a program of the user's own these are the placeholders of its study, or its arguments, and
     the options of its job.
     """
-    study = run.study or {}
-    cell = study.get("cell")
-    # The run's files may be of another version, or edited.
-    if not isinstance(cell, dict):
-        cell = None
+    cell = run.study.cell if run.study else None
     kind = kind_class(str(run.config["program"].get("kind")))
     settings = kind.varied(run.settings, cell) | run.config["job"]
     declared = declarations(run)

@@ -14,7 +14,6 @@ from slurmft import locks
 from slurmft.cluster.status import RunStatus, run_statuses
 from slurmft.core import permissions
 from slurmft.core.credentials import redact
-from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
@@ -190,14 +189,6 @@ class StudyStatus:
         return sum(repeat.state == state for repeat in self.repeats)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The place of a run in its study, as its configuration records it."""
-
-    cell: dict[str, Any]
-    repeat: int
-
-
 def study_status(study: Study, folder: Path) -> StudyStatus:
     """Reads the runs in a study's folder, and asks for the states of their jobs."""
     runs, problems = find_runs(folder)
@@ -218,10 +209,10 @@ def study_status(study: Study, folder: Path) -> StudyStatus:
 
 def _repeat_of(run: MeasuredRun, study: Study) -> tuple[str, int] | None:
     """Returns cell and number of the repeat that a run is of; None: it is of another study."""
-    origin = run.study or {}
-    if origin.get("name") != study.name or not matches(origin, _Place):
+    entry = run.study
+    if entry is None or entry.name != study.name or entry.repeat is None:
         return None
-    return spec.key_of(origin["cell"]), origin["repeat"]
+    return spec.key_of(entry.cell), entry.repeat
 
 
 def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:

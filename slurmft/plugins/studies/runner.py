@@ -12,7 +12,7 @@ import math
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from slurmft.cluster import dependency, launcher, wait
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, create, provenance, submit
+from slurmft.core import run_files
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.options import flag
@@ -162,16 +163,18 @@ class Submission:
         """Returns whether a repeat has failed more often than the study allows."""
         return repeat.state == "failed" and repeat.failures > self.study.retries
 
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> run_files.Submission:
         return provenance("study", ["run", *self.argv])
 
-    def new_run(self, repeat: Repeat, provenance: dict[str, Any]) -> tuple[RunConfig, str]:
+    def new_run(self, repeat: Repeat, provenance: run_files.Submission) -> tuple[RunConfig, str]:
         """Returns the configuration of a repeat's new run, which names its cell; and the suffix of
         the name of its directory."""
         # By this entry the run is found again: no status of the study is stored.
-        study = {"name": self.study.name, "cell": repeat.cell, "repeat": repeat.number}
+        entry = run_files.StudyEntry(name=self.study.name, cell=repeat.cell, repeat=repeat.number)
         config = self.configs[repeat.key]
-        submission = config.submission | provenance | {"study": study}
+        submission = replace(
+            provenance, dependency=config.submission.dependency, study=asdict(entry)
+        )
         config = replace(config, submission=submission)
         cell_number = self.study.cells.index(repeat.cell) + 1
         suffix = f"c{cell_number}-r{repeat.number}-{secrets.token_hex(2)}"
@@ -280,7 +283,7 @@ def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, in
 
 
 def _create_all(
-    todo: Submission, group: Sequence[Repeat], provenance: dict[str, Any]
+    todo: Submission, group: Sequence[Repeat], provenance: run_files.Submission
 ) -> list[RunDir]:
     """Creates the run directories of repeats; if one fails, none stays."""
     runs: list[RunDir] = []

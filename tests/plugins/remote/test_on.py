@@ -33,8 +33,8 @@ def test_a_program_runs_there_with_its_words_as_typed(laptop: Laptop) -> None:
     assert f"got {words}" in done.out
     assert "lab: sends folder" in done.err
     submission = laptop.runs()[0].load_config().submission
-    assert submission["from"].endswith(f":{laptop.folder}")
-    assert submission["command"].startswith("slurmft --on lab run --follow -- train.py 'a b'")
+    assert submission.sender.endswith(f":{laptop.folder}")
+    assert submission.command.startswith("slurmft --on lab run --follow -- train.py 'a b'")
 
     pulled = laptop.slurmft("pull", "last", "--on", "lab")
     assert pulled.code == 0, pulled.err
@@ -78,7 +78,9 @@ def test_git_decides_what_is_sent(laptop: Laptop) -> None:
     done = laptop.slurmft(*RUN, "--file=data/x.csv")
     assert done.code == 0, done.err
     assert "--file=data/x.csv is not sent" in done.err
-    assert len(laptop.runs()[0].load_config().submission["git"]["commit"]) == 40
+    commit = laptop.runs()[0].load_config().submission.git
+    assert commit is not None
+    assert len(str(commit.commit)) == 40
 
 
 def test_inputs_are_sent(laptop: Laptop, tiny_model: Path, tiny_data: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_round_is_an_array(fake: FakeSlurm, folder: Path) -> None:
     runs = runs_of(Path("studies/fits"))
     assert set(runs) == {"10_0", "10_1", "20_0", "20_1"}
     config = runs["20_1"].load_config()
-    assert config.submission["study"] == {"name": "fits", "cell": {"lr": 0.01}, "repeat": 2}
+    assert config.submission.study == {"name": "fits", "cell": {"lr": 0.01}, "repeat": 2}
     assert config.program.settings["argv"][3:6] == ["0.01", "--seed", "43"]
     assert run("--partition", "batch", file="fits.toml") == 0
     assert len(fake.submitted) == 2

@@ -128,7 +128,7 @@ def test_rounds_are_arrays_that_wait_for_each_other(
     runs = runs_of()
     assert set(runs) == {"10_0", "20_0", "30_0", "40_0"}
     config = runs["40_0"].load_config()
-    assert config.submission["study"] == {"name": "s", "cell": {"nodes": 2}, "repeat": 2}
+    assert config.submission.study == {"name": "s", "cell": {"nodes": 2}, "repeat": 2}
     assert (TrainConfig.of(config.program).seed, config.job.cluster) == (43, "slurm")
     script = runs["40_0"].script.read_text()
     assert "submitit.core" not in script

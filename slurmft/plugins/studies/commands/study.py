@@ -43,7 +43,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from slurmft.cli import command, next_lines, pasted
 from slurmft.cli.parser import (
@@ -62,6 +61,7 @@ from slurmft.cluster.status import RunStatus
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.options import options
+from slurmft.core.run_files import Provenance
 from slurmft.core.text import duration, shown
 from slurmft.plugins.studies import folder as study_folder
 from slurmft.plugins.studies import runner, spec
@@ -383,11 +383,11 @@ def warnings(status: StudyStatus) -> list[str]:
     """Returns what is in the folder and does not count, as warnings."""
     paths_of: dict[str, list[Path]] = {}
     for other in status.others:
-        study = other.run.study or {}
-        cell = study.get("cell")
-        # What a run says of its study may be edited by hand, or of another version.
-        cell_label = spec.label(cell) if isinstance(cell, dict) else "no cell"
-        name = f"{cell_label}, repeat {study.get('repeat', '-')}"
+        entry = other.run.study
+        name = "no cell, repeat -"
+        if entry is not None:
+            repeat = "-" if entry.repeat is None else entry.repeat
+            name = f"{spec.label(entry.cell)}, repeat {repeat}"
         paths_of.setdefault(name, []).append(other.run.path)
     lines = list(status.problems)
     for name, paths in paths_of.items():
@@ -483,10 +483,10 @@ def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
         # One that runs, if one does: False sorts first.
         first = min(alive, key=lambda run: run.outcome != "running")
         return f"Next: wait; or look: {command('follow', pasted(first.run.path))}{so_far}"
-    submissions = [run.run.config["submission"] for run in status.tries()]
-    newest: dict[str, Any] = max(submissions, key=lambda each: str(each.get("time")), default={})
+    submissions = [run.run.submission for run in status.tries()]
+    newest = max(submissions, key=lambda each: each.time, default=Provenance())
     # The command that was typed has the flags, which the study file lacks.
-    again = newest.get("command")
+    again = newest.command
     if not again:
         again = shlex.join(["slurmft", "study", "run", str(study.path)])
     return f"Next: {again}{so_far}"

@@ -47,7 +47,7 @@ class Side:
     @property
     def times(self) -> list[str]:
         """When the runs were submitted; empty texts where that is unknown."""
-        return [str(run.config["submission"].get("time", "")) for run in self.runs]
+        return [run.submission.time for run in self.runs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number
 from slurmft.plugins.studies import cells, spec
@@ -53,14 +52,6 @@ class RunSet:
         return any(run.is_own for run in self.runs)
 
 
-@dataclass(frozen=True)
-class _StudyOfRun:
-    """The study that a run names."""
-
-    name: str
-    cell: dict[str, Any]
-
-
 def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
     """Groups runs (oldest first) by study, oldest study first; then those of no study, a set for
     each program, with this title."""
@@ -70,9 +61,10 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
         program = run.config["program"]
         if program.get("kind") == "predict":
             continue  # it has trained nothing
-        if run.study and matches(run.study, _StudyOfRun):
+        entry = run.study
+        if entry is not None:
             # Two folders may hold studies of one name: these are not one study.
-            study = (run.study["name"], _study_folder(run))
+            study = (entry.name, _study_folder(run))
             studies.setdefault(study, []).append(run)
         else:
             name = str(program.get("name")) if run.is_own else ""
@@ -109,7 +101,7 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
     """Returns the runs of a study, in the cells of its file and in those that the runs name."""
     problems: list[str] = []
     study = _read_study(name, folder, problems) if folder else None
-    run_cells = [(run.study or {})["cell"] for run in runs]
+    run_cells = [run.study.cell for run in runs if run.study]
     study_cells = study.cells if study else ()
     # The cells of the file come first, in its order. A run of a cell that was since removed from
     # the file has a row, too: nothing that was measured is dropped.
@@ -143,9 +135,12 @@ def _best_of_repeats(runs: list[MeasuredRun]) -> dict[tuple[str, str], MeasuredR
     """Returns key of a cell and repeat -> its newest finished run, or the newest at all."""
     best: dict[tuple[str, str], MeasuredRun] = {}
     for run in runs:
-        study = run.study or {}
+        entry = run.study
+        if entry is None:
+            continue
         # A run that does not say which repeat it is counts as one of its own.
-        key = (spec.key_of(study["cell"]), repr(study.get("repeat", run.name)))
+        repeat = run.name if entry.repeat is None else entry.repeat
+        key = (spec.key_of(entry.cell), repr(repeat))
         # The runs come oldest first: a later try replaces all but a finished one.
         if key not in best or run.is_finished or not best[key].is_finished:
             best[key] = run

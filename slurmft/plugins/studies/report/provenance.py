@@ -44,7 +44,7 @@ def origins(rows: Sequence[Row]) -> list[str]:
 
 
 def _command(run: MeasuredRun) -> str:
-    return str(run.config["submission"].get("command", ""))
+    return run.submission.command
 
 
 def changes(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _values(runs: Sequence[MeasuredRun], reader: Reader) -> list[str]:
 
 def _dates(runs: Sequence[MeasuredRun]) -> str:
     """Returns the dates of the first submission and of the last change of state."""
-    submitted = [run.config["submission"].get("time") for run in runs]
+    submitted = [run.submission.time for run in runs]
     # Texts in ISO 8601, in UTC: the smallest is the first. To the minute.
     first = min(filter(None, submitted), default="")
     dates = [first[:16].replace("T", " ")]
