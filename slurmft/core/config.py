@@ -511,7 +511,7 @@ class RunConfig:
         return {
             "program": dataclasses.asdict(self.program),
             "job": self.job.values(),
-            "submission": self.submission,
+            "submission": dataclasses.asdict(self.submission),
         }
 
     @property
