@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,7 +176,7 @@ def test_random_generators_come_back() -> None:
 
     np.random.standard_normal()
     random.gauss(0, 1)
-    state = rng_state(CPU)
+    state = json.loads(json.dumps(rng_state(CPU)))
 
     def draw() -> list[float]:
         return [

@@ -17,7 +17,7 @@ from tests.train.test_trainer import assert_gone, emotion
 pytestmark = pytest.mark.processes
 
 FLAGS = (
-    *(*BASE, "--epochs", "16", *SHORT_STOP),
+    *(*BASE, "--epochs", "8", *SHORT_STOP),
     *("--hang-timeout-s", "4", "--max-restarts", "20"),
 )
 

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.processes
 
 # Dropout stays on: the random generators must come back, too.
 EXACT = ("--cluster", "local", "--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3")
-EPOCHS = 6
+EPOCHS = 3
+"""So 153 steps on two ranks: about 40 are over when the last of three stops has come."""
 
 
 def arguments(data: Path, model: Path, runs: Path, nodes: int = 2) -> tuple[str, ...]:
@@ -127,10 +128,10 @@ def test_signals_to_any_process(
         (one_torchrun, signal.SIGTERM),
         (one_node, signal.SIGINT),
     ]
-    job.at_step(20)
-    for find, sent in hits:
+    job.at_step(10)
+    for number, (find, sent) in enumerate(hits, 1):
         os.kill(find(job.run), sent)
-        job.until("resumes after step")
+        await_resumes(job.run, number)
     code, text = job.end()
     assert code == 0, text
     assert text.count("stopping after step") == 3
@@ -154,7 +155,7 @@ def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path
     whole = slurmft("submit", "--follow", *flags, imported=True)
     assert whole.code == 0, whole.err
     job = Following(*flags, imported=True)
-    job.at_step(20)
+    job.at_step(10)
     os.kill(one_rank(job.run), signal.SIGUSR2)
     code, text = job.end()
     assert code == 75
@@ -175,6 +176,11 @@ def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path
     assert "has finished" in again.err
 
 
+def await_resumes(run: RunDir, count: int) -> None:
+    """Waits until a run has resumed so often. On the screen it is up to two seconds later."""
+    until(lambda: len(records(run, "resume")) == count, run.history, every_s=0.02)
+
+
 def await_evaluation(run: RunDir, total: int) -> None:
     """Waits until a rank evaluates that many samples."""
     reader = RecordReader(run.records)
@@ -184,24 +190,25 @@ def await_evaluation(run: RunDir, total: int) -> None:
 def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     """In that of an epoch, and in that of the test split: what was predicted before is kept, and
     every sample is predicted once."""
-    data = write_emotion(tmp_path / "data", train=24, validation=1600)
+    data = write_emotion(tmp_path / "data", train=24, validation=800)
     rows = (data / "validation.jsonl").read_text().splitlines(keepends=True)
-    (data / "test.jsonl").write_text("".join(rows[:1000]))
+    (data / "test.jsonl").write_text("".join(rows[:500]))
     flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
     job = Following(*EXACT, *flags, *source, imported=True)
     job.at_step(2)
-    for total in (800, 500):  # samples of a rank: of the validation data, of the test split
+    # Samples of a rank: of the validation data, of the test split.
+    for number, total in enumerate((400, 250), 1):
         await_evaluation(job.run, total)
         os.kill(one_rank(job.run), signal.SIGTERM)
-        job.until("resumes after step")
+        await_resumes(job.run, number)
     code, text = job.end()
     assert code == 0, text
     assert "(from step-00000002-e" in text
     assert "(from step-00000002-t" in text
     assert steps_twice(job.run) == 0
     result = json.loads(job.run.result.read_text())
-    assert result["evaluate_samples"] == 2600
+    assert result["evaluate_samples"] == 1300
     whole = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
     assert whole.result["metrics"] == result["metrics"]
 
@@ -226,7 +233,7 @@ def test_cancelled_run_can_go_on(
     undisturbed: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
     job = Following(*arguments(tiny_data, tiny_model, tmp_path), imported=True)
-    job.at_step(20)
+    job.at_step(10)
     with held(rank_pids(job.run)):
         assert slurmft("cancel", str(job.run.path)).code == 0
     assert job.end()[0] == 5

@@ -6,6 +6,7 @@ draw of 64 bits decides for four elements.
 """
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +27,9 @@ def draw_factors(count: int, p: float, dtype: torch.dtype) -> Tensor:
     The probability is rounded to the nearest 1/65536.
     """
     dropped = round(p * _STEPS)
-    draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+    draws = torch.empty(math.ceil(count / 4), dtype=torch.int64)
+    # Without an upper bound: all 64 bits are random.
+    draws.random_(-(2**63), None)
     numbers = draws.view(torch.int16)[:count]  # uniform, from -_STEPS / 2 to _STEPS / 2 - 1
     # Compared into the type of the factors: torch does that fast, and converts slowly.
     factors = torch.empty(count, dtype=dtype)
@@ -65,7 +68,9 @@ class Dropout(torch.nn.Dropout):
     """torch's module with this dropout."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return dropout(input, self.p) if self.training else input
+        if not self.training:
+            return input
+        return dropout(input, self.p)
 
 
 def replace_dropout(model: torch.nn.Module) -> None:

@@ -100,25 +100,31 @@ class Rows:
         places = 0
         sequences = 0
         for group in groups:
-            length = -(-group[-1] // multiple) * multiple  # rounded up
-            of_group = slice(sequences, sequences + len(group))
+            length = math.ceil(group[-1] / multiple) * multiple
+            count = len(group)
+            of_group = slice(sequences, sequences + count)
             at = torch.arange(length)
             is_token = at < sizes[of_group, None]
             # Padding is a row that is no token, the one behind the last.
             row = torch.where(is_token, starts[of_group, None] + at, tokens)
-            row_parts.append(row[:, None, :].expand(-1, heads, -1).flatten())
-            head_parts.append(torch.arange(heads).repeat_interleave(length).repeat(len(group)))
-            place = torch.arange(len(group) * heads * length).view(len(group), heads, length)
-            place_parts.append((place + places).transpose(1, 2)[is_token])
-            spans.append(Span(len(group) * heads, length, places, _mask_of(is_token, heads)))
-            places += place.numel()
-            sequences += len(group)
+            row_of_heads = row[:, None, :].expand(-1, heads, -1)
+            row_parts.append(row_of_heads.flatten())
+            head = torch.arange(heads).repeat_interleave(length)
+            head_parts.append(head.repeat(count))
+            size = count * heads * length
+            place = torch.arange(places, places + size).view(count, heads, length)
+            place_parts.append(place.transpose(1, 2)[is_token])
+            mask = _mask_of(is_token, heads)
+            spans.append(Span(count * heads, length, places, mask))
+            places += size
+            sequences += count
         row = torch.cat(row_parts)
         head = torch.cat(head_parts)
         place = torch.cat(place_parts)
         array = torch.arange(3)  # of queries, keys, values
         # The product that makes all three has them side by side: (rows, 3, heads, head size).
-        parts_of_arrays = (row * 3 + array[:, None]) * heads + head
+        row_of_arrays = row * 3 + array[:, None]
+        parts_of_arrays = row_of_arrays * heads + head
         places_of_arrays = place[:, None, :] + array[:, None] * places
         return cls(
             tokens=tokens,
@@ -206,11 +212,15 @@ class Layer:
 
     def query_count(self, span: Span) -> int:
         """Returns the number of queries of a sequence."""
-        return 1 if self.first_only else span.length
+        if self.first_only:
+            return 1
+        return span.length
 
     def queries(self, array: Tensor) -> Tensor:
         """Returns the queries among (sequences x heads, length, head size)."""
-        return array[:, :1] if self.first_only else array
+        if self.first_only:
+            return array[:, :1]
+        return array
 
     def score_count(self, span: Span) -> int:
         """Returns the number of attention scores of a span."""
@@ -232,10 +242,12 @@ class Layer:
         """
         linear = self.parameters()[:12]  # of six modules; the norms compute with fp32 weights
         # Scaled before rounding, so that scores need no multiplication of their own.
-        scaled = [linear[0] * self.scaling, linear[1] * self.scaling, *linear[2:6]]
-        in_weight = torch.cat(scaled[::2])
-        in_bias = torch.cat(scaled[1::2])
-        return [each.to(dtype) for each in (in_weight, in_bias, *linear[6:])]
+        query_weight = linear[0] * self.scaling
+        query_bias = linear[1] * self.scaling
+        in_weight = torch.cat([query_weight, linear[2], linear[4]])
+        in_bias = torch.cat([query_bias, linear[3], linear[5]])
+        joined = [in_weight, in_bias, *linear[6:]]
+        return [each.to(dtype) for each in joined]
 
 
 def layer_of(module: Any) -> Layer | None:
@@ -243,7 +255,9 @@ def layer_of(module: Any) -> Layer | None:
     for parts in (_of_bert, _of_distilbert):
         with contextlib.suppress(AttributeError):
             activation, layer = parts(module)
-            return layer if _is_known(activation, layer) else None
+            if _is_known(activation, layer):
+                return layer
+            break
     return None
 
 
@@ -254,9 +268,11 @@ def _is_known(activation: Any, layer: Layer) -> bool:
     if not torch.equal(activation(x), gelu(x)):
         return False
     # By exact type: a subclass, such as an adapter or a quantized layer, computes otherwise.
-    for kind, modules in ((nn.Linear, layer.linear), (nn.LayerNorm, layer.norms)):
-        if not all(type(module) is kind and module.bias is not None for module in modules):
-            return False
+    kinds = [type(module) for module in (*layer.linear, *layer.norms)]
+    if kinds != [nn.Linear] * 6 + [nn.LayerNorm] * 2:
+        return False
+    if any(each is None for each in layer.parameters()):  # a module without a bias
+        return False
     query, _, value, *_ = layer.linear
     return query.out_features == value.out_features
 
@@ -334,7 +350,10 @@ class _Fused(torch.autograd.Function):
         attended, *of_scores = _attend(arrays, rows, layer, dropouts)
         out = _linear(attended, w_out, b_out)
         out_factors = dropouts.take(layer.p_out, *out.shape)
-        a_sum = _add(x[rows.firsts] if layer.first_only else x, out, out_factors)
+        residual = x
+        if layer.first_only:
+            residual = x[rows.firsts]
+        a_sum = _add(residual, out, out_factors)
         a, a_mean, a_rstd = _norm(a_sum, layer.norms[0])
         if keep:  # the backward pass needs what GELU gets
             inner = _linear(a, w_up, b_up)
@@ -364,23 +383,25 @@ class _Fused(torch.autograd.Function):
             inner, active, down_factors, y_sum, y_mean, y_rstd, *of_scores,
         ) = ctx.saved_tensors  # fmt: skip
         d_sum, *of_last_norm = _norm_backward(gradients[0], y_sum, y_mean, y_rstd, layer.norms[1])
-        d_down = d_sum if down_factors is None else d_sum * down_factors
+        d_down = _dropped(d_sum, down_factors)
         of_down = _of_linear(d_down, active)
         d_inner = torch.ops.aten.gelu_backward(d_down @ w_down, inner)
         of_up = _of_linear(d_inner, a)
         d_a = d_sum.addmm_(d_inner, w_up)  # in place: the residual's gradient is added here
         d_sum, *of_norm = _norm_backward(d_a, a_sum, a_mean, a_rstd, layer.norms[0])
-        d_out = d_sum if out_factors is None else d_sum * out_factors
+        d_out = _dropped(d_sum, out_factors)
         of_out = _of_linear(d_out, attended)
         d_arrays = _attend_backward(d_out @ w_out, arrays, of_scores, rows, layer)
-        d_in = _together(d_arrays.flatten(0, 1), rows.together_in, rows.count * 3 * layer.heads)
-        d_in = d_in.view(rows.count, -1)
+        part_count = rows.count * 3 * layer.heads
+        d_parts = _together(d_arrays.flatten(0, 1), rows.together_in, part_count)
+        d_in = d_parts.view(rows.count, -1)
         weight, bias = _of_linear(d_in, x)
         of_in = list(zip(weight.chunk(3), bias.chunk(3), strict=True))
         for gradient in of_in[0]:  # of queries, whose copies had the scaling of the scores
             gradient.mul_(layer.scaling)
         if layer.first_only:  # other tokens have a part in keys and values alone
-            d_x = (d_in @ w_in).index_add_(0, rows.firsts, d_sum)
+            d_x = d_in @ w_in
+            d_x.index_add_(0, rows.firsts, d_sum)
         else:
             d_x = d_sum.addmm_(d_in, w_in)
         of_linear: list[Tensor] = []
@@ -396,7 +417,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -
         fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
         return fused
     output = torch.addmm(bias, x, weight.t())
-    return gelu(output) if activation == "gelu" else output
+    if activation == "gelu":
+        output = gelu(output)
+    return output
 
 
 @functools.cache
@@ -412,7 +435,17 @@ def _by_onednn(dtype: torch.dtype) -> bool:
 
 
 def _add(x: Tensor, y: Tensor, factors: Tensor | None) -> Tensor:
-    return x + y if factors is None else torch.addcmul(x, y, factors)
+    """Returns x + dropout(y)."""
+    if factors is None:
+        return x + y
+    return torch.addcmul(x, y, factors)
+
+
+def _dropped(x: Tensor, factors: Tensor | None) -> Tensor:
+    """Returns dropout(x), and of a gradient its backward pass."""
+    if factors is None:
+        return x
+    return x * factors
 
 
 def _norm(x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
@@ -493,10 +526,11 @@ def _attend(
             of_span.baddbmm_(queries, keys)
         torch.softmax(of_span, -1, out=of_span)
     factors = dropouts.take(layer.p_scores, len(scores))
-    kept = scores if factors is None else scores * factors
+    kept = _dropped(scores, factors)
     states = []
     for span, of_span in zip(rows.spans, layer.views(kept, rows), strict=True):
-        states.append(of_span.bmm(span.of(value)).flatten(0, 1))
+        of_sequences = of_span.bmm(span.of(value))
+        states.append(of_sequences.flatten(0, 1))
     attended = torch.cat(states)
     if not layer.first_only:
         attended = _together(attended, rows.together, rows.count * layer.heads)
@@ -536,6 +570,8 @@ def _attend_backward(
     for span, of_span, d_span in zip(rows.spans, score_views, d_views, strict=True):
         d_span = torch.ops.aten._softmax_backward_data(d_span, of_span, -1, of_span.dtype)
         # Of scores = queries @ keys.T; the scaling is in the queries' weight already.
-        layer.queries(span.of(d_query)).copy_(d_span.bmm(span.of(key)))
-        torch.bmm(d_span.transpose(1, 2), layer.queries(span.of(query)), out=span.of(d_key))
+        queries = layer.queries(span.of(query))
+        d_queries = layer.queries(span.of(d_query))
+        d_queries.copy_(d_span.bmm(span.of(key)))
+        torch.bmm(d_span.transpose(1, 2), queries, out=span.of(d_key))
     return d_arrays

@@ -84,18 +84,31 @@ class GpuLayer:
         first tokens."""
         layer = self._layer
         # Rounded layer by layer, so that DDP sends a layer's gradients while the next is computed.
-        w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down, *norms = self.rounded()
-        query, key, value = linear(x, w_in, b_in).view(len(x), 3, layer.heads, -1).unbind(1)
-        p_scores = layer.p_scores if training else 0.0
-        how = How(False, None, p_scores, layer.scaling, None)
+        (
+            w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down,
+            w_a, b_a, w_y, b_y,
+        ) = self.rounded()  # fmt: skip
+        attention_norm, last_norm = layer.norms
+        qkv = linear(x, w_in, b_in)
+        query, key, value = qkv.view(len(x), 3, layer.heads, -1).unbind(1)
+        how = How(
+            causal=False,
+            window=None,
+            dropout=layer.p_scores if training else 0.0,
+            scaling=layer.scaling,
+            softcap=None,
+        )
         attended = flash(query, key, value, starts, how, layer.first_only)
         if layer.first_only:
             x = take(x, starts.firsts)
-        out = dropout(linear(attended.flatten(1), w_out, b_out), layer.p_out, training)
-        a = layer_norm(x + out, x.shape[1:], norms[0], norms[1], layer.norms[0].eps)
-        down = linear(gelu(linear(a, w_up, b_up)), w_down, b_down)
+        width = x.shape[1:]
+        out = linear(attended.flatten(1), w_out, b_out)
+        out = dropout(out, layer.p_out, training)
+        a = layer_norm(x + out, width, w_a, b_a, attention_norm.eps)
+        inner = gelu(linear(a, w_up, b_up))
+        down = linear(inner, w_down, b_down)
         down = dropout(down, layer.p_down, training)
-        return layer_norm(a + down, x.shape[1:], norms[2], norms[3], layer.norms[1].eps)
+        return layer_norm(a + down, width, w_y, b_y, last_norm.eps)
 
 
 class GpuLayers:

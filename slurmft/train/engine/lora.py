@@ -35,7 +35,9 @@ class Adapter:
         from peft import LoraConfig, get_peft_model
 
         rank = int(required(config, "lora"))
-        targets = config.lora_targets.split(",") if config.lora_targets else []
+        targets = []
+        if config.lora_targets:
+            targets = config.lora_targets.split(",")
         _check_targets(model, targets)
         settings: dict[str, Any] = {
             "r": rank,
@@ -90,7 +92,8 @@ def trained(model: Any) -> Tensors:
     for name, weight in model.named_parameters(remove_duplicate=False):
         if not weight.requires_grad:
             frozen.add(name)
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
+    state = model.state_dict()
+    return {name: tensor for name, tensor in state.items() if name not in frozen}
 
 
 def check_same(checkpoint: str, facts: dict[str, Any] | None, adapter: Adapter | None) -> None:
@@ -101,7 +104,9 @@ def check_same(checkpoint: str, facts: dict[str, Any] | None, adapter: Adapter |
         facts: `Adapter.facts` of the run that wrote it; None: it had no adapters.
     """
     before = facts or {}
-    now = adapter.facts if adapter else {}
+    now: dict[str, Any] = {}
+    if adapter:
+        now = adapter.facts
     for name in before | now:
         if before.get(name) == now.get(name):
             continue

@@ -7,6 +7,7 @@ in groups of near length that are padded each to its own longest.
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -143,7 +144,7 @@ class Layout:
         self.tokens = sum(sizes)
         self.longest = sizes[-1]
         # Rounded up. Lengths are sorted: neighbours have near ones.
-        of_group = -(-len(sizes) // GROUPS)
+        of_group = math.ceil(len(sizes) / GROUPS)
         group_starts = range(0, len(sizes), of_group)
         self.lengths = [sizes[start : start + of_group] for start in group_starts]
         self.padding = 0
@@ -263,7 +264,9 @@ def attention(
         is_causal = getattr(module, "is_causal", False)
     first_only = getattr(module, FIRST_TOKEN_ONLY, False)
     how = How(is_causal, sliding_window or None, dropout, scaling, softcap)
-    q, k, v = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
+    q = query.squeeze(0).transpose(0, 1)
+    k = key.squeeze(0).transpose(0, 1)
+    v = value.squeeze(0).transpose(0, 1)
     reason = why_no_flash(q.device, computed_in(q), q.shape[-1], softcap)
     # As the only query, a first token would be the last one to flash attention's masks.
     masks_first = first_only and (is_causal or how.window)
@@ -325,7 +328,7 @@ def flash(
     """
     # As autocast has it for scaled_dot_product_attention; rotary positions are fp32.
     dtype = computed_in(query)
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query = query.to(dtype)
     query_starts = starts.cum_seq
     most_queries = starts.most
     if first_only:
@@ -333,12 +336,25 @@ def flash(
         query_starts = torch.arange(count, dtype=torch.int32, device=query_starts.device)
         query = take(query, starts.firsts)
         most_queries = 1
-    # A window counts the token itself; flash attention, its neighbours on a side. -1: all.
-    side = -1 if how.window is None else how.window - 1
+    side = -1  # all tokens
+    if how.window is not None:
+        # A window counts the token itself; flash attention, its neighbours on a side.
+        side = how.window - 1
     states: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, query_starts, starts.cum_seq, most_queries, starts.most, how.dropout,
-        how.causal, False, scale=how.scaling, window_size_left=side, window_size_right=side,
-    )[0]  # fmt: skip
+        query,
+        key.to(dtype),
+        value.to(dtype),
+        query_starts,
+        starts.cum_seq,
+        most_queries,
+        starts.most,
+        how.dropout,
+        how.causal,
+        False,  # a mask of dropout to look at is not returned
+        scale=how.scaling,
+        window_size_left=side,
+        window_size_right=side,
+    )[0]
     return states
 
 
@@ -347,13 +363,20 @@ def _by_groups(
 ) -> Tensor:
     """Computes attention group by group; shapes are those of `flash`."""
     parts = []
-    of_groups = [layout.split(tensor) for tensor in (query, key, value)]
-    for group, *tokens in zip(layout.groups, *of_groups, strict=True):
-        q, k, v = [group.apart(tensor).transpose(1, 2) for tensor in tokens]
+    queries = layout.split(query)
+    keys = layout.split(key)
+    values = layout.split(value)
+    for group, q, k, v in zip(layout.groups, queries, keys, values, strict=True):
+        q = group.apart(q).transpose(1, 2)
+        k = group.apart(k).transpose(1, 2)
+        v = group.apart(v).transpose(1, 2)
         if first_only:
             q = q[:, :, :1]
         states = _attend(q, k, v, group, how).transpose(1, 2)
-        parts.append(states.flatten(0, 1) if first_only else group.together(states))
+        if first_only:
+            parts.append(states.flatten(0, 1))
+        else:
+            parts.append(group.together(states))
     return torch.cat(parts)
 
 
@@ -397,7 +420,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: How) -
     bias = group.bias(how.causal, window, query)
     if bias is not None:
         scores = scores + bias
-    return torch.matmul(drop(scores.softmax(-1), how.dropout), value)
+    kept = drop(scores.softmax(-1), how.dropout)
+    return torch.matmul(kept, value)
 
 
 # --- attention modules outside transformers' registry ---------------------------------------------
@@ -421,13 +445,19 @@ def group_by_group(forward: Callable[..., Any], positions: str, *args: Any, **na
         if bias is None:
             bias = states.new_zeros(1, 1, 1, 1)
         # MPNet adds its mask to scores; DeBERTa's says which tokens there are.
-        call.arguments["attention_mask"] = bias if positions == "position_bias" else bias == 0
+        mask = bias
+        if positions != "position_bias":
+            mask = bias == 0
+        call.arguments["attention_mask"] = mask
         call.arguments["hidden_states"] = group.apart(tokens)
         call.arguments[positions] = all_positions[..., : group.length, : group.length]
-        parts.append(group.together(forward(*call.args, **call.kwargs)[0]))
+        output = forward(*call.args, **call.kwargs)
+        parts.append(group.together(output[0]))
     return torch.cat(parts).unsqueeze(0), None
 
 
 def of_longest(forward: Callable[..., Any], states: Tensor, *args: Any) -> Any:
     """The computation of positions, for the longest sequence alone."""
-    return forward(states[:, : in_force.longest] if in_force else states, *args)
+    if in_force:
+        states = states[:, : in_force.longest]
+    return forward(states, *args)

@@ -142,14 +142,18 @@ class Packing:
                 f"a text of {lengths[-1]} tokens is longer than the {self._position_count} "
                 f"positions of the model: train with --max-length {self._position_count}"
             )
-        multiple = 0 if self._ends_with_longest else packed_attention.token_multiple(device)
+        multiple = 0
+        if not self._ends_with_longest:
+            multiple = packed_attention.token_multiple(device)
         self._announced = Layout(lengths, device, multiple)
 
     def _use(self, layout: Layout | None) -> None:
         """Lets attention work on a packed batch; None: on a padded one, as transformers does."""
         packed_attention.in_force = layout
         for config, implementation in self._configs:
-            config._attn_implementation = NAME if layout else implementation
+            if layout:
+                implementation = NAME
+            config._attn_implementation = implementation
 
     # --- forward passes ---------------------------------------------------------------------------
 
@@ -159,7 +163,10 @@ class Packing:
         ids = named.get("input_ids")
         is_packed = "position_ids" in named and "attention_mask" not in named
         # A batch with padding, as of a generation within an evaluation.
-        if layout is None or not is_packed or ids is None or ids.shape != (1, layout.tokens):
+        if layout is None or not is_packed or ids is None:
+            self._use(None)
+            return forward(*args, **named)
+        if ids.shape != (1, layout.tokens):  # not the batch that was announced
             self._use(None)
             return forward(*args, **named)
         self._use(layout)
@@ -199,7 +206,9 @@ class Packing:
 
     def _pooled(self, forward: Callable[..., Any], states: Tensor) -> Any:
         """The forward of a pooler, which is between the model without its head and the head."""
-        return forward(states if self._inputs is None else self._shaped(states))
+        if self._inputs is not None:
+            states = self._shaped(states)
+        return forward(states)
 
     def _shaped(self, tokens: Tensor) -> Tensor:
         """Returns (1, T, ...), or (1, B, ...) of first tokens alone, in the form that the head
@@ -252,7 +261,9 @@ class Packing:
         training = self.model.training
         states = self.gpu_layers.run(tokens, layout.starts, training, self._computes_again)
         # To the layers, padding is one more sequence: the last.
-        return states[: layout.sequences] if self.is_first_token_only else states
+        if self.is_first_token_only:
+            states = states[: layout.sequences]
+        return states
 
     def _by_fused_layers(self, tokens: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         """Returns hidden states after all layers on a CPU: (T, hidden), or (B, hidden) of first
@@ -262,7 +273,9 @@ class Packing:
         padded = torch.nn.functional.pad(tokens.to(dtype), (0, 0, 0, more_rows))
         training = self.model.training
         states = fused_layers.run(self.layers, padded, rows, training, self._computes_again)
-        return states if self.is_first_token_only else states[: rows.tokens]
+        if not self.is_first_token_only:
+            states = states[: rows.tokens]
+        return states
 
     @property
     def _computes_again(self) -> bool:
@@ -305,9 +318,12 @@ class Packing:
         self.expect(sample.mask.sum(1), self.model.device)
         output = self.model(**sample.packed)
         names = {"logits", "start_logits", "end_logits", "last_hidden_state"} & expected.keys()
-        return max(
-            _difference(sample.real(expected[name]), sample.real(output[name])) for name in names
-        )
+        differences = []
+        for name in names:
+            padded = sample.real(expected[name])
+            packed = sample.real(output[name])
+            differences.append(_difference(padded, packed))
+        return max(differences)
 
     def _compute_first_only(self, sample: "_Sample", expected: Any) -> None:
         """Makes the last layer compute nothing for a sequence's other tokens, where this is known
@@ -443,8 +459,9 @@ def _positions(base: Any) -> tuple[int, int]:
     the first."""
     for name, module in base.named_modules():
         if name.rpartition(".")[2] in TABLES and isinstance(module, torch.nn.Embedding):
-            # RoBERTa's positions begin behind that of padding.
-            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            first = 0
+            if module.padding_idx is not None:  # RoBERTa's positions begin behind that of padding
+                first = module.padding_idx + 1
             return module.num_embeddings - first, first
     return sys.maxsize, 0
 
@@ -466,7 +483,9 @@ def _difference(expected: Tensor, output: Tensor) -> float:
         return torch.inf
     difference = float((output - expected).abs().max())
     largest = max(1.0, float(expected.abs().max()))
-    return 0.0 if difference <= _ROUNDING * largest else difference
+    if difference <= _ROUNDING * largest:
+        return 0.0
+    return difference
 
 
 def _first_only_parts(layer: Any) -> tuple[Any, Any] | None:
@@ -494,7 +513,9 @@ class _Sample:
 
     @classmethod
     def of(cls, model: Any, *lengths: int) -> "_Sample":
-        mask = torch.arange(lengths[-1]) < torch.tensor(lengths)[:, None]
+        longest = lengths[-1]
+        ends = torch.tensor(lengths)[:, None]
+        mask = torch.arange(longest) < ends
         config = model.config.get_text_config()
         pad = config.pad_token_id or 0
         numbers = torch.arange(mask.numel()).view(mask.shape)
@@ -502,7 +523,7 @@ class _Sample:
         # No token of a text may be that of padding: heads and positions look for it.
         tokens = tokens + (tokens == pad)
         tokens = tokens.masked_fill(~mask, pad)
-        positions = torch.arange(lengths[-1]).expand(mask.shape)[mask]
+        positions = torch.arange(longest).expand(mask.shape)[mask]
         return cls(
             padded={"input_ids": tokens, "attention_mask": mask.long()},
             packed={"input_ids": tokens[mask][None], "position_ids": positions[None]},

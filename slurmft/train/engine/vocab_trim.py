@@ -82,7 +82,8 @@ class TrimmedVocabulary:
         else:
             if torch.equal(before, after):
                 return trimmed
-            cause = f"outputs differ by {float((after - before).abs().max()):.2g}"
+            difference = (after - before).abs().max()
+            cause = f"outputs differ by {float(difference):.2g}"
         trimmed.restore(module)
         return f"{type(model).__name__} cannot do without the rows of unused tokens ({cause})"
 
@@ -183,7 +184,9 @@ def _logits(model: Any, data: TokenData) -> Tensor:
     was_training = model.training
     samples = np.arange(min(_SAMPLES, len(data.train)))
     batch = data.train.batch(samples, data.pad_id)
-    inputs = {name: tensor[:, :_LENGTH] for name, tensor in batch.inputs.items()}
+    inputs = {}
+    for name, tensor in batch.inputs.items():
+        inputs[name] = tensor[:, :_LENGTH]
     output = model.eval()(**inputs)  # without dropout, so that outputs can be compared
     model.train(was_training)
     logits: Tensor = output[0]

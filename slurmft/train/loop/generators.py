@@ -32,52 +32,35 @@ class Generators:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """Returns the state of every generator of this process, as JSON can hold it."""
+    name, keys, *rest = np.random.get_state()
     state = {
-        "python": _python_state(),
-        "numpy": _numpy_state(),
-        "torch": _encode(torch.get_rng_state().numpy()),
+        "python": random.getstate(),
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "torch": _encode(torch.get_rng_state()),
     }
     if device.type != "cpu":
         module = torch.get_device_module(device)
-        device_state = module.get_rng_state(device)
-        state[device.type] = _encode(device_state.numpy())
+        state[device.type] = _encode(module.get_rng_state(device))
     return state
-
-
-def _python_state() -> list[Any]:
-    version, numbers, gauss = random.getstate()
-    # 624 words of 32 bits, then the place of the next one.
-    array = np.asarray(numbers, dtype=np.uint64)
-    return [version, _encode(array), gauss]
-
-
-def _numpy_state() -> list[Any]:
-    state: Any = np.random.get_state()
-    name, keys, *rest = state
-    return [name, _encode(keys), *rest]
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     """Sets every generator to a state that `rng_state` returned."""
-    version, text, gauss = state["python"]
-    numbers = tuple(_decode(text, np.uint64).tolist())
-    random.setstate((version, numbers, gauss))
-    name, keys, *rest = state["numpy"]
-    # The types are those that `_encode` got: its text has none.
-    np.random.set_state((name, _decode(keys, np.uint32), *rest))
-    cpu_state = torch.from_numpy(_decode(state["torch"], np.uint8))
-    torch.set_rng_state(cpu_state)
+    # JSON made lists of tuples, and Python takes tuples alone.
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(_decode(state["torch"]))
     # A checkpoint of a run on other hardware has no state of this device.
     if device.type in state:
-        device_state = torch.from_numpy(_decode(state[device.type], np.uint8))
-        torch.get_device_module(device).set_rng_state(device_state, device)
+        torch.get_device_module(device).set_rng_state(_decode(state[device.type]), device)
 
 
-def _encode(array: np.ndarray) -> str:
-    """Returns the bytes of an array as text, for JSON."""
-    return base64.b64encode(array.tobytes()).decode()
+def _encode(numbers: torch.Tensor) -> str:
+    """Returns bytes as text: torch's state has 5,056, which take three times the room as a list."""
+    return base64.b64encode(numbers.numpy().tobytes()).decode()
 
 
-def _decode(text: str, dtype: Any) -> np.ndarray:
-    array = np.frombuffer(base64.b64decode(text), dtype=dtype)
-    return array.copy()  # torch warns of memory that it could not write to
+def _decode(text: str) -> torch.Tensor:
+    # A copy that can be written to: torch warns of memory that cannot.
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -21,8 +21,7 @@ class LocalSgd(Replicated):
         Args:
             period: K, the optimizer steps after which all ranks have the same weights.
         """
-        super().__init__(world)
-        self.sends = f"local:{period}"
+        super().__init__(world, f"local:{period}")
         self._period = period
         self._has_local_steps = False
         self._averaging: PeriodicAveraging | None = None

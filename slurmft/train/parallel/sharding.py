@@ -37,7 +37,7 @@ from slurmft.train.loop.checkpoint import Checkpoint, Saver, write
 from slurmft.train.loop.state import State, Tensors
 from slurmft.train.parallel.optim import split_optimizer
 from slurmft.train.parallel.replicated import rounding
-from slurmft.train.parallel.strategy import TrainedModel
+from slurmft.train.parallel.strategy import Strategy, TrainedModel
 
 FOLDER = "sharded"
 """The folder of a checkpoint with the files of all ranks."""
@@ -45,13 +45,12 @@ _FILE_BYTES = 2**28
 """About the size of a file: torch makes it in memory before it writes it."""
 
 
-class Fsdp:
+class Fsdp(Strategy):
     """Torch's FSDP2, by which each rank keeps its share."""
 
     keeps_whole_model = False
     sends_every_micro_step = True
     evaluates_together = True
-    has_equal_gradients = True
 
     def __init__(
         self, config: TrainConfig, world: World, precision: str, evaluates_in_fp32: bool
@@ -60,8 +59,7 @@ class Fsdp:
         Args:
             evaluates_in_fp32: layers get weights in fp32 also in a bf16 run.
         """
-        self.world = world
-        self.sends = "none"
+        super().__init__(world)
         if world.size > 1:
             self.sends = rounding(config.grad_comm, precision)
         self._mesh = _mesh(config.shard, world)
@@ -170,15 +168,6 @@ class Fsdp:
         torch._foreach_mul_(shares, factor.to(shares[0]))
         return norm_before
 
-    def is_synchronized_after(self, step: int) -> bool:
-        return True
-
-    def end_step(self, step: int) -> None:
-        """Does nothing: each rank has updated its shares."""
-
-    def synchronize(self) -> None:
-        """Does nothing: each rank has its shares alone."""
-
     # --- checkpoints ------------------------------------------------------------------------------
 
     def saver(self, job: Job) -> Saver:
@@ -204,9 +193,6 @@ class Fsdp:
 
     def load_weights(self, model: TrainedModel, state: State) -> None:
         self._read(state, self._shares())
-
-    def restored(self, rehearse: Callable[[], None]) -> None:
-        """Does nothing: what was read is all."""
 
     def _shares(self, optimizer: torch.optim.Optimizer | None = None) -> Tensors:
         """Returns this rank's shares of all that trains, of buffers, and of the optimizer's
