@@ -1,9 +1,12 @@
 """Ends the job of a run."""
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, print_json
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.wait import cancel
 from slurmft.core.errors import Exit
+
+ELSEWHERE = Elsewhere.PLAIN
 
 
 def parser() -> Parser:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, confirmed, print_json
 from slurmft.cluster.cleanup import KINDS, Plan, remove_all
 from slurmft.cluster.cleanup import plan as make_plan
@@ -22,6 +23,8 @@ from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
 from slurmft.core.text import aligned, in_bytes
 from slurmft.runs import resolve
+
+ELSEWHERE = Elsewhere.PLAIN
 
 
 def parser() -> Parser:

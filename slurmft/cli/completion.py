@@ -15,10 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.core import plugins, site
 from slurmft.core.errors import Exit
 from slurmft.core.options import Option
+
+ELSEWHERE = Elsewhere.HERE
 
 SHELLS = ("bash", "zsh")
 _NAMES = {"cluster": plugins.LAUNCHERS, "task": plugins.TASKS}

@@ -11,9 +11,12 @@ examples:
 import textwrap
 from pathlib import Path
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.core import shipped
 from slurmft.core.errors import Exit
+
+ELSEWHERE = Elsewhere.PLAIN
 
 
 def parser() -> Parser:

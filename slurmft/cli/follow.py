@@ -11,6 +11,7 @@ examples:
 import sys
 
 from slurmft.cli import next_commands
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster.wait import JobWatch
@@ -19,6 +20,8 @@ from slurmft.core.errors import Exit, SlurmftError
 from slurmft.runs.rundir import RunDir
 from slurmft.show.progress import Progress
 from slurmft.show.result_table import result_table
+
+ELSEWHERE = Elsewhere.PLAIN
 
 
 def follow(run: RunDir, only_new: bool = False) -> int:

@@ -17,6 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, count, print_json
 from slurmft.cluster import cost, status
 from slurmft.cluster.job_state import Phase
@@ -25,6 +26,8 @@ from slurmft.core.files import is_number
 from slurmft.runs import resolve
 from slurmft.runs.resolve import problem_line
 from slurmft.show import costs, run_table
+
+ELSEWHERE = Elsewhere.SEVERAL
 
 _SORTED_BY = (
     "submitted", "name", "state", "user", "task", "data", "model", "nodes", "steps_done",

@@ -11,6 +11,7 @@ examples:
 import sys
 from collections.abc import Iterable
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.follow import show_outcome
 from slurmft.cli.parser import Parser
 from slurmft.cluster.wait import JobWatch
@@ -19,6 +20,8 @@ from slurmft.core.run_files import FINAL_STATES
 from slurmft.runs.log_text import LogText
 from slurmft.runs.logfiles import Choice
 from slurmft.runs.rundir import RunDir
+
+ELSEWHERE = Elsewhere.PLAIN
 
 
 def parser() -> Parser:

@@ -9,12 +9,15 @@ examples:
 from typing import Any
 
 from slurmft.cli import next_commands
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.follow import follow
 from slurmft.cli.parser import Parser, print_json, typed_options
 from slurmft.cluster.submit import provenance, resume, show_resume
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.core.options import options
+
+ELSEWHERE = Elsewhere.SUBMITS
 
 _JOB_OPTIONS = options(JobConfig).keys() - {"runs_dir", "name"}
 """Options of the job that may change: a run stays what and where it is."""

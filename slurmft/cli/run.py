@@ -18,12 +18,15 @@ How its stop, end and checkpoints are read: docs/your-own-program.md
 import os
 
 from slurmft.cli import submit_or_show
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.options import options
 from slurmft.core.site import OPTIONS_OF_ON, all_options, site_file
 from slurmft.programs.description import FLAGS, OwnProgram
+
+ELSEWHERE = Elsewhere.SUBMITS | Elsewhere.SENDS_FOLDER
 
 
 def parser() -> Parser:

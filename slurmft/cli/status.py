@@ -8,11 +8,14 @@ examples:
 """
 
 from slurmft.cli import next_commands
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, print_json
 from slurmft.cluster.status import run_facts
 from slurmft.core.errors import Exit
 from slurmft.runs import resolve
 from slurmft.show import run_page, status_words
+
+ELSEWHERE = Elsewhere.PLAIN
 
 
 def parser() -> Parser:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.live import Live
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.follow import follow, show_outcome
 from slurmft.cli.parser import Parser
 from slurmft.cluster.wait import JobWatch
@@ -22,6 +23,8 @@ from slurmft.core.terminal import raw
 from slurmft.runs.records import RecordReader
 from slurmft.show.progress import Record
 from slurmft.show.watch_screen import RunView
+
+ELSEWHERE = Elsewhere.PLAIN
 
 _REDRAW_S = 1.0
 

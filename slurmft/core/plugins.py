@@ -26,6 +26,9 @@ GLOBAL_FLAGS = "slurmft.global_flags"
 """Functions that carry out a whole command line with that flag in it: `--on`."""
 HOOKS = "slurmft.hooks"
 """Subclasses of `slurmft.core.hooks.Hooks`: what is called on the way of a job."""
+INTEGRATIONS = "slurmft.integrations"
+"""Modules that run a Python program with the callback of a training library, for --integrate:
+`python -m MODULE NAME (SCRIPT|-m MODULE) ...`."""
 JOB_OPTIONS = "slurmft.job_options"
 """Dataclasses with options that a plug-in adds to every job: flags of all commands that submit one,
 and keys of the site file. Their docstrings are the headings in --help."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import plugins
 from slurmft.core.errors import UsageError
 from slurmft.core.options import Needs, build, check_options, option, options
 from slurmft.core.program import OWN, Program
@@ -73,7 +74,7 @@ class OwnProgram:
         "attach an unchanged script through its library's Trainer (also TRL's)",
         affects="nothing",
         at="rank",
-        choices=("transformers", "lightning"),
+        choices=tuple(plugins.entries(plugins.INTEGRATIONS)),
         usual=True,
         commands=("render",),
     )

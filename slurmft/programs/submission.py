@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import fingerprint
+from slurmft.core import fingerprint, plugins
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
@@ -95,7 +95,8 @@ def _integrated(own: OwnProgram) -> OwnProgram:
             "give the script itself, not what starts it",
         )
     python, *rest = own.argv
-    command = (python, "-m", "slurmft.plugins.integrations", own.integrate, *rest)
+    entry = plugins.get(plugins.INTEGRATIONS, own.integrate, "--integrate")
+    command = (python, "-m", entry.module, entry.name, *rest)
     return dataclasses.replace(own, argv=command)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from slurmft.cli import list as listing
 from slurmft.cli import status, usage
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.cluster import launcher
 from slurmft.cluster.slurm import sbatch_options
@@ -67,6 +68,16 @@ def test_every_command_of_ours_has_a_short_summary() -> None:
         assert entry.package == "slurmft"
         assert 10 < len(entry.summary()) <= 66, name
         assert entry.load().main, name
+
+
+def test_every_command_of_ours_says_how_it_runs_elsewhere() -> None:
+    """What --on does with it: see `slurmft.cli.elsewhere`."""
+    modules = {name: entry.load() for name, entry in plugins.entries(COMMANDS).items()}
+    silent = [name for name, each in modules.items() if not isinstance(each.ELSEWHERE, Elsewhere)]
+    assert silent == []
+    # What does its work here is not run there.
+    alone = [name for name, each in modules.items() if Elsewhere.HERE in each.ELSEWHERE]
+    assert all(modules[name].ELSEWHERE is Elsewhere.HERE for name in alone)
 
 
 def test_ours_are_what_is_installed() -> None:

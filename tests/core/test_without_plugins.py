@@ -57,3 +57,9 @@ def test_run_of_a_program(kernel: Path) -> None:
     done = call(kernel, "status", "last")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Next:" in done.stdout
+    done = call(kernel, "run", "--dry-run", "--integrate", "transformers", "--", "hello.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown --integrate 'transformers'\n")
+    done = call(kernel, "run", "--dry-run", "--stage-env", "--", "hello.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown flag '--stage-env'\n")

@@ -56,7 +56,7 @@ def check(cluster: Namespace, nodes: int) -> None:
                 f"--node-selector {pair!r} is not KEY=VALUE",
                 "such as --node-selector node.kubernetes.io/instance-type=r7iz.metal-16xl",
             )
-    if not 1 <= (cluster.min_nodes or 1) <= nodes:
+    if cluster.min_nodes is not None and cluster.min_nodes > nodes:
         raise UsageError(f"--min-nodes {cluster.min_nodes} of --nodes {nodes}", "from 1 to --nodes")
 
 

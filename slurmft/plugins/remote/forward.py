@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from slurmft.cli import command_parser
+from slurmft.cli import command_parser, load_command
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import input_file, input_path
 from slurmft.core.credentials import redact
 from slurmft.core.decode import read
@@ -32,13 +33,8 @@ from slurmft.plugins.remote.connection import CUT, Connection
 from slurmft.programs import snapshot
 from slurmft.runs.request import ON, REQUEST
 
-SUBMITS = ("submit", "run", "resume", "predict")
-READS_FOLDER = ("run", "study")
-"""Commands that run what is in this folder; so does `submit` with a task of one's own."""
-LISTS = ("list", "doctor")
-"""Commands that may be for several clusters."""
-HERE = ("completion", "pull")
-"""Commands that do their work here."""
+InputType: TypeAlias = Callable[[str], str]
+"""`input_path` or `input_file`: what a parser says of an argument that names a file to read."""
 _NOT_FOUND = 127
 """A shell's exit code for a command that is not there."""
 
@@ -47,10 +43,22 @@ def dispatch(argv: Sequence[str]) -> int | None:
     """Runs a command line with --on CLUSTER there, and returns its exit code; None where the
     command does its work here."""
     clusters, rest = split(argv)
-    is_done_here = bool(rest) and rest[0] in HERE
-    if not clusters or is_done_here:
+    if not clusters or Elsewhere.HERE in behaviour(rest):
         return None
     return forward(clusters, rest)
+
+
+def behaviour(argv: Sequence[str]) -> Elsewhere:
+    """Returns what the command of a command line says of itself; nothing, if it is not installed
+    here, or cannot be imported: the cluster may have it, as a plug-in."""
+    if not argv:
+        return Elsewhere.PLAIN
+    try:
+        module = load_command(argv[0])
+    except SlurmftError:
+        return Elsewhere.PLAIN
+    of_command: Elsewhere = getattr(module, "ELSEWHERE", Elsewhere.PLAIN)
+    return of_command
 
 
 def split(argv: Sequence[str]) -> tuple[str, list[str]]:
@@ -92,7 +100,7 @@ def forward(names: str, argv: list[str]) -> int:
     command = argv[0] if argv else ""
     if len(clusters) == 1:
         return Forwarded(clusters[0], argv).run()
-    if command not in LISTS:
+    if Elsewhere.SEVERAL not in behaviour(argv):
         raise UsageError(f"--on {names}: slurmft {command} runs on one cluster", "name one")
     return _on_each(clusters, argv)
 
@@ -142,7 +150,7 @@ class Forwarded:
         self.connection = Connection(cluster)
         self.typed, self.program = _split_program(argv)
         """The words for slurmft, and those of a program from "--" on."""
-        self.command = argv[0] if argv else ""
+        self.behaviour = behaviour(argv)
         self.syntax = Syntax.of(self.typed)
         self.words = list(_split_assignments(self.typed, self.syntax))
         """The words that the cluster gets: paths become those of what was sent."""
@@ -178,7 +186,7 @@ class Forwarded:
             folder, into = self.fetched
             self.connection.fetch(folder, into.parent)
             print(f"fetched from {self.cluster.name}: {into}")
-        elif self.command in SUBMITS and "--follow" in self.words:
+        elif Elsewhere.SUBMITS in self.behaviour and "--follow" in self.words:
             run = shlex.join(["slurmft", "pull", "last", "--on", self.cluster.name])
             print(f"to fetch model and records: {run}")
         return done.returncode
@@ -196,8 +204,8 @@ class Forwarded:
     def _snapshot(self) -> tuple[Path, snapshot.Source | None]:
         """Returns the top of what this folder belongs to, and what of it is sent."""
         task = self._value("--task") or ""
-        has_own_task = self.command == "submit" and ":" in task  # MODULE:CLASS
-        if self.command not in READS_FOLDER and not has_own_task:
+        has_own_task = Elsewhere.SENDS_TASK in self.behaviour and ":" in task  # MODULE:CLASS
+        if Elsewhere.SENDS_FOLDER not in self.behaviour and not has_own_task:
             # Nothing is sent, but the command runs in the same folder there as those that send.
             _, root = snapshot.choose(self.here, "auto")
             return root.resolve(), None
@@ -225,7 +233,10 @@ class Forwarded:
         if self.source:
             names += self.source.files
             self._say(f"sends {self.source.describe()}")
-        for number, path in self._inputs():
+        inputs = self._inputs()
+        for number, _ in self._places():
+            self.words[number] = self._without_cluster(self.words[number])
+        for number, path in inputs:
             self.words[number] = self._send_input(path, names)
         if not names:
             return
@@ -240,30 +251,38 @@ class Forwarded:
             write_json(record, {"names": list(self.source.files)})
         self._warn_of_left_out(names)
 
-    def _inputs(self) -> Iterator[tuple[int, Path]]:
-        """Yields number and path of each word of the command line that names a file or folder here.
-        CLUSTER:PATH is a path there."""
-        for number, (flag, text) in enumerate(itertools.pairwise(self.words), start=1):
+    def _inputs(self) -> list[tuple[int, Path]]:
+        """Returns number and path of each word that names a file or folder here."""
+        inputs = []
+        for number, kind in self._places():
+            text = self.words[number]
+            # An empty word would be this folder; CLUSTER:PATH is a path there.
+            if not text or self._without_cluster(text) != text:
+                continue
+            path = Path(text).expanduser().absolute()
+            is_here = path.is_file() if kind is input_file else path.exists()
+            # What is not here is left to the cluster: the name of a model, a task or a run.
+            if is_here:
+                inputs.append((number, path))
+        return inputs
+
+    def _places(self) -> list[tuple[int, InputType]]:
+        """Returns the numbers of the words that may name an input, each with the type of its
+        argument."""
+        places = []
+        for number, flag in enumerate(self.words[:-1], start=1):
             takes_value = flag.startswith("--") and "=" not in flag
             if takes_value and flag not in self.syntax.switches:
                 kind = self.syntax.inputs.get(flag)
             else:
                 kind = self.syntax.argument
-            if kind is None:
-                continue
-            there = text.removeprefix(f"{self.cluster.name}:")
-            if there != text:
-                self.words[number] = there
-                continue
-            path = Path(text).expanduser().absolute()
-            if kind is input_file:
-                is_here = path.is_file()
-            else:
-                is_here = path.exists()
-            # An empty word would be this folder. What is not here is left to the cluster: it may
-            # be the name of a model, a task or a run.
-            if text and is_here:
-                yield number, path
+            if kind is not None:
+                places.append((number, kind))
+        return places
+
+    def _without_cluster(self, text: str) -> str:
+        """Returns PATH for CLUSTER:PATH, which names a path there; other texts as they are."""
+        return text.removeprefix(f"{self.cluster.name}:")
 
     def _send_input(self, path: Path, names: list[str]) -> str:
         """Returns the path of an input there, from the folder where the command runs. Adds it to
@@ -300,11 +319,11 @@ class Forwarded:
 
     def _redirect_output(self) -> None:
         """Lets the command write to a folder there what --output names here; it is fetched."""
-        is_prediction = self.command == "predict"
-        if is_prediction and "--follow" not in self.words:  # it is written later
+        is_of_job = Elsewhere.JOB_OUTPUT in self.behaviour
+        if is_of_job and "--follow" not in self.words:  # it is written later
             return
         output = self._value("--output")
-        if output is None and is_prediction:
+        if output is None and is_of_job:
             output = self._predictions()
         if output is None:
             return
@@ -315,7 +334,7 @@ class Forwarded:
         self.fetched = place, into
 
     def _predictions(self) -> str:
-        """Returns the name of the file that `predict` writes, if none is named."""
+        """Returns the name of the file that the job writes, if none is named."""
         files = [Path(word) for word in self.typed[1:] if Path(word).is_file()]
         name = "predictions.csv"
         if files:
@@ -340,7 +359,7 @@ class Forwarded:
         if facts:
             variables[REQUEST] = json.dumps(facts)
         # Answers of several clusters are captured: there is no terminal to ask there.
-        if self.command in LISTS and sys.stdout.isatty():
+        if Elsewhere.SEVERAL in self.behaviour and sys.stdout.isatty():
             variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
         words_of_folders = " ".join(word(folder) for folder in folders)
         lines = [f"mkdir -p {words_of_folders} && cd {word(self.folder)} || exit"]
@@ -358,7 +377,7 @@ class Forwarded:
         Its id is kept until there is an answer: if the connection is cut or this machine fails, the
         same command has the same id again.
         """
-        if self.command not in SUBMITS:
+        if Elsewhere.SUBMITS not in self.behaviour:
             yield {}
             return
         # With or without --follow, it is the same submission.
@@ -389,9 +408,9 @@ class Syntax:
 
     switches: frozenset[str] = frozenset()
     """Flags that take no value."""
-    inputs: dict[str, Callable[[str], str]] = field(default_factory=dict)
+    inputs: dict[str, InputType] = field(default_factory=dict)
     """Flag that names a file or folder to read -> `input_path` or `input_file`."""
-    argument: Callable[[str], str] | None = None
+    argument: InputType | None = None
     """`input_path` or `input_file` for an argument without a flag; None: the command reads none."""
 
     @classmethod
@@ -405,7 +424,7 @@ class Syntax:
         if parser is None:
             return cls()
         switches: list[str] = []
-        inputs: dict[str, Callable[[str], str]] = {}
+        inputs: dict[str, InputType] = {}
         argument = None
         for action in parser.arguments():
             if action.nargs == 0:

@@ -10,6 +10,7 @@ examples:
 
 from typing import Any
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, input_path, print_json, typed_options
 from slurmft.core.errors import Exit
 from slurmft.core.options import options
@@ -20,6 +21,8 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login.inputs import Split, look
 from slurmft.train.login.sources import localize
 from slurmft.train.login.texts import SAMPLE, Lengths
+
+ELSEWHERE = Elsewhere.PLAIN
 
 _FLAGS = [name for name, each in options(TrainConfig).items() if "data" in each.commands]
 _CLASSES_SHOWN = 20

@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
@@ -25,6 +26,8 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
 from slurmft.train.task_facts import TASKS
+
+ELSEWHERE = Elsewhere.PLAIN
 
 
 def parser() -> Parser:

@@ -12,10 +12,13 @@ entities. A job that was stopped resumes with the rows that are left.
 from pathlib import Path
 
 from slurmft.cli import submit_or_show
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, input_file, typed_options
 from slurmft.core.config import JobConfig
 from slurmft.core.options import options
 from slurmft.train.config import TrainConfig
+
+ELSEWHERE = Elsewhere.SUBMITS | Elsewhere.JOB_OUTPUT
 
 _PREDICT_OPTIONS = [name for name, each in options(TrainConfig).items() if each.predicts == "flag"]
 # `add_run` has --runs-dir already: it says where the trained run is, too.

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmft.cli import next_commands
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
 from slurmft.cluster import container, launcher
 from slurmft.cluster.slurm import commands
@@ -28,6 +29,8 @@ from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure, resolve
+
+ELSEWHERE = Elsewhere.PLAIN
 
 _SBATCH_OPTIONS = [name for name, each in options(JobConfig).items() if each.sbatch]
 _JOB_OPTIONS = {

@@ -11,10 +11,13 @@ The token is that of `hf auth login`, or $HF_TOKEN.
 
 from typing import Any
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.terminal import unprotected
 from slurmft.runs.rundir import RunDir
+
+ELSEWHERE = Elsewhere.PLAIN
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 """Files of the model's folder that are uploaded: no pickles, whatever was put there."""

@@ -19,9 +19,12 @@ Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURM
 """
 
 from slurmft.cli import submit_or_show
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
 from slurmft.core.config import JobConfig
 from slurmft.train.config import TrainConfig
+
+ELSEWHERE = Elsewhere.SUBMITS | Elsewhere.SENDS_TASK
 
 
 def parser() -> Parser:

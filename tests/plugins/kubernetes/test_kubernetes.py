@@ -140,6 +140,8 @@ def test_files(tmp_path: Path) -> None:
         (["--task", "text-classification"], "needs data of your own"),
         (["--node-selector", "zone"], "is not KEY=VALUE"),
         (["--min-nodes", "4"], "--min-nodes 4 of --nodes 3"),
+        (["--min-nodes", "0"], "argument --min-nodes: '0' is not a whole number of 1 or more"),
+        (["--cpu", "0"], "argument --cpu: '0' is not a whole number of 1 or more"),
         (["--kind", "pod"], "invalid choice: 'pod'"),
         (["--partition", "gpu"], "unknown flag '--partition'"),
     ],

@@ -19,6 +19,7 @@ import json
 import sys
 from collections.abc import Callable
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, Part, run_part, typed_options
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.config import JobConfig
@@ -32,6 +33,8 @@ from slurmft.plugins.examine.agents import AgentError, Agents
 from slurmft.plugins.examine.examination import examine_cluster
 from slurmft.plugins.examine.site import Site, open_site
 from slurmft.train.login.configure import OPTIONS
+
+ELSEWHERE = Elsewhere.SEVERAL
 
 # A checkup is not worth a long wait. Its parts answer one question, for which people come back.
 _CLUSTER_WAIT_S = 300.0

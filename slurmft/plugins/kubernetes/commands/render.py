@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmft.cli.parser import Parser, Part, run_part, typed_options
+from slurmft.cli.elsewhere import Elsewhere
+from slurmft.cli.parser import Parser, Part, count, run_part, typed_options
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit
@@ -24,6 +25,8 @@ from slurmft.programs.description import FLAGS, OwnProgram
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.sources import check_given
+
+ELSEWHERE = Elsewhere.PLAIN
 
 _ON_PODS = [name for name, each in options(JobConfig).items() if "render" in each.commands]
 """Options of a job that mean something on Kubernetes."""
@@ -39,11 +42,11 @@ def kubernetes_parser() -> Parser:
     add("--namespace", default="default", metavar="NAME", help="(default: default)")
     add("--image", required=True, help="image with slurmft: registry/slurmft:tag")
     add("--claim", required=True, metavar="NAME", help="PersistentVolumeClaim for the runs")
-    add("--cpu", type=int, default=8, metavar="N", help="CPUs of each pod (default: 8)")
+    add("--cpu", type=count, default=8, metavar="N", help="CPUs of each pod (default: 8)")
     add("--memory", default="32Gi", metavar="SIZE", help="of each pod (default: 32Gi)")
     add("--gpus", type=int, default=0, metavar="N", help="GPUs of each pod (default: 0)")
     add("--shm", default="4Gi", metavar="SIZE", help="/dev/shm, out of --memory (default: 4Gi)")
-    add("--min-nodes", type=int, metavar="N", help="fewest pods to run with (pytorchjob)")
+    add("--min-nodes", type=count, metavar="N", help="fewest pods to run with (pytorchjob)")
     add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
     add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")

@@ -11,10 +11,13 @@ import json
 import shlex
 from pathlib import Path
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.plugins.remote.clusters import named
 from slurmft.plugins.remote.forward import Forwarded
+
+ELSEWHERE = Elsewhere.HERE
 
 # Large, and of no use without the job: only a resume needs them. rsync: below the run's folder.
 _LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")

@@ -10,6 +10,7 @@ examples:
 import dataclasses
 import sys
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, count, print_json
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
@@ -17,6 +18,8 @@ from slurmft.plugins.studies.scaling import model, planner
 from slurmft.plugins.studies.scaling.model import Workload
 from slurmft.plugins.studies.scaling.series import series_of
 from slurmft.runs import resolve, scan
+
+ELSEWHERE = Elsewhere.PLAIN
 
 
 def main(argv: list[str]) -> int:

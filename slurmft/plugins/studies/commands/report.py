@@ -24,12 +24,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, above_zero, input_path, print_json
 from slurmft.core.errors import Exit, UsageError, unknown
 from slurmft.core.text import screen_width
 from slurmft.plugins.studies.report import plots
 from slurmft.plugins.studies.report.build import collect_sections, tables_text, write_report
 from slurmft.plugins.studies.report.formats import FORMATS, WIDTH
+
+ELSEWHERE = Elsewhere.PLAIN
 
 
 def main(argv: list[str]) -> int:

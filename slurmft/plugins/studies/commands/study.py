@@ -45,6 +45,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slurmft.cli import command, next_lines, pasted
+from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import (
     Parser,
     Part,
@@ -72,6 +73,8 @@ from slurmft.plugins.studies.spec import Study
 from slurmft.plugins.studies.table import Column, as_lines, cell_columns, column
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
+
+ELSEWHERE = Elsewhere.SENDS_FOLDER
 
 ASK_ABOVE = 1000
 """As many runs are submitted without a question: a grid is easily larger than meant."""
