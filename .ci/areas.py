@@ -38,7 +38,7 @@ AREAS = {
     "kubernetes": ("slurmft/plugins/kubernetes/",),
     "latex": ("slurmft/plugins/studies/report/",),
     "models": ("slurmft/train/engine/",),
-    "mpi": ("slurmft/cluster/mpirun.py", "slurmft/node/mpi.py", "slurmft/node/ccl.py"),
+    "mpi": ("slurmft/plugins/mpirun/", "slurmft/node/ccl.py"),
     "notify": ("slurmft/plugins/notify/",),
     "patches": ("patches/",),
     "programs": ("slurmft/programs/", "slurmft/job/", "slurmft/cluster/slurm/"),

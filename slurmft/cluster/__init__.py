@@ -1,1 +1,1 @@
-"""Where jobs run: Slurm, this machine, mpirun, Kubernetes; submit, wait, status, cleanup."""
+"""Where jobs run: Slurm, this machine, containers; submit, wait, status, cleanup."""

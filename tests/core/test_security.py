@@ -146,7 +146,7 @@ def test_job_of_a_run_that_others_can_write_refuses(tmp_path: Path) -> None:
 def test_job_without_slurm_has_no_thread_that_takes_stop_signals() -> None:
     """As numpy's, which submitit imports: a stop that they took would be lost."""
     code = (
-        "import os, sys, slurmft.cluster.mpirun\n"
+        "import os, sys, slurmft.plugins.mpirun.launcher\n"
         "print([name for name in ('numpy', 'submitit') if name in sys.modules])\n"
         "print(len(os.listdir('/proc/self/task')))\n"
     )

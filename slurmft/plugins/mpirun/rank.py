@@ -1,4 +1,4 @@
-"""The task that mpirun starts for each rank: `python -m slurmft.node.mpi RUN_DIR`.
+"""The task that mpirun starts for each rank: `python -m slurmft.plugins.mpirun.rank RUN_DIR`.
 
 It is to its one rank what the task of a node is to torchrun. The rank's place among the others is
 in MPI's variables.

@@ -20,8 +20,8 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
-from slurmft.node import mpi
 from slurmft.node.rendezvous import HOSTS
+from slurmft.plugins.mpirun import rank
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 
@@ -58,7 +58,7 @@ class MpiRun(LocalNodes):
             code = self._wait()
         if code == Exit.OK:
             # Ranks that stop end with 0: at any other code mpirun kills those that still save.
-            return Exit.STOPPED if mpi.stopped_marker(run).exists() else Exit.OK
+            return Exit.STOPPED if rank.stopped_marker(run).exists() else Exit.OK
         # The first rank writes its meeting place: that of another attempt means that none began.
         meeting = read_json(run.rendezvous) or {}
         if meeting.get("id") == f"{run.path.name}.{number}":
@@ -70,7 +70,7 @@ class MpiRun(LocalNodes):
     def _signal(self, sig: signal.Signals) -> None:
         """A file tells the ranks to stop: mpirun would give them a second to end."""
         if sig == signal.SIGTERM:
-            mpi.stop_marker(self.run).touch()
+            rank.stop_marker(self.run).touch()
             name = signal.Signals(self.stopped_by).name
             self.run.set_state("stopping", f"the job received {name}")
         else:
@@ -109,9 +109,9 @@ def add_abort(run: RunDir) -> None:
         _, _, innermost = last_line.partition(": ")
         if innermost:
             reason += f": {innermost}"
-        rank = int(path.stem.partition("-")[2])
+        number = int(path.stem.partition("-")[2])
         error = SlurmftError(f"MPI ended it: {reason}", f"log: {path}")
-        run.add(Failure.of(f"rank {rank}", error, retry=True))
+        run.add(Failure.of(f"rank {number}", error, retry=True))
         return
 
 
@@ -209,7 +209,7 @@ def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[st
         )
     dialect, program = choose_program(job.dialect)
     options = _intel if dialect == "intel" else _openmpi
-    command = [sys.executable, "-u", "-m", "slurmft.node.mpi", run_dir]
+    command = [sys.executable, "-u", "-m", "slurmft.plugins.mpirun.rank", run_dir]
     return [program, *options(hosts, job.nproc_per_node), *command]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurmft.core.files import write_json
-from slurmft.node import mpi
 from slurmft.node.rendezvous import Rendezvous
+from slurmft.plugins.mpirun import rank
 from slurmft.runs.rundir import RunDir
 from tests.support.nfs import remember_absent_names
 
@@ -28,5 +28,5 @@ def test_a_rendezvous_that_nfs_remembers_as_absent(
         write_json(run.rendezvous, asdict(rendezvous))
 
     monkeypatch.setattr(time, "sleep", sleep)
-    assert mpi.await_rendezvous(run, "r.1.7", "n2", timeout_s=2) == rendezvous
+    assert rank.await_rendezvous(run, "r.1.7", "n2", timeout_s=2) == rendezvous
     assert len(pauses) == 1

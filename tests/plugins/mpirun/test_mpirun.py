@@ -14,11 +14,16 @@ from pathlib import Path
 import pytest
 
 from slurmft.cluster.local import LocalNodes
-from slurmft.cluster.mpirun import choose_program, fabric_variables, hosts_of, read_hostfile
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.node import mpi as node_mpi
-from slurmft.node.mpi import Place, own_name
+from slurmft.plugins.mpirun import rank as mpi_rank
+from slurmft.plugins.mpirun.launcher import (
+    choose_program,
+    fabric_variables,
+    hosts_of,
+    read_hostfile,
+)
+from slurmft.plugins.mpirun.rank import Place, own_name
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -388,13 +393,13 @@ def test_fabric_beside_intels_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_tasks_of_slurm_are_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an allocation of tasks with a CPU each, mpirun's ranks have them all."""
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
-    monkeypatch.setattr(node_mpi, "run_task", lambda run_dir, task: None)
+    monkeypatch.setattr(mpi_rank, "run_task", lambda run_dir, task: None)
     for name in ("PMI_RANK", "MPI_LOCALRANKID"):
         monkeypatch.setenv(name, "0")
     for name in ("PMI_SIZE", "MPI_LOCALNRANKS"):
         monkeypatch.setenv(name, "1")
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    node_mpi.main(["run"])
+    mpi_rank.main(["run"])
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     assert "SLURM_CPUS_PER_TASK" not in os.environ
 
