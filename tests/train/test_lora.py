@@ -35,7 +35,7 @@ from slurmft.train.tasks.sequence import Task
 from tests.conftest import Done, Following, assert_two_lines, records, slurmft
 from tests.support.models import write_model
 from tests.train.test_packing import LENGTHS, announced, batch, make
-from tests.train.test_resume import losses, one_rank, rank_pids
+from tests.train.test_resume import await_resumes, losses, one_rank, rank_pids
 from tests.train.test_trainer import emotion
 from tests.train.test_vocab_trim import WORDS, data
 
@@ -46,7 +46,7 @@ SIZES = (
     "--dropout",
     "0",
     "--epochs",
-    "10",
+    "6",
     "--log-every",
     "1",
     "--cluster",
@@ -295,7 +295,7 @@ def test_stopped_runs_end_as_if_they_had_not_been(
     job = Following(*arguments, "--runs-dir", str(tmp_path), imported=True)
     job.at_step(9)
     os.kill(one_rank(job.run), signal.SIGUSR2)
-    job.until("resumes after step")
+    await_resumes(job.run, 1)
     os.kill(one_rank(job.run), signal.SIGUSR2)
     code, text = job.end()
     assert code == 0, text

@@ -67,7 +67,9 @@ class Checkpointing:
 
     def save_last(self) -> None:
         """Saves the state that all ranks stopped in, after the same step."""
-        self._saver.save(self._take(), patience_s=self._job.config.job.lead_s / 2)
+        # The kill may come lead_s after the signal: half of that is left for the steps before.
+        patience_s = self._job.config.job.lead_s / 2
+        self._saver.save(self._take(), patience_s)
 
     def wait(self) -> None:
         """Waits until no save is under way."""
@@ -76,7 +78,7 @@ class Checkpointing:
     def return_to_best(self, learner: Learner, position: Position) -> None:
         """Takes weights and metrics of the best evaluation from its checkpoint. Where it cannot be
         read, they stay, with a warning."""
-        self._saver.wait()
+        self._saver.wait()  # the best one may be under way
         best = checkpoints.read_for_all(self._world, self._read_best)
         if best is None:
             return
@@ -98,7 +100,7 @@ class Checkpointing:
 
     def _take(self, is_best: bool = False) -> Checkpoint:
         """Returns the state of all parts, in memory: on the main rank; on others their shares."""
-        self._job.alive("save")
+        self._job.alive("save")  # a step may now take longer than the watchdog would allow
         self._saver.wait()  # one copy in memory at a time
         states = {name: part.state() for name, part in self._parts.items()}
         position = states["position"].values

@@ -48,6 +48,7 @@ def describe_rank(world: World, imports_s: float | None) -> dict[str, Any]:
     """Returns what a rank runs on, and how long its imports took."""
     facts = {
         "rank": world.rank,
+        # torchrun's number of the node; a program that is started without it has one.
         "node": os.environ.get("GROUP_RANK", "0"),
         "host": platform.node(),
         "device": devices.name_of(world.device),
@@ -66,7 +67,7 @@ def describe_rank(world: World, imports_s: float | None) -> dict[str, Any]:
 
 def _allotted_cores() -> str | None:
     """Returns the cores that this rank is to be bound to; None: to none in particular."""
-    cores_of_ranks = os.environ.get(profiles.CORES)
+    cores_of_ranks = os.environ.get(profiles.CORES)  # with ";" between ranks
     if cores_of_ranks is None:
         return None
     cores = cores_of_ranks.split(";")[int(os.environ["LOCAL_RANK"])]

@@ -211,7 +211,9 @@ class Evaluator:
         table = data.validation
         job = self._setup.job
         size = self._setup.config.eval_batch_size
-        by_length = np.argsort(table.lengths(part), kind="stable")
+        lengths = table.lengths(part)
+        # Stable: the same order in every attempt.
+        by_length = np.argsort(lengths, kind="stable")
         predictions: list[torch.Tensor] = []
         done = 0
         self._loaded.model.eval()
@@ -228,7 +230,8 @@ class Evaluator:
         # As many batches on every rank as the one with the most has, so that all meet at each
         # boundary; the last ones may be empty.
         starts = range(0, most, size)
-        batches = (part[by_length[start : start + size]] for start in starts)
+        in_order = part[by_length]
+        batches = (in_order[start : start + size] for start in starts)
         for indices, prepared_batch in prepared(batches, batch, self._world.device):
             job.begin_step()
             if len(indices) or self._evaluates_together:
@@ -243,9 +246,10 @@ class Evaluator:
         # A rank without samples has the type and the shape, too: the ranks gather.
         arrays = [np.empty((0, *self._head.shape), self._head.dtype)]
         if predictions:
-            arrays.append(torch.cat(predictions).cpu().numpy())
-        in_order = np.argsort(by_length)  # the inverse of that permutation
-        return np.concatenate(arrays)[in_order]
+            on_device = torch.cat(predictions)  # one copy, and one wait, for all batches
+            arrays.append(on_device.cpu().numpy())
+        places = np.argsort(by_length)  # the inverse of that permutation
+        return np.concatenate(arrays)[places]
 
     @torch.no_grad()  # not inference_mode: weights that are gathered then could not train
     def _predict(self, data: TokenData, batch: Batch) -> Any:

@@ -131,7 +131,8 @@ class Learner:
                 losses.append(self.backward(micro_batch.batch, weight))
         norm = self._update()
         # `sum` would begin with an integer, which is one kernel more on a GPU.
-        loss = sum(losses[1:], losses[0])
+        first, *others = losses
+        loss = sum(others, first)
         return Step(loss, norm, learning_rate)
 
     def _sending(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -242,8 +243,8 @@ class Learner:
         self.model.train()
         count = min(self._setup.plan.global_batch_size, len(self._table))
         # As in the last micro-step of a step, in which DDP sends.
-        micro_batch = self.micro_batches(np.arange(count))[-1]
-        self.backward(micro_batch.batch, 1 / count)
+        last_batch = self.micro_batches(np.arange(count))[-1]
+        self.backward(last_batch.batch, 1 / count)
         self.optimizer.zero_grad(set_to_none=True)
 
     def _check_finite(self) -> None:

@@ -34,13 +34,18 @@ class LoadedModel:
         model = setup.task.model(setup.data)
         self.model: Any = model  # DDP's inner one
         # Counted before an adapter adds to them, and before the vocabulary is trimmed.
-        self.parameters: int = sum(p.numel() for p in model.parameters())
-        self.adapter = lora.Adapter(model, config) if config.lora else None
-        trained = [p for p in model.parameters() if p.requires_grad]
-        self.trained_parameters: int = sum(p.numel() for p in trained)
+        sizes = [p.numel() for p in model.parameters()]
+        self.parameters: int = sum(sizes)
+        self.adapter = None
+        if config.lora:
+            self.adapter = lora.Adapter(model, config)
+        trained = [p.numel() for p in model.parameters() if p.requires_grad]
+        self.trained_parameters: int = sum(trained)
         self.flops = ModelFlops.of(model)
         self.packing = self._pack(fuses)
-        self.vocabulary = self._trim() if trims else None
+        self.vocabulary = None
+        if trims:
+            self.vocabulary = self._trim()
         self.batch_tokens = 0
         """Tokens of the batch that the model got last."""
         if config.activation_checkpointing:

@@ -14,6 +14,7 @@ def explained(
 ) -> SlurmftError:
     """Returns an error that says when the memory was too small, and which options need less."""
     config = setup.config
+    # The phase changes after the last step of an epoch, before anything of the evaluation.
     trains = position.phase == "train"
     when = f"in step {position.step + 1}"
     size = config.batch_size

@@ -37,6 +37,7 @@ class Position:
         return State(dataclasses.asdict(self))
 
     def load(self, state: State) -> None:
+        # In place: the trainer holds this object.
         for name, value in state.values.items():
             setattr(self, name, value)
 

@@ -105,16 +105,19 @@ class Reporter:
         with contextlib.suppress(OSError):  # a full disk does not end a run
             write_json(self._run_dir.environment, environment)
         plan = self._plan
-        vocabulary = self._loaded.vocabulary
+        vocabulary = None
+        if self._loaded.vocabulary:
+            vocabulary = self._loaded.vocabulary.facts()
+        nodes = {rank["node"] for rank in ranks}
         self._facts = {
             "task": plan.config.task,
             "preset": plan.config.preset,
             "model": plan.config.model,
             "parameters": self._loaded.parameters,
             "trained_parameters": self._loaded.trained_parameters,
-            "vocabulary": vocabulary.facts() if vocabulary else None,
+            "vocabulary": vocabulary,
             "world_size": self._world.size,
-            "nodes": len({rank["node"] for rank in ranks}),
+            "nodes": len(nodes),
             "precision": plan.precision,
             "backend": self._world.backend,
             "global_batch_size": plan.global_batch_size,
@@ -138,7 +141,9 @@ class Reporter:
             return lines
         # Data of the hub is first seen here; generated data is not worth a line.
         is_generated = not self._setup.task.facts.splits
-        return [] if is_generated else self._setup.data.words()
+        if is_generated:
+            return []
+        return self._setup.data.words()
 
     def _warn_of_nodes(self, ranks: list[dict[str, Any]]) -> None:
         """Warns where ranks are not on the cores that they were to have."""
@@ -281,8 +286,12 @@ class Reporter:
         if now - self._ranks_recorded_at < every_s:
             return
         own_ms = 1000 * self._own_s / self._own_steps
-        memory = memory_mib.astype(int).tolist()
-        self._job.record("ranks", step=step, own_ms=own_ms.round(2).tolist(), memory_mib=memory)
+        self._job.record(
+            "ranks",
+            step=step,
+            own_ms=own_ms.round(2).tolist(),
+            memory_mib=memory_mib.astype(int).tolist(),
+        )
         self._own_s = np.zeros(self._world.size)
         self._own_steps = 0
         self._ranks_recorded_at = now
@@ -328,7 +337,8 @@ class Reporter:
         for name, value in state.values["counts"].items():
             if self._world.is_main or name not in _OF_RANK:
                 setattr(self.counts, name, value)
-        # Ranks that were restarted within a job do not count the time before twice.
+        # Ranks that were restarted within a job do not count the time before twice: its clock has
+        # gone on.
         is_same_job = state.values["began_at"] == self._job.began_at
         if is_same_job:
             self._ran_before_s = state.values["ran_before_s"]
@@ -346,6 +356,7 @@ class Reporter:
             sends: how ranks sent each other gradients (`Strategy.sends`).
         """
         counts = self.counts
+        # Every rank has counted its own: see `_OF_RANK`.
         of_rank = [counts.tokens, counts.padded_tokens, counts.flops]
         tokens, padded_tokens, flops = self._world.sum(of_rank)
         memory = self._world.all_values(peak_memory_bytes(self._world.device))

@@ -57,6 +57,7 @@ class PatientSave:
         """
         self._job.begin_phase()
         while True:
+            # The watchdog would take the wait for a hang.
             self._job.alive("save")
             self._tries += 1
             collect()
@@ -66,6 +67,7 @@ class PatientSave:
                 continue
             if self._job.should_stop():
                 if self._problem:
+                    # The last checkpoint is there: the next attempt has this left to do, no step.
                     where = f"rank 0 on {platform.node()}"
                     self._run_dir.add(Failure.of(where, self._problem, retry=True))
                 raise Stopped
@@ -92,6 +94,7 @@ class PatientSave:
 def save_model(setup: Setup, loaded: LoadedModel, strategy: Strategy) -> None:
     """Saves the model with its tokenizer. Called on every rank. Raises as `PatientSave.run`."""
     run_dir = setup.run_dir
+    # No checkpoint has a name that begins with a dot.
     weights_folder = run_dir.checkpoints / ".whole"
 
     def save() -> None:

@@ -68,11 +68,13 @@ class Setup:
         choice.check(config, world, precision)
         if config.shard != "none" and world.size == 1:
             job.warn(f"--shard {config.shard}: one process has nothing to share")
+        # The others wait; where it fails, all of them fail with its message.
         world.on_main(lambda: _make_tokens(run_dir.tokens, task, job, fill))
         data = TokenData.load(run_dir.tokens)
         # Known only with the data: how often each class occurs.
         if config.class_weights == "balanced":
             task.class_weights = balanced(data.train, len(data.labels))
+        # Position and schedule count steps of this size: of another, they would be other samples.
         resumed_batch_size = None
         if checkpoint:
             resumed_batch_size = checkpoint.setup["global_batch_size"]
@@ -114,6 +116,7 @@ class Setup:
         """Returns the facts that a resume may change; users are told."""
         return {
             "world_size": self.world.size,
+            # With another of these, steps round otherwise.
             "precision": self.precision,
             "backend": self.world.backend,
             "threads": torch.get_num_threads(),
@@ -122,11 +125,10 @@ class Setup:
     def changes(self, checkpoint: Checkpoint) -> list[str]:
         """Returns, in words, what is not as it was when a checkpoint was written."""
         before = checkpoint.setup
-        changes = [
-            f"{name} {before[name]} -> {value}"
-            for name, value in self._may_change().items()
-            if before[name] != value
-        ]
+        changes = []
+        for name, value in self._may_change().items():
+            if before[name] != value:
+                changes.append(f"{name} {before[name]} -> {value}")
         if before["world_size"] != self.world.size:
             changes.append(
                 f"global batch stays {self.plan.global_batch_size}: {self.plan.micro_steps} "
@@ -138,6 +140,7 @@ class Setup:
         """Raises UsageError where the run cannot go on from a checkpoint; on the main rank."""
         before = checkpoint.setup["shard"]
         now = self.config.shard
+        # Full and node have the same files, from which each rank reads its share.
         if before != now and "none" in (before, now):
             raise UsageError(
                 f"{checkpoint.name} was written with --shard {before}, and this run has {now}",
@@ -175,12 +178,17 @@ def choose_precision(config: ResolvedConfig, world: World) -> str:
     if config.precision != "auto":
         return config.precision
     if on_gpu:
+        # False: without those that only emulate it.
         is_native = torch.get_device_module(world.device).is_bf16_supported(False)
     else:
         is_native = hardware.computes_bf16()
+    # Nodes may differ: what one of them lacks, none uses.
     if all(world.all_values(float(is_native))):
         return "bf16"
-    return "fp16" if on_gpu and config.shard == "none" else "fp32"
+    # fp16 needs a scaler, which --shard excludes.
+    if on_gpu and config.shard == "none":
+        return "fp16"
+    return "fp32"
 
 
 def _tokens_sha256(run_dir: RunDir) -> str:
@@ -192,7 +200,8 @@ def _make_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> 
     """Makes the tokens of a run, where no earlier attempt has; on the main rank."""
     if folder.exists():
         return
-    # All cores: the other ranks wait.
+    # All cores: the other ranks wait. The folder gets its name when it is whole, so that an attempt
+    # that is killed here leaves nothing that the next one would take.
     with profiles.all_cores(os.environ), new_folder(folder) as unfinished:
         fill(unfinished, task, job)
     for text in TokenData.load(folder).warnings:

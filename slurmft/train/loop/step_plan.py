@@ -25,6 +25,7 @@ class Plan:
     @property
     def micro_steps(self) -> int:
         """Batches of a rank that make up one optimizer step."""
+        # Rounded up: no part is larger than --batch-size, which is what fits into memory.
         return math.ceil(self.global_batch_size / (self.world_size * self.config.batch_size))
 
     @property
@@ -69,6 +70,7 @@ class Plan:
         """adamw or muon: what was chosen, where the configuration says auto."""
         if self.config.optimizer != "auto":
             return self.config.optimizer
+        # A larger batch leaves fewer steps, and Muon gets further in few.
         if self.growth > 1:
             return "muon"
         return "adamw"

@@ -49,14 +49,16 @@ class OwnClock:
         while self._passes:
             began, ended = self._passes[0]
             if not ended.query():
-                break
+                break  # nor have those after it: a device does what it is given in order
             seconds += seconds_between(began, ended)
             self._passes.popleft()
         return seconds
 
     def _begin(self, model: torch.nn.Module, _: Any) -> None:
         # Evaluations have passes, too, which are no part of a step.
-        self._began = now(self._device) if model.training else None
+        self._began = None
+        if model.training:
+            self._began = now(self._device)
 
     def _end(self, model: torch.nn.Module, _: Any, __: Any) -> None:
         if self._began is not None:

@@ -39,6 +39,7 @@ def _take(folder: Path, key: str, job: Job) -> bool:
         if token_cache.take(cache, key, folder):
             job.say(f"tokens: those of {cache / key}")
             return True
+    # A cache is a gain of time alone: whatever is wrong with it, the tokens are made.
     except token_cache.DamagedError as error:
         job.warn(f"kept tokens were damaged, and are made again: {error}")
     except SlurmftError as error:

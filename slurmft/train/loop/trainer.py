@@ -46,6 +46,7 @@ def run(job: Job, imports_s: float | None = None) -> None:
     """
     if has_finished(job):
         return
+    # First of all: the sizes of a resumed run follow from its checkpoint, too.
     checkpoint = checkpoints.newest(job, job.join())
     trainer = Trainer.build(Setup.prepare(job, checkpoint), imports_s)
     trainer.reporter.start()
@@ -56,6 +57,7 @@ def run(job: Job, imports_s: float | None = None) -> None:
     try:
         trainer.run()
     except Stopped:
+        # A stop signal reaches any rank; all agreed to stop after the same step.
         trainer.checkpointing.save_last()
     except torch.OutOfMemoryError as error:
         raise explained(error, trainer.setup, trainer.learner.loaded, trainer.position) from error
@@ -111,6 +113,8 @@ class Trainer:
             Stopped: the ranks agreed to stop before it.
         """
         at = self.position
+        # A resumed run begins in any phase: one that was evaluating goes on with that, and one that
+        # was in its test split has no epoch left.
         while at.phase not in ("done", "test"):
             if at.phase == "train":
                 self._train_epoch()
@@ -133,9 +137,9 @@ class Trainer:
         # --max-steps may end the run within an epoch.
         left = self.setup.plan.total_steps - at.step
         steps = islice(global_batches(self.setup, at.epoch, at.batch), left)
-        for samples, batches in prepared(
-            steps, self.learner.micro_batches, self.setup.world.device
-        ):
+        # On a GPU each step's batches are made while the one before computes.
+        make_batches = self.learner.micro_batches
+        for samples, batches in prepared(steps, make_batches, self.setup.world.device):
             # Only where all ranks have the same weights: a checkpoint is what one of them has.
             can_save = self.strategy.is_synchronized_after(at.step + 1)
             if can_save:
@@ -196,7 +200,8 @@ class Trainer:
         self.setup.job.say(f"evaluating the test split: {samples:,} samples")
         metrics, _ = self.evaluator.measure(test, self.checkpointing.stop_or_save)
         self.reporter.counts.evaluated += samples
-        self.position.test = {f"test_{name}": value for name, value in metrics.items()}
+        for name, value in metrics.items():
+            self.position.test[f"test_{name}"] = value
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -220,6 +225,7 @@ class Trainer:
             facts["classes"] = at.by_class
         facts["pipeline"] = setup.task.facts.pipeline or setup.config.preset
         save_model(setup, self.learner.loaded, self.strategy)
+        # Last: a run with a result has finished, whatever happens after it (`has_finished`).
         result = PatientSave(setup.job, setup.world, "the result", _RESULT_BYTES)
         result.run(partial(self.reporter.finish, facts, at.metrics | at.test))
         setup.world.on_main(setup.job.remove_checkpoints)

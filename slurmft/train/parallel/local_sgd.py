@@ -96,18 +96,21 @@ class PeriodicAveraging:
         moments = []
         for weight in self._weights:
             state = self._optimizer.state.get(weight, {})
-            for name in sorted(state):
-                value = state[name]
-                if isinstance(value, Tensor) and value.ndim:  # not the count of steps
+            for _, value in sorted(state.items()):
+                if value.ndim:  # not the count of steps
                     moments.append(value)
         return moments
 
 
 def _average(tensors: list[Tensor], dtype: torch.dtype | None = None) -> None:
     """Makes tensors their means over the ranks, in place; they are sent as `dtype`."""
-    sent = [tensor.to(dtype or tensor.dtype) for tensor in tensors]
-    # All are under way before the first is waited for.
-    sums = [dist.all_reduce(each, async_op=True) for each in sent]
+    sent = []
+    sums = []
+    for tensor in tensors:
+        rounded = tensor.to(dtype or tensor.dtype)
+        sent.append(rounded)
+        # All are under way before the first is waited for.
+        sums.append(dist.all_reduce(rounded, async_op=True))
     for work in sums:
         work.wait()
     world_size = dist.get_world_size()

@@ -69,16 +69,19 @@ class MuonAdamW(Optimizer):
         self._update_momentum(group["momentum"], matrices)
         directions = self._all_directions(group["momentum"], matrices)
         # The weights decay apart from the gradients, as AdamW's do.
-        decay = group["lr"] * group["weight_decay"]
+        rate = group["lr"]
+        decay = rate * group["weight_decay"]
         torch._foreach_mul_(matrices, 1 - decay)
         for matrix, direction in directions:
             longer_side = max(matrix.shape)
             scale = _LIKE_ADAMW * math.sqrt(longer_side)
-            matrix.add_(direction, alpha=-group["lr"] * scale)
+            matrix.add_(direction, alpha=-rate * scale)
 
     def _update_momentum(self, momentum: float, matrices: list[Tensor]) -> None:
         for matrix in matrices:
-            self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+            state = self.state[matrix]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(matrix)
         gradients: list[Any] = [matrix.grad for matrix in matrices]
         torch._foreach_lerp_(self._momenta(matrices), gradients, 1 - momentum)
 
@@ -108,8 +111,9 @@ class MuonAdamW(Optimizer):
                 gradients: list[Any] = [matrix.grad for matrix in batch]
                 # Nesterov's momentum: a step looks ahead.
                 updates = torch._foreach_lerp(gradients, self._momenta(batch), momentum)
-                stacked = torch.stack(updates)
-                directions |= zip(batch, orthogonal(stacked), strict=True)
+                stacked = orthogonal(torch.stack(updates))
+                for matrix, direction in zip(batch, stacked, strict=True):
+                    directions[matrix] = direction
         return [directions[matrix] for matrix in matrices]
 
 
@@ -138,7 +142,9 @@ def orthogonal(updates: Tensor) -> Tensor:
         # x becomes a x + (b G + c G G) x, where G is its Gram matrix.
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x.mT if is_tall else x
+    if is_tall:
+        x = x.mT
+    return x
 
 
 def split(matrices: list[Tensor], ranks: int) -> list[list[Tensor]]:
@@ -166,18 +172,20 @@ def share(
     # Where matrices are fewer than ranks, `split` gives them to the first ranks: so the index of a
     # part that has some is the rank that sends it.
     filled = [part for part in parts if part]
-    flat = []
-    for part in filled:
+    buffers = []
+    sent = []
+    for rank, part in enumerate(filled):
         size = sum(matrix.numel() for matrix in part)
-        flat.append(torch.empty(size, dtype=torch.bfloat16, device=part[0].device))
-    if own_directions:
-        own_numbers = [direction.reshape(-1) for direction in own_directions]
-        torch.cat(own_numbers, out=flat[dist.get_rank()])
-    # All are under way before the first is waited for.
-    sent = [dist.broadcast(buffer, rank, async_op=True) for rank, buffer in enumerate(flat)]
+        buffer = torch.empty(size, dtype=torch.bfloat16, device=part[0].device)
+        if rank == dist.get_rank():
+            own_numbers = [direction.reshape(-1) for direction in own_directions]
+            torch.cat(own_numbers, out=buffer)
+        buffers.append(buffer)
+        # All are under way before the first is waited for.
+        sent.append(dist.broadcast(buffer, rank, async_op=True))
     for work in sent:
         work.wait()
-    for part, buffer in zip(filled, flat, strict=True):
+    for part, buffer in zip(filled, buffers, strict=True):
         sizes = [matrix.numel() for matrix in part]
         pieces = torch.split(buffer, sizes)
         for matrix, piece in zip(part, pieces, strict=True):

@@ -41,7 +41,10 @@ def steps_taken(optimizer: Optimizer) -> int:
     """Returns the steps that moved weights: AdamW counts them on its device, where fp16 may skip
     some."""
     # Muon's matrices have a momentum and no count.
-    counts = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
+    counts = []
+    for state in optimizer.state.values():
+        if "step" in state:
+            counts.append(int(state["step"]))
     return max(counts)
 
 
@@ -58,12 +61,16 @@ def decay_groups(weights: list[torch.nn.Parameter], plan: Plan) -> Groups:
 def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Returns the weights between embeddings and head: matrices of the base model that are no
     table."""
-    in_tables: set[int] = set()
+    in_tables = set()
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
-            in_tables |= {id(p) for p in module.parameters()}
-    matrices = [p for p in _base(model).parameters() if p.requires_grad and p.ndim == 2]
-    return [p for p in matrices if id(p) not in in_tables]
+            in_tables.add(id(module.weight))
+    matrices = []
+    for weight in _base(model).parameters():
+        is_matrix = weight.ndim == 2 and id(weight) not in in_tables
+        if is_matrix and weight.requires_grad:
+            matrices.append(weight)
+    return matrices
 
 
 def _base(model: torch.nn.Module) -> torch.nn.Module:

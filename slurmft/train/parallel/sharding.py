@@ -155,9 +155,14 @@ class Fsdp(Strategy):
     @torch.no_grad()
     def clip_grad_norm_(self, weights: list[torch.Tensor], norm: float) -> torch.Tensor:
         """Clips the gradients to a norm, that of all shares. Returns what it was."""
-        gradients = [p.grad for p in self._weights.values() if p.grad is not None]
-        shares = [gradient.to_local() for gradient in gradients]
-        squares = [share.float().pow(2).sum() for share in shares]
+        shares = []
+        squares = []
+        for weight in self._weights.values():
+            if weight.grad is None:  # frozen
+                continue
+            share = weight.grad.to_local()
+            shares.append(share)
+            squares.append(share.float().pow(2).sum())
         # With --cpu-offload they are on the host, where nccl does not sum.
         square = torch.stack(squares).sum().to(self.world.device)
         # The last dimension: nodes of a hybrid mesh have the same shares.
@@ -189,15 +194,19 @@ class Fsdp(Strategy):
                     "exp_avg": torch.zeros_like(weight),
                     "exp_avg_sq": torch.zeros_like(weight),
                 }
-        self._read(state, self._shares(optimizer))
+        shares = self._shares(optimizer)
+        self._read(state, shares)
 
     def load_weights(self, model: TrainedModel, state: State) -> None:
-        self._read(state, self._shares())
+        shares = self._shares()
+        self._read(state, shares)
 
     def _shares(self, optimizer: torch.optim.Optimizer | None = None) -> Tensors:
         """Returns this rank's shares of all that trains, of buffers, and of the optimizer's
         state."""
-        shares = {f"model.{name}": buffer for name, buffer in self._buffers().items()}
+        shares = {}
+        for name, buffer in self._buffers().items():
+            shares[f"model.{name}"] = buffer
         for name, weight in self._weights.items():
             if weight.requires_grad:
                 shares[f"model.{name}"] = weight.detach()
