@@ -19,7 +19,7 @@ from slurmft.core.options import options
 
 ELSEWHERE = Elsewhere.SUBMITS
 
-_JOB_OPTIONS = options(JobConfig).keys() - {"runs_dir", "name"}
+_JOB_OPTIONS = [name for name, each in options(JobConfig).items() if not each.identifies]
 """Options of the job that may change: a run stays what and where it is."""
 
 

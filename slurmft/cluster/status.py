@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import cost, launcher
+from slurmft.cluster import cost, dependency, launcher
 from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine, unasked
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint
@@ -190,7 +190,7 @@ def _must_have_started(state: JobState) -> bool:
 def _with_names_of_others(run: MeasuredRun, state: JobState) -> JobState:
     """Names the runs that a job waits for, or can never start after."""
     if state.report.reason == "Dependency" and state.phase in (Phase.PENDING, Phase.REQUEUED):
-        others = _others(run, "after", "after_any")
+        others = _others(run, *dependency.KINDS)
         if others:
             return dataclasses.replace(state, reason=f"waits for {others}")
     # Slurm cancels a job whose condition can never be met (--kill-on-invalid-dep), and names no

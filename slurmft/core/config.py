@@ -57,6 +57,7 @@ class JobConfig:
         at="submission",
         metavar="NAME",
         usual=True,
+        identifies=True,
     )
     nodes: int = option(
         1,
@@ -132,6 +133,7 @@ class JobConfig:
         metavar="DIR",
         path="output",
         usual=True,
+        identifies=True,
         commands=("doctor",),
     )
     share_with_group: bool = option(

@@ -110,6 +110,8 @@ class Option:
     """True if --help shows the option; --help-all shows all."""
     varies: bool = True
     """True if the cells of a study may differ in it."""
+    identifies: bool = False
+    """True if it says what a run is called and where it is: a run that exists keeps it."""
     decides_tokens: bool = False
     """True if the tokens that are made of the data depend on it."""
     sbatch: str | None = None

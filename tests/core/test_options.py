@@ -261,6 +261,62 @@ def test_no_list_repeats_options() -> None:
     assert found == []
 
 
+IN_FUNCTIONS = {
+    "node/task.py: nproc_per_node max_restarts": "flags of torchrun",
+    "plugins/notify/notification.py: task model": "what a message says of a training",
+    "plugins/studies/report/matching.py: batch_size precision": "what a published table's column "
+    "of configurations says",
+    "train/commands/data.py: task recipe": "each of the two says what to look at",
+    "train/recipes.py: learning_rate muon_learning_rate": "rates that LoRA multiplies",
+    "train/recipes.py: task preset": "what the name of a recipe fixes",
+}
+"""Collections in functions that name two options or more, and why they are no lists to derive."""
+
+
+def lists_in_functions(file: Path, names: set[str]) -> Iterator[str]:
+    """The options that tuples, lists, sets and arguments of a call in functions name, where they
+    are two or more."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for node in {node: None for each in functions for node in ast.walk(each)}:
+        elements: list[ast.expr] = []
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            elements = node.elts
+        elif isinstance(node, ast.Call):
+            elements = node.args
+        texts = [each.value for each in elements if isinstance(each, ast.Constant)]
+        words = [text.lstrip("-").replace("-", "_") for text in texts if isinstance(text, str)]
+        of_options = dict.fromkeys(word for word in words if word in names)
+        if len(of_options) >= 2:
+            yield " ".join(of_options)
+
+
+def test_no_function_repeats_options() -> None:
+    """But for those that IN_FUNCTIONS justifies."""
+    names = {name for config in CONFIGURATIONS for name in own_options(config)}
+    top = CHECKOUT / "slurmft"
+    found = {
+        f"{file.relative_to(top)}: {words}"
+        for file in sorted(top.rglob("*.py"))
+        for words in lists_in_functions(file, names)
+    }
+    assert found == IN_FUNCTIONS.keys()
+
+
+def test_a_list_in_a_function_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        "A = ('nodes', 'mem')\n"
+        "class B:\n"
+        "    def b(self):\n"
+        "        for name in ('seed', 'x', '--batch-size'):\n"
+        "            f('nodes', {'mem'})\n"
+        "        return g('nodes', 'mem')\n"
+    )
+    names = {name for config in CONFIGURATIONS for name in own_options(config)}
+    assert sorted(lists_in_functions(file, names)) == ["nodes mem", "seed batch_size"]
+
+
 def test_a_list_that_repeats_options_is_found(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text(

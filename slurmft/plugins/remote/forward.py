@@ -224,8 +224,13 @@ class Forwarded:
 
     def _value(self, flag: str) -> str | None:
         """Returns what the command line gives for a flag; of several, the last counts."""
-        followers = dict(itertools.pairwise(self.words))
-        return followers.get(flag)
+        value = None
+        for text, following in itertools.pairwise([*self.words, ""]):
+            if text == flag:
+                value = following
+            elif text.startswith(f"{flag}="):
+                value = text.removeprefix(f"{flag}=")
+        return value
 
     def _send(self) -> None:
         """Sends the snapshot and the inputs, and lets the command line name the inputs there."""
@@ -439,11 +444,10 @@ class Syntax:
 
 
 def _split_assignments(words: Sequence[str], syntax: Syntax) -> Iterator[str]:
-    """Yields the words, with --flag=value as two words where the value is looked at here."""
-    looked_at = (*syntax.inputs, "--output", "--snapshot", "--snapshot-limit-mb")
+    """Yields the words, with --flag=value as two words where the value names an input."""
     for each in words:
         flag, equals, value = each.partition("=")
-        if equals and flag in looked_at:
+        if equals and flag in syntax.inputs:
             yield flag
             yield value
         else:

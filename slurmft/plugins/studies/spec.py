@@ -409,7 +409,8 @@ def check_work(study: Study) -> None:
             "leave one of them out",
         )
     # On one number of processes there is no scaling to contradict.
-    if not {"nodes", "nproc_per_node"} & set(study.varied):
+    varied_options = [OPTIONS[name] for name in study.varied if name in OPTIONS]
+    if not any(each.counts == "devices" for each in varied_options):
         return
     if study.scaling == "weak" and GLOBAL_BATCH_SIZE in named:
         raise UsageError(

@@ -16,11 +16,11 @@ import subprocess
 import sys
 
 from slurmft.cli.elsewhere import Elsewhere
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, typed_options
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
 from slurmft.core.hub import is_local
-from slurmft.core.options import build
+from slurmft.core.options import build, options
 from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
@@ -46,16 +46,13 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
         UsageError: the arguments name nothing, or nothing of the hub; a local folder is not as a
             run needs it.
     """
-    flags = {}
-    for name in ("task", "model", "data"):
-        value = getattr(arguments, name)
-        if value is not None:
-            flags[name] = value
+    typed = typed_options(arguments, options(TrainConfig))
+    flags = {name: value for name, value in typed.items() if value is not None}
     if not flags:
         raise UsageError("nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME")
     # The recipe of the task fills in the model or the data that the command line leaves out.
-    options = recipes.fill({"task": "emotion"} | flags)
-    train = localize(build(TrainConfig, options))
+    values = recipes.fill({"task": "emotion"} | flags)
+    train = localize(build(TrainConfig, values))
     inputs.check(train)
     if train.model is None and train.data is None:
         raise UsageError(f"--task {train.task} needs nothing from the hub")

@@ -88,7 +88,7 @@ def run_parser() -> Parser:
     yes = f"submit more than {ASK_ABOVE:,} runs, and count runs with other settings as the same"
     add("--yes", action="store_true", help=yes)
     # A study says itself where its runs are, and what they are called.
-    where = options(JobConfig).keys() - {"runs_dir", "name"}
+    where = [name for name, each in options(JobConfig).items() if not each.identifies]
     parser.add_options(TrainConfig, "what to train")
     return parser.add_options(JobConfig, "where to run it", where)
 
