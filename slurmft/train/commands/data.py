@@ -24,7 +24,12 @@ from slurmft.train.login.texts import SAMPLE, Lengths
 
 ELSEWHERE = Elsewhere.PLAIN
 
-_FLAGS = [name for name, each in options(TrainConfig).items() if "data" in each.commands]
+_FLAGS = [
+    name
+    for name, each in options(TrainConfig).items()
+    # The declaration of an option says which commands besides `submit` have it.
+    if "data" in each.commands
+]
 _CLASSES_SHOWN = 20
 """Most classes that are all shown; of more, the largest and the smallest are."""
 _LARGEST = 10
@@ -46,6 +51,10 @@ def facts(splits: list[Split], warnings: list[str]) -> dict[str, Any]:
 
 
 def _facts_of_split(split: Split) -> dict[str, Any]:
+    classes: dict[str, int] = {}
+    for (_, value), count in split.labels.counts.most_common():
+        # JSON has texts alone as keys; the data may have numbers as labels.
+        classes[str(value)] = count
     split_facts: dict[str, Any] = {
         "where": split.where,
         "texts": split.rows,
@@ -54,8 +63,7 @@ def _facts_of_split(split: Split) -> dict[str, Any]:
         "repeated": split.texts.repeated,
         "also_in_train": split.shared,
         "cut": split.cut or None,
-        # JSON has texts alone as keys; the data may have numbers as labels.
-        "classes": {str(value): n for (_, value), n in split.labels.counts.most_common()},
+        "classes": classes,
         "words": Lengths.of(split.texts.words)._asdict(),
         "characters": Lengths.of(split.texts.characters)._asdict(),
     }
@@ -70,16 +78,15 @@ def text(splits: list[Split], class_names: tuple[str, ...] = ()) -> str:
     Args:
         class_names: names of the classes that data may give by their numbers.
     """
-    names = [split.name for split in splits]
-    rows = [
-        ["", *names],
-        ["texts", *(f"{split.rows:,}" for split in splits)],
-        ["empty", *(f"{len(split.without_text):,}" for split in splits)],
-        ["twice or more", *(f"{split.texts.repeated:,}" for split in splits)],
-        # The first split is the training data itself.
-        ["also in train", "", *(f"{split.shared:,}" for split in splits[1:])],
-    ]
-    lines = [*aligned(rows), *_classes(splits, class_names), *_lengths(splits)]
+    columns = [["", "texts", "empty", "twice or more", "also in train"]]
+    for split in splits:
+        counts = (split.rows, len(split.without_text), split.texts.repeated, split.shared)
+        columns.append([split.name, *(f"{count:,}" for count in counts)])
+    columns[1][-1] = ""  # the first split is the training data itself
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    lines = aligned(rows)
+    lines += _classes(splits, class_names)
+    lines += _lengths(splits)
     for split in splits:
         if split.share < 1:
             lines.append(f"{split.name}: the first {split.share:.0%} of the file, no more")
@@ -89,31 +96,45 @@ def text(splits: list[Split], class_names: tuple[str, ...] = ()) -> str:
 def _classes(splits: list[Split], class_names: tuple[str, ...]) -> list[str]:
     """Returns a row for each class: how many texts of each split have it."""
     # The order is that of the training data in every column, so that rows compare.
-    order = [label for label, _ in splits[0].labels.counts.most_common()]
+    most_common = splits[0].labels.counts.most_common()
+    order = [label for label, _ in most_common]
     if not order:
         return []
     is_cut = len(order) > _CLASSES_SHOWN
-    some = [*order[:_LARGEST], *order[-_SMALLEST:]] if is_cut else order
-    rows = [["class", *(split.name for split in splits)]]
-    for label in some:
+    listed = order
+    if is_cut:
+        listed = order[:_LARGEST] + order[-_SMALLEST:]
+    names = [split.name for split in splits]
+    rows = [["class", *names]]
+    for label in listed:
         name = str(label[1])
+        # A label that is a number is shown with the name that the task has for it.
         if name.isdecimal() and int(name) < len(class_names):
             name += f" {class_names[int(name)]}"
-        cells = []
-        for split in splits:
-            count = split.labels.counts[label]
-            total = split.labels.counts.total() or 1
-            cells.append(f"{count:,} ({100 * count / total:.1f} %)")
+        cells = [_share(split, label) for split in splits]
         rows.append([shown(name, 20), *cells])
     head, *lines = aligned(rows)
     if is_cut:
-        lines.insert(_LARGEST, f"... {len(order) - len(some):,} more; then the smallest:")
+        left_out = len(order) - len(listed)
+        lines.insert(_LARGEST, f"... {left_out:,} more; then the smallest:")
     return ["", head, *lines]
+
+
+def _share(split: Split, label: Any) -> str:
+    """Returns how many texts of a split have a label, and their share of it."""
+    counts = split.labels.counts
+    count = counts[label]
+    # Rows with any number of labels may all have none: then there is nothing to divide by.
+    percent = 100 * count / (counts.total() or 1)
+    return f"{count:,} ({percent:.1f} %)"
 
 
 def _lengths(splits: list[Split]) -> list[str]:
     """Returns rows of the lengths of texts, in tokens where there is a tokenizer."""
-    kinds = ["tokens"] if splits[0].tokens else ["words", "characters"]
+    # All splits have tokens, or none: the tokenizer is the model's.
+    kinds = ["tokens"]
+    if splits[0].tokens is None:
+        kinds = ["words", "characters"]
     rows = [["length in", "median", "95 % up to", "longest"]]
     for split in splits:
         for kind in kinds:
@@ -135,11 +156,15 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     from slurmft.train.login.configure import resolve  # --help need not wait for it
 
-    flags: dict[str, Any] = {"data": arguments.data} if arguments.data else {}
-    flags |= typed_options(arguments, options(TrainConfig).keys() - {"data"})
-    if not {"task", "recipe"} & flags.keys():
+    # --data is no flag of this command: the data is its argument.
+    flags = typed_options(arguments, options(TrainConfig).keys() - {"data"})
+    if arguments.data:
+        flags["data"] = arguments.data
+    if "task" not in flags and "recipe" not in flags:
+        # Not the default of `submit`, which generates its data: there is nothing to look at.
         flags["task"] = "text-classification"
-    train = localize(resolve(flags)[0])
+    train, _ = resolve(flags)
+    train = localize(train)
     splits, warnings = look(train, read_hub_split=cached_split)
     if arguments.json:
         return print_json(facts(splits, warnings))

@@ -25,7 +25,6 @@ from slurmft.train import recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
-from slurmft.train.task_facts import TASKS
 
 ELSEWHERE = Elsewhere.PLAIN
 
@@ -35,7 +34,8 @@ def parser() -> Parser:
     command.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
     command.add_argument("data", nargs="?", help="hub id or folder (default: the task's)")
     task = "what they are for (default: emotion)"
-    command.add_argument("--task", choices=tuple(TASKS), metavar="NAME", help=task)
+    # Not checked here: the task may be of another package, which `recipes.fill` looks up.
+    command.add_argument("--task", metavar="NAME", help=task)
     return command
 
 
@@ -52,7 +52,9 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
         raise UsageError("nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME")
     # The recipe of the task fills in the model or the data that the command line leaves out.
     values = recipes.fill({"task": "emotion"} | flags)
-    train = localize(build(TrainConfig, values))
+    train = build(TrainConfig, values)
+    train = localize(train)
+    # Local files are looked at as at a submission; only the hub's are fetched.
     inputs.check(train)
     if train.model is None and train.data is None:
         raise UsageError(f"--task {train.task} needs nothing from the hub")
@@ -74,9 +76,12 @@ def load(train: TrainConfig, offline: bool) -> None:
     if offline:
         # The libraries read it when they are imported: hence another process than the first.
         environment["HF_HUB_OFFLINE"] = "1"
+    # Its output goes to the terminal: progress bars, and the reason where it fails.
     done = subprocess.run(command, env=environment, check=False)
     if done.returncode:
-        fact = "the caches are not enough without the hub" if offline else "not fetched"
+        fact = "not fetched"
+        if offline:
+            fact = "the caches are not enough without the hub"
         raise SlurmftError(fact, "see above; a job on the nodes would fail the same way")
 
 

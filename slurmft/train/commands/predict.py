@@ -20,7 +20,12 @@ from slurmft.train.config import TrainConfig
 
 ELSEWHERE = Elsewhere.SUBMITS | Elsewhere.JOB_OUTPUT
 
-_PREDICT_OPTIONS = [name for name, each in options(TrainConfig).items() if each.predicts == "flag"]
+_PREDICT_OPTIONS = [
+    name
+    for name, each in options(TrainConfig).items()
+    # Others are as the trained run has them, or are reset.
+    if each.predicts == "flag"
+]
 # `add_run` has --runs-dir already: it says where the trained run is, too.
 _JOB_OPTIONS = options(JobConfig).keys() - {"runs_dir"}
 
@@ -46,6 +51,9 @@ def main(argv: list[str]) -> int:
     flags = typed_options(arguments, {*_PREDICT_OPTIONS, *_JOB_OPTIONS})
     if arguments.runs_dir:
         flags["runs_dir"] = arguments.runs_dir
-    output = Path(arguments.output) if arguments.output else None
-    config = predict.configure(run, Path(arguments.file), output, arguments.overwrite, flags)
+    output = None
+    if arguments.output:
+        output = Path(arguments.output)
+    file = Path(arguments.file)
+    config = predict.configure(run, file, output, arguments.overwrite, flags)
     return submit_or_show(config, arguments, "predict", argv)

@@ -32,26 +32,34 @@ from slurmft.train.login.configure import OPTIONS, configure, resolve
 
 ELSEWHERE = Elsewhere.PLAIN
 
-_SBATCH_OPTIONS = [name for name, each in options(JobConfig).items() if each.sbatch]
+_OPTIONS = options(JobConfig)
+_SBATCH_OPTIONS = [name for name, each in _OPTIONS.items() if each.sbatch]
 _JOB_OPTIONS = {
-    name for name, each in options(JobConfig).items() if each.at == "job" or name == "cluster"
+    name
+    for name, each in _OPTIONS.items()
+    # The cluster is decided, too: the script runs in a job of Slurm.
+    if each.at == "job" or name == "cluster"
 }
 """Options that decide what the job is: sbatch must have them."""
-_SCONTROL = {name: each.scontrol for name, each in options(JobConfig).items() if each.scontrol}
+_SCONTROL = {name: each.scontrol for name, each in _OPTIONS.items() if each.scontrol}
 """Options of a job, and the fields of `scontrol show job` that have their values."""
 
 
 def parser() -> Parser:
-    command = Parser("slurmft prepare", __doc__).add_options(TrainConfig, "what to train")
-    return command.add_options(JobConfig, "how to run it", options(JobConfig).keys() - _JOB_OPTIONS)
+    command = Parser("slurmft prepare", __doc__)
+    command.add_options(TrainConfig, "what to train")
+    return command.add_options(JobConfig, "how to run it", _OPTIONS.keys() - _JOB_OPTIONS)
 
 
 def refuse_sbatch_options(argv: list[str]) -> None:
     """Raises UsageError where a flag is one that sbatch must have."""
-    # Flags that are on or off have a form with "no".
-    flags = {flag(name) for name in _JOB_OPTIONS} | {flag(f"no_{name}") for name in _JOB_OPTIONS}
+    flags = set()
+    for name in _JOB_OPTIONS:
+        # Flags that are on or off have a form with "no".
+        flags |= {flag(name), flag(f"no_{name}")}
     for word in argv:
-        if word.partition("=")[0] in flags:
+        name, _, _ = word.partition("=")
+        if name in flags:
             raise UsageError(
                 f"{word} is an option of the job, which runs already",
                 "give it to sbatch, before the name of the file: "
@@ -66,17 +74,20 @@ def job_values(environment: Mapping[str, str], facts: Mapping[str, str]) -> dict
         environment: variables of the batch script.
         facts: what `commands.job_facts` returned for the job.
     """
+    # Slurm sets it where the job was given --cpus-per-task, and else not.
     cpus = environment.get("SLURM_CPUS_PER_TASK")
     # None first: what the site file says of sbatch options is not true of this job.
     values: dict[str, Any] = dict.fromkeys(_SBATCH_OPTIONS)
     values |= {
         "nodes": int(environment["SLURM_JOB_NUM_NODES"]),
         "job_name": environment.get("SLURM_JOB_NAME", "slurmft"),
-        "cpus_per_task": int(cpus) if cpus else None,
         "exclusive": facts.get("OverSubscribe") == "NO",
         "requeue": facts.get("Requeue") == "1",
     }
-    values |= {option: facts.get(name) for option, name in _SCONTROL.items()}
+    if cpus:
+        values["cpus_per_task"] = int(cpus)
+    for option, name in _SCONTROL.items():
+        values[option] = facts.get(name)
     # What no option of ours has, as `slurmft submit --sbatch` would give it.
     others = {"nodelist": facts.get("ReqNodeList"), "exclude": facts.get("ExcNodeList")}
     # "gres/gpu:4", or with a type "gres/gpu:a100:4"; --gpus-per-node has no type.
@@ -85,7 +96,9 @@ def job_values(environment: Mapping[str, str], facts: Mapping[str, str]) -> dict
         others["gpus-per-node"] = f"{gpus[1]}:{gpus[2]}"
     elif gpus:
         values["gpus_per_node"] = int(gpus[2]) or None
-    values["sbatch"] = tuple(f"{key}={value}" for key, value in others.items() if value)
+    # scontrol shows a list that was not given as empty.
+    settings = [f"{key}={value}" for key, value in others.items() if value]
+    values["sbatch"] = tuple(settings)
     return values
 
 
@@ -108,8 +121,11 @@ def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> R
     container.check(config.job, "slurm")
     hooks.check(config.job, "slurm")
     # Slurm does not say when it will signal: the files in sbatch/ have the default lead.
-    lead_s = LEAD_S if config.job.stop_lead_s is None else config.job.stop_lead_s
-    if lead_s * 2 > time_limit_min(config.job.time or "unlimited") * 60:
+    lead_s = config.job.stop_lead_s
+    if lead_s is None:
+        lead_s = LEAD_S
+    limit_s = time_limit_min(config.job.time or "unlimited") * 60
+    if lead_s * 2 > limit_s:
         raise UsageError(
             f"the time limit {config.job.time} leaves little before the stop signal, which comes "
             f"{lead_s} s before it",
@@ -149,6 +165,7 @@ def main(argv: list[str]) -> int:
             "sbatch sbatch/multi_node.sbatch, or `slurmft submit` on a login node",
         )
     flags = typed_options(arguments, OPTIONS)
+    # A requeued job has its run directory: it must not get a second one.
     run = find_run(flags) or make_run(flags, argv)
     # The batch script executes what is on stdout; words for people go to stderr.
     print(f"run directory: {run.path}\n{next_commands(run.path)}", file=sys.stderr)

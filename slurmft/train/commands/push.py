@@ -86,8 +86,12 @@ def push(run: RunDir, repo: str, public: bool) -> str:
 
 def refusal(repo: str, error: Exception) -> SlurmftError:
     """Returns an error of the hub in two lines."""
-    reason = " ".join(str(error).split())[:300]
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    # The library's messages have several lines, and may hold a page of HTML.
+    reason = " ".join(str(error).split())
+    reason = reason[:300]
+    # Only an answer of the hub has a status; a connection that failed has none.
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
     if status in (401, 403) or "token" in reason.lower():
         hint = "log in with a token that may write: hf auth login; or export HF_TOKEN=..."
     else:
@@ -98,6 +102,8 @@ def refusal(repo: str, error: Exception) -> SlurmftError:
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     address = push(run, arguments.repo, arguments.public)
-    visibility = "public" if arguments.public else "private"
+    visibility = "private"
+    if arguments.public:
+        visibility = "public"
     print(f"{visibility}: {address}")
     return Exit.OK

@@ -45,12 +45,16 @@ def bucket_by_length(order: Array, lengths: Array, size: int, seed: int, epoch: 
     steps: list[Array] = []
     for start in range(0, len(order), bucket):
         part = order[start : start + bucket]
-        part = part[np.argsort(lengths[part], kind="stable")]
-        steps += [part[i : i + size] for i in range(0, len(part), size)]
+        # Stable, so that the order of equal lengths is the shuffled one on every machine.
+        by_length = np.argsort(lengths[part], kind="stable")
+        part = part[by_length]
+        for first in range(0, len(part), size):
+            steps.append(part[first : first + size])
     whole_steps = len(order) // size
     # The third number tells this generator from that of `epoch_order`.
-    shuffled = np.random.default_rng([seed, epoch, 1]).permutation(whole_steps)
-    return np.concatenate([steps[i] for i in shuffled] + steps[whole_steps:])
+    random = np.random.default_rng([seed, epoch, 1])
+    ordered_steps = [steps[i] for i in random.permutation(whole_steps)]
+    return np.concatenate(ordered_steps + steps[whole_steps:])
 
 
 def prepared(
@@ -68,6 +72,7 @@ def prepared(
         for item in items:
             yield item, make(item)
         return
+    # One thread: batches are made in order, and no more than one waits in memory.
     with ThreadPoolExecutor(1, "batches") as thread:
         ahead: list[tuple[_Item, Future[_Result]]] = []
         for item in items:

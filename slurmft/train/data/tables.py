@@ -50,7 +50,8 @@ class TokenTable:
     def __post_init__(self) -> None:
         # A table from disk has the counts: here they would read all its pages.
         if self.token_labels is not None and self.label_counts is None:
-            labels_before = np.append(0, np.cumsum(self.token_labels != IGNORED))
+            has_label = self.token_labels != IGNORED
+            labels_before = np.append(0, np.cumsum(has_label))
             counts = np.diff(labels_before[self.offsets])
             object.__setattr__(self, "label_counts", counts)  # the class is frozen
 
@@ -76,10 +77,14 @@ class TokenTable:
         flat_types = _flat(types, np.int8)
         if flat_types is not None and not flat_types.any():
             flat_types = None  # zeros are what models take where they are given none
+        lengths = [len(sample) for sample in tokens]
+        labels_of_samples: Any = labels
+        if labels is None:
+            labels_of_samples = np.empty((len(tokens), 0))
         return cls(
             tokens=np.concatenate(tokens),
-            offsets=offsets_of([len(sample) for sample in tokens]),
-            labels=np.empty((len(tokens), 0)) if labels is None else np.asarray(labels),
+            offsets=offsets_of(lengths),
+            labels=np.asarray(labels_of_samples),
             types=flat_types,
             token_labels=_flat(token_labels, np.int32),
             extra=extra,
@@ -92,10 +97,14 @@ class TokenTable:
             return tables[0]
         arrays: dict[str, Any] = {}
         for name in _ARRAYS:
-            if name != "offsets" and getattr(tables[0], name) is not None:
-                arrays[name] = np.concatenate([getattr(table, name) for table in tables])
-        lengths = np.concatenate([np.diff(table.offsets) for table in tables])
-        return cls(**arrays, offsets=offsets_of(lengths))
+            parts = [getattr(table, name) for table in tables]
+            # All tables are of one task: they have the same arrays.
+            if parts[0] is not None:
+                arrays[name] = np.concatenate(parts)
+        # Offsets count from the start of their own table: they are made anew.
+        lengths = [np.diff(table.offsets) for table in tables]
+        arrays["offsets"] = offsets_of(np.concatenate(lengths))
+        return cls(**arrays)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -105,7 +114,8 @@ class TokenTable:
     def save(self, folder: Path) -> None:
         """Writes each array as a file of a new folder."""
         folder.mkdir()
-        arrays = {name: getattr(self, name) for name in _ARRAYS} | self.extra
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        arrays |= self.extra
         for name, array in arrays.items():
             if array is not None:
                 np.save(folder / f"{name}.npy", array)
@@ -117,8 +127,10 @@ class TokenTable:
         extra: dict[str, Array] = {}
         for path in folder.glob("*.npy"):
             array = np.load(path, mmap_mode="r", allow_pickle=False)  # pickles run code
-            target = fields if path.stem in _ARRAYS else extra
-            target[path.stem] = array
+            if path.stem in _ARRAYS:
+                fields[path.stem] = array
+            else:
+                extra[path.stem] = array
         return cls(**fields, extra=extra)
 
     # --- batches ----------------------------------------------------------------------------------
@@ -148,15 +160,18 @@ class TokenTable:
     def packed(self, indices: Array) -> Batch:
         """Returns samples one after another, sorted by length, as (1, tokens)."""
         # Attention pads groups of neighbours to one length.
-        indices = indices[np.argsort(self.lengths(indices), kind="stable")]
+        by_length = np.argsort(self.lengths(indices), kind="stable")
+        indices = indices[by_length]
         places = self.places(indices)
+        # The start of its sample, for each token: positions count from there.
         starts = np.repeat(self.offsets[indices], self.lengths(indices))
+        positions = places - starts
 
         def spread(values: Array, fill: int) -> Array:
             in_order: Array = values[places]
             return in_order[None]
 
-        return self._batch(indices, spread, position_ids=(places - starts)[None])
+        return self._batch(indices, spread, position_ids=positions[None])
 
     def _batch(
         self, indices: Array, spread: Callable[..., Array], pad_id: int = 0, **inputs: Array
@@ -174,14 +189,17 @@ class TokenTable:
         if self.types is not None:
             inputs["token_type_ids"] = spread(self.types, fill=0)
         if self.token_labels is not None:
-            labels = np.asarray(spread(self.token_labels, fill=IGNORED), np.int64)
+            labels = spread(self.token_labels, fill=IGNORED)
+            labels = np.asarray(labels, np.int64)
         else:
             labels = self.labels[indices]
             if labels.dtype.kind == "f":  # numbers: losses compare them with fp32 logits
                 labels = labels.astype(np.float32)
         tensors = {}
         for name, array in inputs.items():
-            tensors[name] = torch.from_numpy(np.asarray(array, np.int64))
+            # Tables hold int32 to be small; torch's embeddings and losses take int64.
+            wide = np.asarray(array, np.int64)
+            tensors[name] = torch.from_numpy(wide)
         return Batch(
             inputs=tensors,
             targets={"labels": torch.from_numpy(labels)},
@@ -199,7 +217,9 @@ class TokenTable:
             fill: stands behind a sample's last token.
         """
         rows = np.full((len(indices), width), fill, dtype=np.int64)
-        is_token = np.arange(width) < self.lengths(indices)[:, None]
+        lengths = self.lengths(indices)
+        is_token = np.arange(width) < lengths[:, None]
+        # A mask takes its values row by row, in which order `places` has them.
         rows[is_token] = values[self.places(indices)]
         return rows
 
@@ -242,29 +262,38 @@ class Batch:
             return self
         import torch
 
-        named = [(True, *item) for item in self.inputs.items()]
-        named += [(False, *item) for item in self.targets.items()]
-        # The widest type first: so each tensor begins at a multiple of the size of its elements.
-        named.sort(key=lambda each: -each[2].itemsize)
-        sizes = [tensor.nbytes for *_, tensor in named]
-        # Pinned memory, from which the GPU copies while the CPU goes on.
-        joined = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
-        torch.cat([tensor.flatten().view(torch.uint8) for *_, tensor in named], out=joined)
-        parts = torch.split(joined.to(device, non_blocking=True), sizes)
         inputs: dict[str, torch.Tensor] = {}
         targets: dict[str, torch.Tensor] = {}
-        for part, (is_input, name, tensor) in zip(parts, named, strict=True):
-            group = inputs if is_input else targets
-            group[name] = part.view(tensor.dtype).view(tensor.shape)
+        # Each tensor with the dictionary that gets its copy.
+        named = [(inputs, *item) for item in self.inputs.items()]
+        named += [(targets, *item) for item in self.targets.items()]
+        # The widest type first: so each tensor begins at a multiple of the size of its elements.
+        named.sort(key=lambda each: -each[2].itemsize)
+        flat = []
+        sizes = []
+        for _, _, tensor in named:
+            flat.append(tensor.flatten().view(torch.uint8))
+            sizes.append(tensor.nbytes)
+        # Pinned memory, from which the GPU copies while the CPU goes on.
+        joined = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+        torch.cat(flat, out=joined)
+        on_device = joined.to(device, non_blocking=True)
+        parts = torch.split(on_device, sizes)
+        for part, (copies, name, tensor) in zip(parts, named, strict=True):
+            values = part.view(tensor.dtype)
+            copies[name] = values.view(tensor.shape)
         return dataclasses.replace(self, inputs=inputs, targets=targets)
 
 
 def _flat(rows: Iterable[Any] | None, dtype: type) -> Array | None:
     if rows is None:
         return None
-    return np.concatenate([np.asarray(row, dtype) for row in rows])
+    arrays = [np.asarray(row, dtype) for row in rows]
+    return np.concatenate(arrays)
 
 
 def offsets_of(lengths: Sequence[int] | Array) -> Array:
     """Returns the start of every sample in a flat array, and the end of the last."""
-    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    # In int64: int32 ends at two thousand million tokens, which corpora of texts have.
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.append(0, ends)

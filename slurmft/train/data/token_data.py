@@ -50,13 +50,16 @@ class TokenData:
         """Returns `texts`, which stay on disk until then: one rank alone wants them."""
         if self.folder is None:
             return self.texts
-        return json.loads((self.folder / "texts.json").read_text(encoding="utf-8"))
+        text = (self.folder / "texts.json").read_text(encoding="utf-8")
+        return json.loads(text)
 
     def words(self) -> list[str]:
         """Returns a line for each split: "train: 16,000 samples: joy 34 %, ...; tokens: ..."."""
         lines = []
+        # Not strict: there need not be a test split.
         for name, table in zip(("train", "validation", "test"), self.tables, strict=False):
-            lengths = Lengths.of(np.diff(table.offsets).tolist())
+            token_counts = np.diff(table.offsets)
+            lengths = Lengths.of(token_counts.tolist())
             line = f"{name}: {len(table):,} samples"
             if self.labels and table.labels.ndim == 1:  # each sample has one class
                 line += f": {self._shares(table)}"
@@ -79,21 +82,26 @@ class TokenData:
         self.train.save(folder / "train")
         self.validation.save(folder / "validation")
         meta = {name: getattr(self, name) for name in _META}
-        (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-        # A file of its own, which one rank alone reads.
-        (folder / "texts.json").write_text(json.dumps(self.texts), encoding="utf-8")
+        # The texts have a file of their own, which one rank alone reads.
+        for name, content in (("meta", meta), ("texts", self.texts)):
+            text = json.dumps(content)
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> TokenData:
         """Memory-maps what `save` wrote, and a test split in the folder `test`."""
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        text = (folder / "meta.json").read_text(encoding="utf-8")
+        meta = json.loads(text)
         test_folder = folder / "test"
+        test = None
+        if test_folder.is_dir():
+            test = cls.load(test_folder)
         return cls(
             train=TokenTable.load(folder / "train"),
             validation=TokenTable.load(folder / "validation"),
             **meta,
             folder=folder,
-            test=cls.load(test_folder) if test_folder.is_dir() else None,
+            test=test,
         )
 
 
@@ -104,8 +112,11 @@ def balanced(table: TokenTable, classes: int) -> Array:
     that does not occur.
     """
     # Classes are of samples or of tokens, never of both.
-    labels = table.labels if table.token_labels is None else table.token_labels
-    counts = np.bincount(labels[labels != IGNORED], minlength=classes)
+    labels = table.labels
+    if table.token_labels is not None:
+        labels = table.token_labels
+    counted = labels[labels != IGNORED]
+    counts = np.bincount(counted, minlength=classes)
     occurs = counts > 0
     weights = np.ones(classes)
     weights[occurs] = counts.sum() / (occurs.sum() * counts[occurs])

@@ -30,10 +30,14 @@ def is_empty(value: Any) -> bool:
 
 def describe_rows(rows: Sequence[int]) -> str:
     """Returns the numbers of rows as text: "rows 3, 9, 12, 15, 20 and 7 more"."""
-    text = "rows " if len(rows) > 1 else "row "
-    text += ", ".join(map(str, rows[:_ROWS_NAMED]))
-    if len(rows) > _ROWS_NAMED:
-        text += f" and {len(rows) - _ROWS_NAMED:,} more"
+    noun = "rows"
+    if len(rows) == 1:
+        noun = "row"
+    numbers = ", ".join(map(str, rows[:_ROWS_NAMED]))
+    text = f"{noun} {numbers}"
+    others = len(rows) - _ROWS_NAMED
+    if others > 0:
+        text += f" and {others:,} more"
     return text
 
 
@@ -69,9 +73,11 @@ class Labels:
             if is_empty(value):
                 self.empty.append(row)
                 continue
-            # More labels than that are texts, or identifiers: counting goes no further. Lists and
-            # objects are keys of no dictionary.
-            if isinstance(value, list | dict) or len(self.counts) > MAX_LABELS:
+            # Lists and objects are keys of no dictionary.
+            if isinstance(value, list | dict):
+                raise wrong_label(self.where, row, value)
+            # So many different ones are texts, or identifiers: counting goes no further.
+            if len(self.counts) > MAX_LABELS:
                 raise wrong_label(self.where, row, value)
             key = (type(value), value)
             self.first.setdefault(key, row)
@@ -128,7 +134,8 @@ class Labels:
         total = self.counts.total()
         shares = []
         for (_, value), count in self.counts.most_common():
-            shares.append(f"{value!r} {count:,} ({100 * count / total:.0f} %)")
+            percent = 100 * count / total
+            shares.append(f"{value!r} {count:,} ({percent:.0f} %)")
         return some(shares, 6)
 
     def oddities(self) -> Iterator[str]:
@@ -148,12 +155,16 @@ class Labels:
             normal_form = " ".join(text.split()).casefold()
             by_normal_form[normal_form].append(text)
         for variants in by_normal_form.values():
-            if len(variants) > 1:
-                counts = [f"{text!r} ({self.counts[str, text]:,} rows)" for text in variants]
-                yield (
-                    f"{self.where!r} has labels that differ only by white space or case, and are "
-                    f"classes of their own: {some(counts)}"
-                )
+            if len(variants) == 1:
+                continue
+            described = []
+            for text in variants:
+                count = self.counts[str, text]
+                described.append(f"{text!r} ({count:,} rows)")
+            yield (
+                f"{self.where!r} has labels that differ only by white space or case, and are "
+                f"classes of their own: {some(described)}"
+            )
 
 
 def wrong_label(where: str, row: int, value: Any, hint: str = _CHOOSE_LABEL_COLUMN) -> UsageError:
@@ -190,10 +201,12 @@ def label_ids(
     for number, name in enumerate(names):
         ids_by_text[name] = number
     ids = []
+    # Not strict: the count has no end.
     for row, value in zip(rows or itertools.count(1), values, strict=False):
+        label = value
         # In a .csv numbers are texts, too.
-        is_text = isinstance(value, str) or not by_number
-        label = ids_by_text.get(str(value)) if is_text else value
+        if isinstance(value, str) or not by_number:
+            label = ids_by_text.get(str(value))
         # type() and not isinstance(): True would be class 1.
         if type(label) is not int or not 0 <= label < len(names):
             classes = ", ".join(names)
@@ -215,8 +228,7 @@ def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[flo
     """
     numbers = []
     for row, value in enumerate(values, start):
-        # To Python True is the number 1; to whoever wrote it, it is a class.
-        number = math.nan if isinstance(value, bool) else _to_float(value)
+        number = _to_float(value)
         if not math.isfinite(number):
             raise wrong_label(where, row, value, f"labels are numbers; {_CHOOSE_LABEL_COLUMN}")
         numbers.append(number)
@@ -224,6 +236,9 @@ def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[flo
 
 
 def _to_float(value: Any) -> float:
+    # To Python True is the number 1; to whoever wrote it, it is a class.
+    if isinstance(value, bool):
+        return math.nan
     try:
         return float(value)  # a .csv has numbers as texts
     except (TypeError, ValueError):

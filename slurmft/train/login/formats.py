@@ -63,8 +63,10 @@ def format_of(train: TrainConfig) -> RowFormat:
     """Returns the format of the rows that a configuration's task reads."""
     rows = facts(train.task).rows
     # A name in tasks.toml, a class in a task of the user's own.
-    kind: type[RowFormat] = globals()[rows] if isinstance(rows, str) else rows
-    return kind.of(train)
+    if isinstance(rows, str):
+        rows = globals()[rows]
+    form: RowFormat = rows.of(train)
+    return form
 
 
 def _given(*columns: str | None) -> tuple[str, ...]:
@@ -104,7 +106,9 @@ class Texts(RowFormat):
 
     def texts(self, values: Columns) -> Iterable[Text]:
         texts, _ = self.parts(values)
-        return texts[0] if len(texts) == 1 else zip(*texts, strict=True)
+        if len(texts) == 1:
+            return texts[0]
+        return zip(*texts, strict=True)
 
 
 def _check_columns_of_texts(columns: Columns, where: str, start: int) -> list[int]:
@@ -122,8 +126,12 @@ class ManyLabels(Texts):
     def of(cls, train: TrainConfig) -> "ManyLabels":
         texts = _given(train.text_column, train.text_pair_column)
         # --label-column joy,love,fear: a column of 0 and 1 of each class.
-        labels = tuple(name.strip() for name in (train.label_column or "").split(","))
-        return cls((*texts, *labels), names=labels if len(labels) > 1 else ())
+        columns = (train.label_column or "").split(",")
+        labels = tuple(column.strip() for column in columns)
+        names: tuple[str, ...] = ()
+        if len(labels) > 1:  # a single column holds lists of names
+            names = labels
+        return cls((*texts, *labels), names=names)
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         texts, labels = self.parts(values)
@@ -250,7 +258,9 @@ class Chats(RowFormat):
         return answers
 
     def texts(self, values: Columns) -> Iterable[Text]:
-        return ("\n".join(message["content"] for message in messages) for messages in values[0])
+        for messages in values[0]:
+            contents = [message["content"] for message in messages]
+            yield "\n".join(contents)
 
     @staticmethod
     def _wrong(where: str, row: int, what: str) -> UsageError:

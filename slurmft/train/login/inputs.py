@@ -63,13 +63,15 @@ class Split:
         self.cut = ""
         if local is None:
             return
-        counts, longest = self.texts.token_counts(local.tokenizer, train.source_prefix or "")
+        prefix = train.source_prefix or ""
+        counts, longest = self.texts.token_counts(local.tokenizer, prefix)
         # The longest text of all may not be in the sample.
         self.tokens = Lengths.of(counts)._replace(longest=longest)
         limit = min(train.max_length or local.most, local.most)
         if longest > limit and _cuts_texts(train):
             long_texts = sum(count > limit for count in counts)
-            self.cut = f"{self._number_of(long_texts, len(counts))} cut to {limit:,} tokens"
+            number = self._number_of(long_texts, len(counts))
+            self.cut = f"{number} cut to {limit:,} tokens"
 
     def _number_of(self, texts: int, sampled: int) -> str:
         """Says how many of the sampled texts are meant: their number if all texts were sampled."""
@@ -77,7 +79,9 @@ class Split:
             return "few"  # the longest text alone, which is in no sample
         if sampled < self.rows:
             return f"{100 * texts / sampled:.1f} %"
-        return f"{texts:,} text{'s' if texts > 1 else ''}"
+        if texts == 1:
+            return "1 text"
+        return f"{texts:,} texts"
 
     def summary(self) -> str:
         """Returns one line: "16,000 rows, 6 classes: 'joy' 5,362 (34 %), ...; tokens: ..."."""
@@ -260,8 +264,9 @@ def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
             f"{CHECK_S:.0f} s; the job checks the rest"
         )
     if split.without_text:
-        count = f"{len(split.without_text):,} of {split.rows:,}"
-        yield f"{where}: {count} rows have an empty text: {describe_rows(split.without_text)}"
+        count = len(split.without_text)
+        rows = describe_rows(split.without_text)
+        yield f"{where}: {count:,} of {split.rows:,} rows have an empty text: {rows}"
     yield from split.labels.oddities()
     if split.shared > _MUCH_SHARED * split.rows:
         yield (
@@ -291,7 +296,8 @@ def _warnings_of_run(
             f"{first.where!r} has {first.rows:,} rows for {processes:,} processes",
             "fewer --nodes or --nproc-per-node; each process needs a row",
         )
-    step_samples = (train.batch_size or 1) * processes * train.gradient_accumulation_steps
+    batch_size = train.batch_size or 1
+    step_samples = batch_size * processes * train.gradient_accumulation_steps
     if train.max_global_batch_size:
         step_samples = min(step_samples, train.max_global_batch_size)
     if first.rows < step_samples:
@@ -307,7 +313,9 @@ def _head_warning(model: Path, classes: Sequence[str]) -> Iterator[str]:
     """Warns where a model was fine-tuned for other classes than the data has."""
     config = read_json(model / "config.json") or {}
     id2label = config.get("id2label")
-    trained = list(id2label.values()) if isinstance(id2label, dict) else []
+    trained: list[Any] = []
+    if isinstance(id2label, dict):
+        trained = list(id2label.values())
     # LABEL_0 and so on: transformers' names where nobody gave any, as in a model that was only
     # pretrained.
     is_unnamed = all(str(name).startswith("LABEL_") for name in trained)
@@ -317,10 +325,9 @@ def _head_warning(model: Path, classes: Sequence[str]) -> Iterator[str]:
         consequence = "its head is trained for them"
     else:
         consequence = "its head is replaced"
-    yield (
-        f"--model {str(model)!r} knows {len(trained)} classes ({_first_few(trained)}), "
-        f"the data has {len(classes)} ({_first_few(classes)}): {consequence}"
-    )
+    in_model = f"{len(trained)} classes ({_first_few(trained)})"
+    in_data = f"{len(classes)} ({_first_few(classes)})"
+    yield f"--model {str(model)!r} knows {in_model}, the data has {in_data}: {consequence}"
 
 
 def _first_few(names: Sequence[Any]) -> str:

@@ -80,7 +80,8 @@ _EXAMPLES = {
 
 def write(run: RunDir, result: Mapping[str, Any]) -> None:
     """Writes the card of a finished run into its model's folder. OSError where it cannot."""
-    versions = {name: str(each) for name, each in run.read_environment().versions.items()}
+    environment = run.read_environment()
+    versions = {name: str(each) for name, each in environment.versions.items()}
     train = TrainConfig.of(run.load_config().program)
     write_text(run.model / FILE, text(train, result, versions, run.path.name))
 
@@ -103,15 +104,19 @@ def text(
     from huggingface_hub import ModelCard  # 0.2 s
 
     packages = [f"{package} {versions[package]}" for package in _PACKAGES if package in versions]
+    method = "fine-tuned"
+    if train.lora:
+        method = "adapted by LoRA"
+    results = {metric: _number(value) for metric, value in result["metrics"].items()}
     card = ModelCard.from_template(
         _metadata(train, result, name),
         template_path=str(_TEMPLATE),
         title=name,
         source=_public_name(train.model) or "A model of random weights",
-        method="adapted by LoRA" if train.lora else "fine-tuned",
+        method=method,
         data=_public_name(train.data) or "generated data",
         task=train.task,
-        results={metric: _number(value) for metric, value in result["metrics"].items()},
+        results=results,
         speed=_speed(result),
         code=_code(train, result),
         settings=_settings(train, result),
@@ -137,12 +142,13 @@ def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _speed(result: Mapping[str, Any]) -> str:
-    return (
-        f"{result['steps']:,} optimizer steps in {result['wall_s']:,.0f} s on {result['nodes']} "
-        f"node(s) with {result['world_size']} process(es); "
-        f"{result['train_samples_per_s']:,.1f} training samples/s; the last loss was "
-        f"{_number(result['loss'])}."
+    parts = (
+        f"{result['steps']:,} optimizer steps in {result['wall_s']:,.0f} s",
+        f"on {result['nodes']} node(s) with {result['world_size']} process(es);",
+        f"{result['train_samples_per_s']:,.1f} training samples/s;",
+        f"the last loss was {_number(result['loss'])}.",
     )
+    return " ".join(parts)
 
 
 def _code(train: TrainConfig, result: Mapping[str, Any]) -> str:
@@ -151,7 +157,9 @@ def _code(train: TrainConfig, result: Mapping[str, Any]) -> str:
         return _GENERATE.format(prefix=train.source_prefix or "")
     pipeline = _pipeline(train, result)
     example = _EXAMPLES.get(train.task) or _EXAMPLES.get(pipeline, '"a text"')
-    code = _LOAD_ADAPTER if train.saves_adapter else _LOAD_MODEL
+    code = _LOAD_MODEL
+    if train.saves_adapter:
+        code = _LOAD_ADAPTER
     return code.format(pipeline=pipeline, example=example)
 
 
@@ -159,10 +167,16 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     """Returns the card's metadata, a ModelCardData."""
     from huggingface_hub import ModelCardData
 
+    library = "transformers"
+    relation = "finetune"
+    if train.saves_adapter:
+        library = "peft"
+        relation = "adapter"
     base_model: dict[str, Any] = {}
+    # A folder is of no use to who reads the card.
     if train.model and not is_local(train.model):
-        relation = "adapter" if train.saves_adapter else "finetune"
         base_model = {"base_model": train.model, "base_model_relation": relation}
+    # The first tag is the one that transformers' Trainer gives to its cards.
     tags = ["generated_from_trainer", "slurmft"]
     if train.lora:
         tags.append("lora")
@@ -173,7 +187,7 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     metric_types = [evaluation.metric_type for evaluation in evaluations]
     return ModelCardData(
         model_name=name,
-        library_name="peft" if train.saves_adapter else "transformers",
+        library_name=library,
         pipeline_tag=_pipeline(train, result),
         tags=tags,
         datasets=datasets,
@@ -189,21 +203,28 @@ def _evaluations(train: TrainConfig, result: Mapping[str, Any]) -> list[Any]:
 
     pipeline = _pipeline(train, result)
     data = _public_name(train.data) or "generated data"
+    config = None
+    if train.data == _GLUE:  # on the hub one data set, and its tasks are configurations of it
+        config = train.task
     evaluations = []
     for name, value in result["metrics"].items():
+        # One that is undefined, as a correlation with predictions that are all equal.
         if value is None:
             continue
         metric = name.removeprefix("test_")
-        metric_type, metric_name = _METRICS.get(metric, (metric, metric.replace("_", " ")))
+        split = "validation"
+        if metric != name:
+            split = "test"
+        plain_name = metric.replace("_", " ")
+        metric_type, metric_name = _METRICS.get(metric, (metric, plain_name))
         evaluations.append(
             EvalResult(
                 task_type=pipeline,
                 task_name=pipeline.replace("-", " ").title(),
                 dataset_type=data,
                 dataset_name=data,
-                # On the hub GLUE is one data set, and its tasks are configurations of it.
-                dataset_config=train.task if train.data == _GLUE else None,
-                dataset_split="test" if name.startswith("test_") else "validation",
+                dataset_config=config,
+                dataset_split=split,
                 metric_type=metric_type,
                 metric_name=metric_name,
                 metric_value=value,
@@ -237,4 +258,6 @@ def _number(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     # Small ones, such as learning rates, have no digits among the first four decimals.
-    return f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.4f}"
+    if abs(value) < 1e-3:
+        return f"{value:.4g}"
+    return f"{value:.4f}"

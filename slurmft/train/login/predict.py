@@ -54,8 +54,12 @@ def configure(
         for name, declared in options(TrainConfig).items()
         if declared.predicts == "flag" and name in flags
     }
-    train = dataclasses.replace(train, model=str(run.model), data=str(file), **changes)
-    contents = {str(file): _describe_rows_of(file, train), str(run.model): "model"}
+    changes |= {"model": str(run.model), "data": str(file)}
+    train = dataclasses.replace(train, **changes)
+    contents = {
+        str(file): _describe_rows_of(file, train),
+        str(run.model): "model",
+    }
     # By the fingerprints the job sees whether file or model has changed since its submission.
     inputs = {}
     for path, what in contents.items():
@@ -93,6 +97,7 @@ def _trained(run: RunDir) -> TrainConfig:
         raise UsageError(f"{where} has no finished model: {reason}", "slurmft status RUN says more")
     train = TrainConfig.of(program)
     facts = TASKS.get(train.task)
+    # No splits: the rows are generated, and a file has none of their kind.
     if facts is None or not facts.splits or module_name(train.task) not in MODULES:
         raise UsageError(
             f"{where}: slurmft predict knows no rows of --task {train.task}",
@@ -175,15 +180,11 @@ def texts_of(train: TrainConfig, file: Path, most: int | None = None) -> list[li
 
 def _check_words(values: list[Any], where: str) -> None:
     wrong_rows = []
-    for row, value in enumerate(values, start=1):
-        if not _are_words(value):
+    for row, words in enumerate(values, start=1):
+        # A text without words has no place for a prediction.
+        is_list = isinstance(words, list) and words
+        if not is_list or not all(isinstance(word, str) for word in words):
             wrong_rows.append(row)
     if wrong_rows:
         fact = f"{where!r}: no list of words: {describe_rows(wrong_rows)}"
         raise UsageError(fact, '["Ada", "slept"]')
-
-
-def _are_words(value: Any) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(word, str) for word in value)

@@ -71,8 +71,10 @@ def read_columns(
         most: thousands of rows to read; None: all.
     """
     chunks = itertools.islice(read_chunks(path, names), most)
-    parts_of_columns = zip(*(columns for _, columns in chunks), strict=True)
-    columns = [list(itertools.chain(*parts)) for parts in parts_of_columns]
+    columns_of_chunks = [columns for _, columns in chunks]
+    columns = []
+    for parts in zip(*columns_of_chunks, strict=True):
+        columns.append(list(itertools.chain(*parts)))
     if names:
         return dict(zip(names, columns, strict=True))
     # The first row are the names.
@@ -92,10 +94,13 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
             pyarrow.parquet.write_table(pyarrow.table(dict(columns)), aside)
         else:
             with open(aside, "x", encoding="utf-8", newline="") as file:
-                if path.suffix == ".jsonl":
-                    _write_jsonl(file, columns)
-                else:
-                    _write_csv(file, columns, "\t" if path.suffix == ".tsv" else ",")
+                match path.suffix:
+                    case ".jsonl":
+                        _write_jsonl(file, columns)
+                    case ".tsv":
+                        _write_csv(file, columns, "\t")
+                    case _:
+                        _write_csv(file, columns, ",")
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -111,15 +116,22 @@ def _write_csv(file: Any, columns: Mapping[str, Sequence[Any]], separator: str) 
     writer = csv.writer(file, delimiter=separator)
     writer.writerow(columns)
     for cells in zip(*columns.values(), strict=True):
-        # A .csv has no lists and objects: it gets their JSON.
-        writer.writerow([to_json(c) if isinstance(c, list | dict) else c for c in cells])
+        row = list(cells)
+        for place, cell in enumerate(cells):
+            # A .csv has no lists and objects: it gets their JSON.
+            if isinstance(cell, list | dict):
+                row[place] = to_json(cell)
+        writer.writerow(row)
 
 
 # --- lines of UTF-8 -------------------------------------------------------------------------------
 
 
 def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
-    stream: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+    stream: Any = raw
+    if path.suffix == ".gz":
+        # Over the same file: `read_chunks` asks that one how far it has come.
+        stream = gzip.GzipFile(fileobj=raw)
     for number in itertools.count(1):
         line = stream.readline(_LINE_BYTES)
         if not line:
@@ -146,19 +158,26 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
     convert = f"iconv -f {{}} -t UTF-8 {shlex.quote(path.name)} > new{path.suffix}"
     has_mark = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if has_mark or line[at] == 0:
-        encoding = "UTF-16LE" if at % 2 else "UTF-16BE"
-        if line[0] > 0x7F:  # a byte order mark, by which iconv tells these apart
+        if line[0] > 0x7F:  # a byte order mark, by which iconv tells the two below apart
             encoding = "UTF-16"
+        elif at % 2:  # of a plain letter the second byte is 0
+            encoding = "UTF-16LE"
+        else:
+            encoding = "UTF-16BE"
         return UsageError(
             f"{what} but {encoding}, as Excel's Unicode text is",
             f"convert it: {convert.format(encoding)}",
         )
-    before = line[:at].decode("cp1252", "replace").split(" ")[-1]
-    after = re.split(r"[\s,;]", line[at:].decode("cp1252", "replace"))[0]
+    # The word with that byte, as Windows-1252 reads it: whoever knows the data sees if it fits.
+    text_before = line[:at].decode("cp1252", "replace")
+    text_after = line[at:].decode("cp1252", "replace")
+    begin = text_before.split(" ")[-1]
+    end = re.split(r"[\s,;]", text_after)[0]
+    word = shown(begin[-30:] + end[:30])
     return UsageError(
         f"{what}: it has the byte 0x{line[at]:02x}",
-        f"if {shown(before[-30:] + after[:30])!r} is right there, the file is Windows-1252 "
-        f"(latin-1): {convert.format('WINDOWS-1252')}",
+        f"if {word!r} is right there, the file is Windows-1252 (latin-1): "
+        f"{convert.format('WINDOWS-1252')}",
     )
 
 
@@ -170,7 +189,10 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
     csv.field_size_limit(_LINE_BYTES)  # csv's own limit is 128 KiB
     lines = _lines(raw, path)
     head = _to_first_text(lines)
-    separator = _separator(head[-1] if head else "", path, names)
+    header_line = ""
+    if head:
+        header_line = head[-1]
+    separator = _separator(header_line, path, names)
     # strict: else a quote that nobody closes would swallow the rest of the file unseen.
     reader = csv.reader(itertools.chain(head, lines), delimiter=separator, strict=True)
     where = str(path)
@@ -183,12 +205,13 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
         places = [header.index(name) for name in chosen]
         for row in filter(None, reader):
             if len(row) != len(header):  # often an unquoted comma: cells would move
+                hint = 'a cell that holds a comma is written in quotes: "a, b"'
+                if separator == "\t":
+                    hint = "cells are separated by tabs; one that holds a tab is written in quotes"
                 raise UsageError(
                     f"{where!r}: line {reader.line_num} has {len(row)} cells, not the header's "
                     f"{len(header)}",
-                    'a cell that holds a comma is written in quotes: "a, b"'
-                    if separator == ","
-                    else "cells are separated by tabs; one that holds a tab is written in quotes",
+                    hint,
                 )
             yield [row[place] for place in places]
     except csv.Error as error:
@@ -216,6 +239,7 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
     """
     if path.name.removesuffix(".gz").endswith(".tsv"):
         return "\t"
+    # A comma first: a tab may stand within a name of a column.
     if "," in header:
         return ","
     if "\t" in header:
@@ -241,7 +265,9 @@ def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]
         except (ValueError, RecursionError):  # the latter for thousands of brackets
             row = None
         if not isinstance(row, dict):
-            end = "" if line.endswith("\n") else ", where the file ends: is it whole?"
+            end = ""
+            if not line.endswith("\n"):
+                end = ", where the file ends: is it whole?"
             raise UsageError(
                 f"{str(path)!r}: line {number} is no JSON object: {shown(line)!r}{end}",
                 'each line is one row: {"text": "...", "label": "..."}',

@@ -163,5 +163,6 @@ def may_have_test(train: TrainConfig) -> bool:
     if train.data is None or len(task_facts.splits) != 2:
         return False
     if is_local(train.data):
-        return any((Path(train.data) / f"test{suffix}").is_file() for suffix in SUFFIXES)
+        files = [Path(train.data, f"test{suffix}") for suffix in SUFFIXES]
+        return any(file.is_file() for file in files)
     return task_facts.labels is None or train.task == "text-regression"

@@ -63,9 +63,13 @@ class Texts:
     def add(self, texts: Iterable[Any]) -> None:
         """Counts texts, or pairs of them."""
         for each in texts:
-            # The format of a task of the user's own may let other values pass.
-            text: Text = each if isinstance(each, str | tuple) else str(each)
-            joined = text if isinstance(text, str) else " ".join(text)
+            text: Text = each
+            joined = each
+            if isinstance(each, tuple):
+                joined = " ".join(each)
+            elif not isinstance(each, str):
+                # The format of a task of the user's own may let other values pass.
+                text = joined = str(each)
             row = len(self.words)  # tells texts of equal length apart in the heap
             words = len(joined.split())
             self.words.append(words)
@@ -117,13 +121,16 @@ class Texts:
         # A text of many megabytes would take minutes.
         most_characters = SAMPLE_CHARACTERS // _LONGEST
         long_texts = [text for size, _, text in self.longest if size < most_characters]
-        return counts, max([*counts, *_count_tokens(tokenizer, long_texts, prefix)])
+        counts_of_long = _count_tokens(tokenizer, long_texts, prefix)
+        return counts, max(counts + counts_of_long)
 
 
 def _count_tokens(tokenizer: Any, texts: Sequence[Text], prefix: str) -> list[int]:
-    # A task with a prefix reads single texts.
-    with_prefix = [prefix + text if isinstance(text, str) else text for text in texts]
-    return [len(encoding) for encoding in tokenizer.encode_batch(with_prefix)]
+    inputs = list(texts)
+    for place, text in enumerate(inputs):
+        if isinstance(text, str):  # a task with a prefix reads single texts
+            inputs[place] = prefix + text
+    return [len(encoding) for encoding in tokenizer.encode_batch(inputs)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,9 @@ class LocalTokenizer:
     def of(cls, model: str | None) -> "LocalTokenizer | None":
         """Returns the tokenizer in a model's folder or the hub's cache; None: there is none, or it
         is slow."""
-        file = _tokenizer_file(model) if model else None
+        if model is None:
+            return None
+        file = _tokenizer_file(model)
         if file is None:
             return None
         from tokenizers import Tokenizer
@@ -162,6 +171,9 @@ def _tokenizer_file(model: str) -> Path | None:
     if not is_local(model):
         cached = hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
         folders = sorted(cached.glob("*"))
-    files = [folder / "tokenizer.json" for folder in folders]
-    present = [file for file in files if file.is_file()]
-    return present[-1] if present else None
+    # Of several revisions any will do: it only estimates lengths.
+    for folder in reversed(folders):
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            return file
+    return None

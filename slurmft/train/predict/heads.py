@@ -64,12 +64,14 @@ def kind_of(task: Any, data: TokenData) -> Kind:
 
 def _best_label(model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
     """Returns the class and its probability: (batch, 2)."""
-    logits = model(**batch.inputs).logits
+    output = model(**batch.inputs)
     # In double: probabilities near 1 stay apart.
-    probabilities = logits.double().softmax(-1)
+    logits = output.logits.double()
+    probabilities = logits.softmax(-1)
     best = probabilities.max(-1)
     # Both in one array: an evaluation gathers one from each rank.
-    return torch.stack([best.indices.double(), best.values], 1)
+    classes = best.indices.double()
+    return torch.stack([classes, best.values], 1)
 
 
 def _labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Columns:
@@ -82,8 +84,10 @@ def _labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Colum
 
 
 def _probabilities(model: Any, batch: Batch, data: TokenData) -> Any:
-    logits = model(**batch.inputs).logits
-    return logits.double().sigmoid()
+    output = model(**batch.inputs)
+    # In double, as above.
+    logits = output.logits.double()
+    return logits.sigmoid()
 
 
 def _several_labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Columns:
@@ -91,9 +95,10 @@ def _several_labels(names: list[str], texts: Sequence[Any], values: np.ndarray) 
     predictions = []
     probabilities = []
     for row in values:
-        chosen = np.flatnonzero(row >= 0.5).tolist()
+        # The evaluation chooses the same classes: a logit of 0 is a probability of 0.5.
+        chosen = np.flatnonzero(row >= 0.5)
         predictions.append([names[i] for i in chosen])
-        probabilities.append([round(float(row[i]), 6) for i in chosen])
+        probabilities.append([round(value, 6) for value in row[chosen].tolist()])
     return {"prediction": predictions, "probability": probabilities}
 
 
@@ -101,8 +106,10 @@ def _several_labels(names: list[str], texts: Sequence[Any], values: np.ndarray) 
 
 
 def _numbers(model: Any, batch: Batch, data: TokenData) -> Any:
-    logits = model(**batch.inputs).logits
-    return logits.squeeze(-1).double()
+    output = model(**batch.inputs)
+    # One number for each row: the last dimension has one place.
+    numbers = output.logits.squeeze(-1)
+    return numbers.double()
 
 
 def _columns_of_numbers(texts: Sequence[Any], values: np.ndarray) -> Columns:
@@ -114,17 +121,20 @@ def _columns_of_numbers(texts: Sequence[Any], values: np.ndarray) -> Columns:
 
 def _labels_of_words(most: int, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
     """Returns the label of each word, and -1 behind the last: (batch, most)."""
-    logits = model(**batch.inputs).logits.flatten(0, -2)
+    output = model(**batch.inputs)
+    logits = output.logits.flatten(0, -2)
+    labels_of_tokens = batch.targets["labels"].flatten()
     # The first token of a word stands for it: only that one has a label.
-    is_first_token = batch.targets["labels"].flatten() != IGNORED
-    labels = logits[is_first_token].argmax(-1).cpu()
+    is_first_token = labels_of_tokens != IGNORED
+    labels = logits[is_first_token].argmax(-1)
     # Labels of all texts lie one after the other.
     counts = data.validation.label_counts
     assert counts is not None  # of rows of words
     word_counts = counts[batch.indices].tolist()
     rows = torch.full((len(word_counts), most), -1)
-    for row, labels_of_row in enumerate(labels.split(word_counts)):
-        rows[row, : len(labels_of_row)] = labels_of_row
+    labels_of_texts = labels.cpu().split(word_counts)
+    for row, labels_of_text in enumerate(labels_of_texts):
+        rows[row, : len(labels_of_text)] = labels_of_text
     return rows
 
 
@@ -147,8 +157,11 @@ def _entity(words: Sequence[str], kind: str, first: int, last: int) -> dict[str,
 
 def _generated(most: int, padding: int, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
     """Returns the tokens of each text, with padding behind them: (batch, most)."""
-    inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
-    tokens = model.generate(**inputs)
+    # Without the inputs of the decoder, which only a training has.
+    tokens = model.generate(
+        input_ids=batch.inputs["input_ids"],
+        attention_mask=batch.inputs["attention_mask"],
+    )
     # `generate` pads to the longest text of the batch; all batches are joined to one array.
     missing = most - tokens.shape[1]
     return torch.nn.functional.pad(tokens, (0, missing), value=padding)

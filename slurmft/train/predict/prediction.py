@@ -94,8 +94,11 @@ class RowsHead:
         if now - self._recorded_at < _RECORD_EVERY_S and done != total:
             return
         # The other ranks are about as far.
-        samples = min(done * self._world_size, self.rows - self.before)
-        self._job.step(self.before + samples, self.rows, samples=samples - self._recorded)
+        left = self.rows - self.before
+        samples = min(done * self._world_size, left)
+        # The speed is that of this attempt, the place that of all.
+        new_samples = samples - self._recorded
+        self._job.step(self.before + samples, self.rows, samples=new_samples)
         self._recorded_at = now
         self._recorded = samples
 
@@ -110,7 +113,9 @@ def fill_tokens(folder: Path, task: Task, job: Job) -> None:
     labels = []
     # A task with no labels at all predicts numbers; transformers' configuration names two anyway.
     if task.facts.labels != ():
-        labels = [id2label[str(i)] for i in range(len(id2label))]
+        # By number: JSON has the keys as texts, of which "10" comes before "2".
+        for number in range(len(id2label)):
+            labels.append(id2label[str(number)])
     of_texts: Any = task
     tokenizer = of_texts.tokenizer()
     texts = texts_of(config, file)
@@ -118,9 +123,15 @@ def fill_tokens(folder: Path, task: Task, job: Job) -> None:
     # A TokenData has a training table: the first row stands for one.
     first_tokens = table.tokens[: table.offsets[1]]
     first = TokenTable.build([first_tokens], [0])
-    warnings = tuple(of_texts.warnings)
-    pad_id = tokenizer.pad_token_id
-    TokenData(first, table, labels, pad_id, texts=[], warnings=warnings).save(folder)
+    tokens = TokenData(
+        train=first,
+        validation=table,
+        labels=labels,
+        pad_id=tokenizer.pad_token_id,
+        texts=[],
+        warnings=tuple(of_texts.warnings),
+    )
+    tokens.save(folder)
     task.save_tokenizer(folder / "tokenizer")
 
 
@@ -140,6 +151,10 @@ def finish(
     source = Path(str(setup.config.data))
     output = Path(settings["output"])
     rows = len(setup.data.validation)
+    # A job that resumed when all rows were predicted has spent no time on them.
+    speed = None
+    if seconds:
+        speed = predicted / seconds
 
     def write() -> None:
         assert values is not None  # on the main rank
@@ -157,7 +172,7 @@ def finish(
         "backend": world.backend,
         "phases_s": {"evaluate": seconds},
         "steps": rows,
-        "evaluate_samples_per_s": predicted / seconds if seconds else None,
+        "evaluate_samples_per_s": speed,
     }
     # The rows and as much again for what is predicted of them: only for the message of a full disk.
     size_bytes = 2 * source.stat().st_size

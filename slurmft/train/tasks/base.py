@@ -81,7 +81,8 @@ class Task(TaskDeclaration):
                 labels = table.labels[samples]
             else:
                 labels = table.token_labels[table.places(samples)]
-            return float(self.class_weights[labels[labels != IGNORED]].sum(dtype=np.float64))
+            weights = self.class_weights[labels[labels != IGNORED]]
+            return float(weights.sum(dtype=np.float64))
         if table.label_counts is None:
             return len(samples)
         return int(table.label_counts[samples].sum())
@@ -136,8 +137,10 @@ class Task(TaskDeclaration):
         """Returns precision and recall of each class, see `metrics.by_class`; none where
         predictions are something else."""
         labels = data.validation.labels
-        are_classes = predictions.dtype.kind == "i" and predictions.shape == labels.shape
-        if not data.labels or not are_classes:
+        if not data.labels or predictions.dtype.kind != "i":
+            return {}
+        # Those of words or of generated texts have another shape than the labels of samples.
+        if predictions.shape != labels.shape:
             return {}
         return by_class(predictions, labels, data.labels)
 

@@ -59,25 +59,27 @@ class Task(Pretrained):
         # The label of a token is the one that follows it.
         labels = np.append(tokens[1:], IGNORED)
         labels[longest - 1 :: longest] = IGNORED  # the next token is of another block
-        offsets = np.append(np.arange(0, len(tokens), longest), len(tokens))
-        blocks = len(offsets) - 1
-        counts = f"{len(tokens):,} tokens, {blocks:,} blocks of {longest}"
-        self.notes.append(f"{rows.where!r}: {counts}")
+        starts = np.arange(0, len(tokens), longest)
+        offsets = np.append(starts, len(tokens))
+        blocks = len(starts)
+        self.notes.append(f"{rows.where!r}: {len(tokens):,} tokens, {blocks:,} blocks of {longest}")
         return TokenTable(tokens, offsets, np.empty((blocks, 0)), token_labels=labels)
 
     def _texts(self, tokenizer: Any, rows: Rows) -> list[np.ndarray]:
         """Returns the tokens of every text; those of a plain text file are the parts of one."""
         is_one_text = rows.where.removesuffix(".gz").endswith(".txt")
         (texts,) = self.values(rows)
-        texts = [text for text in texts if is_one_text or text.strip()]
+        if not is_one_text:  # whose parts may be blank lines
+            texts = [text for text in texts if text.strip()]
         tokens = [np.empty(0, dtype=np.int32)]  # so that no texts can be concatenated, too
         for start in range(0, len(texts), ROWS_AT_ONCE):
             part = texts[start : start + ROWS_AT_ONCE]
             # Special tokens would stand between the parts of one text.
             encoded = tokenizer(part, add_special_tokens=not is_one_text)["input_ids"]
             for ids in encoded:
-                whole_ids = ids if is_one_text else self.ended(tokenizer, ids)
-                tokens.append(np.array(whole_ids, dtype=np.int32))
+                if not is_one_text:
+                    ids = self.ended(tokenizer, ids)
+                tokens.append(np.array(ids, dtype=np.int32))
         return tokens
 
     def ended(self, tokenizer: Any, ids: list[int]) -> list[int]:
@@ -89,7 +91,10 @@ class Task(Pretrained):
                 f"the tokenizer of {self.config.model!r} has no end-of-text token",
                 "set eos_token in its tokenizer_config.json, to a token of its vocabulary",
             )
-        return ids if ids[-1:] == [end] else [*ids, end]
+        # Some tokenizers add it themselves.
+        if ids[-1:] == [end]:
+            return ids
+        return [*ids, end]
 
     # --- model, loss, metrics ---------------------------------------------------------------------
 
@@ -124,23 +129,32 @@ class Task(Pretrained):
         inputs = batch.inputs
         columns = torch.arange(labels.shape[1])
         if self._chooses_logits:
-            columns = (labels != IGNORED).any(0).nonzero().squeeze(1)
+            has_label = (labels != IGNORED).any(0)
+            columns = has_label.nonzero().squeeze(1)
             inputs = inputs | {"logits_to_keep": columns}
-        targets = {"labels": labels[:, columns], "samples": samples[:, columns]}
+        targets = {
+            "labels": labels[:, columns],
+            "samples": samples[:, columns],
+        }
         return dataclasses.replace(batch, inputs=inputs, targets=targets)
 
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
         labels = batch.targets["labels"].flatten()
-        return _losses(output.logits, labels).sum(), (labels != IGNORED).sum()
+        has_label = labels != IGNORED
+        return _losses(output.logits, labels).sum(), has_label.sum()
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Returns sums over the tokens of each sample, see `prediction_shape`: float64,
         (batch, 3)."""
         labels = batch.targets["labels"].flatten()
         samples = batch.targets["samples"].flatten()
-        is_right = output.logits.flatten(0, -2).argmax(-1) == labels
+        best_tokens = output.logits.flatten(0, -2).argmax(-1)
+        # No token has the number of IGNORED: what has no label is never right.
+        is_right = best_tokens == labels
+        has_label = labels != IGNORED
         losses = _losses(output.logits, labels)
-        of_tokens = torch.stack([losses, labels != IGNORED, is_right], 1).double()
+        # In double: sums over long texts stay exact, and so do counts.
+        of_tokens = torch.stack([losses, has_label, is_right], 1).double()
         of_samples = of_tokens.new_zeros(len(batch.indices), 3)
         return of_samples.index_add_(0, samples, of_tokens)
 
@@ -149,8 +163,11 @@ class Task(Pretrained):
         check_numbers(predictions)
         loss, tokens, right = predictions.sum(axis=0).tolist()
         mean_loss = loss / tokens
-        values = (float(np.exp(mean_loss)), mean_loss, right / tokens)
-        return dict(zip(self.metric_names, values, strict=True))
+        return {
+            "perplexity": float(np.exp(mean_loss)),
+            "eval_loss": mean_loss,
+            "token_accuracy": right / tokens,
+        }
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -164,9 +181,11 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         ctx.rows = max(_LOGITS_AT_ONCE // logits.shape[-1], 1)
         parts: Any = logits.split(ctx.rows)  # type: ignore[no-untyped-call]
-        sums = torch.cat([part.float().logsumexp(-1) for part in parts])
+        sums_of_parts = [part.float().logsumexp(-1) for part in parts]
+        sums = torch.cat(sums_of_parts)
         ctx.save_for_backward(logits, labels, sums)
-        return sums - logits.gather(1, labels[:, None]).squeeze(1)
+        logits_of_labels = logits.gather(1, labels[:, None])
+        return sums - logits_of_labels.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -175,7 +194,8 @@ class _CrossEntropy(torch.autograd.Function):
         for rows, labels, sums, gradient in zip(*parts, strict=True):
             # The gradient of a cross entropy: probabilities, less 1 at the label.
             rows.sub_(sums[:, None]).exp_()
-            rows.scatter_add_(1, labels[:, None], rows.new_full((len(rows), 1), -1.0))
+            minus_one = rows.new_full((len(rows), 1), -1.0)
+            rows.scatter_add_(1, labels[:, None], minus_one)
             rows.mul_(gradient[:, None])
         return logits, None
 

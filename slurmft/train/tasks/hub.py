@@ -36,7 +36,9 @@ class Rows:
         if name not in self.columns:
             raise no_column(self.where, name, list(self.columns))
         values = self.columns[name]
-        return values if isinstance(values, list) else list(values.to_pylist())
+        if isinstance(values, list):
+            return values
+        return list(values.to_pylist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Source:
         """Returns the files that hold a split's rows."""
         if is_local(self.name):
             return [find_split(Path(self.name), split)]
-        return [Path(file["filename"]) for file in self._dataset(split).cache_files]
+        dataset = self._dataset(split)
+        return [Path(file["filename"]) for file in dataset.cache_files]
 
     def _dataset(self, split: str) -> Any:
         """Returns a split as a Dataset of the library; UsageError where there is none."""

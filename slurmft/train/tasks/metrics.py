@@ -31,8 +31,13 @@ def check_numbers(predictions: np.ndarray) -> None:
 
     A metric of them would look like one of a bad model.
     """
-    is_nan = np.isnan(predictions) if predictions.dtype.kind == "f" else predictions == NAN
-    samples_with_nan = int(is_nan.reshape(len(predictions), -1).any(axis=1).sum())
+    if predictions.dtype.kind == "f":
+        is_nan = np.isnan(predictions)
+    else:
+        is_nan = predictions == NAN
+    # A prediction may have any shape; one NaN in it spoils the sample.
+    values_of_samples = is_nan.reshape(len(predictions), -1)
+    samples_with_nan = int(values_of_samples.any(axis=1).sum())
     if samples_with_nan:
         raise SlurmftError(
             f"the model's logits are NaN for {samples_with_nan} of {len(predictions)} validation "
@@ -58,7 +63,8 @@ class Score:
         assert labels.size
         with warnings.catch_warnings():  # the table below says what an undefined score is
             warnings.simplefilter("ignore")
-            return float(self.compute(importlib.import_module(self.module), predictions, labels))
+            module = importlib.import_module(self.module)
+            return float(self.compute(module, predictions, labels))
 
 
 def _f1(average: str) -> Score:
@@ -70,7 +76,19 @@ def _f1(average: str) -> Score:
 
 def _pearson(stats: Any, predictions: np.ndarray, labels: np.ndarray) -> Any:
     # Of a single sample, pearsonr raises an error, where spearmanr gives NaN.
-    return stats.pearsonr(predictions, labels).statistic if len(labels) > 1 else np.nan
+    if len(labels) == 1:
+        return np.nan
+    return stats.pearsonr(predictions, labels).statistic
+
+
+def _subset_accuracy(_: Any, predictions: np.ndarray, labels: np.ndarray) -> Any:
+    are_all_right = (predictions == labels).all(axis=1)
+    return are_all_right.mean()
+
+
+def _rmse(_: Any, predictions: np.ndarray, labels: np.ndarray) -> Any:
+    errors = predictions - labels
+    return np.sqrt(np.mean(np.square(errors)))
 
 
 SCORES = {
@@ -85,7 +103,7 @@ SCORES = {
     # F1 of all decisions on a class together, 0..1.
     "f1_micro": _f1("micro"),
     # The fraction of samples of which all classes are right, 0..1.
-    "subset_accuracy": Score("numpy", lambda np, p, t: np.mean((p == t).all(axis=1))),
+    "subset_accuracy": Score("numpy", _subset_accuracy),
     # Of any number of classes, -1..1; 0.0 where all predictions or all labels are of one class.
     "matthews_correlation": Score("sklearn.metrics", lambda sk, p, t: sk.matthews_corrcoef(t, p)),
     # Numbers, float64. Linear correlation, -1..1. NaN where it is undefined: predictions or labels
@@ -95,7 +113,7 @@ SCORES = {
     # undefined: predictions or labels all equal, or a single sample.
     "spearman": Score("scipy.stats", lambda stats, p, t: stats.spearmanr(p, t).statistic),
     # The root of the mean squared error, in the unit of the labels.
-    "rmse": Score("numpy", lambda np, p, t: np.sqrt(np.mean(np.square(p - t)))),
+    "rmse": Score("numpy", _rmse),
 }
 
 
@@ -118,7 +136,8 @@ def by_class(
         predicted = predictions.sum(0)
         true = labels.sum(0)
     else:
-        right = np.bincount(labels[labels == predictions], minlength=len(names))
+        right_labels = labels[labels == predictions]
+        right = np.bincount(right_labels, minlength=len(names))
         predicted = np.bincount(predictions, minlength=len(names))
         true = np.bincount(labels, minlength=len(names))
     rows = {}
@@ -126,6 +145,7 @@ def by_class(
     counts = zip(names, right.tolist(), predicted.tolist(), true.tolist(), strict=True)
     for name, right_count, predicted_count, true_count in counts:
         rows[name] = _scores_of_class(right_count, predicted_count, true_count)
+    # Of several classes none is what another one was taken for.
     if predictions.ndim == 1:
         _add_confusions(rows, predictions, labels, names)
     return rows
@@ -191,17 +211,24 @@ def squad(
         if may_have_none and not words:
             f1_values.append(exact_match)
         else:
-            f1_values.append(max(_word_f1(words, gold) for gold in gold_answers))
-    return {"squad_f1": 100 * fmean(f1_values), "squad_exact_match": 100 * fmean(exact_matches)}
+            f1_of_answers = [_word_f1(words, gold) for gold in gold_answers]
+            f1_values.append(max(f1_of_answers))
+    return {
+        "squad_f1": 100 * fmean(f1_values),
+        "squad_exact_match": 100 * fmean(exact_matches),
+    }
 
 
 def _words(text: str) -> list[str]:
     """Returns the words of a text that SQuAD compares."""
     # Punctuation goes before articles, and leaves no gap: "a.b" is the word "ab".
-    return ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split()
+    without_punctuation = text.lower().translate(NO_PUNCTUATION)
+    return ARTICLES.sub(" ", without_punctuation).split()
 
 
 def _word_f1(words: list[str], gold: list[str]) -> float:
     """Returns F1 of two bags of words, 0..1."""
     shared = (Counter(words) & Counter(gold)).total()
-    return 2 * shared / (len(words) + len(gold)) if shared else 0.0
+    if not shared:  # there may be no words at all to divide by
+        return 0.0
+    return 2 * shared / (len(words) + len(gold))

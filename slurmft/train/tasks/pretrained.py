@@ -78,7 +78,10 @@ class Pretrained(Task):
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         """Returns the tokens of a split with their labels; here of texts, or pairs of texts."""
         labels = self.labels(rows, names)
-        text_columns = 2 if self.config.text_pair_column else 1
+        # Labels come last, in a column or in several: texts are the first or the first two.
+        text_columns = 1
+        if self.config.text_pair_column:
+            text_columns = 2
         texts = self.values(rows)[:text_columns]
         ids, types = self.encode(tokenizer, texts, f"texts of {rows.where!r}")
         return TokenTable.build(ids, labels, types)
@@ -119,9 +122,12 @@ class Pretrained(Task):
         """
         if not self.form.has_classes:
             return []
-        names_in_data = self.form.names or train.names.get(self.form.columns[-1])
+        label_column = self.form.columns[-1]
+        names_in_data = self.form.names or train.names.get(label_column)
         names = self.known_labels or self.facts.labels or names_in_data
-        return list(names) if names else self.found_labels(train)
+        if names:
+            return list(names)
+        return self.found_labels(train)
 
     def found_labels(self, train: Rows) -> list[str]:
         """Returns the labels that occur in a split."""
@@ -188,11 +194,14 @@ class Pretrained(Task):
             named = dict(zip(arguments, part, strict=False))
             encoded = tokenizer(**named, truncation=True, max_length=longest)
             is_cut += are_cut(encoded)
+            # Arrays at once: lists of Python's numbers take several times their room.
             ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
-            types += [np.asarray(row, dtype=np.int8) for row in encoded.get("token_type_ids", ())]
+            types_of_part = encoded.get("token_type_ids", ())
+            types += [np.asarray(row, dtype=np.int8) for row in types_of_part]
         self.warn_of_cuts(is_cut, what, longest)
-        has_types = len(texts) > 1 and self.tells_texts_apart(tokenizer)
-        return ids, types if has_types else None
+        if len(texts) > 1 and self.tells_texts_apart(tokenizer):
+            return ids, types
+        return ids, None
 
     def warn_of_cuts(self, is_cut: Sequence[bool], what: str, longest: int) -> None:
         """Adds a warning of how many texts are longer than what is kept of them."""
@@ -216,14 +225,19 @@ class Pretrained(Task):
         if not all(data):
             return None
         here = Path(__file__).parent
-        code = [here.parent / name for name in _SHARED_CODE] + sorted(here.glob("*.py"))
+        code = [here.parent / name for name in _SHARED_CODE]
+        code += sorted(here.glob("*.py"))
         # The tokenizer's own files may be in several places; saved ones are all there is.
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))
             tokenizer = {path.name: fingerprint(path) for path in Path(folder).iterdir()}
+        data_of_splits = []
+        for files in data:
+            # By content, not by name: a copy of the data elsewhere gives the same tokens.
+            data_of_splits.append([(path.suffixes, fingerprint(path)) for path in files])
         return {
             "settings": settings,
-            "data": [[(path.suffixes, fingerprint(path)) for path in files] for files in data],
+            "data": data_of_splits,
             "tokenizer": tokenizer,
             "types": self.tells_texts_apart(self.tokenizer()),
             "code": [(path.name, fingerprint(path)) for path in code],

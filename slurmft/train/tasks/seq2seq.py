@@ -86,11 +86,14 @@ class Task(Pretrained):
         """Returns a batch whose labels are the target's tokens; the decoder gets those before."""
         targets = _targets(table)
         lengths = targets.lengths(batch.indices)
-        ids = targets.padded(targets.tokens, batch.indices, int(lengths.max()), IGNORED)
+        longest = int(lengths.max())
+        ids = targets.padded(targets.tokens, batch.indices, longest, IGNORED)
         labels = torch.from_numpy(ids)
+        # The labels, one place further: a token is made from those before it.
+        decoder_inputs = self._decoder_inputs(labels=labels)
         return dataclasses.replace(
             batch,
-            inputs=batch.inputs | {"decoder_input_ids": self._decoder_inputs(labels=labels)},
+            inputs=batch.inputs | {"decoder_input_ids": decoder_inputs},
             targets={"labels": labels},
             lengths=batch.lengths + torch.from_numpy(lengths),
             padded_tokens=batch.padded_tokens + labels.numel(),
@@ -107,8 +110,8 @@ class Task(Pretrained):
         # The scores of each generated token pass through here, before the best one is chosen.
         def note_nan(_: Any, scores: torch.Tensor) -> torch.Tensor:
             # With beams there are several rows of scores for a sample.
-            nan_of_samples = scores.isnan().view(len(has_nan), -1).any(dim=1)
-            has_nan.logical_or_(nan_of_samples)
+            rows_of_samples = scores.isnan().view(len(has_nan), -1)
+            has_nan.logical_or_(rows_of_samples.any(dim=1))
             return scores
 
         inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
@@ -130,8 +133,9 @@ class Task(Pretrained):
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         """Returns means of ROUGE's F1, and BLEU of the corpus, as sacrebleu defines it; 0..100."""
         check_numbers(predictions)
-        rouge = (100 * predictions[:, : len(ROUGE)].mean(axis=0)).tolist()
-        values = dict(zip(ROUGE, rouge, strict=True))
+        means = predictions[:, : len(ROUGE)].mean(axis=0)
+        percentages = (100 * means).tolist()
+        values = dict(zip(ROUGE, percentages, strict=True))
         values["bleu"] = bleu(predictions)
         return {name: values[name] for name in self.metric_names}
 

@@ -19,13 +19,16 @@ class Task(Pretrained):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        self.hub_subset = config.task if config.data in GLUE_IDS else None
+        if config.data in GLUE_IDS:  # one data set on the hub, with a subset for each task
+            self.hub_subset = config.task
         if not self.form.has_classes:
             self.prediction_dtype = np.dtype(np.float64)
             self.evaluates_in_fp32 = True  # rounded numbers would tie, which correlations see
         # "", or of MNLI's two validations: "_matched", "_mismatched".
         self.suffixes = [split.removeprefix("validation") for split in self.facts.splits[1:]]
-        names = [metric + suffix for suffix in self.suffixes for metric in self.facts.metrics]
+        names = []
+        for suffix in self.suffixes:
+            names += [metric + suffix for metric in self.facts.metrics]
         self.metric_names = tuple(names)
 
     def model(self, data: TokenData) -> Any:
@@ -44,7 +47,8 @@ class Task(Pretrained):
         samples."""
         if self.form.has_classes:
             return super().loss(output, batch)
-        errors = output.logits.squeeze(-1) - batch.targets["labels"]
+        numbers = output.logits.squeeze(-1)
+        errors = numbers - batch.targets["labels"]
         return errors.square().sum(), len(errors)
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
@@ -61,9 +65,8 @@ class Task(Pretrained):
         predictions_of_splits = np.split(predictions, ends)
         labels_of_splits = np.split(data.validation.labels, ends)
         values = {}
-        for suffix, predicted, labels in zip(
-            self.suffixes, predictions_of_splits, labels_of_splits, strict=True
-        ):
+        splits = zip(self.suffixes, predictions_of_splits, labels_of_splits, strict=True)
+        for suffix, predicted, labels in splits:
             for metric in self.facts.metrics:
                 values[metric + suffix] = SCORES[metric](predicted, labels)
         return values

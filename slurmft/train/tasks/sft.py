@@ -43,7 +43,8 @@ class Task(causal_lm.Task):
         labels: list[Any] = []
         left_out: list[int] = []
         cut = 0
-        for row, tokens, next_tokens in self._encoded(tokenizer, self._samples(tokenizer, rows)):
+        samples = self._samples(tokenizer, rows)
+        for row, tokens, next_tokens in self._encoded(tokenizer, samples):
             if len(tokens) > longest:
                 cut += 1
             # The last token that is kept has no next one.
@@ -79,8 +80,9 @@ class Task(causal_lm.Task):
             if self._is_chat:
                 yield from self._chat(tokenizer, cells[0], row, f"{rows.where!r}: row {row}")
             else:
+                prompt = cells[0]
                 text = "".join(cells)
-                yield Sample(row, text, [(len(cells[0]), len(text))])
+                yield Sample(row, text, [(len(prompt), len(text))])
 
     def _chat(
         self, tokenizer: Any, messages: list[dict[str, str]], row: int, what: str
@@ -95,7 +97,9 @@ class Task(causal_lm.Task):
                 prompt that a model continues.
         """
         prompts, texts = self._written(tokenizer, messages, what)
-        parts = [(len(prompt), len(text)) for prompt, text in zip(prompts, texts, strict=True)]
+        parts = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            parts.append((len(prompt), len(text)))
         conversation = texts[-1]
         # Else what was read before a turn depends on the turns after it.
         if all(conversation.startswith(text) for text in [*prompts, *texts]):
@@ -115,10 +119,13 @@ class Task(causal_lm.Task):
         def write(part: list[dict[str, str]], **options: Any) -> str:
             return str(tokenizer.apply_chat_template(part, tokenize=False, **options))
 
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        prompts: list[str] = []
+        texts: list[str] = []
         try:
-            prompts = [write(messages[:i], add_generation_prompt=True) for i in turns]
-            texts = [write(messages[: i + 1]) for i in turns]
+            for i, message in enumerate(messages):
+                if message["role"] == "assistant":
+                    prompts.append(write(messages[:i], add_generation_prompt=True))
+                    texts.append(write(messages[: i + 1]))
         except TemplateError as error:  # as of a role that it does not know
             raise UsageError(
                 f"{template} refuses it: {error}",
@@ -149,7 +156,8 @@ class Task(causal_lm.Task):
                     is_learnt = np.append(is_learnt[: len(ids) - 1], True)
                 tokens = np.array(ids, dtype=np.int32)
                 # A token is learnt by the one before it.
-                yield sample.row, tokens, np.where(is_learnt[1:], tokens[1:], IGNORED)
+                next_tokens = np.where(is_learnt[1:], tokens[1:], IGNORED)
+                yield sample.row, tokens, next_tokens
 
     def tokenizer(self) -> Any:
         tokenizer = super().tokenizer()
@@ -168,7 +176,8 @@ def _is_learnt(offsets: list[tuple[int, int]], parts: list[tuple[int, int]]) -> 
         parts: the same, for what is learnt.
     """
     # The shape, because a text without tokens has an empty list of offsets.
-    begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    pairs = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    begins, ends = pairs.T
     is_learnt = np.zeros(len(begins), dtype=bool)
     for begin, end in parts:
         is_learnt |= (ends > begin) & (begins < end)

@@ -73,13 +73,21 @@ class Task(Pretrained):
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         questions = self._questions(rows)
         windows = list(self._windows(tokenizer, questions))
-        types = [window.types for window in windows]
+        types = None
+        if self.tells_texts_apart(tokenizer):
+            types = [window.types for window in windows]
+        spans = []
+        for window in windows:
+            question = questions[window.question]
+            spans.append(answer_span(window.characters, question))
+        numbers = [window.question for window in windows]
+        characters = [window.characters for window in windows]
         return TokenTable.build(
             [window.ids for window in windows],
-            [answer_span(w.characters, questions[w.question]) for w in windows],
-            types if self.tells_texts_apart(tokenizer) else None,
-            questions=np.array([window.question for window in windows]),
-            characters=np.concatenate([window.characters for window in windows]),
+            spans,
+            types,
+            questions=np.array(numbers),
+            characters=np.concatenate(characters),
         )
 
     def texts(self, validation: Rows) -> dict[str, Any]:
@@ -148,7 +156,9 @@ class Task(Pretrained):
         start_logits, end_logits = without_padding(output, batch.lengths)
         table = data.validation
         width = start_logits.shape[1]
-        begins = table.padded(table.extra["characters"][:, 0], batch.indices, width, fill=-1)
+        # Tokens outside the context begin at no character, see `Window`; nor does padding.
+        first_characters = table.extra["characters"][:, 0]
+        begins = table.padded(first_characters, batch.indices, width, fill=-1)
         in_context = torch.from_numpy(begins >= 0).to(start_logits.device)
         return best_spans(start_logits, end_logits, in_context)
 
@@ -194,7 +204,9 @@ def answer_span(characters: np.ndarray, question: Question) -> tuple[int, int]:
     # them sorted.
     (context_tokens,) = np.nonzero(characters[:, 0] >= 0)
     begins, ends = characters[context_tokens].T
-    if not len(context_tokens) or begin < begins[0] or end > ends[-1]:
+    if not len(context_tokens):
+        return 0, 0
+    if begin < begins[0] or end > ends[-1]:
         return 0, 0
     first = np.searchsorted(begins, begin, side="right") - 1
     last = np.searchsorted(ends, end, side="left")
@@ -275,7 +287,8 @@ def answers(
     questions = np.asarray(table.extra["questions"])
     count = len(texts["context"])
     # By question, then the highest score first; the sort is stable.
-    order = np.lexsort((-predictions[:, SCORE], questions))
+    scores = predictions[:, SCORE]
+    order = np.lexsort((-scores, questions))
     _, first_of_question = np.unique(questions[order], return_index=True)
     best = order[first_of_question]
     none = np.full(count, np.inf)
@@ -284,14 +297,19 @@ def answers(
     # Predictions count tokens within a window, the table's arrays count all of them.
     tokens_of_window = predictions[best, START : END + 1].astype(np.int64)
     tokens = table.offsets[best, None] + tokens_of_window
-    begins = table.extra["characters"][tokens[:, 0], 0].tolist()
-    ends = table.extra["characters"][tokens[:, 1], 1].tolist()
-    best_scores = predictions[best, SCORE]
+    characters = table.extra["characters"]
+    begins = characters[tokens[:, 0], 0].tolist()
+    ends = characters[tokens[:, 1], 1].tolist()
+    best_scores = scores[best]
+    # No span of the window can be an answer, see `SCORE`.
     is_empty = np.isneginf(best_scores)
     if may_have_none:
         is_empty |= none > best_scores
     answers_of_questions = []
     for i, context in enumerate(texts["context"]):
-        text = texts["contexts"][context][begins[i] : ends[i]]
-        answers_of_questions.append("" if is_empty[i] else text)
+        text = texts["contexts"][context]
+        answer = text[begins[i] : ends[i]]
+        if is_empty[i]:
+            answer = ""
+        answers_of_questions.append(answer)
     return answers_of_questions

@@ -52,7 +52,12 @@ PRESETS = {
         model={"dim": 128, "hidden_dim": 512, "n_layers": 2, "n_heads": 2},
     ),
     # As published: 8,192 rows four times over for training, 1,024 rows 128 times for evaluation.
-    "paper": Preset(train=(8192, 4), validation=(1024, 128), vocabulary=30522, model={}),
+    "paper": Preset(
+        train=(8192, 4),
+        validation=(1024, 128),
+        vocabulary=30522,
+        model={},
+    ),
 }
 
 
@@ -68,8 +73,11 @@ class Task(base.Task):
         preset = self.preset
         seed = self.config.seed
         words = words_by_label(preset.vocabulary, seed)
-        train = generate(*preset.train, words, np.random.default_rng([seed, 1]))
-        validation = generate(*preset.validation, words, np.random.default_rng([seed, 2]))
+        # A generator each: the size of one split does not change the other.
+        train_rng = np.random.default_rng([seed, 1])
+        validation_rng = np.random.default_rng([seed, 2])
+        train = generate(*preset.train, words, train_rng)
+        validation = generate(*preset.validation, words, validation_rng)
         return TokenData(train, validation, LABELS, PAD)
 
     def model(self, data: TokenData) -> Any:
@@ -87,8 +95,8 @@ class Task(base.Task):
         from transformers import PreTrainedTokenizerFast
 
         names = vocabulary(self.preset.vocabulary)
-        level = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
-        tokenizer = Tokenizer(level)
+        ids = {name: i for i, name in enumerate(names)}
+        tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer.post_processor = processors.BertProcessing(("[SEP]", SEP), ("[CLS]", CLS))
         roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -103,9 +111,12 @@ def vocabulary(size: int) -> list[str]:
 
 def words_by_label(size: int, seed: int) -> np.ndarray:
     """Returns for every label the word ids that hint at it: int64, (labels, words)."""
-    ids = np.random.default_rng([seed, 0]).permutation(np.arange(len(SPECIALS), size))
+    rng = np.random.default_rng([seed, 0])
+    ids = rng.permutation(np.arange(len(SPECIALS), size))
+    # One word in a hundred for each label, so that most words say nothing.
     count = size // 100
-    return ids[: count * len(LABELS)].reshape(len(LABELS), count)
+    hints = ids[: count * len(LABELS)]
+    return hints.reshape(len(LABELS), count)
 
 
 def generate(
@@ -117,12 +128,14 @@ def generate(
         words: see `words_by_label`.
     """
     labels = rng.integers(len(LABELS), size=distinct)
-    lengths = np.rint(rng.gamma(LENGTH_SHAPE, LENGTH_SCALE, distinct)).astype(np.int64)
+    drawn_lengths = rng.gamma(LENGTH_SHAPE, LENGTH_SCALE, distinct)
+    lengths = np.rint(drawn_lengths).astype(np.int64)
     lengths = np.clip(lengths, *LENGTH_LIMITS) + 2  # with the special tokens
     total = int(lengths.sum())
     common_words = int(words.max()) + 1 - len(SPECIALS)
     # A cube of uniform numbers: low word ids are frequent, high ones rare.
-    tokens = len(SPECIALS) + (rng.random(total) ** 3 * common_words).astype(np.int32)
+    common = rng.random(total) ** 3 * common_words
+    tokens = len(SPECIALS) + common.astype(np.int32)
     is_hint = rng.random(total) < SIGNAL
     choice = rng.integers(words.shape[1], size=total)
     label_of_token = np.repeat(labels, lengths)

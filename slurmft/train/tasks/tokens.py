@@ -33,9 +33,12 @@ class Task(Pretrained):
     def found_labels(self, train: Rows) -> list[str]:
         """Returns the labels that occur, and for each entity that begins (B-) the one that goes on
         (I-)."""
-        names = super().found_labels(train)
-        inside = ["I" + name[1:] for name in names if name.startswith("B-")]
-        return sorted({*names, *inside})
+        names = set(super().found_labels(train))
+        for name in list(names):
+            # In a small file every entity may have one word; others may be longer.
+            if name.startswith("B-"):
+                names.add("I" + name[1:])
+        return sorted(names)
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         words, labels = self.values(rows)
@@ -60,9 +63,10 @@ class Task(Pretrained):
         longest = self.longest(tokenizer)
         encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=longest)
         self.warn_of_cuts(are_cut(encoded), what, longest)
-        words_of_tokens = [
-            np.array(first_of_word(encoding.word_ids)) for encoding in encoded.encodings
-        ]
+        words_of_tokens = []
+        for encoding in encoded.encodings:
+            places = first_of_word(encoding.word_ids)
+            words_of_tokens.append(np.array(places))
         return encoded["input_ids"], words_of_tokens
 
     def model(self, data: TokenData) -> Any:
@@ -78,7 +82,9 @@ class Task(Pretrained):
         has_label = labels != IGNORED
         logits = output.logits.flatten(0, -2)[has_label]
         has_nan = logits.isnan().any(-1)
-        predicted = logits.argmax(-1).masked_fill(has_nan, NAN).cpu().numpy()
+        # argmax takes NaN for the largest number.
+        best = logits.argmax(-1).masked_fill(has_nan, NAN)
+        predicted = best.cpu().numpy()
         true = labels[has_label].cpu().numpy()
         # Words of all texts lie one after the other.
         ends = np.cumsum(counts[batch.indices])[:-1]
@@ -93,9 +99,15 @@ class Task(Pretrained):
         right = sums[RIGHT_ENTITIES]
         precision = right / max(sums[PREDICTED], 1)
         recall = right / max(sums[TRUE], 1)
-        f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-        accuracy = sums[RIGHT_WORDS] / max(sums[WORDS], 1)
-        return dict(zip(self.metric_names, (f1, precision, recall, accuracy), strict=True))
+        f1 = 0.0
+        if right:
+            f1 = 2 * precision * recall / (precision + recall)
+        return {
+            "entity_f1": f1,
+            "entity_precision": precision,
+            "entity_recall": recall,
+            "accuracy": sums[RIGHT_WORDS] / max(sums[WORDS], 1),
+        }
 
 
 def first_of_word(words: Sequence[int | None]) -> list[int]:
@@ -119,8 +131,11 @@ def _counts(true: np.ndarray, predicted: np.ndarray, names: list[str]) -> list[i
     """Returns the prediction of one text, see `RIGHT_ENTITIES`."""
     if (predicted == NAN).any():
         return [NAN] * 5
-    true_entities = set(entities([names[i] for i in true]))
-    predicted_entities = set(entities([names[i] for i in predicted]))
+    true_names = [names[i] for i in true]
+    predicted_names = [names[i] for i in predicted]
+    # An entity is right where its type, its first and its last word are.
+    true_entities = set(entities(true_names))
+    predicted_entities = set(entities(predicted_names))
     return [
         len(true_entities & predicted_entities),
         len(predicted_entities),
