@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ import pytest
 from slurmft.core import plugins
 from slurmft.core.errors import UsageError
 from slurmft.train import own_task, tasks
+from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import model_card
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks import Task
 from tests.conftest import slurmft
 from tests.docs import pages
@@ -149,12 +152,54 @@ def test_login_node_imports_no_torch_for_an_own_task(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_entry_point(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """A package offers a task by name."""
-    entry = plugins.Entry(plugins.TASKS, "stars", task_of(folder), "stars")
-    monkeypatch.setattr(plugins, "_others", lambda group: [entry])
+@pytest.fixture
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package: the documented task, and what pip writes of its one entry point."""
+    site = folder.parent / "site"
+    metadata = site / "stars-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "entry_points.txt").write_text("[slurmft.tasks]\nstars = stars_task:Stars\n")
+    (site / "stars_task.py").write_text(EXAMPLE)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    plugins._installed.cache_clear()
     own_task.load.cache_clear()
+    yield site
+    plugins._installed.cache_clear()
+    own_task.load.cache_clear()
+    sys.modules.pop("stars_task", None)
+
+
+def test_entry_point(package: Path) -> None:
+    """A package offers a task by name: its own entry point is all that it declares."""
     config = TrainConfig.resolve(task="stars", data="data", model="me/model")
-    assert type(tasks.get(config)).__name__ == "Stars"
-    assert isinstance(tasks.get(config), Task)
-    own_task.load.cache_clear()
+    task = tasks.get(config)
+    assert type(task).__name__ == "Stars"
+    assert isinstance(task, Task)
+    with pytest.raises(UsageError, match="starz") as error:
+        own_task.load("starz")
+    assert "stars" in error.value.hint
+    assert (
+        fetch.configure(fetch.parser().parse(["me/model", "data", "--task", "stars"])).task
+        == "stars"
+    )
+
+
+@pytest.mark.extra("training")
+def test_entry_point_is_enough_for_a_run(package: Path, tiny_model: Path) -> None:
+    """Submission, look at data and ranks find it by that name alone."""
+    done = slurmft(
+        "submit", "--cluster", "local", "--follow", "--runs-dir", "runs", "--task", "stars",
+        *("--task-option", "most=5", "--data", "data", "--model", str(tiny_model)),
+        *("--batch-size", "8", "--learning-rate", "0.01", "--max-steps", "2"),
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert set(done.result["metrics"]) == {"within_one", "exact"}
+
+
+def test_each_task_of_ours_has_its_facts() -> None:
+    """The entry points say where a task is, tasks.toml what it is: neither has a name more."""
+    ours = [
+        entry for entry in plugins.entries(plugins.TASKS).values() if entry.package == "slurmft"
+    ]
+    assert {entry.name for entry in ours} == set(TASKS)

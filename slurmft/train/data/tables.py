@@ -288,7 +288,7 @@ class Batch:
 def _flat(rows: Iterable[Any] | None, dtype: type) -> Array | None:
     if rows is None:
         return None
-    arrays = [np.asarray(row, dtype) for row in rows]
+    arrays: list[Array] = [np.asarray(row, dtype) for row in rows]
     return np.concatenate(arrays)
 
 
