@@ -178,7 +178,7 @@ def test_entry_point(package: Path) -> None:
     assert isinstance(task, Task)
     with pytest.raises(UsageError, match="starz") as error:
         own_task.load("starz")
-    assert "stars" in error.value.hint
+    assert "stars" in str(error.value.hint)
     assert (
         fetch.configure(fetch.parser().parse(["me/model", "data", "--task", "stars"])).task
         == "stars"
