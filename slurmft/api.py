@@ -100,7 +100,7 @@ class Run:
     def metrics(self) -> dict[str, float | None]:
         """The metrics of the last evaluation; empty before the first."""
         result = self.result or {}
-        metrics = result.get("metrics") or runs_records.latest(self.path)["metrics"]
+        metrics = result.get("metrics") or runs_records.latest(self.path).metrics
         return dict(metrics or {})
 
     @property
@@ -116,7 +116,7 @@ class Run:
         Steps that were done again after a fault are there twice. After step 10,000 a record stands
         for the number of steps that it has as `steps`, with their mean loss.
         """
-        return RecordReader(self._files.records).read(event)
+        return RecordReader(self._files.records).read_values(event)
 
     def logs(
         self,

@@ -327,7 +327,7 @@ class Following:
         reader = RecordReader(self.run.records)
 
         def is_there() -> bool:
-            found = [r["step"] for r in reader.read("step")]
+            found = [r["step"] for r in reader.read_values("step")]
             assert self.process.poll() is None or found, self.end()[1]
             return max(found, default=0) >= step
 
@@ -378,4 +378,4 @@ def assert_two_lines(done: Done, fact: str) -> None:
 
 def records(run: RunDir, event: str) -> list[dict[str, Any]]:
     """The records of one kind; a full disk may have cut some short."""
-    return list(RecordReader(run.records).read(event))
+    return list(RecordReader(run.records).read_values(event))

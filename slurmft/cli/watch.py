@@ -19,16 +19,16 @@ from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.follow import follow, show_outcome
 from slurmft.cli.parser import Parser
 from slurmft.cluster.wait import JobWatch
+from slurmft.core.run_records import Epoch, Ranks, Record, Resume, Start, Warned
 from slurmft.core.terminal import raw
 from slurmft.runs.records import RecordReader
-from slurmft.show.progress import Record
 from slurmft.show.watch_screen import RunView
 
 ELSEWHERE = Elsewhere.PLAIN
 
 _REDRAW_S = 1.0
 
-_EVENTS = ("start", "epoch", "resume", "warning", "ranks")
+_KINDS = (Start, Epoch, Resume, Warned, Ranks)
 """Records of the past that the screen begins with."""
 _SAMPLES = 64
 """Places in the records of a long run that the curve of its loss is read from."""
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     job = JobWatch(run)
     reader = RecordReader(run.records)
     view = RunView(run.path.name, footer="Ctrl-C quits; the job keeps running")
-    records: Iterable[Record] = reader.read_recent(*_EVENTS, samples=_SAMPLES)
+    records: Iterable[Record] = reader.read_recent(*_KINDS, samples=_SAMPLES)
     # What was on the terminal comes back, also when this is killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
             for _ in job.looks(pause_s=_REDRAW_S):
                 _update(view, job, records)
                 screen.update(view, refresh=True)
-                records = reader.read()
+                records = reader.read(Record)
     except KeyboardInterrupt:
         return 130
     view.footer = ""
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 def _update(view: "RunView", job: JobWatch, records: Iterable[Record]) -> None:
     """Shows what is new of a run and its job."""
     for record in records:
-        if record.get("event") == "start":
+        if isinstance(record, Start):
             view.hosts = [rank.host for rank in job.run.read_environment().ranks]
         view.take(record)
     report = job.state.report

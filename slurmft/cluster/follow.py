@@ -5,6 +5,7 @@ import math
 from slurmft.cluster.job_state import LOST
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.program import kind_of
+from slurmft.core.run_records import Record, Start, Text
 from slurmft.runs.logfiles import LogFile, log_of_rank
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import read_log_head
@@ -18,7 +19,7 @@ def follow(
     its job's state; TimeoutError where the job has not ended by then."""
     run = job.run
     reader = RecordReader(run.records)
-    recent = reader.read_recent("start")
+    recent = reader.read_recent(Start)
     log = None
     if not kind_of(run.load_config().program).attaches and not progress.only_bar:
         log = log_of_rank(run, 0)  # what the program prints: it may record nothing
@@ -32,8 +33,8 @@ def follow(
             if news not in ("", last_news):
                 last_news = news
                 progress.say(news)
-            for record in reader.read():
-                if log is None or record["event"] in ("preflight", "warning"):
+            for record in reader.read(Record):
+                if log is None or isinstance(record, Text):
                     progress.show(record)
             if log is not None:
                 _show_lines(log, progress)

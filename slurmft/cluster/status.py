@@ -13,6 +13,7 @@ from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint
 from slurmft.core.decode import decode_leniently
 from slurmft.core.run_files import Failure, Job, Result
+from slurmft.core.run_records import Warned
 from slurmft.runs import records
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
@@ -266,7 +267,7 @@ def _progress(status: RunStatus) -> dict[str, Any]:
             "loss": numbers.loss,
             "metrics": numbers.metrics,
         }
-    latest = records.latest(status.run.path)
+    latest = dataclasses.asdict(records.latest(status.run.path))
     del latest["evaluating"]
     del latest["last_record"]
     if not status.is_alive:
@@ -303,10 +304,10 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "history": status.run.state.history,
         "changed": _changes(run, status),
         "attempts": run.attempt_number(),
-        "last_record": latest["last_record"],
-        "evaluating": latest["evaluating"],
+        "last_record": latest.last_record,
+        "evaluating": latest.evaluating,
         "checkpoints": checkpoints(run),
-        "warnings": [str(r.get("text")) for r in status.run.records("warning")],
+        "warnings": [record.text for record in status.run.records(Warned)],
         "failures": [_failure_facts(failure) for failure in failures],
         "result": status.run.result,
         "model_path": str(run.model) if run.model.is_dir() else None,

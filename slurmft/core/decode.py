@@ -8,16 +8,21 @@ dataclasses. A field that is absent takes its default. Keys that are no fields a
 import dataclasses
 import functools
 import json
+import math
 import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from slurmft.core.files import is_number, read_text
 
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]
+
+NullIsNaN: TypeAlias = Annotated[float, "null is NaN"]
+"""A number as the toolkit writes it: JSON has no NaN, and null in its place. Unlike None, which
+stands for a field that is absent."""
 
 
 class DecodeError(ValueError):
@@ -89,6 +94,8 @@ def _decoder(kind: Any) -> Decoder:
         return _anything
     if origin in (typing.Union, types.UnionType):
         return _union(arguments)
+    if kind == NullIsNaN:
+        return _number_or_nan
     if origin is Annotated:
         return _bounded(*arguments)
     if origin is list or origin is tuple:
@@ -118,13 +125,21 @@ def _scalar(kind: Any) -> Decoder:
 
 def _number(kind: type[int] | type[float]) -> Decoder:
     """Numbers are finite and fit into 64 bits; true and false are none."""
+    kinds = (int, kind)
 
     def decode_number(value: Any) -> Any:
-        if not is_number(value) or not isinstance(value, (int, kind)):
+        if not is_number(value) or not isinstance(value, kinds):
             raise DecodeError(f"{value!r} is no {kind.__name__}")
         return value
 
     return decode_number
+
+
+_float = _number(float)
+
+
+def _number_or_nan(value: Any) -> Any:
+    return math.nan if value is None else _float(value)
 
 
 def _bounded(kind: Any, bounds: range) -> Decoder:
@@ -191,15 +206,16 @@ def _dataclass(kind: Any) -> Decoder:
     def decode_object(value: Any) -> Any:
         if not isinstance(value, dict):
             raise DecodeError(f"{value!r} is no object")
-        missing = required - value.keys()
-        if missing:
+        if not required <= value.keys():
+            missing = required - value.keys()
             raise DecodeError(f"{', '.join(sorted(missing))} missing")
         # Not outside this function: a dataclass may hold some of its own kind, and their decoder is
         # being built.
+        decoders = _field_decoders(kind)
         fields = {}
-        for name, decoder in _field_decoders(kind).items():
-            if name in value:
-                fields[name] = decoder(value[name])
+        for name, inner in value.items():
+            if name in decoders:
+                fields[name] = decoders[name](inner)
         return kind(**fields)
 
     return decode_object

@@ -7,7 +7,7 @@ has one of another type, is left out by readers.
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmft.core.decode import matches
+from slurmft.core.decode import DecodeError, NullIsNaN, decode
 from slurmft.core.run_files import Count, Metrics
 
 
@@ -28,13 +28,56 @@ class Start(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabulary:
+    """How many tokens a model knows, and how many of them its data uses."""
+
+    used: int
+    all: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportTimes:
+    """Seconds that the imports of the ranks took, by node."""
+
+    min: float
+    median: float
+    max: float
+    slowest: str
+    """The host of the largest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingStart(Start):
+    """The start of the built-in training, which says more of itself than another program."""
+
+    task: str
+    world_size: Count
+    nodes: int
+    precision: str
+    backend: str
+    parameters: int
+    global_batch_size: int
+    """Samples of a step."""
+    limited_from: int | None = None
+    """How many they were to be, where --max-global-batch-size has made them fewer."""
+    trained_parameters: int | None = None
+    vocabulary: Vocabulary | None = None
+    imports_s: ImportTimes | None = None
+    data: list[str] = field(default_factory=list)
+    """What the data has, in lines."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Step(Record):
     """An optimizer step, or the last of several."""
 
     step: int
+    steps: int = 1
+    """How many steps it stands for."""
     total_steps: int = 0
-    epoch: float = 0.0
-    loss: float | None = None
+    """0: unknown."""
+    epoch: float | None = None
+    loss: NullIsNaN | None = None
     learning_rate: float | None = None
     samples_per_s: float | None = None
     """Since the last record that has it."""
@@ -66,25 +109,33 @@ class Epoch(Record):
 
     metrics: Metrics
     epoch: float = 0.0
-    step: int = 0
-    loss: float | None = None
+    """0: the program does not count epochs."""
+    step: int | None = None
+    loss: NullIsNaN | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume(Record):
+    """An attempt goes on from a checkpoint."""
+
     step: int
     checkpoint: str
     changes: list[str] = field(default_factory=list)
+    """What is other than before, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopping(Record):
+    """The ranks have agreed to save and to end."""
+
     step: int
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyStop(Record):
+    """The training ends, because evaluations have not become better."""
+
     step: int
     evaluations: int
     metric: str
@@ -92,9 +143,19 @@ class EarlyStop(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text(Record):
-    """A warning, or what a preflight has to say."""
+    """Words for whoever follows the run."""
 
     text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Warned(Text):
+    """A warning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined(Text):
+    """The result of a preflight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,24 +166,32 @@ class Ranks(Record):
     memory_mib: list[float]
 
 
-_EVENTS: dict[str, type[Record]] = {
-    "start": Start,
-    "step": Step,
-    "evaluate": Evaluate,
-    "epoch": Epoch,
-    "resume": Resume,
-    "stopping": Stopping,
-    "early_stop": EarlyStop,
-    "warning": Text,
-    "preflight": Text,
-    "ranks": Ranks,
+_KINDS: dict[str, tuple[type[Record], ...]] = {
+    "start": (TrainingStart, Start),
+    "step": (Speed, Step),
+    "evaluate": (Evaluate,),
+    "epoch": (Epoch,),
+    "resume": (Resume,),
+    "stopping": (Stopping,),
+    "early_stop": (EarlyStop,),
+    "warning": (Warned,),
+    "preflight": (Examined,),
+    "ranks": (Ranks,),
 }
+"""Event -> what a record of it is: the first that it fits. The last one fits all that are whole."""
+
+EVENTS: dict[type[Record], str] = {kinds[-1]: event for event, kinds in _KINDS.items()}
+"""What all whole records of an event are -> the event."""
 
 
-def is_record(value: Any) -> bool:
-    """Returns whether a line of records.jsonl is a record that its readers understand. One of an
-    unknown event is."""
-    if not matches(value, Record):
-        return False
-    kind = _EVENTS.get(value["event"])
-    return kind is None or matches(value, kind)
+def record_of(value: Any) -> Record | None:
+    """Returns a line of records.jsonl as a record; None where its readers do not understand it."""
+    event = value.get("event") if isinstance(value, dict) else None
+    if not isinstance(event, str):
+        return None
+    for kind in _KINDS.get(event, (Record,)):
+        try:
+            return decode(value, kind)
+        except DecodeError:
+            continue
+    return None

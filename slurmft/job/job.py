@@ -20,6 +20,7 @@ An exception that leaves the block is recorded as the failure of the run, and en
 
 import contextlib
 import functools
+import json
 import math
 import os
 import sys
@@ -34,8 +35,9 @@ from typing import TYPE_CHECKING, Any
 
 from slurmft import locks
 from slurmft.core import hooks
-from slurmft.core.files import write_json
+from slurmft.core.files import to_json, write_json
 from slurmft.core.run_files import current_attempt
+from slurmft.core.run_records import record_of
 from slurmft.job import checkpoints, process
 from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
@@ -394,13 +396,22 @@ class Job:
             self._records.write(*rows)
             warnings: list[str] = []
             for row in rows:
-                self._progress.show(row)
+                self._show(row)
                 for recorder in self._recorders:
                     recorder.take(row)
                     warnings += recorder.messages()
             # Only now: a warning is a record, too, and goes through the same recorders.
             for text in warnings:
                 self.warn(text)
+
+    def _show(self, row: dict[str, Any]) -> None:
+        # Of the steps only those that end a window are shown: the others need not be decoded.
+        if row["event"] == "step" and "samples_per_s" not in row:
+            return
+        # As a follower reads it from the file, where numbers are those of JSON.
+        record = record_of(json.loads(to_json(row)))
+        if record is not None:
+            self._progress.show(record)
 
     def say(self, text: str) -> None:
         """Prints a line into this rank's log, above a progress bar."""

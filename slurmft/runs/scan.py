@@ -16,7 +16,8 @@ from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.program import OWN
 from slurmft.core.run_files import AnyConfig, Environment, Provenance, State, StudyEntry
-from slurmft.runs.records import RecordReader
+from slurmft.core.run_records import Epoch
+from slurmft.runs.records import R, RecordReader
 from slurmft.runs.rundir import RunDir
 
 
@@ -110,12 +111,12 @@ class MeasuredRun:
         if epochs and not may_end_early:
             return int(epochs)
         # A set: after a requeue an evaluation may be recorded again.
-        evaluated_epochs = {record.get("epoch") for record in self.records("epoch")}
+        evaluated_epochs = {record.epoch for record in self.records(Epoch)}
         return max(1, len(evaluated_epochs))
 
-    def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
-        """Yields the records, or those of one event; steps that were done again come twice."""
-        return RecordReader(RunDir(self.path).records).read(event)
+    def records(self, kind: type[R]) -> Iterator[R]:
+        """Yields the records of a kind; steps that were done again come twice."""
+        return RecordReader(RunDir(self.path).records).read(kind)
 
 
 def find(

@@ -4,14 +4,25 @@ Drawn from the run's records, so that rank 0 on a compute node and a follower on
 show the same.
 """
 
-import contextlib
 import sys
 from typing import Any, TextIO
 
+from slurmft.core.run_records import (
+    EarlyStop,
+    Epoch,
+    Evaluate,
+    ImportTimes,
+    Record,
+    Resume,
+    Start,
+    Step,
+    Stopping,
+    Text,
+    TrainingStart,
+    Vocabulary,
+)
 from slurmft.core.terminal import plain, raw
 from slurmft.core.text import duration, number
-
-Record = dict[str, Any]
 
 
 class Progress:
@@ -27,20 +38,21 @@ class Progress:
 
     def show(self, record: Record) -> None:
         """Shows one record; unknown events are left out."""
-        event = record.get("event")
-        if event == "start":
-            self.say(describe_start(record))
-            self._open_bar(int(record["total_steps"]))
-        elif event == "step" and "samples_per_s" in record:
-            self._show_step(record)
-        elif event == "evaluate":
-            if self._bar is not None:
-                part = f"{record['done']:d}/{record['total']:d}"
-                self._bar.set_postfix_str(f"evaluating {part} samples")
-        else:
-            text = describe(record)
-            if text:
-                self.say(text)
+        match record:
+            case Start():
+                self.say(describe_start(record))
+                self._open_bar(record.total_steps)
+            case Step():
+                if record.samples_per_s is not None:
+                    self._show_step(record)
+            case Evaluate():
+                if self._bar is not None:
+                    part = f"{record.done}/{record.total}"
+                    self._bar.set_postfix_str(f"evaluating {part} samples")
+            case _:
+                text = describe(record)
+                if text:
+                    self.say(text)
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -66,98 +78,91 @@ class Progress:
             file = raw(self._stream)
             self._bar = tqdm(total=total, desc="train", unit="step", file=file, leave=False)
 
-    def _show_step(self, record: Record) -> None:
+    def _show_step(self, step: Step) -> None:
         # A program of the user's own may record no start: its first step opens the bar.
-        if self._bar is None and self._live and record.get("total_steps"):
-            self._open_bar(record["total_steps"])
+        if self._bar is None and self._live and step.total_steps:
+            self._open_bar(step.total_steps)
         if self._bar is None:
             if not self._live:
-                self.say(describe_step(record))
+                self.say(describe_step(step))
             return
-        if "epoch" in record:
-            self._bar.set_description(f"epoch {record['epoch']:.2f}")
+        if step.epoch is not None:
+            self._bar.set_description(f"epoch {step.epoch:.2f}")
         parts = []
-        if "loss" in record:
-            parts.append(f"loss {number(record['loss'])}")
-        parts.append(f"{record['samples_per_s']:.0f} samples/s")
+        if step.loss is not None:
+            parts.append(f"loss {number(step.loss)}")
+        parts.append(f"{step.samples_per_s:.0f} samples/s")
         self._bar.set_postfix_str(", ".join(parts))
         # tqdm counts on: it wants the difference, which is negative after a resume.
-        self._bar.update(record["step"] - self._bar.n)
+        self._bar.update(step.step - self._bar.n)
 
 
-UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
-"""The errors of describing a record that lacks a value, or has one of another type."""
+def describe_start(start: Start) -> str:
+    """Returns the start in lines. That of a user's program may have its number of steps alone."""
+    if not isinstance(start, TrainingStart):
+        return f"{start.total_steps} steps"
+    where = f"{start.world_size} process(es), {start.nodes} node(s)"
+    settings = [
+        start.precision,
+        start.backend,
+        f"global batch {_batch(start)}",
+        f"{start.total_steps} steps",
+        f"{_parameters(start)}{_vocabulary(start.vocabulary)}",
+    ]
+    lines = [*start.data, f"{start.task} on {where}: {', '.join(settings)}"]
+    if start.imports_s:
+        lines.append(f"imports took {imports(start.imports_s, start.nodes)}")
+    return "\n".join(lines)
 
 
-def describe_start(record: Record) -> str:
-    # The start of a user's program may have its number of steps and nothing else.
-    with contextlib.suppress(*UNLIKE):
-        where = f"{record['world_size']:d} process(es), {record['nodes']:d} node(s)"
-        settings = [
-            f"{record['precision']}",
-            f"{record['backend']}",
-            f"global batch {batch(record)}",
-            f"{record['total_steps']} steps",
-            f"{parameters(record)}{vocabulary(record)}",
-        ]
-        lines = [*record.get("data", ())]
-        lines.append(f"{record['task']} on {where}: {', '.join(settings)}")
-        if record.get("imports_s"):
-            lines.append(f"imports took {imports(record)}")
-        return "\n".join(lines)
-    return f"{record['total_steps']} steps"
-
-
-def batch(start: Record) -> str:
+def _batch(start: TrainingStart) -> str:
     """Returns the samples of a step; where it was to have more, that, too."""
-    size = f"{start['global_batch_size']}"
-    if start.get("limited_from"):
-        size += f" (not {start['limited_from']}: --max-global-batch-size)"
+    size = f"{start.global_batch_size}"
+    if start.limited_from:
+        size += f" (not {start.limited_from}: --max-global-batch-size)"
     return size
 
 
-def parameters(start: Record) -> str:
+def _parameters(start: TrainingStart) -> str:
     """Returns the size of the model, and how much of it is trained, where not all is."""
-    millions: float = start["parameters"] / 1e6
-    trained_count = start.get("trained_parameters") or start["parameters"]
-    trained: float = trained_count / 1e6
+    millions = start.parameters / 1e6
+    trained = (start.trained_parameters or start.parameters) / 1e6
     if trained < millions:
         percent = 100 * trained / millions
         return f"{trained:.2f}M of {millions:.1f}M parameters train ({percent:.1f} %)"
     return f"{millions:.1f}M parameters"
 
 
-def vocabulary(start: Record) -> str:
-    rows = start.get("vocabulary")
-    if not rows:
+def _vocabulary(vocabulary: Vocabulary | None) -> str:
+    if vocabulary is None:
         return ""
-    return f", {rows['used']:,} of {rows['all']:,} tokens in use"
+    return f", {vocabulary.used:,} of {vocabulary.all:,} tokens in use"
 
 
-def imports(start: Record) -> str:
+def imports(seconds: ImportTimes, nodes: int) -> str:
     """Returns how long the imports of the ranks took, on one node or several."""
-    seconds = start["imports_s"]
-    if start["nodes"] == 1:
-        return f"{seconds['max']:.1f} s"
+    if nodes == 1:
+        return f"{seconds.max:.1f} s"
     return (
-        f"{seconds['min']:.1f} to {seconds['max']:.1f} s a node, median {seconds['median']:.1f} s; "
-        f"the slowest: {seconds['slowest']}"
+        f"{seconds.min:.1f} to {seconds.max:.1f} s a node, median {seconds.median:.1f} s; "
+        f"the slowest: {seconds.slowest}"
     )
 
 
-def describe_step(step: Record) -> str:
+def describe_step(step: Step) -> str:
+    """Returns a step that ends a window of the speed, as a line."""
     parts = []
-    if "epoch" in step:
-        parts.append(f"epoch {step['epoch']:.2f}")
-    position = f"step {step['step']}"
-    if "total_steps" in step:
-        position += f"/{step['total_steps']}"
+    if step.epoch is not None:
+        parts.append(f"epoch {step.epoch:.2f}")
+    position = f"step {step.step}"
+    if step.total_steps:
+        position += f"/{step.total_steps}"
     parts.append(position)
-    if "loss" in step:
-        parts.append(f"loss {number(step['loss'])}")
-    parts.append(f"{step['samples_per_s']:.0f} samples/s")
-    if "left_s" in step:
-        parts.append(f"{duration(step['left_s'])} left")
+    if step.loss is not None:
+        parts.append(f"loss {number(step.loss)}")
+    parts.append(f"{step.samples_per_s:.0f} samples/s")
+    if step.left_s is not None:
+        parts.append(f"{duration(step.left_s)} left")
     return "  ".join(parts)
 
 
@@ -168,45 +173,44 @@ def metrics_words(metrics: dict[str, Any] | None) -> str:
     return "  ".join(f"{name} {number(value)}" for name, value in metrics.items())
 
 
-def describe_epoch(evaluation: Record) -> str:
-    epoch = float(evaluation.get("epoch", 0))  # a user's program may not count epochs
-    is_whole = epoch.is_integer()
+def describe_epoch(evaluation: Epoch) -> str:
+    """Returns an evaluation as a line: when it was, the loss and the metrics."""
+    epoch = evaluation.epoch
+    is_whole = float(epoch).is_integer()
     if is_whole and epoch:
         when = f"epoch {epoch:g} done"
-    elif "step" in evaluation:
-        when = f"after step {evaluation['step']}"
+    elif evaluation.step is not None:
+        when = f"after step {evaluation.step}"
     else:
         when = "evaluation"
     if not is_whole:
         when += f" (epoch {epoch:.2f})"
     parts = []
-    if "loss" in evaluation:
-        parts.append(f"loss {number(evaluation['loss'])}")
-    if evaluation["metrics"]:
-        parts.append(metrics_words(evaluation["metrics"]))
+    if evaluation.loss is not None:
+        parts.append(f"loss {number(evaluation.loss)}")
+    if evaluation.metrics:
+        parts.append(metrics_words(evaluation.metrics))
     return f"{when}: " + "  ".join(parts)
 
 
 def describe(record: Record) -> str | None:
     """Returns an event in words; None for one that is shown in another way, or not at all."""
-    match record.get("event"):
-        case "epoch":
+    match record:
+        case Epoch():
             return describe_epoch(record)
-        case "early_stop":
+        case EarlyStop():
             return (
-                f"early stopping after step {record['step']}: {record['evaluations']} "
-                f"evaluation(s) without a better {record['metric']}"
+                f"early stopping after step {record.step}: {record.evaluations} "
+                f"evaluation(s) without a better {record.metric}"
             )
-        case "resume":
-            lines = [f"resumes after step {record['step']} (from {record['checkpoint']})"]
-            for change in record.get("changes", ()):
+        case Resume():
+            lines = [f"resumes after step {record.step} (from {record.checkpoint})"]
+            for change in record.changes:
                 lines.append(f"  changed: {change}")
             return "\n".join(lines)
-        case "stopping":
-            return f"stopping after step {record['step']}: {record['reason']}"
-        case "warning":
-            return f"warning: {record['text']}"
-        case "preflight":
-            return f"preflight: {record['text']}"
+        case Stopping():
+            return f"stopping after step {record.step}: {record.reason}"
+        case Text():
+            return f"{record.event}: {record.text}"
         case _:
             return None

@@ -2,21 +2,28 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
-from slurmft.core.decode import decode_leniently
+from slurmft.core.decode import decode, decode_leniently
 from slurmft.core.run_files import Result
+from slurmft.core.run_records import ImportTimes
 from slurmft.core.text import duration, hanging, in_bytes, number
 from slurmft.show import classes
-from slurmft.show.progress import UNLIKE, Record, imports
+from slurmft.show.progress import imports
+
+_UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
+"""The errors of describing a result that lacks a value, or has one of another type."""
+
+Values = dict[str, Any]
 
 
-def result_table(result: Record) -> str:
+def result_table(result: Values) -> str:
     """Returns the table at the end of a run, as text: metrics, and a row for all else that it has.
     A row whose values the result lacks, or has in another type, is left out."""
     metrics = decode_leniently(result, Result).metrics or {}
     rows = [(name, number(value)) for name, value in metrics.items()]
     for name, describe in _ROWS.items():
-        with contextlib.suppress(*UNLIKE):
+        with contextlib.suppress(*_UNLIKE):
             text = describe(result)
             if text:
                 rows.append((name, text))
@@ -33,7 +40,7 @@ def result_table(result: Record) -> str:
     return "\n".join([bar, *lines, bar])
 
 
-def _rates(result: Record, phase: str) -> str:
+def _rates(result: Values, phase: str) -> str:
     rate = result[f"{phase}_samples_per_s"]
     return f"{rate:,.0f} samples/s, {rate / result['world_size']:,.0f} per process"
 
@@ -42,7 +49,11 @@ def _memory(peaks: list[int]) -> str:
     return f"{in_bytes(max(peaks))} in the largest rank, {in_bytes(min(peaks))} in the smallest"
 
 
-def _time(r: Record) -> str:
+def _imports(r: Values) -> str:
+    return imports(decode(r["imports_s"], ImportTimes), r["nodes"])
+
+
+def _time(r: Values) -> str:
     text = duration(r["wall_s"])
     if "startup_s" in r:
         text += f", including {r['startup_s']:.1f} s start-up"
@@ -51,26 +62,26 @@ def _time(r: Record) -> str:
     return text
 
 
-def _phases(r: Record) -> str:
+def _phases(r: Values) -> str:
     # dict.items rather than a method: a TypeError, which leaves the row out, for another type.
     phases = dict.items(r["phases_s"])
     return "  ".join(f"{name} {seconds:.3f} s" for name, seconds in phases)
 
 
-def _tokens(r: Record) -> str:
+def _tokens(r: Values) -> str:
     real = f"{r['train_tokens_per_s']:,.0f} real tokens/s in training"
     return f"{real}, {r['train_padded_tokens_per_s']:,.0f} with padding"
 
 
 # The formats check the types, too: `:d` and `:s` raise ValueError for a value of another type,
 # which leaves its row out.
-_ROWS: dict[str, Callable[[Record], str]] = {
+_ROWS: dict[str, Callable[[Values], str]] = {
     "predictions": lambda r: f"{r['output']:s}",
     "loss": lambda r: f"{r['loss']:.4f}",
     "processes": lambda r: f"{r['world_size']:d} on {r['nodes']:d} node(s)",
     "global batch": lambda r: f"{r['global_batch_size']:d} samples, {r['steps']:d} steps",
     "precision": lambda r: f"{r['precision']:s}, {r['backend']:s}",
-    "imports": imports,
+    "imports": _imports,
     "phases": _phases,
     "train": lambda r: _rates(r, "train"),
     "evaluate": lambda r: _rates(r, "evaluate"),

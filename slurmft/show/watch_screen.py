@@ -1,6 +1,7 @@
 """The live screen of `slurmft watch`: progress, speed, loss, time left and the slowest ranks."""
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -12,12 +13,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from slurmft.core.decode import matches
-from slurmft.core.run_records import Speed
+from slurmft.core.run_records import (
+    Epoch,
+    Evaluate,
+    Ranks,
+    Record,
+    Speed,
+    Start,
+    Step,
+    TrainingStart,
+)
 from slurmft.core.terminal import plain
 from slurmft.core.text import duration, number
 from slurmft.runs.records import add_point
-from slurmft.show.progress import Record, describe, metrics_words
+from slurmft.show.progress import describe, metrics_words
 from slurmft.show.status_words import COLOURS
 
 _EVENTS_SHOWN = 4
@@ -34,7 +43,7 @@ class Rank(NamedTuple):
     """Its forward passes in one step, in which it waits for nobody."""
     rank: int
     host: str
-    memory_mib: int
+    memory_mib: float
 
 
 def draw(points: Sequence[tuple[float, float]], width: int, levels: str) -> str:
@@ -65,11 +74,11 @@ class RunView:
     state: str = ""
     """Of the job, in words."""
     footer: str = ""
-    start: Record = field(default_factory=dict)
-    step: Record = field(default_factory=dict)
-    """The last record of a step that has speed and time left."""
-    epoch: Record = field(default_factory=dict)
-    evaluate: Record = field(default_factory=dict)
+    start: Start | None = None
+    step: Speed | None = None
+    """The last step that has speed and time left."""
+    epoch: Epoch | None = None
+    evaluate: Evaluate | None = None
     """Progress of the evaluation under way."""
     ranks: list[Rank] = field(default_factory=list)
     """The slowest first."""
@@ -78,32 +87,33 @@ class RunView:
 
     def take(self, record: Record) -> None:
         """Takes up a record."""
-        match record.get("event"):
-            case "start":
+        match record:
+            case Start():
                 self.start = record
-            case "step":
-                if record.get("loss") is not None:
-                    add_point(self.losses, record["step"], record["loss"])
-                if matches(record, Speed):
+            case Step():
+                # A loss of NaN has no place on the curve.
+                if record.loss is not None and math.isfinite(record.loss):
+                    add_point(self.losses, record.step, record.loss)
+                if isinstance(record, Speed):
                     self.step = record
-                    self.evaluate = {}
-            case "ranks":
+                    self.evaluate = None
+            case Ranks():
                 self.ranks = self._ranks_of(record)
-            case "evaluate":
+            case Evaluate():
                 self.evaluate = record
-            case "epoch":
+            case Epoch():
                 self.epoch = record
-                self.evaluate = {}
+                self.evaluate = None
         text = describe(record)
         if text:
-            clock = time.strftime("%H:%M:%S", time.localtime(record.get("time", 0)))
+            clock = time.strftime("%H:%M:%S", time.localtime(record.time))
             self.events.append(f"{clock} {text.splitlines()[0]}")
             del self.events[:-_EVENTS_SHOWN]
 
-    def _ranks_of(self, record: Record) -> list[Rank]:
+    def _ranks_of(self, record: Ranks) -> list[Rank]:
         ranks = []
         # Not strict: a line of records may be of another version, or a user's own.
-        values = zip(record["own_ms"], record["memory_mib"], strict=False)
+        values = zip(record.own_ms, record.memory_mib, strict=False)
         for rank, (own_ms, memory_mib) in enumerate(values):
             host = self.hosts[rank] if rank < len(self.hosts) else "?"
             ranks.append(Rank(own_ms, rank, host, memory_mib))
@@ -113,7 +123,7 @@ class RunView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         head = [_line(self.name, "bold"), _line(self.state, _colour(self.state))]
-        if self.start:
+        if isinstance(self.start, TrainingStart):
             head.append(_line(_start_words(self.start)))
         training = self._training(options)
         tail = [_line(text, "dim") for text in (*self.events, self.footer) if text]
@@ -131,44 +141,31 @@ class RunView:
         table = Table.grid("", "", padding=(0, 1))
         table.columns[0].style = "bold"
         step = self.step
-        if not step:
+        if step is None:
             table.add_row(_line("no step done yet", "dim"))
             return table
-        table.add_row("train", self._progress(options))
-        ends_at = time.strftime("%H:%M", time.localtime(step["time"] + step["left_s"]))
-        table.add_row("left", _line(f"{duration(step['left_s'])} of training, until {ends_at}"))
-        speed = f"{step['samples_per_s']:,.0f} samples/s"
-        world_size = self.start.get("world_size")
-        if world_size:
-            speed += f", {step['samples_per_s'] / world_size:,.0f} per rank"
+        table.add_row("train", _progress(step, options))
+        ends_at = time.strftime("%H:%M", time.localtime(step.time + step.left_s))
+        table.add_row("left", _line(f"{duration(step.left_s)} of training, until {ends_at}"))
+        speed = f"{step.samples_per_s:,.0f} samples/s"
+        if isinstance(self.start, TrainingStart):
+            speed += f", {step.samples_per_s / self.start.world_size:,.0f} per rank"
         table.add_row("speed", _line(speed))
         if self.losses:
-            table.add_row("loss", self._loss(options))
+            table.add_row("loss", self._loss(step, options))
         if self.evaluate:
-            part = f"{self.evaluate['done']}/{self.evaluate['total']} samples of the first rank"
+            part = f"{self.evaluate.done}/{self.evaluate.total} samples of the first rank"
             table.add_row("evaluate", _line(part))
         if self.epoch:
-            metrics = metrics_words(self.epoch["metrics"])
-            if "epoch" in self.epoch:
-                metrics += f" after epoch {self.epoch['epoch']:g}"
+            metrics = metrics_words(self.epoch.metrics)
+            if self.epoch.epoch:
+                metrics += f" after epoch {self.epoch.epoch:g}"
             table.add_row("metrics", _line(metrics))
         return table
 
-    def _progress(self, options: ConsoleOptions) -> Table:
-        done = self.step["step"]
-        total = self.step["total_steps"]
-        text = f"{done / total:4.0%}  step {done}/{total}"
-        if "epoch" in self.step:
-            text += f", epoch {self.step['epoch']:.2f}"
-        # The rest of the line is for the name of the row and the text beside the bar.
-        width = max(8, min(30, options.max_width - 48))
-        grid = Table.grid(Column(width=width), "", padding=(0, 1))
-        grid.add_row(_bar(done, total), _line(text))
-        return grid
-
-    def _loss(self, options: ConsoleOptions) -> Text:
+    def _loss(self, step: Speed, options: ConsoleOptions) -> Text:
         _, newest_loss = self.losses[-1]
-        last = f"{number(self.step.get('loss', newest_loss))}  "
+        last = f"{number(newest_loss if step.loss is None else step.loss)}  "
         room = options.max_width - len("metrics  ") - len(last)
         width = max(1, min(60, room))
         levels = ASCII_LEVELS if options.ascii_only else LEVELS
@@ -197,6 +194,17 @@ class RunView:
         yield Text()
 
 
+def _progress(step: Speed, options: ConsoleOptions) -> Table:
+    text = f"{step.step / step.total_steps:4.0%}  step {step.step}/{step.total_steps}"
+    if step.epoch is not None:
+        text += f", epoch {step.epoch:.2f}"
+    # The rest of the line is for the name of the row and the text beside the bar.
+    width = max(8, min(30, options.max_width - 48))
+    grid = Table.grid(Column(width=width), "", padding=(0, 1))
+    grid.add_row(_bar(step.step, step.total_steps), _line(text))
+    return grid
+
+
 def _rank_table(ranks: Sequence[Rank], is_uneven: bool) -> Table:
     """Returns a table of ranks, the slowest first, with bars in proportion to its time."""
     table = Table(
@@ -212,7 +220,7 @@ def _rank_table(ranks: Sequence[Rank], is_uneven: bool) -> Table:
         colour = "yellow" if is_uneven and index == 0 else "green"
         longest_ms = ranks[0].own_ms or 1  # a bar of 0 would divide by it
         bar = _bar(rank.own_ms, longest_ms, colour)
-        memory = f"{rank.memory_mib:,}"
+        memory = f"{rank.memory_mib:,.0f}"
         table.add_row(str(rank.rank), _line(rank.host), bar, f"{rank.own_ms:.1f}", memory)
     return table
 
@@ -226,10 +234,10 @@ def _colour(state: str) -> str:
     return ""
 
 
-def _start_words(start: Record) -> str:
-    ranks = f"{start['world_size']} rank(s) on {start['nodes']} node(s)"
-    size = f"batch {start['global_batch_size']}, {start['parameters'] / 1e6:.1f}M weights"
-    return f"{start['task']}: {ranks}, {start['precision']}, {start['backend']}, {size}"
+def _start_words(start: TrainingStart) -> str:
+    ranks = f"{start.world_size} rank(s) on {start.nodes} node(s)"
+    size = f"batch {start.global_batch_size}, {start.parameters / 1e6:.1f}M weights"
+    return f"{start.task}: {ranks}, {start.precision}, {start.backend}, {size}"
 
 
 def _bar(done: float, total: float, colour: str = "green") -> ProgressBar:

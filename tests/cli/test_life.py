@@ -370,9 +370,9 @@ def test_latest_looks_as_far_back_as_it_must(tmp_path: Path) -> None:
     evaluating = json.dumps({"time": 3.0, "event": "evaluate", "done": 4, "total": 9})
     run.records.write_text("\n".join([*lines, epoch, *filler, json.dumps(far), evaluating, ""]))
     said = records.latest(run.path)
-    assert said["metrics"] == {"accuracy": 0.5}
-    assert (said["steps_done"], said["steps_total"], said["evaluating"]) == (30, 20, (4, 9))
-    assert said["samples_per_s"] == 320.0
+    assert said.metrics == {"accuracy": 0.5}
+    assert (said.steps_done, said.steps_total, said.evaluating) == (30, 20, (4, 9))
+    assert said.samples_per_s == 320.0
 
 
 @pytest.mark.parametrize("clock_s", [5000.1, 1400.0])
@@ -382,9 +382,9 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path, clock_s: float) -> 
     start = {"time": 5000.0, "event": "start", "total_steps": 20}
     resume = {"time": clock_s, "event": "resume", "step": 15, "checkpoint": "step-00000015"}
 
-    def steps() -> tuple[int, int]:
+    def steps() -> tuple[int | None, float | None]:
         found = records.latest(run.path)
-        return found["steps_done"], found["steps_total"]
+        return found.steps_done, found.steps_total
 
     with open(run.records, "a") as file:
         file.write(f'{json.dumps(start)}\n{json.dumps(resume)}\n{{"event": "step", "st')
@@ -393,7 +393,7 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path, clock_s: float) -> 
         file.write(f"\n{json.dumps(start | {'time': 1300.0})}\n")
     assert steps() == (0, 20)
     run.records.unlink()
-    assert set(records.latest(run.path).values()) == {None}
+    assert records.latest(run.path) == records.Latest()
 
 
 # --- list and status ------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from rich.screen import Screen
 
 from slurmft.core import process
 from slurmft.core.files import write_json
+from slurmft.core.run_records import record_of
 from slurmft.runs.records import RecordWriter
 from slurmft.runs.rundir import RunDir
 from slurmft.show.watch_screen import ASCII_LEVELS, LEVELS, RunView, draw
@@ -29,7 +30,9 @@ pytestmark = pytest.mark.processes
 
 def take(view: RunView, *found: dict[str, Any]) -> None:
     for record in found:
-        view.take({"time": 1000.0} | record)
+        taken = record_of({"time": 1000.0} | record)
+        assert taken is not None
+        view.take(taken)
 
 
 def text_of(view: RunView, width: int = 80, height: int = 24) -> list[str]:
@@ -49,7 +52,8 @@ def made_view(ranks: int) -> RunView:
     take(
         view,
         {"event": "start", "task": "emotion", "world_size": ranks, "nodes": 2, "precision": "bf16",
-         "backend": "gloo", "global_batch_size": 256, "parameters": 66_000_000},
+         "backend": "gloo", "global_batch_size": 256, "parameters": 66_000_000,
+         "total_steps": 400},
         *({"event": "step", "step": n, "epoch": n / 100, "loss": 2 / n} for n in range(1, 100)),
         {"event": "step", "step": 100, "epoch": 1.0, "loss": 0.02, "samples_per_s": 1280.0,
          "left_s": 187.0, "total_steps": 400},

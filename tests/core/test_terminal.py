@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Failure
+from slurmft.core.run_records import record_of
 from slurmft.core.terminal import plain
 from slurmft.show.progress import Progress
 from tests.conftest import slurmft
@@ -65,8 +66,10 @@ def test_lines_above_a_bar() -> None:
     progress = Progress(stream, live=True)
     start = {"task": "t", "world_size": 1, "nodes": 1, "precision": "fp32", "backend": "gloo"}
     start |= {"global_batch_size": 1, "total_steps": 9, "parameters": 1, "event": "start"}
-    progress.show(start | {"task": COMMANDS})
-    progress.show({"event": "warning", "text": COMMANDS})
+    for values in (start | {"task": COMMANDS}, {"event": "warning", "text": COMMANDS}):
+        record = record_of(values)
+        assert record is not None
+        progress.show(record)
     progress.close()
     assert "\r" in stream.getvalue()  # the bar is there
     assert_plain(stream.getvalue().replace("\r", "").replace("\x1b[A", ""))

@@ -66,7 +66,7 @@ def start(run: RunDir, script: str, ranks: int, *arguments: str) -> subprocess.P
 
 
 def events(run: RunDir, event: str) -> list[dict[str, Any]]:
-    return list(RecordReader(run.records).read(event))
+    return list(RecordReader(run.records).read_values(event))
 
 
 def await_steps(process: subprocess.Popen[bytes], run: RunDir, count: int) -> None:
@@ -202,4 +202,4 @@ def test_records_of_many_steps_are_few(tmp_path: Path) -> None:
     assert steps[-1]["step"] == 10_350
     total = sum(s["loss"] * s.get("steps", 1) for s in steps)
     assert total == pytest.approx(sum(range(9_990, 10_351)))
-    assert [r["event"] for r in RecordReader(run.records).read()][-2:] == ["step", "epoch"]
+    assert [r["event"] for r in RecordReader(run.records).read_values()][-2:] == ["step", "epoch"]

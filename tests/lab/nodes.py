@@ -97,7 +97,7 @@ def main() -> None:
             rows.append(times(run).row())
             rows += [
                 f"       preflight: {each['text']}"
-                for each in RecordReader(run.records).read("preflight")
+                for each in RecordReader(run.records).read_values("preflight")
             ]
             cluster.wait_idle(120)
     print("\n".join(rows))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurmft.core.run_records import Epoch, Ranks, Resume, Start, Step, Warned
 from slurmft.runs import records
 from slurmft.runs.records import RecordReader, RecordWriter, StepWindows, add_point
 from tests.support.lockfs import TwoNodes
@@ -107,13 +109,13 @@ def test_blocks_of_any_size_make_the_same_records(
         file.write('{"event": "step", "step": 31')
     blocks(size)
     reader = RecordReader(path)
-    assert [r["event"] for r in reader.read()] == ["step"] * 30 + ["epoch"]
-    assert list(reader.read()) == []
+    assert [r["event"] for r in reader.read_values()] == ["step"] * 30 + ["epoch"]
+    assert list(reader.read_values()) == []
     with open(path, "a") as file:
         file.write('}\n{"event": "step", "step": 32}\n')
-    assert [r["step"] for r in reader.read("step")] == [31, 32]
-    assert [r["epoch"] for r in RecordReader(path).read("epoch")] == [1]
-    assert list(RecordReader(tmp_path / "none").read()) == []
+    assert [r["step"] for r in reader.read_values("step")] == [31, 32]
+    assert [r["epoch"] for r in RecordReader(path).read_values("epoch")] == [1]
+    assert list(RecordReader(tmp_path / "none").read_values()) == []
 
 
 @pytest.mark.processes
@@ -124,9 +126,9 @@ def test_while_the_file_system_fails_nothing_is_new(tmp_path: Path) -> None:
         back, path = two.back / "records.jsonl", two.nodes[0] / "records.jsonl"
         RecordWriter(back).write({"event": "step", "step": 1})
         readers = [RecordReader(path), RecordReader(path)]
-        assert [r["step"] for r in readers[0].read()] == [1]
+        assert [r["step"] for r in readers[0].read_values()] == [1]
         two.crash(0)
-        assert [list(reader.read()) for reader in readers] == [[], []]
+        assert [list(reader.read_values()) for reader in readers] == [[], []]
 
 
 @pytest.mark.parametrize("size", [50, 100, 333, 1000])
@@ -134,57 +136,63 @@ def test_the_newest_of_each_event_comes_before_the_last_lines(
     tmp_path: Path, blocks: Callable[[int], None], size: int
 ) -> None:
     path = tmp_path / "records.jsonl"
-    early = [{"event": "one", "n": 1}, {"event": "two", "n": 2}, {"event": "one", "n": 3}]
+    early: list[dict[str, Any]] = [
+        {"event": "warning", "text": "1"},
+        {"event": "resume", "step": 2, "checkpoint": "x"},
+        {"event": "warning", "text": "3"},
+    ]
     RecordWriter(path).write(*early, *steps(1, 200))
     blocks(size)
     reader = RecordReader(path)
-    recent = reader.read_recent("one", "two", "three")
-    assert [r["n"] for r in recent if "n" in r] == [2, 3]
-    last = [r["step"] for r in recent if r["event"] == "step"]
+    recent = reader.read_recent(Warned, Resume, Epoch)
+    assert [r.event for r in recent if not isinstance(r, Step)] == ["resume", "warning"]
+    assert [r.text for r in recent if isinstance(r, Warned)] == ["3"]
+    last = [r.step for r in recent if isinstance(r, Step)]
     assert last == list(range(200 - len(last) + 1, 201))
     assert len(last) <= size // 60
-    RecordWriter(path).write({"event": "two", "n": 4})
-    assert [r["n"] for r in reader.read()] == [4]  # nothing twice, nothing left out
+    RecordWriter(path).write({"event": "warning", "text": "4"})
+    assert [r.text for r in reader.read(Warned)] == ["4"]  # nothing twice, nothing left out
 
 
 def test_recent_records_of_a_short_run_are_all(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    assert RecordReader(path).read_recent("start", samples=9) == []
+    assert RecordReader(path).read_recent(Start, samples=9) == []
     RecordWriter(path).write({"event": "one"}, *steps(1, 20))
-    found = RecordReader(path).read_recent("start", samples=9)
-    assert [r["event"] for r in found] == ["one"] + ["step"] * 20
+    found = RecordReader(path).read_recent(Start, samples=9)
+    assert [r.event for r in found] == ["one"] + ["step"] * 20
 
 
 def test_samples_of_a_long_run(long: Path) -> None:
     path = long / "records.jsonl"
     reader = RecordReader(path)
-    found = reader.read_recent("start", "epoch", "warning", "ranks", samples=64)
-    last_step = max(r["step"] for r in found if r["event"] == "step")
-    assert (found[-1]["event"], last_step) == ("step", 300_000)
-    at = [record["step"] for record in found if record["event"] == "step"]
+    found = reader.read_recent(Start, Epoch, Warned, Ranks, samples=64)
+    at = [record.step for record in found if isinstance(record, Step)]
+    assert (found[-1].event, max(at)) == ("step", 300_000)
     gaps = [b - a for a, b in zip([0, *at], at, strict=False)]
     assert at == sorted(at)
     assert max(gaps) < 300_000 / 30
-    others = [r["event"] for r in found if r["event"] != "step"]
+    others = [r.event for r in found if r.event != "step"]
     assert sorted(set(others)) == ["epoch", "ranks", "start", "warning"]
-    assert next(r for r in reversed(found) if r["event"] == "epoch")["epoch"] == 2
+    assert next(r for r in reversed(found) if isinstance(r, Epoch)).epoch == 2
 
 
 def test_no_reader_holds_a_long_run(long: Path) -> None:
     path = long / "records.jsonl"
     assert path.stat().st_size > 5 << 20
     few = 4 << 20
-    assert peak_bytes(lambda: [r for r in RecordReader(path).read() if r["event"] == "x"]) < few
-    assert peak_bytes(lambda: list(RecordReader(path).read("warning"))) < few
-    assert peak_bytes(lambda: RecordReader(path).read_recent("start", "nothing")) < few
+    assert (
+        peak_bytes(lambda: [r for r in RecordReader(path).read_values() if r["event"] == "x"]) < few
+    )
+    assert peak_bytes(lambda: list(RecordReader(path).read_values("warning"))) < few
+    assert peak_bytes(lambda: RecordReader(path).read_recent(Start, Resume)) < few
     assert peak_bytes(lambda: records.latest(long)) < few
 
 
 def test_last_words_of_a_long_run(long: Path) -> None:
     latest = records.latest(long)
-    assert (latest["steps_done"], latest["steps_total"]) == (300_000, 300_000)
-    assert latest["metrics"] == {"accuracy": 0.9}  # of an evaluation that lies far back
-    assert latest["samples_per_s"] == pytest.approx(1000)
+    assert (latest.steps_done, latest.steps_total) == (300_000, 300_000)
+    assert latest.metrics == {"accuracy": 0.9}  # of an evaluation that lies far back
+    assert latest.samples_per_s == pytest.approx(1000)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +210,7 @@ def test_last_words_of_a_long_run(long: Path) -> None:
 def test_last_words_are_numbers_or_nothing(tmp_path: Path, line: str) -> None:
     run = write_run(tmp_path / "r", state="running")
     run.records.write_text(line + "\n")
-    latest = records.latest(run.path)
+    latest = asdict(records.latest(run.path))
     metrics = latest.pop("metrics") or {}
     numbers = {k: v for k, v in latest.items() if k != "evaluating"}
     assert all(value is None or isinstance(value, (int, float)) for value in numbers.values())
@@ -228,7 +236,7 @@ def test_first_records_where_nfs_remembers_that_there_were_none(
     remember_absent_names(monkeypatch, tmp_path)
     path = tmp_path / "records.jsonl"
     reader = RecordReader(path)
-    assert list(reader.read()) == []
+    assert list(reader.read_values()) == []
     with open(path, "x") as file:  # on another node
         file.write('{"event": "start", "time": 1.0, "total_steps": 5}\n')
-    assert [record["event"] for record in reader.read()] == ["start"]
+    assert [record["event"] for record in reader.read_values()] == ["start"]

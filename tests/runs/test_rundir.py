@@ -134,16 +134,16 @@ def test_failed_folder_leaves_nothing(tmp_path: Path) -> None:
 def test_records_are_read_whole_and_once(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     reader = RecordReader(path)
-    assert list(reader.read()) == []
+    assert list(reader.read_values()) == []
     writer = RecordWriter(path)
     writer.write({"event": "a"}, {"event": "b"})
     with open(path, "a") as file:
         file.write('{"event": "ha')
-    assert [r["event"] for r in reader.read()] == ["a", "b"]
-    assert list(reader.read()) == []
+    assert [r["event"] for r in reader.read_values()] == ["a", "b"]
+    assert list(reader.read_values()) == []
     with open(path, "a") as file:
         file.write('lf"}\nno json\n[]\n{"event": "c"}\n')
-    assert [r["event"] for r in reader.read()] == ["half", "c"]
+    assert [r["event"] for r in reader.read_values()] == ["half", "c"]
 
 
 @pytest.mark.parametrize("half", ['{"event": "ha', '{"event": "ha\n{"event": "x'])
@@ -155,7 +155,7 @@ def test_record_after_half_a_line_is_a_line_of_its_own(tmp_path: Path, half: str
         file.write(half)
     RecordWriter(path).write({"event": "c"})
     RecordWriter(path).write({"event": "b"})  # nothing to end: no empty line
-    assert [r["event"] for r in RecordReader(path).read()] == ["a", "c", "b"]
+    assert [r["event"] for r in RecordReader(path).read_values()] == ["a", "c", "b"]
     assert "\n\n" not in path.read_text()
 
 
@@ -171,7 +171,7 @@ def test_records_that_a_full_disk_cut_short(small_disk: Path) -> None:
     ballast.unlink()
     other = RecordWriter(path)
     other.write({"event": "c"})
-    assert [r["event"] for r in RecordReader(path).read()] == ["a", "c"]
+    assert [r["event"] for r in RecordReader(path).read_values()] == ["a", "c"]
 
 
 def test_final_state_stays(tmp_path: Path) -> None:

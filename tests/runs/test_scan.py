@@ -10,6 +10,7 @@ import pytest
 
 from slurmft.core.errors import UsageError
 from slurmft.core.run_files import StudyEntry
+from slurmft.core.run_records import Step
 from slurmft.runs.scan import MeasuredRun, find
 from tests.support.made_runs import write_run
 
@@ -31,7 +32,7 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     assert (run.value("nodes"), run.value("task"), run.value("no_such")) == (2, "synthetic", None)
     assert run.hosts == ["n1", "n2"]
     assert run.code == "0.1 0123456789"
-    assert [r["step"] for r in run.records() if r["event"] == "step"] == list(range(1, 21))
+    assert [step.step for step in run.records(Step)] == list(range(1, 21))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from slurmft.core.run_records import record_of
 from slurmft.show.progress import describe
 
 METRICS = {"accuracy": 0.5}
@@ -21,4 +22,6 @@ METRICS = {"accuracy": 0.5}
     ],
 )
 def test_evaluation(record: dict[str, Any], words: str) -> None:
-    assert describe({"event": "epoch", "metrics": METRICS} | record) == words
+    epoch = record_of({"event": "epoch", "metrics": METRICS} | record)
+    assert epoch is not None
+    assert describe(epoch) == words

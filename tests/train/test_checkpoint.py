@@ -54,7 +54,7 @@ def saver_of(run: RunDir) -> Saver:
 
 
 def warnings_of(run: RunDir) -> list[str]:
-    return [r["text"] for r in RecordReader(run.records).read("warning")]
+    return [r["text"] for r in RecordReader(run.records).read_values("warning")]
 
 
 def test_round_trip(run: RunDir) -> None:

@@ -96,7 +96,7 @@ def test_stop_and_resume(trained: Done, tmp_path: Path, tiny_data: Path) -> None
         imported=True,
     )
     reader = RecordReader(job.run.records)
-    until(lambda: any(r["step"] > 50 for r in reader.read("step")), every_s=0.01)
+    until(lambda: any(r["step"] > 50 for r in reader.read_values("step")), every_s=0.01)
     os.kill(one_rank(job.run), signal.SIGTERM)
     code, text = job.end()
     assert code == 0, text

@@ -184,7 +184,10 @@ def await_resumes(run: RunDir, count: int) -> None:
 def await_evaluation(run: RunDir, total: int) -> None:
     """Waits until a rank evaluates that many samples."""
     reader = RecordReader(run.records)
-    until(lambda: any(record["total"] == total for record in reader.read("evaluate")), every_s=0.01)
+    until(
+        lambda: any(record["total"] == total for record in reader.read_values("evaluate")),
+        every_s=0.01,
+    )
 
 
 def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:

@@ -201,7 +201,7 @@ def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]
         result = run.read_result() or {}
         metrics = result.get("metrics")
     if not metrics:
-        metrics = latest(run.path)["metrics"]  # of the last evaluation
+        metrics = latest(run.path).metrics  # of the last evaluation
     if metrics:
         yield f"metrics: {metrics_words(metrics)}"
     attempts = sum(1 for each in history[: number + 1] if each.state == "running")

@@ -224,17 +224,16 @@ def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
     return scan.find([top], may_be_none=True)
 
 
-def last_step(repeat: Repeat) -> dict[str, int] | None:
+def last_step(repeat: Repeat) -> dict[str, float] | None:
     """Returns the optimizer steps of a running repeat, done and in all; None where they are
     unknown."""
     best = repeat.best
     if best is None or best.outcome != "running":
         return None
     latest = records.latest(best.run.path)
-    steps = {"done": latest["steps_done"], "total": latest["steps_total"]}
-    if None in steps.values():
+    if latest.steps_done is None or latest.steps_total is None:
         return None
-    return steps
+    return {"done": latest.steps_done, "total": latest.steps_total}
 
 
 def status_json(study: Study, folder: Path, status: StudyStatus) -> dict[str, Any]:

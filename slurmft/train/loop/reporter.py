@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
+from slurmft.core.run_records import Epoch
 from slurmft.node import hardware
 from slurmft.show.progress import describe_epoch
 from slurmft.show.result_table import result_table
@@ -304,7 +305,8 @@ class Reporter:
         self._job.evaluated(facts, **metrics)
         # The main rank's log has it by its record.
         if not self._world.is_main:
-            self._job.say(describe_epoch(facts | {"metrics": metrics}))
+            line = Epoch(event="epoch", epoch=epoch, loss=self.counts.loss, metrics=dict(metrics))
+            self._job.say(describe_epoch(line))
 
     # --- its state --------------------------------------------------------------------------------
 

@@ -55,4 +55,4 @@ class Script:
 
 
 def events(run: RunDir, event: str) -> list[dict[str, Any]]:
-    return list(RecordReader(run.records).read(event))
+    return list(RecordReader(run.records).read_values(event))

@@ -11,6 +11,7 @@ import numpy as np
 from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number
+from slurmft.core.run_records import Record, Start, Step
 from slurmft.plugins.studies import cells, stats
 from slurmft.plugins.studies.report.provenance import of_ranks, readers
 from slurmft.plugins.studies.stats import Array
@@ -209,9 +210,14 @@ _ABOVE_0 = ("train_samples_per_s", "global_batch_size", "wall_s")
 """Values of which 0 would be no measurement, and would break the rates or their logarithms."""
 
 
+def _attempts(run: MeasuredRun) -> Any:
+    """Returns how often the job of a run started; 1 where its result does not say it."""
+    return (run.result or {}).get("attempts", 1)
+
+
 def _missing_values(run: MeasuredRun) -> str:
     """Returns the required values that a result lacks; "" if it has all."""
-    result = {"attempts": 1, **(run.result or {})}
+    result = {**(run.result or {}), "attempts": _attempts(run)}
     needed = _NEEDED_OF_PROGRAM if run.is_own else _NEEDED
     missing = []
     for name, kind in needed.items():
@@ -291,7 +297,7 @@ def _notes(a: Side, b: Side) -> Iterator[str]:
     for side in (a, b):
         restarted = []
         for run in side.runs:
-            attempts = (run.result or {}).get("attempts", 1)
+            attempts = _attempts(run)
             if attempts > 1:
                 restarted.append(f"{run.name} ({attempts} starts)")
         if restarted:
@@ -483,18 +489,18 @@ def windows(run: MeasuredRun) -> Array:
     """
     measured: list[tuple[int, int, float]] = []  # last step, steps, samples/s
     steps = 0
-    for record in run.records():
-        if record["event"] == "start":
+    for record in run.records(Record):
+        if isinstance(record, Start):
             steps = 0  # the steps since the last window were lost with the attempt
-        if record["event"] != "step":
+        if not isinstance(record, Step):
             continue
         # After a restart from a checkpoint, steps are repeated: the last time counts.
-        while measured and measured[-1][0] >= record["step"]:
+        while measured and measured[-1][0] >= record.step:
             measured.pop()
-        steps += record["steps"] if is_number(record.get("steps")) else 1
-        rate = record.get("samples_per_s") or 0
+        steps += record.steps
+        rate = record.samples_per_s or 0
         if rate > 0:  # without a rate, the steps count to the next window
-            measured.append((record["step"], steps, rate))
+            measured.append((record.step, steps, rate))
             steps = 0
     first = math.ceil(_WARM_UP * len(measured))
     # reshape: without windows the array would have no columns to unpack

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from slurmft.core.files import is_number
+from slurmft.core.run_records import Epoch, Record, Step
 from slurmft.plugins.studies.cells import DEVICE_FIELDS
 from slurmft.plugins.studies.published import PublishedTable, with_unit
 from slurmft.plugins.studies.report import measures
@@ -263,18 +264,17 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
     losses: list[tuple[float, float]] = []
     steps_per_epoch = 0.0
     metrics: dict[_Curve, dict[float, float]] = {}
-    for record in run.records():
-        epoch = measures.number_of(record.get("epoch"))
-        if record["event"] == "step" and record.get("loss") is not None:
+    for record in run.records(Record):
+        if isinstance(record, Step) and record.loss is not None and math.isfinite(record.loss):
             # A step that was repeated takes the place of the points from it on.
-            add_point(losses, record["step"], record["loss"])
-            if epoch:
-                steps_per_epoch = record["step"] / epoch
-        elif record["event"] == "epoch" and epoch:
-            for name, value in record["metrics"].items():
+            add_point(losses, record.step, record.loss)
+            if record.epoch:
+                steps_per_epoch = record.step / record.epoch
+        elif isinstance(record, Epoch) and record.epoch:
+            for name, value in record.metrics.items():
                 if value is not None:
                     curve = _Curve(f"metric-{name}", f"{name} of the evaluations", "epoch", name)
-                    metrics.setdefault(curve, {})[epoch] = value
+                    metrics.setdefault(curve, {})[record.epoch] = value
     means = _means(losses)
     curves = {_LOSS: dict(means), **metrics}
     if steps_per_epoch:

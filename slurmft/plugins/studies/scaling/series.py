@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmft.core.errors import UsageError
+from slurmft.core.run_records import Epoch
 from slurmft.plugins.studies.cells import COST_FIELDS
 from slurmft.plugins.studies.scaling.model import Row, Workload
 from slurmft.runs.scan import MeasuredRun
@@ -150,7 +151,7 @@ def _row(run: MeasuredRun) -> Row:
 def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
     devices = result["world_size"]
     # Of the records, because a run may have ended before all the epochs that were asked for.
-    epochs = len({record.get("epoch") for record in run.records("epoch")})
+    epochs = len({record.epoch for record in run.records(Epoch)})
     epochs = epochs or run.value("epochs") or 1
     global_batch_size = result["global_batch_size"]
     samples_per_micro_step = devices * (run.value("batch_size") or 1)
