@@ -12,6 +12,7 @@ autocast the hidden states between layers are rounded as well, which autocast al
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Rows:
             dtype: type of what is computed.
         """
         multiple = _VECTOR_BYTES // dtype.itemsize
-        sizes = torch.tensor([length for group in groups for length in group])
+        sizes = torch.tensor(list(itertools.chain(*groups)))
         starts = sizes.cumsum(0) - sizes
         tokens = int(sizes.sum())
         spans = []
@@ -144,7 +145,8 @@ def _mask_of(is_token: Tensor, heads: int) -> Tensor | None:
     """Returns the mask of a span: 0 or -inf, (sequences x heads, 1, length)."""
     if is_token.all():
         return None
-    mask = torch.zeros(is_token.shape).masked_fill_(~is_token, -torch.inf)
+    mask = torch.zeros(is_token.shape)
+    mask.masked_fill_(~is_token, -torch.inf)
     return mask.repeat_interleave(heads, 0)[:, None, :]
 
 
@@ -477,8 +479,10 @@ def _of_weight(gradient: Tensor, x: Tensor) -> Tensor:
     if x.dtype == torch.float32:
         return gradient.t() @ x
     if gradient.shape[1] <= x.shape[1]:
-        return (gradient.t().contiguous() @ x).float()
-    transposed = x.t().contiguous() @ gradient
+        gradient_by_rows = gradient.t().contiguous()
+        return (gradient_by_rows @ x).float()
+    x_by_rows = x.t().contiguous()
+    transposed = x_by_rows @ gradient
     return transposed.t().contiguous().float()
 
 
@@ -488,7 +492,8 @@ def _of_weight(gradient: Tensor, x: Tensor) -> Tensor:
 def _apart(qkv: Tensor, rows: Rows, layer: Layer) -> Tensor:
     """Returns queries, keys and values, (3, places, head size), of (rows, 3 x hidden)."""
     parts = qkv.view(rows.count * 3 * layer.heads, -1)
-    return parts.index_select(0, rows.apart_in).view(3, rows.places, -1)
+    in_places = parts.index_select(0, rows.apart_in)
+    return in_places.view(3, rows.places, -1)
 
 
 def _together(array: Tensor, places: Tensor, count: int) -> Tensor:
@@ -534,7 +539,8 @@ def _attend(
     attended = torch.cat(states)
     if not layer.first_only:
         attended = _together(attended, rows.together, rows.count * layer.heads)
-    return attended.view(-1, layer.heads * arrays.shape[2]), scores, kept, factors
+    hidden = layer.heads * arrays.shape[2]
+    return attended.view(-1, hidden), scores, kept, factors
 
 
 def _attend_backward(

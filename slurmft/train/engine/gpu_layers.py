@@ -72,7 +72,10 @@ class GpuLayer:
         in_weight = torch.cat(weights[:6:2])
         in_bias = torch.cat(weights[1:6:2])
         joined = [in_weight, in_bias, *weights[6:]]
-        self.copies = [weight.detach().to(device, dtype, copy=True) for weight in joined]
+        # Made once, and written in every step: their memory stays where it is.
+        self.copies = []
+        for weight in joined:
+            self.copies.append(weight.detach().to(device, dtype, copy=True))
 
     def rounded(self) -> Any:
         """Returns the weights and biases of in (query, key, value as one), out, up, down and the
@@ -90,7 +93,8 @@ class GpuLayer:
         ) = self.rounded()  # fmt: skip
         attention_norm, last_norm = layer.norms
         qkv = linear(x, w_in, b_in)
-        query, key, value = qkv.view(len(x), 3, layer.heads, -1).unbind(1)
+        qkv = qkv.view(len(x), 3, layer.heads, -1)
+        query, key, value = qkv.unbind(1)
         how = How(
             causal=False,
             window=None,

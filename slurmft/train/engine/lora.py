@@ -69,7 +69,10 @@ class Adapter:
             return
         state = None
         if weights:
-            state = {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
+            # PEFT takes the names of its own model, which has ours within.
+            state = {}
+            for name, tensor in weights.items():
+                state[f"base_model.model.{name}"] = tensor
         self._peft.save_pretrained(str(folder), state_dict=state, save_embedding_layers=False)
         (folder / "README.md").unlink()  # PEFT's; the run writes one
         self._model.config.save_pretrained(folder / "config")
@@ -208,7 +211,8 @@ def _fingerprint(model: Any) -> str:
             continue
         flat = weight.detach().flatten()
         stride = len(flat) // _FINGERPRINT_NUMBERS + 1
-        numbers = flat[::stride].cpu().contiguous().view(torch.uint8)
+        numbers = flat[::stride].cpu().contiguous()
         digest.update(f"{name}{tuple(weight.shape)}".encode())
-        digest.update(numbers.numpy().tobytes())
+        # As bytes: numpy has no bf16.
+        digest.update(numbers.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -56,7 +56,8 @@ class Group:
         self.places = None
         self.valid = None
         if self.tokens < self.sequences * self.length:
-            valid = torch.arange(self.length) < torch.tensor(lengths)[:, None]
+            ends = torch.tensor(lengths)[:, None]
+            valid = torch.arange(self.length) < ends
             self.places = _sent(valid.flatten().nonzero().squeeze(1), device)
             self.valid = _sent(valid, device)
         self._biases: dict[Any, Tensor | None] = {}
@@ -216,7 +217,8 @@ class _Take(torch.autograd.Function):
 
 def spread(rows: Tensor, places: Tensor, total: int) -> Tensor:
     """Puts rows at places among zeros: (n, ...) -> (total, ...)."""
-    return rows.new_zeros(total, *rows.shape[1:]).index_copy_(0, places, rows)
+    zeros = rows.new_zeros(total, *rows.shape[1:])
+    return zeros.index_copy_(0, places, rows)
 
 
 def take(rows: Tensor, places: Tensor) -> Tensor:

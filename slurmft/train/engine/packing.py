@@ -171,7 +171,10 @@ class Packing:
             return forward(*args, **named)
         self._use(layout)
         # The head sees inputs of the form that it wants; the model below it gets the packed ones.
-        self._inputs = {name: named.pop(name) for name in PACKED if name in named}
+        self._inputs = {}
+        for name in PACKED:
+            if name in named:
+                self._inputs[name] = named.pop(name)
         named["input_ids"] = self._shaped(ids)
         if self.form is Form.ROWS:
             named["attention_mask"] = self._shaped(torch.ones_like(ids))
@@ -195,9 +198,10 @@ class Packing:
             if padding:
                 tokens = torch.nn.functional.pad(tokens, (0, padding))
             named[name] = tokens
-        named["position_ids"] = named["position_ids"] + self._first_position
+        positions = named["position_ids"] + self._first_position
+        named["position_ids"] = positions
         # Of four dimensions: transformers makes no mask of it, and looks for no padding.
-        named["attention_mask"] = torch.ones(1, 1, 1, 1, device=named["position_ids"].device)
+        named["attention_mask"] = torch.ones(1, 1, 1, 1, device=positions.device)
         if "use_cache" in self._parameters:  # keys and values of packed tokens are of no use
             named["use_cache"] = False
         output = forward(**named)
@@ -235,7 +239,10 @@ class Packing:
         if layout is None:
             return forward(*rows)
         # The states of attention, and where the module adds a residual, its input, too.
-        first_rows = [take(each.squeeze(0), layout.firsts).unsqueeze(0) for each in rows]
+        first_rows = []
+        for each in rows:
+            of_firsts = take(each.squeeze(0), layout.firsts)
+            first_rows.append(of_firsts.unsqueeze(0))
         return forward(*first_rows)
 
     def _encoded(self, forward: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:

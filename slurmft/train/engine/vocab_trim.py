@@ -47,7 +47,8 @@ class TrimmedVocabulary:
         if self._padding is not None:
             module.padding_idx = int(place_of[self._padding])
         ones = module.weight.data.new_ones(1, module.embedding_dim)
-        _set(module, torch.cat([module.weight.data[used], ones]))
+        rows = module.weight.data[used]
+        _set(module, torch.cat([rows, ones]))
         self._hook = module.register_forward_pre_hook(_look_up, with_kwargs=True)
 
     @classmethod
@@ -137,9 +138,12 @@ def is_plain_table(model: Any, module: Any) -> bool:
 
 def is_shared(model: Any, module: Any) -> bool:
     """Returns whether a module's weight is also that of another module."""
+    count = 0
     # By default a shared weight comes once; here it comes under each of its names.
-    weights = [weight for _, weight in model.named_parameters(remove_duplicate=False)]
-    return sum(weight is module.weight for weight in weights) > 1
+    for _, weight in model.named_parameters(remove_duplicate=False):
+        if weight is module.weight:
+            count += 1
+    return count > 1
 
 
 def _look_up(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

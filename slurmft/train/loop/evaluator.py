@@ -64,47 +64,17 @@ class Predicted:
 
 
 class Head(Protocol):
-    """The part of an evaluation that depends on what is predicted."""
+    """The part of an evaluation that depends on what is predicted: a task is one."""
 
-    shape: tuple[int, ...]
+    prediction_shape: tuple[int, ...]
     """The shape of one prediction: () where it is one value."""
-    dtype: np.dtype[Any]
-    evaluates_in_fp32: bool
-    """Whether rounded logits would be seen in the results."""
+    prediction_dtype: Any
 
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
         """Returns what the model takes, from what the table has for it."""
 
-    def predict(self, model: Any, batch: Batch, data: TokenData) -> Any:
-        """Returns the predictions of a batch, on the device: (batch, *shape)."""
-
-    def note_progress(self, done: int, total: int) -> None:
-        """Notes how many of this rank's samples are predicted."""
-
-
-class TaskHead:
-    """The head of a task, for its metrics."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._task = setup.task
-        self._job = setup.job
-        self._recorded_at = 0.0
-        self.shape = setup.task.prediction_shape
-        self.dtype = setup.task.prediction_dtype
-        self.evaluates_in_fp32 = setup.task.evaluates_in_fp32
-
-    def batch(self, batch: Batch, table: TokenTable) -> Batch:
-        return self._task.batch(batch, table)
-
-    def predict(self, model: Any, batch: Batch, data: TokenData) -> Any:
-        return self._task.evaluate(model, batch, data)
-
-    def note_progress(self, done: int, total: int) -> None:
-        """Records it now and then; the main rank's stands for all."""
-        now = time.perf_counter()
-        if now - self._recorded_at >= _RECORD_EVERY_S:
-            self._recorded_at = now
-            self._job.record("evaluate", done=done, total=total)
+    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
+        """Returns the predictions of a batch, on the device: (batch, *prediction_shape)."""
 
 
 class Evaluator:
@@ -117,10 +87,13 @@ class Evaluator:
         head: Head,
         clock: PhaseClock,
         evaluates_together: bool = False,
+        note_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """
         Args:
             evaluates_together: a rank without samples computes, too (see `Strategy`).
+            note_progress: called with the number of samples that this rank has predicted, and with
+                that of all it has to; None: the run's records get them.
         """
         self._setup = setup
         self._world = setup.world
@@ -128,6 +101,8 @@ class Evaluator:
         self._head = head
         self._clock = clock
         self._evaluates_together = evaluates_together
+        self._note_progress = note_progress or self._record_progress
+        self._recorded_at = 0.0
         self._predicted: list[Predicted] = []
         """Of the evaluation under way: from before a resume, then of every batch of this rank."""
 
@@ -240,11 +215,11 @@ class Evaluator:
                 predictions.append(values)
                 self._predicted.append(Predicted(indices, values))
             done += len(indices)
-            self._head.note_progress(done, len(part))
+            self._note_progress(done, len(part))
             job.alive("evaluate")
             boundary()
         # A rank without samples has the type and the shape, too: the ranks gather.
-        arrays = [np.empty((0, *self._head.shape), self._head.dtype)]
+        arrays = [np.empty((0, *self._head.prediction_shape), self._head.prediction_dtype)]
         if predictions:
             on_device = torch.cat(predictions)  # one copy, and one wait, for all batches
             arrays.append(on_device.cpu().numpy())
@@ -254,10 +229,19 @@ class Evaluator:
     @torch.no_grad()  # not inference_mode: weights that are gathered then could not train
     def _predict(self, data: TokenData, batch: Batch) -> Any:
         model = self._loaded.model
-        if self._head.evaluates_in_fp32:  # Accelerate's wrapper lets it compute in bf16 or fp16
+        if (
+            self._setup.task.evaluates_in_fp32
+        ):  # Accelerate's wrapper lets it compute in bf16 or fp16
             model = getattr(model, "_original_forward", model)
         sent = self._loaded.sent(batch, data.validation)
-        return self._head.predict(model, sent, data)
+        return self._head.evaluate(model, sent, data)
+
+    def _record_progress(self, done: int, total: int) -> None:
+        """Records now and then how far this rank is; the main rank's stands for all."""
+        now = time.perf_counter()
+        if now - self._recorded_at >= _RECORD_EVERY_S:
+            self._recorded_at = now
+            self._setup.job.record("evaluate", done=done, total=total)
 
 
 def preload(names: Sequence[str]) -> None:

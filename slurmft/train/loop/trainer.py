@@ -19,7 +19,7 @@ from slurmft.job import Job
 from slurmft.train.data.stream import bucket_by_length, epoch_order, prepared
 from slurmft.train.loop import checkpoint as checkpoints
 from slurmft.train.loop.checkpointing import Checkpointing, Stopped
-from slurmft.train.loop.evaluator import Evaluator, TaskHead
+from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import Generators
 from slurmft.train.loop.learner import Learner
 from slurmft.train.loop.out_of_memory import explained
@@ -85,7 +85,7 @@ class Trainer:
         learner = Learner(setup, strategy)
         reporter = Reporter(setup, learner.loaded, imports_s)
         evaluator = Evaluator(
-            setup, learner.loaded, TaskHead(setup), reporter.clock, strategy.evaluates_together
+            setup, learner.loaded, setup.task, reporter.clock, strategy.evaluates_together
         )
         # The reporter comes first: it raises where a loss is not finite, and no part is saved then.
         # The generators come last: other parts draw from them while they are restored.

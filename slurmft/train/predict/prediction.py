@@ -49,7 +49,7 @@ def run(job: Job) -> None:
     head = RowsHead(setup, kind)
     clock = PhaseClock(setup.world.device)
     position = Position(phase="evaluate")
-    evaluator = Evaluator(setup, loaded, head, clock)
+    evaluator = Evaluator(setup, loaded, head, clock, note_progress=head.note_progress)
     parts: dict[str, Part] = {"position": position, "evaluator": evaluator}
     checkpointing = Checkpointing(setup, Saver(job, setup.world), parts)
     if checkpoint:
@@ -70,9 +70,8 @@ class RowsHead:
     """The head of a prediction."""
 
     def __init__(self, setup: Setup, kind: Kind) -> None:
-        self.shape = kind.shape
-        self.dtype = np.dtype(kind.dtype)
-        self.evaluates_in_fp32 = setup.task.evaluates_in_fp32
+        self.prediction_shape = kind.shape
+        self.prediction_dtype = np.dtype(kind.dtype)
         self.rows = len(setup.data.validation)
         self.before = 0
         """Rows that were predicted before a resume."""
@@ -85,7 +84,7 @@ class RowsHead:
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
         return batch
 
-    def predict(self, model: Any, batch: Batch, data: TokenData) -> Any:
+    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
         return self._kind.predict(model, batch, data)
 
     def note_progress(self, done: int, total: int) -> None:
