@@ -460,6 +460,7 @@ class JobConfig:
         of_plugins = {}
         for name, value in values.items():
             if name not in own:
+                # JSON has lists; options that are repeatable have tuples.
                 of_plugins[name] = tuple(value) if isinstance(value, list) else value
         return build_own(cls, values, of_plugins)
 

@@ -116,6 +116,7 @@ def check(job: "JobConfig", cluster: str) -> None:
 def script_lines(config: "RunConfig", run: "RunDir") -> ScriptLines:
     """Returns the lines of all plug-ins, those after the tasks in the opposite order."""
     lines = [member.script_lines(config, run) for member in _members()]
+    # As nested blocks: what was set up first is cleaned up last.
     before = [each.before for each in lines if each.before]
     after = [each.after for each in reversed(lines) if each.after]
     return ScriptLines("\n".join(before), "\n".join(after))
@@ -133,6 +134,7 @@ def examine_node(config: "RunConfig", run: "RunDir", rendezvous: "Rendezvous") -
 
 def node_python(is_stopping: Callable[[], bool]) -> AbstractContextManager[NodePython]:
     """Provides the Python of this node's ranks: of the first plug-in that has one."""
+    # One at most: ranks of a node have one Python.
     for member in _members():
         provided = member.node_python(is_stopping)
         if provided is not None:

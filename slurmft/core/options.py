@@ -298,6 +298,7 @@ def build(config: type[Config], values: dict[str, Any]) -> Config:
     """
     of_plugins: dict[str, Any] = {}
     for extension in extensions(config):
+        # Checked here: a plug-in's dataclass need not do what all options need.
         part = build(extension, values)
         check_options(part)
         check_credentials(part)

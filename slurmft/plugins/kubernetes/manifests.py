@@ -62,6 +62,7 @@ def check(cluster: Namespace, nodes: int) -> None:
 
 def dns_name(text: str, limit: int = _NAME_MAX) -> str:
     """Returns a name that Kubernetes takes, as near to a text as possible."""
+    # One dash for each stretch of characters that a DNS label cannot have.
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not name[:1].isalpha():
         name = f"run-{name}"

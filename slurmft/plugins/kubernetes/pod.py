@@ -48,13 +48,14 @@ def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
     run = supervisor.run
     is_first = pod_index(os.environ) == 0
     make_run(run, config, is_first)
-    if not is_first:
+    if not is_first:  # state and attempts are the first pod's alone
         return run_ranks(supervisor)
     # Before the others can meet this pod: `join` tells them the number.
     os.environ[ATTEMPT] = str(attempts.begin(run, [host_name()], host_name()))
     try:
         code = run_ranks(supervisor)
     except Exception as error:
+        # Recorded, not raised: the run must get its state, which nobody else writes.
         code = record_error(run, error)
     # The volume may show only later what another pod has written: why its rank failed.
     attempts.await_failure(run, code)
@@ -101,6 +102,7 @@ def pod_index(environment: Mapping[str, str]) -> int:
     number = environment.get("PET_NODE_RANK") or environment.get("RANK")
     if number is not None:
         return int(number)
+    # A PyTorchJob's pods are called JOB-worker-0, JOB-worker-1, ...
     name = environment.get("HOSTNAME", socket.gethostname())
     match = re.search(r"-(\d+)$", name)
     if match is None:
@@ -133,7 +135,7 @@ def rendezvous_of(config: RunConfig, environment: Mapping[str, str]) -> Rendezvo
         check_port=port + 1,  # a pod's ports are all its own
         id=environment.get("PET_RDZV_ID") or head.partition(".")[0],
         interface=config.job.interface,
-        elastic=True,
+        elastic=True,  # a pod knows the first one and itself, not the others
     )
 
 

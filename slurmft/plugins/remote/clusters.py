@@ -109,9 +109,7 @@ def _cluster(name: str, values: Any) -> Cluster:
             raise UsageError(f"{where}: {key} must be {kind}, not {value!r}")
     defaults: dict[str, Any] = {"name": name, "host": name}
     cluster = Cluster(**defaults | values)
-    has_both = cluster.python and cluster.uv
-    has_neither = not cluster.python and not cluster.uv
-    if has_both or has_neither:
+    if bool(cluster.python) == bool(cluster.uv):
         raise UsageError(
             f"{where} needs one of python and uv: what starts slurmft there",
             'such as python = "~/slurmft-venv/bin/python"',

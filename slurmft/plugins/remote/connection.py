@@ -87,7 +87,8 @@ class Connection:
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
         """Runs rsync. `action` is what it does, in messages; `names` goes to its stdin."""
         # rsync splits --rsh at spaces outside of quotes; it knows no backslashes.
-        shell = " ".join(f"'{part}'" if " " in part else part for part in self._ssh)
+        words = [f"'{part}'" if " " in part else part for part in self._ssh]
+        shell = " ".join(words)
         # -s: names are no words of a shell there.
         command = ["rsync", "-as", "--compress", "--partial", f"--rsh={shell}", *arguments]
         if sys.stderr.isatty():

@@ -114,17 +114,23 @@ def _on_each(clusters: list[Cluster], argv: list[str]) -> int:
     # A thread each: a cluster that is out of reach takes ssh's whole timeout.
     with ThreadPoolExecutor(len(clusters)) as pool:
         answers = list(pool.map(answer_of, clusters))
-    names = [cluster.name for cluster in clusters]
-    by_name = dict(zip(names, answers, strict=True))
+    values = {}
+    texts = []
+    errors = []
+    for cluster, answer in zip(clusters, answers, strict=True):
+        values[cluster.name] = _parse_json(answer.stdout)
+        texts.append(f"{cluster.name}\n{answer.stdout.rstrip()}")
+        for line in answer.stderr.splitlines():
+            errors.append(f"{cluster.name}: {line}")
     if "--json" in argv:
-        values = {name: _parse_json(answer.stdout) for name, answer in by_name.items()}
         print(json.dumps(values, indent=2, ensure_ascii=False))
     else:
-        texts = [f"{name}\n{answer.stdout.rstrip()}" for name, answer in by_name.items()]
-        print("\n\n".join(texts), flush=True)
-    for name, answer in by_name.items():
-        for line in answer.stderr.splitlines():
-            print(f"{name}: {line}", file=sys.stderr)
+        print("\n\n".join(texts))
+    # What was printed comes before the errors, also where both go to one file.
+    sys.stdout.flush()
+    for line in errors:
+        print(line, file=sys.stderr)
+    # 0 only where all clusters have answered.
     return max(answer.code for answer in answers)
 
 
@@ -156,9 +162,8 @@ class Forwarded:
         """The words that the cluster gets: paths become those of what was sent."""
         self.here = Path.cwd().resolve()
         self.root, self.source = self._snapshot()
-        # Folders of the same name, of this machine or another one, must not overwrite each other.
-        project = f"{self.root.name or 'root'}-{_hash(os.uname().nodename, str(self.root))}"
-        self.project = f"{cluster.folder}/{project}"
+        name = self.root.name or "root"  # the name of / is empty
+        self.project = f"{cluster.folder}/{name}-{_hash_of_path(self.root)}"
         self.folder = self.project
         """Where the command runs there: as far below the project as it was typed here."""
         below = os.path.relpath(self.here, self.root)
@@ -218,7 +223,7 @@ class Forwarded:
         runs_dir = self.here / "runs"
         source = snapshot.source(self.here, mode, runs_dir=runs_dir, limit_mb=limit_mb)
         root = source.root.resolve()
-        if source.mode == "none":
+        if source.mode == "none":  # the code is there already
             return root, None
         return root, source
 
@@ -245,13 +250,16 @@ class Forwarded:
             self.words[number] = self._send_input(path, names)
         if not names:
             return
-        record = _state_file("sent", f"{self.cluster.name}-{_hash(self.project)}.json")
+        project = _hash(self.project)
+        record = _state_file("sent", f"{self.cluster.name}-{project}.json")
+        # A record that is damaged, or of another version, counts as none.
         record_before = read(record, dict[str, list[str]]) or {}
-        names_before = record_before.get("names", [])
-        # What was sent before and is not here any more is removed there.
-        gone = [name for name in names_before if not os.path.lexists(self.root / name)]
-        without_repeats = dict.fromkeys([*names, *gone])
-        self.connection.send(self.root, without_repeats, self.project)
+        to_send = dict.fromkeys(names)  # in their order, each once
+        for name in record_before.get("names", []):
+            # What was sent before and is not here any more is removed there.
+            if not os.path.lexists(self.root / name):
+                to_send[name] = None
+        self.connection.send(self.root, to_send, self.project)
         if self.source:  # of the code alone: data may be of jobs that still wait
             write_json(record, {"names": list(self.source.files)})
         self._warn_of_left_out(names)
@@ -299,7 +307,7 @@ class Forwarded:
                 names.append(below)
             return os.path.relpath(path, self.here)
         self._say(f"sends {path}")
-        folder = f"{self.cluster.folder}/inputs/{_hash(os.uname().nodename, str(path.parent))}"
+        folder = f"{self.cluster.folder}/inputs/{_hash_of_path(path.parent)}"
         self.connection.send(path.parent, [path.name], folder)
         place = f"{folder}/{path.name}"
         if place.startswith("/"):
@@ -312,13 +320,17 @@ class Forwarded:
             _, _, value = argument.rpartition("=")  # the file may be of --flag=FILE
             path = os.path.normpath(self.here / value)
             below = os.path.relpath(path, self.root)
-            if argument.startswith("/") or below.startswith("..") or not os.path.exists(path):
+            # An absolute path means a place there, and ".." leaves what is sent.
+            is_elsewhere = argument.startswith("/") or below.startswith("..")
+            if is_elsewhere or not os.path.exists(path):
                 continue
             if below != "." and not _covers(names, below):
                 self._say(f"{argument} is not sent: it is not in the snapshot (ignored by git?)")
 
     def _say(self, words: str) -> None:
-        print(f"{self.cluster.name}: {redact(words)}", file=sys.stderr, flush=True)
+        # stderr: stdout is for what the command prints there, such as JSON.
+        text = redact(words)
+        print(f"{self.cluster.name}: {text}", file=sys.stderr, flush=True)
 
     # --- what runs --------------------------------------------------------------------------------
 
@@ -333,18 +345,18 @@ class Forwarded:
         if output is None:
             return
         into = Path(output).expanduser().absolute()
-        place = f"{self.cluster.folder}/outputs/{_hash(os.uname().nodename, str(into))}"
+        place = f"{self.cluster.folder}/outputs/{_hash_of_path(into)}"
         there = os.path.relpath(f"{place}/{into.name}", self.folder)
         self.words += ["--output", there]  # of two, the last counts
         self.fetched = place, into
 
     def _predictions(self) -> str:
         """Returns the name of the file that the job writes, if none is named."""
-        files = [Path(word) for word in self.typed[1:] if Path(word).is_file()]
         name = "predictions.csv"
-        if files:
-            data = files[-1]
-            name = f"{data.stem}.predictions{data.suffix}"
+        for each in self.typed[1:]:
+            data = Path(each)
+            if data.is_file():  # of several, the last is the data: RUN comes before it
+                name = f"{data.stem}.predictions{data.suffix}"
         if os.path.exists(name) and "--overwrite" not in self.words:
             raise UsageError(f"{name!r} is there", "--overwrite, or another --output")
         self.words.append("--overwrite")  # what an earlier command has left there
@@ -372,7 +384,8 @@ class Forwarded:
             lines.append(f"export {name}={shlex.quote(text)}")
         lines += self.cluster.setup
         # exec: no shell stays between the connection and slurmft.
-        lines.append(f"exec {self.cluster.start} {shlex.join([*self.words, *self.program])}")
+        arguments = shlex.join([*self.words, *self.program])
+        lines.append(f"exec {self.cluster.start} {arguments}")
         return "\n".join(lines)
 
     @contextlib.contextmanager
@@ -464,8 +477,17 @@ def _state_file(*names: str) -> Path:
 
 def _covers(names: Sequence[str], path: str) -> bool:
     """Returns whether a path, or something below it, is among names."""
-    return any(name == path or name.startswith(f"{path}/") for name in names)
+    below = f"{path}/"
+    return any(name == path or name.startswith(below) for name in names)
+
+
+def _hash_of_path(path: Path) -> str:
+    """Returns a name for a path of this machine. Folders of the same name, here or on another
+    machine, must not overwrite each other on the cluster."""
+    return _hash(os.uname().nodename, str(path))
 
 
 def _hash(*words: str) -> str:
-    return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:10]
+    # A file's name may be no UTF-8: Python then has surrogates in its place.
+    text = "\0".join(words).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:10]

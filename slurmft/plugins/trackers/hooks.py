@@ -15,6 +15,8 @@ class Trackers(Hooks):
 
             trackers.check(job)
 
+    # Modules are imported where a run has trackers: every command asks these hooks.
+
     def recorder(self, run: RunDir) -> Recorder | None:
         if not run.load_config().job.options_of(TrackerOptions).names:
             return None

@@ -90,6 +90,7 @@ class Tracking:
                 self._log(values, self._step)
 
     def _log(self, values: dict[str, float], step: int) -> None:
+        # Not before: imports of trackers take seconds, and `take` must not wait.
         if not self._trackers:
             for name in self._names:
                 tracker = _TrackerThread(name, self._run, self._facts, self._step)
@@ -107,6 +108,7 @@ class Tracking:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Lets the trackers write the rest, for so long; no process of theirs stays."""
         deadline = time.monotonic() + timeout_s
+        # All are told before one is waited for: they finish side by side.
         for tracker in self._trackers:
             tracker.put(None)
         for tracker in self._trackers:
@@ -119,6 +121,7 @@ class _TrackerThread(threading.Thread):
     """One tracker, and the logs that wait for it."""
 
     def __init__(self, name: str, run: RunDir, facts: dict[str, Any], after_step: int) -> None:
+        # Daemon: one that hangs does not keep the rank from ending.
         super().__init__(name=name, daemon=True)
         self.messages: list[str] = []
         self._run = run
@@ -155,6 +158,7 @@ class _TrackerThread(threading.Thread):
                     break
                 values, step = item
                 tracker.log(values, step=step)
+            # Writes what the library has not written yet, or sends it.
             tracker.finish()
             if self.name == "wandb":
                 sys.modules["wandb"].teardown()  # its service process
