@@ -125,10 +125,10 @@ def combine(
         has_started: an attempt of the run has begun.
         may_requeue: the job may be requeued (--requeue).
     """
-    if report is None:
-        if recorded.has_ended:
-            return by_record(recorded, has_result)
+    if report is None and not recorded.has_ended:
         return _vanished(LOST)
+    if report is None:
+        return by_record(recorded, has_result=has_result)
     if report.name == "UNKNOWN":
         return _unanswered(recorded, report, has_result)
     # The job may just be ending: the run's own record counts, unless Slurm has queued it again.
@@ -155,8 +155,23 @@ def _running(recorded: State, report: Report) -> JobState:
     return JobState(phase=phase, report=report, reason=reason)
 
 
-def by_record(recorded: State, has_result: bool = True, is_sure: bool = True) -> JobState:
-    """Returns how a run ended, by its own record; only for a run that has recorded an end."""
+def by_record(
+    recorded: State, *, has_result: bool = True, is_sure: bool = True, reason: str = ""
+) -> JobState:
+    """Returns the state of a run by its own record: how it ended, or where it was when it last
+    wrote one.
+
+    Args:
+        recorded: the record.
+        has_result: the run has a result.json.
+        is_sure: a recorded end needs no answer of a scheduler.
+        reason: why no scheduler is asked, for a run without an end.
+    """
+    if not recorded.has_ended:
+        phase = Phase.PENDING
+        if recorded.state in _ALIVE_BY_RECORD:
+            phase = Phase(recorded.state)
+        return JobState(phase=phase, report=Report(name="UNKNOWN"), reason=reason, is_sure=False)
     phase, reason = _recorded_end(recorded, has_result)
     report = Report(
         name=_NAMES_OF_RECORDS[recorded.state],
@@ -164,14 +179,6 @@ def by_record(recorded: State, has_result: bool = True, is_sure: bool = True) ->
         exit_code=recorded.exit_code or 0,
     )
     return JobState(phase=phase, report=report, reason=reason, is_over=True, is_sure=is_sure)
-
-
-def unasked(recorded: State, reason: str = "") -> JobState:
-    """Returns the state of a run that has not ended, by its record alone: nobody can be asked."""
-    phase = Phase.PENDING
-    if recorded.state in _ALIVE_BY_RECORD:
-        phase = Phase(recorded.state)
-    return JobState(phase=phase, report=Report(name="UNKNOWN"), reason=reason, is_sure=False)
 
 
 def _recorded_end(recorded: State, has_result: bool) -> tuple[Phase, str]:
@@ -198,7 +205,7 @@ def _unanswered(recorded: State, report: Report, has_result: bool) -> JobState:
     # That a run has finished needs no answer; a failed one may have been requeued.
     is_sure = phase is Phase.FINISHED
     if recorded.state == "finished" or report == NO_ACCOUNTING:
-        return by_record(recorded, has_result, is_sure)
+        return by_record(recorded, has_result=has_result, is_sure=is_sure)
     return JobState(phase=phase, report=report, reason=reason, is_sure=is_sure)
 
 
@@ -207,7 +214,7 @@ def _ended_by_record(recorded: State, report: Report, cluster: str, has_result: 
     is_completing = report.name == "COMPLETING" and cluster == "slurm"
     awaits_epilog = is_completing and recorded.state != "cancelled"
     if awaits_epilog or (is_finished and report.ended):
-        return by_record(recorded, has_result)
+        return by_record(recorded, has_result=has_result)
     phase, reason = _recorded_end(recorded, has_result)
     return JobState(phase=phase, report=report, reason=reason, is_over=report.ended)
 

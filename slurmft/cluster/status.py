@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.cluster import cost, dependency, launcher
-from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine, unasked
+from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint
 from slurmft.core.decode import decode_leniently
@@ -150,12 +150,15 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
         run = _read_again(run)  # the last records may be newer than those before the question
     if not run.is_finished and not run.has_ended and not place.job_id:
         # No scheduler can know of it, so there is nothing to be unsure of.
-        state = unasked(run.state, "not submitted yet")
-        state = dataclasses.replace(state, phase=Phase.PENDING, is_sure=True)
-    elif run.is_finished or (run.has_ended and not place.is_asked):
-        state = by_record(run.state, run.result is not None, is_sure=not place.elsewhere)
-    elif not place.is_asked:
-        state = unasked(run.state, place.elsewhere or "by its own records alone")
+        report = Report(name="UNKNOWN")
+        state = JobState(phase=Phase.PENDING, report=report, reason="not submitted yet")
+    elif run.is_finished or not place.is_asked:
+        state = by_record(
+            run.state,
+            has_result=run.result is not None,
+            is_sure=not place.elsewhere,
+            reason=place.elsewhere or "by its own records alone",
+        )
     else:
         state = combine(
             run.state,

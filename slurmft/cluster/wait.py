@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slurmft.cluster import launcher as cluster_launcher
-from slurmft.cluster.job_state import LOST, JobState, Report, unasked
+from slurmft.cluster.job_state import LOST, JobState, Report, by_record
 from slurmft.cluster.slurm import commands
 from slurmft.core import hooks, permissions
 from slurmft.core.errors import Exit, SlurmftError
@@ -54,7 +54,7 @@ class JobWatch:
         self.run = run
         self.job = cluster_launcher.job_of(run)
         cluster_launcher.check_reachable(run, self.job)
-        self.state = unasked(run.get_state())
+        self.state = by_record(run.get_state())
         """As of the last query."""
         self._news_at = time.monotonic()
         self._grew_at = self._news_at

@@ -36,8 +36,8 @@ def variables(path: str) -> dict[str, str]:
     try:
         launch.launch_command(launch.launch_command_parser().parse_args(arguments))
     except _Launched as launched:
-        found = launched.args[0].items()
-        return {k: v for k, v in found if before.get(k) != v and k not in _SET_BY_JOB}
+        environment = launched.args[0]
+        return {k: v for k, v in environment.items() if before.get(k) != v and k not in _SET_BY_JOB}
     raise ValueError("Accelerate would not start a program with it")
 
 

@@ -250,8 +250,8 @@ class OwnProgram:
         if latest is None or self.resume_args is None:
             return list(self.argv)
         # Split first: a space in the checkpoint's path must not make two arguments of it.
-        words = shlex.split(self.resume_args)
-        resume_arguments = [word.replace(LATEST, str(latest)) for word in words]
+        template = shlex.split(self.resume_args)
+        resume_arguments = [word.replace(LATEST, str(latest)) for word in template]
         return [*self.argv, *resume_arguments]
 
 

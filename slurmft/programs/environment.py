@@ -59,11 +59,11 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     with permissions.own_folder(environment.parent):
         if not environment.exists():
             print(f"slurmft: uv sync of {project} to {environment}", file=sys.stderr, flush=True)
-        words = ["sync", "--frozen"]
+        sync = ["sync", "--frozen"]
         if python:
-            words += ["--python", python]
+            sync += ["--python", python]
         # It does nothing where the environment is whole.
-        done = _run_uv(project, words, UV_PROJECT_ENVIRONMENT=str(environment))
+        done = _run_uv(project, sync, UV_PROJECT_ENVIRONMENT=str(environment))
     if done.returncode:
         last = " ".join(done.stderr.split())[-300:]
         raise UsageError(f"--env uv: uv sync failed: {last}", "try: uv sync --frozen")

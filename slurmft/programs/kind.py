@@ -82,9 +82,9 @@ def arguments(settings: dict[str, Any]) -> dict[str, str]:
     argv = settings.get("argv") or [""]
     if os.path.basename(argv[0]).startswith("python") and len(argv) > 1:
         argv = argv[1:]
-    words = [os.path.basename(argv[0]), *argv[1:]]
+    command_line = [os.path.basename(argv[0]), *argv[1:]]
     # A word may hold anything but a NUL: joined by it, they are split before each option.
-    command, *flags = re.split(r"\0(?=--)", "\0".join(words))
+    command, *flags = re.split(r"\0(?=--)", "\0".join(command_line))
     by_name = {"command": command}
     for text in flags:
         name, *rest = re.split("[=\0]", text, maxsplit=1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report, combine, unasked
+from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report, by_record, combine
 from slurmft.core.run_files import State
 
 
@@ -93,7 +93,18 @@ def test_words() -> None:
     assert combine(recorded("running"), Report(name="SUSPENDED")).reason == "suspended"
 
 
-def test_nobody_is_asked() -> None:
-    assert unasked(recorded("requeued"), "elsewhere").phase == "requeued"
-    state = unasked(recorded("submitted"), "elsewhere")
-    assert (state.phase, state.reason, state.is_sure) == ("pending", "elsewhere", False)
+@pytest.mark.parametrize(
+    ("record", "phase", "is_over"),
+    [
+        ("submitted", "pending", False),
+        ("requeued", "requeued", False),
+        ("stopping", "stopping", False),
+        ("cancelled", "cancelled", True),
+        ("finished", "finished", True),
+    ],
+)
+def test_nobody_is_asked(record: str, phase: str, is_over: bool) -> None:
+    """A run that has recorded no end is where its record says, and nobody is sure of it."""
+    state = by_record(recorded(record), reason="elsewhere")
+    assert (state.phase, state.is_over, state.is_sure) == (phase, is_over, is_over)
+    assert (state.reason == "elsewhere") == (not is_over)

@@ -7,8 +7,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -20,15 +19,11 @@ from tests.support.cluster.system import ClusterError
 SOCKET_MAX = 107
 """Bytes in a Unix socket's path, in Linux."""
 
-SLURM_NAMES = (
-    *("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_"),
-    *("SQUEUE_", "SINFO_", "SACCT_"),
-)
 PLAIN_PATH = re.compile(r"[\w./+-]+", re.ASCII)
 """What slurm.conf, AuthInfo and MariaDB's options take without quoting."""
 
 
-class Cluster:
+class Cluster(system.LoginHost):
     """A Slurm of N nodes in network namespaces. One at a time on a machine.
 
     The daemons outlive the Python process; `down` or the next `up` ends them, whatever their root,
@@ -101,7 +96,6 @@ class Cluster:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a Slurm client needs in its environment."""
         return {"SLURM_CONF": str(self.site.slurm_conf)}
 
     # Up and down.
@@ -252,28 +246,8 @@ class Cluster:
 
     # Use.
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout: float = PATIENCE_S,
-        check: bool = True,
-        cwd: Path | str | None = None,
-        env: Mapping[str, str] | None = None,
-        on: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs a command on the login host, or on the node `on`, as if typed there.
-
-        `env` is added to our environment and the cluster's. What Slurm's commands would take from
-        ours is left out: with SLURM_JOB_ID, srun would start a step of the job that runs the tests.
-
-        Raises:
-            ClusterError: it failed (unless `check=False`) or took longer than `timeout`.
-        """
-        full = {k: v for k, v in os.environ.items() if not k.startswith(SLURM_NAMES)}
-        full |= {**self.env, **(env or {})}
-        argv = network.as_host(self._host(on) if on else network.LOGIN, argv)
-        return system.run(argv, timeout=timeout, check=check, cwd=cwd, env=full)
+    def _command(self, argv: Sequence[str], on: str | None) -> Sequence[str]:
+        return network.as_host(self._host(on) if on else network.LOGIN, argv)
 
     def node_states(self) -> dict[str, str]:
         """Returns sinfo's word for every node; a `*` at its end means that it does not answer."""

@@ -24,6 +24,12 @@ PROGRAMS = [
 MARK = "SLURMFT_CLUSTER"
 """Environment variable of every daemon that we start: how a later process recognises them."""
 
+SLURM_NAMES = (
+    *("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_"),
+    *("SQUEUE_", "SINFO_", "SACCT_"),
+)
+"""How the names of variables begin that Slurm's commands read."""
+
 POLL_S = 0.03
 
 _children: set[int] = set()
@@ -104,6 +110,41 @@ def run(
         said = f"{out}{err}".strip()
         raise ClusterError(f"exit {done.returncode}: {' '.join(argv)}\nit said: {said}")
     return done
+
+
+class LoginHost:
+    """The host of a Slurm, real or fake, on which tests type commands."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that lead a command to this Slurm."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float = PATIENCE_S,
+        check: bool = True,
+        cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+        on: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command on the login host, or on the node `on`, as if typed there.
+
+        `env` is added to our environment and the cluster's. What Slurm's commands would take from
+        ours is left out: with SLURM_JOB_ID, srun would start a step of the job that runs the tests.
+
+        Raises:
+            ClusterError: it failed (unless `check=False`) or took longer than `timeout`.
+        """
+        full = {k: v for k, v in os.environ.items() if not k.startswith(SLURM_NAMES)}
+        full |= {**self.env, **(env or {})}
+        return run(self._command(argv, on), timeout=timeout, check=check, cwd=cwd, env=full)
+
+    def _command(self, argv: Sequence[str], on: str | None) -> Sequence[str]:
+        """Returns the command that runs `argv` on the login host, or on the node `on`."""
+        raise NotImplementedError
 
 
 def _end_group(process: subprocess.Popen[str]) -> tuple[str, str]:

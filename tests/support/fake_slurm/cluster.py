@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tests.support import PATIENCE_S, until
+from tests.support import until
 from tests.support.cluster import system
 from tests.support.fake_slurm import processes, schedule
 from tests.support.fake_slurm.jobs import FOLDER, Table
@@ -23,7 +22,7 @@ from tests.support.fake_slurm.settings import HOSTS
 BACKGROUND = ("runner", "timer")
 
 
-class FakeSlurm:
+class FakeSlurm(system.LoginHost):
     """The commands in a folder, and what tests need of a cluster (see tests/support/cluster)."""
 
     def __init__(self, folder: Path) -> None:
@@ -58,24 +57,12 @@ class FakeSlurm:
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that lead a command to this Slurm."""
         path = f"{self.bin}:{os.environ['PATH']}"
         return {FOLDER: str(self.table.folder), "PATH": path}
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout: float = PATIENCE_S,
-        check: bool = True,
-        cwd: Path | str | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        """Runs a command on the login host."""
-        given = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-        return system.run(
-            argv, timeout=timeout, check=check, cwd=cwd, env=given | self.env | dict(env or {})
-        )
+    def _command(self, argv: Sequence[str], on: str | None) -> Sequence[str]:
+        assert on is None, "the fake's nodes are this machine"
+        return argv
 
     def wait_idle(self) -> None:
         """Waits until no job is queued."""

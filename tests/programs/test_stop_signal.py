@@ -1,0 +1,69 @@
+"""A program that dies of its stop signal: stopped if the signal was the job's, else failed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from slurmft.core.errors import Exit
+from slurmft.core.run_files import ATTEMPT
+from slurmft.programs import process
+from slurmft.programs.description import OwnProgram
+from slurmft.programs.process import OwnProcess
+from tests.support.made_runs import write_run
+
+DIED_OF_TERM = -int(signal.SIGTERM)
+
+
+@pytest.fixture
+def own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnProcess:
+    """The process of rank 0, whose program has died."""
+    monkeypatch.setenv(ATTEMPT, "1")
+    run = write_run(tmp_path / "run", state="running")
+    program = OwnProgram(argv=("sleep",), file="sleep", folder=str(tmp_path))
+    beside = OwnProcess(run, program, rank=0)
+    beside._child = cast(Any, SimpleNamespace(pid=4711))
+    return beside
+
+
+def test_signal_that_the_program_heard_first(
+    own_process: OwnProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm signals every process of a step; the program's death may be noticed before the signal
+    to the process beside it."""
+    monkeypatch.setattr(own_process, "_send", lambda number: None)  # the program is gone
+    pauses = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        own_process._on_signal(signal.SIGTERM, 1)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert own_process._ended(DIED_OF_TERM) == Exit.OK
+    assert len(pauses) == 1
+    assert own_process._run.root_failure(1) is None
+
+
+@pytest.mark.parametrize("code", [DIED_OF_TERM, 128 + signal.SIGTERM])
+def test_death_without_a_stop_is_a_failure(
+    own_process: OwnProcess, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_SIGNAL_LAG_S", 0.01)
+    monkeypatch.setattr(process, "ask_for_no_restart", lambda: None)
+    assert own_process._ended(code) == 128 + signal.SIGTERM
+    assert own_process._run.root_failure(1) is not None
+
+
+def test_other_ends_do_not_wait(own_process: OwnProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits for a stop")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(process, "ask_for_no_restart", lambda: None)
+    assert own_process._ended(0) == Exit.OK
+    assert own_process._ended(3) == 3
