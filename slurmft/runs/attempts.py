@@ -108,16 +108,22 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     )
     where = f"on {some(hosts)}"
     run.tell(run.attempt, attempt, f"attempt {number} of job {job} {where}")
-    reason = f"attempt {number} {where}" if number > 1 else where
+    reason = where
+    if number > 1:
+        reason = f"attempt {number} {where}"
     run.set_state("running", reason, attempt=number, checkpoint=run.newest_checkpoint())
     return number
 
 
 def _report_changes(run: RunDir, number: int) -> dict[str, str]:
     """Warns, once, of what has changed since the run was submitted; returns all that ever had."""
+    before: dict[str, str] = {}
     last = run.read_attempt()
-    before = last.changed if last else {}
-    since = f", from attempt {number} on" if number > 1 else ""
+    if last is not None:
+        before = last.changed
+    since = ""
+    if number > 1:
+        since = f", from attempt {number} on"
     new: dict[str, str] = {}
     # A warning is only told: where the files cannot be read, the job starts without it.
     with contextlib.suppress(OSError):
@@ -182,8 +188,9 @@ def _record_result(run: RunDir) -> None:
         metrics = {}
     if metrics is None:
         return
-    started_at = [each.time for each in run.history() if each.state == "running"]
-    began_at = started_at[0] if started_at else time.time()
+    starts = [each.time for each in run.history() if each.state == "running"]
+    # A full disk may have recorded no start.
+    began_at = next(iter(starts), time.time())
     result: dict[str, Any] = {
         "metrics": metrics,
         "primary_metric": next(iter(metrics), None),
@@ -226,8 +233,9 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
         return Outcome("failed", f"{reason}; not requeued (--no-requeue)", Exit.STOPPED)
     stalled = attempts_without_progress(run) + _unrecorded_starts(run, restarts)
     if stalled > settings.max_requeues:
-        failure_code = failure.code if failure else Exit.FAILED
-        return _no_progress(stalled, reason, failure_code)
+        if failure is None:
+            return _no_progress(stalled, reason)
+        return _no_progress(stalled, reason, failure.code)
     return Outcome("requeued", reason, Exit.STOPPED)
 
 
@@ -264,9 +272,11 @@ def _reason(run: RunDir, code: int, failure: Failure | None) -> str:
         return f"stopped; {saved(run)}"
     signal_name = _SIGNAL_NAMES.get(code - 128)
     if signal_name:
+        reason = f"the task of a node was killed by {signal_name}"
         # The kernel kills what exceeds the memory of its cgroup with SIGKILL, without a word.
-        oom = " (out of memory?)" if signal_name == "SIGKILL" else ""
-        return f"the task of a node was killed by {signal_name}{oom}"
+        if signal_name == "SIGKILL":
+            reason += " (out of memory?)"
+        return reason
     if failure:
         return str(failure)
     return f"the tasks ended with code {code}"
@@ -292,8 +302,9 @@ def saved(run: RunDir) -> str:
     if checkpoint:
         return f"the newest checkpoint is {checkpoint}"
     place = kind_of(run.load_config().program).checkpoint_place()
-    where = f" in {place}" if place else ""
-    return f"the newest checkpoint is none{where}: it will start again"
+    if place:
+        return f"the newest checkpoint is none in {place}: it will start again"
+    return "the newest checkpoint is none: it will start again"
 
 
 def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:

@@ -54,8 +54,10 @@ class LogText:
             event = {"event": "failure", **asdict(failure), "then": after}
             yield to_json(event) + "\n"
             return
-        step = f", after step {failure.step}" if failure.step else ""
-        yield f"failed first: {failure.where}, attempt {failure.attempt}{step}\n"
+        where = f"{failure.where}, attempt {failure.attempt}"
+        if failure.step:
+            where += f", after step {failure.step}"
+        yield f"failed first: {where}\n"
         yield (failure.traceback or failure.message).rstrip() + "\n"
         if failure.hint:
             yield f"hint: {failure.hint}\n"
@@ -80,13 +82,17 @@ class LogText:
 
     def _written(self, lines: Iterable[Line]) -> Iterator[str]:
         for line in lines:
-            text = _as_json(line) if self._json else self._as_text(line)
-            yield f"{text}\n"
+            if self._json:
+                yield f"{_as_json(line)}\n"
+            else:
+                yield f"{self._as_text(line)}\n"
 
     def _as_text(self, line: Line) -> str:
         local_time = time.localtime(line.time)
         day = time.strftime("%Y-%m-%d", local_time)
-        head = "" if day == self._day else f"--- {day}\n"
+        head = ""
+        if day != self._day:
+            head = f"--- {day}\n"
         self._day = day
         # A line is shown at once: wider names of later lines move only what follows them.
         self._host_width = max(self._host_width, len(line.host))

@@ -78,8 +78,10 @@ class StepWindows:
         if len(steps) < 2:
             return steps
         losses = [record["loss"] for record in steps if "loss" in record]
-        mean = {"loss": statistics.fmean(losses)} if losses else {}
-        return [steps[-1] | mean | {"steps": len(steps)}]
+        merged = steps[-1] | {"steps": len(steps)}
+        if losses:  # a program of the user's own may record none
+            merged["loss"] = statistics.fmean(losses)
+        return [merged]
 
 
 _EVERY_STEP_UNTIL = 10_000
@@ -115,7 +117,9 @@ class RecordReader:
             yield line.values
 
     def _read(self, event: str | None) -> Iterator[_Line]:
-        mark = _mark(event) if event else b""
+        mark = b""  # every line has it
+        if event is not None:
+            mark = _mark(event)
         rest = b""
         with contextlib.suppress(OSError):  # while a server restarts, nothing is new
             if not self._offset and not exists_now(self._path):
@@ -281,8 +285,16 @@ def latest(path: Path) -> Latest:
         steps_done = 0
         if begins and isinstance(begins[0], Resume):
             steps_done = begins[0].step
-    evaluation = newest[_EPOCH].record if _EPOCH in newest else None
-    last = newest[_TIME].record if _TIME in newest else None
+    records = {mark: line.record for mark, line in newest.items()}
+    metrics = None
+    evaluation = records.get(_EPOCH)
+    if isinstance(evaluation, Epoch):
+        metrics = evaluation.metrics
+    # Under way only if nothing was recorded after its progress.
+    evaluating = None
+    last = records.get(_TIME)
+    if isinstance(last, Evaluate):
+        evaluating = (last.done, last.total)
     return Latest(
         steps_done=steps_done,
         steps_total=progress.total_steps,
@@ -290,16 +302,17 @@ def latest(path: Path) -> Latest:
         samples_per_s=progress.samples_per_s,
         left_s=progress.left_s,
         loss=progress.loss,
-        metrics=evaluation.metrics if isinstance(evaluation, Epoch) else None,
-        evaluating=(last.done, last.total) if isinstance(last, Evaluate) else None,
+        metrics=metrics,
+        evaluating=evaluating,
         last_record=last.time if last else None,
     )
 
 
 def _progress(newest: dict[bytes, _Line]) -> _Progress:
     # By its values, whatever its event: a program may record its progress in one of its own.
-    values = newest[_TOTAL].values if _TOTAL in newest else {}
-    return decode_leniently(values, _Progress)
+    if _TOTAL not in newest:
+        return _Progress()
+    return decode_leniently(newest[_TOTAL].values, _Progress)
 
 
 def _newest_of_each_kind(path: Path) -> dict[bytes, _Line]:

@@ -6,11 +6,9 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from slurmft.core.decode import read
 from slurmft.runs.rundir import RunDir
 
 ON = "SLURMFT_ON"
@@ -28,24 +26,12 @@ def facts() -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-@dataclass(frozen=True)
-class _Submission:
-    request: str = ""
-
-
-@dataclass(frozen=True)
-class _Config:
-    """The part of a configuration that is read here."""
-
-    submission: _Submission
-
-
 def run_of(runs_dir: Path, request: str) -> RunDir | None:
     """Returns the run that a request has made, if it did so before."""
     for path in runs_dir.glob(f"*-{request[:6]}"):  # as `RunDir.create` names it
         run = RunDir(path)
-        config = read(run.config, _Config)
-        if config and config.submission.request == request and run.is_own():
+        # Own, too: another user's run, in a shared folder, may name the same request.
+        if run.read_submission().request == request and run.is_own():
             return run
     return None
 

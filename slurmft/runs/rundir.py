@@ -23,7 +23,7 @@ import slurmft
 from slurmft.core import permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
-from slurmft.core.decode import read
+from slurmft.core.decode import decode_leniently, read
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.files import read_json, write_json, write_text
 from slurmft.core.filesystem import absolute
@@ -37,19 +37,13 @@ from slurmft.core.run_files import (
     Job,
     Started,
     State,
+    Submission,
     Transition,
     current_attempt,
 )
 
 RUN_DIR = "SLURMFT_RUN_DIR"
 """Variable with the run directory, in every process that a job's program starts."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _SubmittedBy:
-    """The part of a configuration that every version has."""
-
-    submission: dict[str, Any]
 
 
 class _Below:
@@ -196,11 +190,16 @@ class RunDir:
             reason = f"cannot read {str(self.config)!r}: {one_line(error)}"
             raise SlurmftError(reason, self._hint_of_version()) from None
 
+    def read_submission(self) -> Submission:
+        """Returns what a configuration of any version says of its submission. What is absent or
+        damaged has the defaults."""
+        config = read_json(self.config) or {}
+        return decode_leniently(config.get("submission"), Submission)
+
     def _hint_of_version(self) -> str | None:
         """Returns what to do with a run of another version of slurmft; None for one of this."""
-        config = read(self.config, _SubmittedBy)
-        version = config.submission.get("slurmft") if config else None
-        if version in (None, slurmft.__version__):
+        version = self.read_submission().slurmft
+        if version in ("", slurmft.__version__):
             return None
         return (
             f"slurmft {version} has submitted it, and this is {slurmft.__version__}: submit it "
@@ -252,8 +251,9 @@ class RunDir:
         Raises:
             OSError: "submitted" cannot be recorded.
         """
-        history = self.history()
-        last = history[-1].state if history else ""
+        last_recorded = self.get_state()
+        history = last_recorded.history
+        last = last_recorded.state
         goes_on = state == "submitted" or (last == "failed" and state == "running")
         # The job of a cancelled run may still end in its own way, and record that.
         if last in FINAL_STATES and not goes_on:
@@ -295,7 +295,9 @@ class RunDir:
         state = read(self.state, State)
         if state is not None:
             return state
-        reason = f"{self.state.name} is damaged" if os.path.exists(self.state) else ""
+        reason = ""
+        if os.path.exists(self.state):
+            reason = f"{self.state.name} is damaged"
         return State(state="unknown", time=0.0, reason=reason, history=[])
 
     def read_job(self) -> Job | None:
