@@ -128,7 +128,9 @@ def test_a_change_is_told_once_and_stays_known(
 
 
 @pytest.mark.processes
-def test_data_changed_while_the_job_waited(tmp_path: Path, tiny_model: Path) -> None:
+def test_data_changed_while_the_job_waited(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The run says so, and ends; a resume on other tokens than a checkpoint's is refused."""
     data, runs = write_emotion(tmp_path / "data", 60, 10), tmp_path / "runs"
     wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done"
@@ -141,13 +143,15 @@ def test_data_changed_while_the_job_waited(tmp_path: Path, tiny_model: Path) -> 
     text = (data / "train.jsonl").read_text()
     (data / "train.jsonl").write_text(text.replace("joy", "joyful"))
     words = "since submission: train.jsonl ("
-    assert words in command("status", str(run.path)).out
+    assert cli_status.main([str(run.path)]) == 0
+    assert words in capsys.readouterr().out
     (tmp_path / "go").touch()
     until(run.checkpoint_names)
     assert command("cancel", str(run.path)).code == 0
     assert command("follow", str(run.path)).code == Exit.CANCELLED
     assert f"changed {words}" in records(run, "warning")[0]["text"]
-    assert words in command("status", str(run.path)).out
+    assert cli_status.main([str(run.path)]) == 0
+    assert words in capsys.readouterr().out
     run.tokens.rename(tmp_path / "gone")
     (data / "train.jsonl").write_text(text)
     resumed = command("resume", str(run.path), "--follow")

@@ -152,18 +152,12 @@ def test_model_that_was_tuned_for_something_else(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("task", ["mrpc", "mnli"])
-def test_metrics_do_not_depend_on_the_number_of_ranks(
-    task: str, tmp_path: Path, tiny_model: Path
-) -> None:
-    data = glue(tmp_path / "data", task)
-    two, one = (run(tmp_path, nodes, task, data, tiny_model) for nodes in (2, 1))
-    expected = {
-        "mrpc": ["f1", "accuracy"],
-        "mnli": ["accuracy_matched", "accuracy_mismatched"],
-    }[task]
+def test_metrics_do_not_depend_on_the_number_of_ranks(tmp_path: Path, tiny_model: Path) -> None:
+    """Of MNLI: its two validations are one table for the ranks, and two for the metrics."""
+    data = glue(tmp_path / "data", "mnli")
+    two, one = (run(tmp_path, nodes, "mnli", data, tiny_model) for nodes in (2, 1))
     for done in (one, two):
-        assert list(done.result["metrics"]) == expected
+        assert list(done.result["metrics"]) == ["accuracy_matched", "accuracy_mismatched"]
     for step, other in zip(records(one.run, "step"), records(two.run, "step"), strict=True):
         assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
     assert two.result["metrics"] == one.result["metrics"]
