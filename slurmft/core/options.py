@@ -326,7 +326,8 @@ def build_own(
         elif each.name in values:
             # A field that is no option describes something: its type is checked all the same.
             plain = Option(each.default, "", name=each.name, annotation=each.type)
-            arguments[each.name] = declared.get(each.name, plain).checked(values[each.name])
+            declaration = declared.get(each.name, plain)
+            arguments[each.name] = declaration.checked(values[each.name])
     return config(**arguments)
 
 

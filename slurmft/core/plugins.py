@@ -213,9 +213,10 @@ def _parse(text: str) -> Groups:
     groups: Groups = {}
     group = ""
     for line in map(str.strip, text.splitlines()):
+        is_comment = line.startswith(("#", ";"))
         if line.startswith("["):
             group = line.strip("[]")
-        elif group.startswith(f"{OURS}.") and "=" in line and line[0] not in "#;":
+        elif group.startswith(f"{OURS}.") and "=" in line and not is_comment:
             name, _, target = line.partition("=")
             # Extras, in brackets after the target, are long out of use.
             target = target.partition("[")[0].strip()
