@@ -78,7 +78,6 @@ class Step(Record):
     """0: unknown."""
     epoch: float | None = None
     loss: NullIsNaN | None = None
-    learning_rate: float | None = None
     samples_per_s: float | None = None
     """Since the last record that has it."""
     left_s: float | None = None
@@ -189,6 +188,7 @@ def record_of(value: Any) -> Record | None:
     event = value.get("event") if isinstance(value, dict) else None
     if not isinstance(event, str):
         return None
+    # An event of the program's own need only have a time, if any.
     for kind in _KINDS.get(event, (Record,)):
         try:
             return decode(value, kind)

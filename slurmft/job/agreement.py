@@ -74,13 +74,17 @@ class Boundary:
             self._start(stop_signal, save)
 
     def _start(self, stop_signal: int, save: bool) -> None:
-        import torch
+        import torch  # not above: a job of one rank needs none
         import torch.distributed as dist
 
         world = self._join()
         # The maximum of all ranks: 0 is no signal, no rank, no checkpoint.
-        rank = world.rank + 1 if stop_signal else 0
-        steps = self._proposal() if world.is_main else 1
+        rank = 0
+        if stop_signal:
+            rank = world.rank + 1
+        steps = 1  # the least: the main rank's proposal is the maximum
+        if world.is_main:
+            steps = self._proposal()
         self._requests = torch.tensor([stop_signal, rank, int(save), steps])
         self._work = dist.all_reduce(
             self._requests, dist.ReduceOp.MAX, group=world.control, async_op=True
@@ -92,6 +96,7 @@ class Boundary:
             self._work.wait()
             self._work = None
             stop_signal, rank, save, self._steps = self._requests.tolist()
+            # As all ranks have read it: one that skipped fewer would wait for the others in vain.
             self._skip = self._steps - 1
             self._decision = Decision(stop_signal, rank - 1, bool(save))
         assert self._decision is not None  # `request` comes first

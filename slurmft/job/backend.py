@@ -48,11 +48,19 @@ def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str 
         The backend and a warning, see `choose`.
     """
     keys = [f"backend/{each}" for each in range(world_size)]
-    store.set(keys[rank], json.dumps(offer(asked)))
+    # By the store, because there is no process group yet: it needs the backend.
+    own_offer = json.dumps(offer(asked))
+    store.set(keys[rank], own_offer)
     if rank == 0:  # not all ranks, or the answers grow with their square
         store.wait(keys)
-        store.set("backend", b"\n".join(dict.fromkeys(store.multi_get(keys))))
-    offers = [Offer(*json.loads(line)) for line in store.get("backend").splitlines()]
+        lines = store.multi_get(keys)
+        # Each once: the ranks of one node mostly offer the same.
+        different_lines = dict.fromkeys(lines)
+        store.set("backend", b"\n".join(different_lines))
+    offers = []
+    for line in store.get("backend").splitlines():  # waits for the main rank
+        values = json.loads(line)
+        offers.append(Offer(*values))
     store.set(f"{keys[rank]}/read", "")
     if rank == 0:  # the store may end with it
         store.wait([f"{key}/read" for key in keys])

@@ -65,6 +65,7 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
             _read(partial(verify, path), path, run)
             return path
         except BadCheckpointError as error:
+            # Kept until the run has finished, or for `slurmft clean`.
             aside = path.with_name(f"bad-{name}-{time.time_ns()}")
             path.rename(aside)
             warn(f"the checkpoint {name} is damaged ({error}); put aside as {aside.name}")
@@ -157,6 +158,7 @@ class Checkpoints:
         began = time.monotonic()
         self._idle.clear()
         try:
+            # Not earlier: a run without checkpoints has no such folder.
             self._run.checkpoints.mkdir(exist_ok=True)
             with new_folder(self._run.checkpoints / name) as folder:
                 yield folder
@@ -170,6 +172,7 @@ class Checkpoints:
                 prune(self._run, self._keep, self.best)
             self.seconds = time.monotonic() - began
         except Exception:
+            # Soon, not at the next step: a disk that is full stays so for a while.
             self._due_at = time.monotonic() + _RETRY_S
             raise
         finally:

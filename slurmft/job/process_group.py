@@ -83,12 +83,14 @@ class World:
 
     def sum(self, values: Sequence[float] | torch.Tensor) -> list[float]:
         """Sums `values` over all ranks, element by element, as doubles."""
+        # A copy: the sum is made in place, and the caller keeps its values.
         tensor = torch.as_tensor(values, dtype=torch.float64).to(self.device, copy=True)
         dist.all_reduce(tensor)
         return [float(v) for v in tensor.tolist()]
 
     def all_values(self, value: float) -> list[float]:
         """Returns a value of every rank, by rank."""
+        # A sum of zeros and one value: an object would be pickled, and go by the control group.
         values = [0.0] * self.size
         values[self.rank] = value
         return self.sum(values)
@@ -96,6 +98,7 @@ class World:
     def gather_objects(self, value: Any) -> list[Any]:
         """Returns every rank's value, by rank, on the main rank; an empty list elsewhere."""
         if not self.is_main:
+            # torch takes a list from the receiver alone, and refuses one from the others.
             dist.gather_object(value, None, dst=0, group=self.control)
             return []
         values: list[Any] = [None] * self.size
@@ -118,6 +121,7 @@ class World:
         """Returns the main rank's CPU tensors, on every rank, bit by bit. Others pass anything."""
         layouts = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         shared = {}
+        # Layouts first: the others have nothing of which they could know shapes and types.
         for name, (shape, dtype) in self.share_object(layouts).items():
             tensor = tensors[name] if self.is_main else torch.empty(shape, dtype=dtype)
             flat = tensor.contiguous().reshape(-1)
@@ -156,12 +160,14 @@ def init(backend: str) -> World:
         SlurmftError: as `backend.choose`.
     """
     owned = not dist.is_initialized()
+    warning = None
     if owned:
+        # Before the rendezvous: torch's stores would listen on all addresses of the node.
         torchrun.bind_stores()
         store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
         name, warning = agree(backend, store, rank, size)
     else:
-        name, warning = dist.get_backend(), None
+        name = dist.get_backend()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
     if name in ("nccl", "xccl"):
@@ -175,6 +181,8 @@ def init(backend: str) -> World:
         device=device,
         backend=name,
         warning=warning,
+        # gloo, also beside nccl: requests lie in the memory of the host, and must not wait for the
+        # work that is queued on the GPU.
         control=dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT),
         owned=owned,
     )

@@ -46,9 +46,15 @@ def largest(run: RunDir, count: int = 3) -> list[tuple[int, Path]]:
             other = RunDir(Path(entry.path))
             if other.path != run.path:
                 paths += [other.checkpoints, other.tokens]
+    # To remove what lies on another disk makes no room here.
     device = run.path.stat().st_dev
-    sizes = [(size_of(path), path) for path in paths if _is_own(path, device)]
-    return [(size, path) for size, path in heapq.nlargest(count, sizes) if size >= 2**20]
+    large = []
+    for path in paths:
+        if _is_own(path, device):
+            size_bytes = size_of(path)
+            if size_bytes >= 2**20:
+                large.append((size_bytes, path))
+    return heapq.nlargest(count, large)
 
 
 def _is_own(path: Path, device: int) -> bool:

@@ -29,8 +29,10 @@ def tasks_of(listed: str) -> list[str]:
         return [listed]
     ids = []
     for first, last, step in _RANGE.findall(tasks):
-        indexes = range(int(first), int(last or first) + 1, int(step or 1))
-        ids += [array_task_id(array, index) for index in indexes]
+        # "3" is a range of one; "0-2" has no step.
+        end = int(last or first) + 1
+        for index in range(int(first), end, int(step or 1)):
+            ids.append(array_task_id(array, index))
     return ids
 
 

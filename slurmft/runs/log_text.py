@@ -42,7 +42,7 @@ class LogText:
         if self._choice.attempt is None:
             return self._run.root_failure()
         failures = self._run.failures_of(self._choice.attempt)
-        return failures[0] if failures else None
+        return next(iter(failures), None)
 
     def _failure(self, failure: Failure) -> Iterator[str]:
         # Because of it, ranks that lost it have failed, and nodes whose ranks ended.

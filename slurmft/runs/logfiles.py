@@ -222,7 +222,9 @@ class LogFile:
             return None
         # Another time is a date in the text, such as that of a data set.
         is_plausible = self._last.time - _CLOCK_S <= when <= changed_at + _CLOCK_S
-        return when if is_plausible else None
+        if not is_plausible:
+            return None
+        return when
 
     def _line(self, raw: str, changed_at: float) -> Line:
         stamped, text = log_times.split(raw)

@@ -133,7 +133,9 @@ def _newest_own(top: Path, paths: Sequence[Path]) -> Path:
         if about is not None and about.st_uid == os.getuid():
             own_paths.append(path)
     if not own_paths:
-        which = f"none of the {len(paths)} run(s)" if paths else "no run"
+        which = "no run"
+        if paths:
+            which = f"none of the {len(paths)} run(s)"
         hint = "give --runs-dir DIR, or a run's name"
         raise UsageError(f"{which} in {str(top)!r} is yours", hint)
     return max(own_paths, key=submitted)
@@ -141,8 +143,10 @@ def _newest_own(top: Path, paths: Sequence[Path]) -> Path:
 
 def submitted(path: Path) -> tuple[str, float]:
     """Returns a key that sorts runs by their submission, which is in the names of their folders."""
+    changed_at = 0.0
     about = _stat(RunDir(path).config)
-    changed_at = about.st_mtime if about else 0.0
+    if about is not None:
+        changed_at = about.st_mtime
     # The time in the name has whole seconds; of two runs in one second the file's time decides. A
     # folder that was renamed may have no time in its name.
     stamp = STAMP.search(path.name)

@@ -442,7 +442,7 @@ class RunDir:
         if number and not attempt and self.awaits_begin():
             return None  # the job of a resume, whose attempt has not begun
         failures = self.failures_of(number, names)
-        return failures[0] if failures else None
+        return next(iter(failures), None)
 
     def bad_hosts(self) -> list[str]:
         """Returns the hosts that were to blame in two attempts or more, or are bad for sure."""

@@ -52,7 +52,9 @@ class MeasuredRun:
         result = files.read_result()
         if result is None and files.result.exists():
             raise UsageError(f"{str(files.result)!r} is not the result of a run")
-        environment = files.read_environment() if with_environment else Environment()
+        environment = Environment()
+        if with_environment:  # it has an entry for every rank: lists of runs do without
+            environment = files.read_environment()
         return cls(path, config, checked.submission, files.get_state(), result, environment)
 
     @property
@@ -181,13 +183,15 @@ def folders(
         below = []
         with os.scandir(top) as entries:
             for entry in entries:
+                # `slurmft clean` gives a run that it removes a name with a dot.
                 if not entry.name.startswith(".") and _is_folder(entry):
                     below.append(entry)
     except OSError as error:
         problems.append(f"{str(top)!r} cannot be read: {error.strerror}")
         return
     # Links last: a run that has a link beside it comes by its own name.
-    for entry in sorted(below, key=lambda entry: (entry.is_symlink(), entry.path)):
+    below.sort(key=lambda entry: (entry.is_symlink(), entry.path))
+    for entry in below:
         yield from folders(Path(entry.path), problems, seen)
 
 
