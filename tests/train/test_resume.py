@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -210,6 +211,11 @@ def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     assert "(from step-00000002-e" in text
     assert "(from step-00000002-t" in text
     assert steps_twice(job.run) == 0
+    # Each resume divides among its two ranks what was left.
+    totals = {record["total"] for record in records(job.run, "evaluate")}
+    for resume, samples in zip(records(job.run, "resume"), (800, 500), strict=True):
+        predicted = int(resume["checkpoint"][-8:])
+        assert math.ceil((samples - predicted) / 2) in totals - {400, 250}
     result = json.loads(job.run.result.read_text())
     assert result["evaluate_samples"] == 1300
     whole = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
