@@ -25,7 +25,8 @@ def is_empty(value: Any) -> bool:
     """Returns whether a cell holds nothing, or white space alone."""
     if isinstance(value, str):
         return not value or value.isspace()
-    return value is None or value != value  # NaN, as pandas writes
+    # NaN, which pandas writes for an empty cell, is the one value that differs from itself.
+    return value is None or value != value
 
 
 def describe_rows(rows: Sequence[int]) -> str:
@@ -102,6 +103,7 @@ class Labels:
         self.check_empty()
         if not self.first:
             raise UsageError(f"{self.where!r}: no row has a label", _CHOOSE_LABEL_COLUMN)
+        # Sorted below: values of several types do not compare.
         kind = self._one_type()
         values = [value for _, value in self.counts]
         if len(values) == 1:
@@ -142,6 +144,7 @@ class Labels:
         """Yields warnings of labels that differ by white space or case alone, or look like
         floats."""
         texts = [value for kind, value in self.counts if kind is str]
+        # All labels, not some: "1.0" among words is a name like others.
         floats = [text for text in texts if _WHOLE_FLOAT.fullmatch(text)]
         if floats and len(floats) == len(self.counts):
             class_names = [repr(text) for text in sorted(floats)]
@@ -256,6 +259,7 @@ def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
     """
     empty = []
     for row, value in enumerate(values, start):
+        # A .jsonl may lack the key in some rows; of a .csv the cell would be an empty text.
         if value is None:
             raise UsageError(f"{where!r}: row {row} has no text")
         if not isinstance(value, str):

@@ -23,6 +23,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     train, job = resolve(flags)
     if job.container is None:  # which may have what this environment lacks
         check_packages(train)
+    # Before the program is made: its paths are those that nodes see.
     train = localize(train)
     program = train.program()
     if program.paths:

@@ -94,6 +94,7 @@ class Texts(RowFormat):
         return values[:text_columns], values[text_columns:]
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        # The subclass with several columns of labels has a check of its own.
         texts, (labels,) = self.parts(values)
         empty = _check_columns_of_texts(texts, where, start)
         if not self.has_classes:
@@ -235,6 +236,7 @@ class Chats(RowFormat):
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []
         for row, messages in enumerate(values[0], start):
+            # What a user or a system says may be empty; there must be something to learn.
             answers = self._answers(messages, where, row)
             if all(map(is_empty, answers)):
                 empty.append(row)
@@ -297,6 +299,7 @@ class Questions(RowFormat):
         return cls(may_have_none=train.preset == "v2")
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        # Identifier, question and context are texts; the answers come as an object.
         empty = _check_columns_of_texts(values[:3], where, start)
         for cells in zip(*values, strict=True):
             Question.of(cells, where, self.may_have_none)

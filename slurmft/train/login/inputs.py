@@ -67,6 +67,7 @@ class Split:
         counts, longest = self.texts.token_counts(local.tokenizer, prefix)
         # The longest text of all may not be in the sample.
         self.tokens = Lengths.of(counts)._replace(longest=longest)
+        # Ranks cut to the smaller of both, see `Pretrained.longest`.
         limit = min(train.max_length or local.most, local.most)
         if longest > limit and _cuts_texts(train):
             long_texts = sum(count > limit for count in counts)
@@ -166,6 +167,7 @@ def look(
         return _read_file(str(path), _fingerprint(path)["sha256"], form)
 
     splits = {name: read(name) for name in facts(train.task).splits}
+    # The training data is named first; the others are compared with it.
     first = next(iter(splits.values()))
     classes = _check_labels(train.task, form, list(splits.values()))
     remarks: list[str] = []
@@ -230,6 +232,7 @@ def _read_split(where: str, chunks: Chunks, form: RowFormat) -> Split:
     if progress_s:  # remove the line of progress
         overwritten("")
     split.labels.check_empty()
+    # Some empty texts are a warning, nothing but empty ones a wrong column.
     if len(split.without_text) >= split.rows:
         raise UsageError(f"{where!r}: no row has a text", "choose with --text-column")
     return split

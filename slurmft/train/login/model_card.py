@@ -129,6 +129,7 @@ def text(
 def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, str]:
     """Returns the options that change the result of a training, as a table shows them."""
     settings = {}
+    # What is not set says nothing: most options of LoRA, in a run without it.
     for name in _SETTINGS:
         value = getattr(train, name)
         # `is False`, because a weight decay of 0 is a setting.
@@ -184,6 +185,7 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     if train.data and not is_local(train.data):
         datasets = [train.data]
     evaluations = _evaluations(train, result)
+    # Each type once: F1 and its macro average are of one.
     metric_types = [evaluation.metric_type for evaluation in evaluations]
     return ModelCardData(
         model_name=name,

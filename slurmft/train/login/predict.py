@@ -126,6 +126,7 @@ def _check_files(file: Path, output: Path, overwrite: bool) -> None:
         if path.suffix not in FILES:
             raise UsageError(f"{str(path)!r} is none of {', '.join(FILES)}", "convert it")
     if not overwrite:
+        # The job checks it once more before it writes: it may wait for days.
         check_absent(output)
 
 

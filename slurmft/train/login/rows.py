@@ -86,6 +86,7 @@ def read_columns(
 
 def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Writes columns as a .csv, .tsv, .jsonl or .parquet file, whole or not at all."""
+    # Written beside its place and renamed: nobody sees half a file.
     aside = aside_of(path)
     try:
         if path.suffix == ".parquet":
@@ -103,6 +104,7 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
                         _write_csv(file, columns, ",")
         os.replace(aside, path)
     finally:
+        # It is there still where the disk was full.
         aside.unlink(missing_ok=True)
 
 
@@ -272,6 +274,7 @@ def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]
                 f"{str(path)!r}: line {number} is no JSON object: {shown(line)!r}{end}",
                 'each line is one row: {"text": "...", "label": "..."}',
             )
+        # Rows need not have the same keys: the first one names the columns.
         if not chosen:
             chosen = _chosen(str(path), names, list(row))
             yield chosen

@@ -28,6 +28,7 @@ def localize(train: TrainConfig) -> TrainConfig:
         UsageError: a folder does not exist, or lacks the files of a model or a data set.
     """
     changes: dict[str, Any] = {}
+    # Ids of the hub stay as they are: ranks load them by name.
     check_given(train)
     if train.data is not None and is_local(train.data):
         folder = _folder("--data", train.data)
@@ -64,6 +65,7 @@ def _check_model(train: TrainConfig, name: str, folder: Path) -> None:
         raise UsageError(
             f"--model {name!r} holds no config.json", "give a folder that save_pretrained wrote"
         )
+    # A large model has several, and an index; one of them tells the format.
     if not any(folder.glob("*.safetensors")):
         raise no_safetensors(name)
     if train.preset == "chat" and not _has_chat_template(folder):

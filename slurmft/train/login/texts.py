@@ -110,6 +110,7 @@ class Texts:
         # Shuffled: the budget of characters must not prefer the beginning of a file.
         shuffled = Random(0).sample(self.sample, len(self.sample))
         for text in shuffled:
+            # At least one text is counted, however long it is: see below.
             if isinstance(text, str):
                 characters += len(text)
             else:  # a pair
