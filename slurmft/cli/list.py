@@ -19,7 +19,7 @@ from typing import Any
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, count, print_json
-from slurmft.cluster import cost, status
+from slurmft.cluster import status
 from slurmft.cluster.job_state import Phase
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import is_number
@@ -72,6 +72,8 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
         statuses = statuses[-arguments.newest :]
     rows = [status.summary(each) for each in statuses]
     if arguments.cost:
+        from slurmft.cluster import cost  # 5 ms
+
         run_costs = cost.costs_of([each.run for each in statuses])
         for row, run_cost in zip(rows, run_costs, strict=True):
             row["cost"] = run_cost

@@ -14,8 +14,7 @@ from slurmft.core.config import time_limit_min
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Result
-from slurmft.core.text import duration, in_bytes
-from slurmft.node.hardware import numbers
+from slurmft.core.text import duration, in_bytes, numbers
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import cost, dependency, launcher
+from slurmft.cluster import dependency, launcher
 from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint
@@ -289,6 +289,8 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         evaluating (samples done and in all), checkpoints (a list of name, bytes, time), warnings,
         failures (a list of where, message, hint, attempt, time), result, model_path, logs.
     """
+    from slurmft.cluster import cost  # 5 ms, which `slurmft list` need not pay
+
     (status,) = run_statuses([MeasuredRun.read(run.path)])
     facts = summary(status)
     # A job whose run directory took no record left its reason as the comment of the Slurm job.

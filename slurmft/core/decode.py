@@ -1,8 +1,8 @@
 """Dataclasses from JSON that somebody may have damaged, or another version has written.
 
 `read` and `decode` check every field against its annotation: str, int, float, bool, None, Any,
-unions, lists, tuples, dictionaries with keys of text, `Annotated[int, range(...)]`, and
-dataclasses. A field that is absent takes its default. Keys that are no fields are ignored.
+unions, lists, tuples, dictionaries with keys of text, `Annotated[int, range(...)]`, dataclasses and
+`TypedDict`. A field that is absent takes its default. Keys that are no fields are ignored.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, NotRequired, TypeAlias, TypeVar
 
 from slurmft.core.files import is_number, read_text
 
@@ -102,8 +102,12 @@ def _decoder(kind: Any) -> Decoder:
         return _sequence(origin, arguments[0])
     if origin is dict:
         return _mapping(arguments[1])
+    if origin is NotRequired:  # absent or not, a value that is there must fit
+        return _decoder(arguments[0])
     if dataclasses.is_dataclass(kind):
-        return _dataclass(kind)
+        return _object(kind, _required_fields(kind))
+    if typing.is_typeddict(kind):
+        return _object(kind, kind.__required_keys__)
     return _scalar(kind)
 
 
@@ -192,16 +196,24 @@ def _mapping(item: Any) -> Decoder:
 @functools.cache
 def _field_decoders(kind: Any) -> dict[str, Decoder]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {field.name: _decoder(hints[field.name]) for field in dataclasses.fields(kind)}
+    if dataclasses.is_dataclass(kind):  # not its class variables, which are annotated as well
+        hints = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {name: _decoder(hint) for name, hint in hints.items()}
 
 
-def _dataclass(kind: Any) -> Decoder:
+def _required_fields(kind: Any) -> frozenset[str]:
+    """Returns the fields of a dataclass that have no default."""
     required = set()
     for field in dataclasses.fields(kind):
         has_default = field.default is not dataclasses.MISSING
         has_factory = field.default_factory is not dataclasses.MISSING
         if not has_default and not has_factory:
             required.add(field.name)
+    return frozenset(required)
+
+
+def _object(kind: Any, required: frozenset[str]) -> Decoder:
+    """Builds the decoder of a dataclass, or of a `TypedDict`: called, that makes a dictionary."""
 
     def decode_object(value: Any) -> Any:
         if not isinstance(value, dict):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft.core import process
 from slurmft.core.config import RunConfig
 from slurmft.core.text import in_bytes, some
 
@@ -84,6 +83,8 @@ def packages(python: str) -> dict[str, str]:
 
     The names of their folders say it: importlib.metadata would read a file of each.
     """
+    from slurmft.core import process  # 6 ms: `status` and `list` start no Python
+
     printed = process.output([python, "-c", _PACKAGES], 60) or ""
     # What the Python imports at its start may print, too: the answer is the last line.
     last_line = printed.rstrip().rpartition("\n")[2]

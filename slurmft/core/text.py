@@ -149,3 +149,13 @@ def in_bytes(count: float) -> str:
         if count < 1024:
             return f"{count:.1f} {unit}"
     return f"{count / 1024:.1f} TiB"
+
+
+def numbers(text: str) -> list[int]:
+    """Parses a list as the kernel writes it: "0-3,8" is 0, 1, 2, 3, 8."""
+    parsed: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            parsed += range(int(first), int(last or first) + 1)
+    return parsed

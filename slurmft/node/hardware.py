@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core import process
+from slurmft.core.text import numbers
 
 # CPU flags that decide the precision and the profile, best first.
 _FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
@@ -215,16 +216,6 @@ def _cpu(root: Path, number: int) -> Cpu:
     for path in folder.glob("node[0-9]*"):
         numa = int(path.name.removeprefix("node"))
     return Cpu(number=number, socket=socket, numa=numa, core=(socket, core))
-
-
-def numbers(text: str) -> list[int]:
-    """Parses a list as the kernel writes it: "0-3,8" is 0, 1, 2, 3, 8."""
-    parsed: list[int] = []
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            parsed += range(int(first), int(last or first) + 1)
-    return parsed
 
 
 def as_list(cpus: Iterable[int]) -> str:

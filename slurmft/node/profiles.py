@@ -6,7 +6,6 @@ its reason; values that the user has set take precedence.
 
 import contextlib
 import glob
-import importlib.metadata
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple
 
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.node.hardware import Cpu, Hardware, as_list, numbers
+from slurmft.core.text import numbers
+from slurmft.node.hardware import Cpu, Hardware, as_list
 
 CORES = "SLURMFT_CORES"
 """The cores of each process of a node, as "0-3;4-7"; for the ranks."""
@@ -91,6 +91,8 @@ class Profile:
         vendor = gpus[0].vendor
         variables = {GPUS: f"{len(gpus)} {vendor}"}
         if vendor == "NVIDIA":
+            import importlib.metadata  # 8 ms of each dry run: only nodes with GPUs need it
+
             name = _ALLOCATOR
             if importlib.metadata.version("torch").startswith("2.8."):
                 name = _OLD_ALLOCATOR

@@ -4,8 +4,8 @@ memory than one of a thousand, and who wants the end reads the end.
 
 import contextlib
 import json
+import math
 import os
-import statistics
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -80,7 +80,8 @@ class StepWindows:
         losses = [record["loss"] for record in steps if "loss" in record]
         merged = steps[-1] | {"steps": len(steps)}
         if losses:  # a program of the user's own may record none
-            merged["loss"] = statistics.fmean(losses)
+            # As statistics.fmean, whose module takes 2 ms of every command that lists runs.
+            merged["loss"] = math.fsum(losses) / len(losses)
         return [merged]
 
 

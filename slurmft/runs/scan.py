@@ -55,7 +55,8 @@ class MeasuredRun:
         environment = Environment()
         if with_environment:  # it has an entry for every rank: lists of runs do without
             environment = files.read_environment()
-        return cls(path, config, checked.submission, files.get_state(), result, environment)
+        submission = checked["submission"]
+        return cls(path, config, submission, files.get_state(), result, environment)
 
     @property
     def name(self) -> str:

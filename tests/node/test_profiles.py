@@ -13,8 +13,9 @@ import pytest
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
+from slurmft.core.text import numbers
 from slurmft.node import ccl, hardware, heartbeat, profiles
-from slurmft.node.hardware import Hardware, as_list, numbers
+from slurmft.node.hardware import Hardware, as_list
 from slurmft.node.profiles import Profile, bind_rank, choose
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.node.task import training_environment

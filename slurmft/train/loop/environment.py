@@ -14,6 +14,7 @@ import torch
 
 import slurmft
 from slurmft.core.files import read_json
+from slurmft.core.text import numbers
 from slurmft.job import devices
 from slurmft.job.process_group import World
 from slurmft.node import copies, hardware, heartbeat, profiles
@@ -71,7 +72,7 @@ def _allotted_cores() -> str | None:
     if cores_of_ranks is None:
         return None
     cores = cores_of_ranks.split(";")[int(os.environ["LOCAL_RANK"])]
-    return hardware.as_list(hardware.numbers(cores))
+    return hardware.as_list(numbers(cores))
 
 
 def describe_node() -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.run_records import Epoch
+from slurmft.core.text import numbers
 from slurmft.node import hardware
 from slurmft.show.progress import describe_epoch
 from slurmft.show.result_table import result_table
@@ -152,8 +153,8 @@ class Reporter:
             # Only a rank that was to be bound can be on cores that are not its own.
             if rank["cores_asked"] is None:
                 continue
-            cores = set(hardware.numbers(rank["cores"]))
-            allotted_cores = set(hardware.numbers(rank["cores_asked"]))
+            cores = set(numbers(rank["cores"]))
+            allotted_cores = set(numbers(rank["cores_asked"]))
             stray = cores - allotted_cores
             if stray:
                 self._job.warn(
