@@ -18,7 +18,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.plugins.studies import spec
-from slurmft.plugins.studies.spec import Cell, Study
+from slurmft.plugins.studies.spec import Cell, RepeatKey, Study
 from slurmft.runs import records, scan
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
@@ -192,27 +192,21 @@ class StudyStatus:
 def study_status(study: Study, folder: Path) -> StudyStatus:
     """Reads the runs in a study's folder, and asks for the states of their jobs."""
     runs, problems = find_runs(folder)
-    repeats: dict[tuple[str, int], Repeat] = {}
+    repeats: dict[RepeatKey | None, Repeat] = {}
     for number, cell in spec.rounds(study):
         repeat = Repeat(cell, number)
         repeats[repeat.key] = repeat
     others: list[RunStatus] = []
     for status in run_statuses(runs):
-        key = _repeat_of(status.run, study)
-        # A run of this study may be of a cell that its file no longer has.
-        if key in repeats:
+        entry = status.run.study
+        key = spec.repeat_of(status.run)
+        # A run of this study may be of a cell that its file no longer has; and one of another
+        # study, which somebody put here, may be of a cell that this one has.
+        if entry and entry.name == study.name and key in repeats:
             repeats[key].tries.append(status)
         else:
             others.append(status)
     return StudyStatus(list(repeats.values()), others, problems)
-
-
-def _repeat_of(run: MeasuredRun, study: Study) -> tuple[str, int] | None:
-    """Returns cell and number of the repeat that a run is of; None: it is of another study."""
-    entry = run.study
-    if entry is None or entry.name != study.name or entry.repeat is None:
-        return None
-    return spec.key_of(entry.cell), entry.repeat
 
 
 def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:

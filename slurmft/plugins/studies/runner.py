@@ -9,7 +9,6 @@ after another.
 import contextlib
 import json
 import math
-import secrets
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -167,7 +166,7 @@ class Submission:
         return provenance("study", ["run", *self.argv])
 
     def new_run(self, repeat: Repeat, provenance: run_files.Submission) -> tuple[RunConfig, str]:
-        """Returns the configuration of a repeat's new run, which names its cell; and the suffix of
+        """Returns the configuration of a repeat's new run, which names its cell; and the mark in
         the name of its directory."""
         # By this entry the run is found again: no status of the study is stored.
         entry = run_files.StudyEntry(name=self.study.name, cell=repeat.cell, repeat=repeat.number)
@@ -176,9 +175,9 @@ class Submission:
             provenance, dependency=config.submission.dependency, study=asdict(entry)
         )
         config = replace(config, submission=submission)
+        # Every directory gets a random part besides: the mark only says what the run measures.
         cell_number = self.study.cells.index(repeat.cell) + 1
-        suffix = f"c{cell_number}-r{repeat.number}-{secrets.token_hex(2)}"
-        return config, suffix
+        return config, f"c{cell_number}-r{repeat.number}"
 
 
 def check_settings(todo: Submission, yes: bool) -> list[str]:
@@ -289,8 +288,7 @@ def _create_all(
     runs: list[RunDir] = []
     with contextlib.ExitStack() as undo:
         for repeat in group:
-            config, suffix = todo.new_run(repeat, provenance)
-            run = create(config, suffix)
+            run = create(*todo.new_run(repeat, provenance))
             undo.callback(run.discard)
             runs.append(run)
         # All are there: from here on, `job_array.submit` removes them where it fails.
@@ -336,8 +334,8 @@ def _uninterrupted() -> Iterator[None]:
 def run_one(todo: Submission, repeat: Repeat) -> RunDir:
     """Runs one repeat to its end. An interruption ends and removes the run."""
     with _uninterrupted():
-        config, suffix = todo.new_run(repeat, todo.provenance())
-        run = submit(config, todo.cluster, suffix)
+        config, mark = todo.new_run(repeat, todo.provenance())
+        run = submit(config, todo.cluster, mark)
     try:
         wait_for_end(run)
     except KeyboardInterrupt:

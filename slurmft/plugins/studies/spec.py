@@ -29,6 +29,7 @@ from slurmft.core.filesystem import absolute
 from slurmft.core.options import TYPE_NAMES
 from slurmft.core.site import in_file, typed_values
 from slurmft.plugins.studies import programs, published
+from slurmft.runs.scan import MeasuredRun
 from slurmft.train.login.configure import OPTIONS
 
 FILE = "study.toml"
@@ -52,6 +53,10 @@ _MAX_RUNS = 100_000
 
 Cell = dict[str, Any]
 """Varied field -> value, in the order of the study file, as JSON has them."""
+
+
+RepeatKey = tuple[str, int | str]
+"""Key of a cell, and number of a repeat of it, or the name of a run that has no number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,6 +342,16 @@ def _cells(path: Path, axes: list[list[Cell]], repeats: int) -> tuple[Cell, ...]
 def key_of(cell: Cell) -> str:
     """Returns the key of a cell, which does not depend on the order of its fields."""
     return json.dumps(cell, sort_keys=True)
+
+
+def repeat_of(run: MeasuredRun) -> RepeatKey | None:
+    """Returns the repeat that a run is a try of; None: it is of no study."""
+    entry = run.study
+    if entry is None:
+        return None
+    # A run that does not say which repeat it is counts as one of its own.
+    number = run.name if entry.repeat is None else entry.repeat
+    return key_of(entry.cell), number
 
 
 def label(cell: Cell) -> str:

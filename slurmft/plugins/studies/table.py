@@ -111,12 +111,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def as_lines(columns: Sequence[Column]) -> list[str]:
-    """Returns a table as plain lines, without a title: a heading, and a line for each row."""
-    lines = [[column.label or column.key for column in columns]]
-    for row in _rows(columns):
-        lines.append([value.text for value in row])
-    return aligned(lines)
+def lines_of_cells(
+    cells: Sequence[Mapping[str, Any]],
+    fields: Sequence[str],
+    heading: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> str:
+    """Returns lines, each with the fields of a cell and a row of further texts, below a heading."""
+    lines = [[*fields, *heading]]
+    for values, row in zip(_rows(cell_columns(cells, fields)), rows, strict=True):
+        lines.append([*(value.text for value in values), *row])
+    return "\n".join(aligned(lines))
 
 
 # --- values ---------------------------------------------------------------------------------------

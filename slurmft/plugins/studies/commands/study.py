@@ -70,7 +70,7 @@ from slurmft.plugins.studies.folder import STATES, Repeat, StudyStatus, study_st
 from slurmft.plugins.studies.report.measures import group_by_study, measures_of, rows_of
 from slurmft.plugins.studies.runner import Submission
 from slurmft.plugins.studies.spec import Study
-from slurmft.plugins.studies.table import Column, as_lines, cell_columns, column
+from slurmft.plugins.studies.table import lines_of_cells
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 
@@ -291,33 +291,20 @@ def main(argv: list[str]) -> int:
 
 def status_table(study: Study, status: StudyStatus) -> str:
     """Returns a line for every cell: its repeats by state, what they measured, and a note."""
-    by_cell = status.by_cell()
-    columns = cell_columns([cell for cell, _ in by_cell], study.varied)
-    for state in STATES:
-        counts = []
-        for _, repeats in by_cell:
-            count = sum(repeat.state == state for repeat in repeats)
-            counts.append(count or "-")  # zeros would hide the other numbers
-        columns.append(column(state, counts))
-    if study.program:
-        columns += _result_columns(status)
-    notes = [_note(repeats) for _, repeats in by_cell]
-    columns.append(column("note", notes, label=" "))
-    return "\n".join(as_lines(columns))
-
-
-def _result_columns(status: StudyStatus) -> list[Column]:
-    """Returns a column for each quantity that a cell of the study measured."""
-    results = _results(status)
+    # What a program of the user's own measured is not known before it has.
+    results = _results(status) if study.program else {}
     names = dict.fromkeys(name for medians in results.values() for name in medians)
-    columns = []
-    for name in names:
-        values = []
-        for cell, _ in status.by_cell():
-            medians = results.get(spec.key_of(cell), {})
-            values.append(medians.get(name, "-"))
-        columns.append(column(name, values))
-    return columns
+    rows = []
+    by_cell = status.by_cell()
+    for cell, repeats in by_cell:
+        counts = Counter(repeat.state for repeat in repeats)
+        # Zeros would hide the other numbers.
+        row = [str(counts[state] or "-") for state in STATES]
+        medians = results.get(spec.key_of(cell), {})
+        row += [medians.get(name, "-") for name in names]
+        rows.append([*row, _note(repeats)])
+    heading = [*STATES, *names, " "]
+    return lines_of_cells([cell for cell, _ in by_cell], study.varied, heading, rows)
 
 
 def _results(status: StudyStatus) -> dict[str, dict[str, str]]:
@@ -370,16 +357,15 @@ def repeats_table(
         return "given up" if todo.given_up(repeat) else repeat.state
 
     by_cell = todo.status.by_cell()
-    texts = []
+    rows = []
     for _, repeats in by_cell:
         states = Counter(state_of(repeat) for repeat in repeats)
         text = ", ".join(f"{count} {state}" for state, count in states.items())
         ids = [jobs[repeat.key] for repeat in repeats if jobs.get(repeat.key)]
         if ids:
             text += f" ({', '.join(ids)})"
-        texts.append(text)
-    columns = cell_columns([cell for cell, _ in by_cell], todo.study.varied)
-    return "\n".join(as_lines([*columns, column("repeats", texts)]))
+        rows.append([text])
+    return lines_of_cells([cell for cell, _ in by_cell], todo.study.varied, ["repeats"], rows)
 
 
 def warnings(status: StudyStatus) -> list[str]:

@@ -42,6 +42,7 @@ from slurmft.plugins.studies.report.tables import (
 )
 from slurmft.plugins.studies.table import Table
 from slurmft.runs import resolve, scan
+from slurmft.runs.scan import MeasuredRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +179,22 @@ def collect_sections(
     runs, problems = scan.find(folders)
     if folders and not runs:
         raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
-    if peak_tflop_per_s:
-        for run in runs:
-            if run.result:
-                run.result["peak_tflop_per_s"] = peak_tflop_per_s  # `measures` reads it for the MFU
     table_files = [published.load(absolute(path)) for path in dict.fromkeys(files)]
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
+    if peak_tflop_per_s:
+        runs = [_with_peak(run, peak_tflop_per_s) for run in runs]
     runsets = group_by_study(runs, title or f"Runs in {names}")
     sections = _run_sections(runsets, table_files, title)
     sections += [of_published(tables, title) for tables in table_files]
     return _with_distinct_keys(sections), problems
+
+
+def _with_peak(run: MeasuredRun, tflop_per_s: float) -> MeasuredRun:
+    """Returns a copy of a run whose result also says what its devices could compute."""
+    if run.result is None:
+        return run
+    # A copy: the run as it was read stays as its files have it.
+    return replace(run, result=run.result | {"peak_tflop_per_s": tflop_per_s})
 
 
 def _run_sections(

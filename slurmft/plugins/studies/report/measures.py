@@ -17,7 +17,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number
 from slurmft.plugins.studies import cells, spec
 from slurmft.plugins.studies.cells import BATCH_FIELDS, DEVICE_FIELDS, fields_of, varied
-from slurmft.plugins.studies.spec import GLOBAL_BATCH_SIZE, Cell, Study
+from slurmft.plugins.studies.spec import GLOBAL_BATCH_SIZE, Cell, RepeatKey, Study
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
@@ -109,8 +109,16 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
     for cell in (*study_cells, *run_cells):
         cell_of_key.setdefault(spec.key_of(cell), cell)
     runs_of_key: dict[str, list[MeasuredRun]] = {key: [] for key in cell_of_key}
-    for (cell_key, _), run in _best_of_repeats(runs).items():
-        runs_of_key[cell_key].append(run)
+    # The runs come oldest first: a later try replaces all but a finished one.
+    best: dict[RepeatKey | None, MeasuredRun] = {}
+    for run in runs:
+        repeat = spec.repeat_of(run)
+        if repeat not in best or run.is_finished or not best[repeat].is_finished:
+            best[repeat] = run
+    for repeat, run in best.items():
+        if repeat:
+            cell_key, _ = repeat
+            runs_of_key[cell_key].append(run)
     return RunSet(
         name=name,
         title=study.title if study else name,
@@ -129,22 +137,6 @@ def _differing_fields(every_cell: Sequence[Cell]) -> list[str]:
     for name in dict.fromkeys(name for cell in every_cell for name in cell):
         values[name] = {repr(cell.get(name)) for cell in every_cell}  # repr: a list has no hash
     return [name for name, texts in values.items() if len(texts) > 1]
-
-
-def _best_of_repeats(runs: list[MeasuredRun]) -> dict[tuple[str, str], MeasuredRun]:
-    """Returns key of a cell and repeat -> its newest finished run, or the newest at all."""
-    best: dict[tuple[str, str], MeasuredRun] = {}
-    for run in runs:
-        entry = run.study
-        if entry is None:
-            continue
-        # A run that does not say which repeat it is counts as one of its own.
-        repeat = run.name if entry.repeat is None else entry.repeat
-        key = (spec.key_of(entry.cell), repr(repeat))
-        # The runs come oldest first: a later try replaces all but a finished one.
-        if key not in best or run.is_finished or not best[key].is_finished:
-            best[key] = run
-    return best
 
 
 def _read_study(name: str, folder: Path, problems: list[str]) -> Study | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmft.core.errors import UsageError, unknown
+from slurmft.core.text import aligned
 from slurmft.plugins.studies.scaling import model
 from slurmft.plugins.studies.scaling.model import (
     MAX_DEVICES,
@@ -17,7 +18,6 @@ from slurmft.plugins.studies.scaling.model import (
     Workload,
 )
 from slurmft.plugins.studies.scaling.series import Series
-from slurmft.plugins.studies.table import as_lines, column
 
 _EFFICIENT = 0.7
 """The efficiency below which more nodes are not recommended without a deadline."""
@@ -320,34 +320,35 @@ def _describe_work(work: Workload) -> str:
 def _time_table(options: Sequence[Option]) -> list[str]:
     # One unit for all rows, in which the shortest time has digits.
     unit, scale = unit_of(min(option.time_s.median for option in options))
-    extrapolated = ["extrapolated" if option.extrapolated else "" for option in options]
-    return as_lines([
-        column("nodes", [option.nodes for option in options]),
-        column("devices", [option.devices for option in options]),
-        column(f"time, {unit}", [ranged(option.time_s, scale) for option in options]),
-        column("speedup", [ranged(option.speedup) for option in options]),
-        column("efficiency", [ranged(option.efficiency) for option in options]),
-        column("node-hours", [ranged(option.node_hours) for option in options]),
-        column("extrapolated", extrapolated, label=" "),
-    ])  # fmt: skip
+    rows = [["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours", " "]]
+    for option in options:
+        row = [
+            str(option.nodes),
+            str(option.devices),
+            ranged(option.time_s, scale),
+            ranged(option.speedup),
+            ranged(option.efficiency),
+            ranged(option.node_hours),
+            "extrapolated" * option.extrapolated,
+        ]
+        rows.append(row)
+    return aligned(rows)
 
 
 def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
-    columns = [column("nodes", [option.nodes for option in options])]
-    for part in options[0].shares:
-        columns.append(column(part, [f"{option.shares[part]:.0%}" for option in options]))
-    batches = [f"{option.global_batch_size:,}" for option in options]
-    columns.append(column("global batch", batches))
-    columns.append(column("steps", [f"{option.steps:,}" for option in options]))
-    samples = work.train_samples * work.epochs
-    training_s = [_training_s(option) for option in options]
-    sample_rates = [f"{samples / seconds:,.0f}" for seconds in training_s]
-    columns.append(column("samples/s", sample_rates))
+    rows = [["nodes", *options[0].shares, "global batch", "steps", "samples/s"]]
     if work.tokens_per_sample:
-        tokens = samples * work.tokens_per_sample
-        token_rates = [f"{tokens / seconds:,.0f}" for seconds in training_s]
-        columns.append(column("tokens/s", token_rates))
-    return as_lines(columns)
+        rows[0].append("tokens/s")
+    samples = work.train_samples * work.epochs
+    for option in options:
+        rate = samples / _training_s(option)
+        row = [str(option.nodes)]
+        row += [f"{share:.0%}" for share in option.shares.values()]
+        row += [f"{option.global_batch_size:,}", f"{option.steps:,}", f"{rate:,.0f}"]
+        if work.tokens_per_sample:
+            row.append(f"{rate * work.tokens_per_sample:,.0f}")
+        rows.append(row)
+    return aligned(rows)
 
 
 def _training_s(option: Option) -> float:
