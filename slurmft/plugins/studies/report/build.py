@@ -179,6 +179,7 @@ def collect_sections(
     runs, problems = scan.find(folders)
     if folders and not runs:
         raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
+    # A file that is named twice is shown once.
     table_files = [published.load(absolute(path)) for path in dict.fromkeys(files)]
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
     if peak_tflop_per_s:
@@ -271,6 +272,7 @@ def tables_text(
         return "\n".join(parts)
     write_table, _ = FORMATS[form]
     if form == "text":
+        # Markdown and LaTeX go into files: only text depends on the terminal.
         write_table = functools.partial(as_text, width=width)
     parts = []
     for section in sections:
@@ -279,6 +281,7 @@ def tables_text(
         parts.append(as_list("Where this comes from", section.origins, form, width))
         parts.append(as_list("Problems", section.problems, form, width))
     parts.append(as_list("Could not be read", problems, form, width))
+    # A list without lines is an empty text.
     return "\n".join(part for part in parts if part)
 
 
@@ -316,6 +319,7 @@ def _files(
 ) -> Iterator[tuple[str, str | bytes]]:
     """Yields the name and content of each file, the page last; without matplotlib no plots."""
     for form, (_, ending) in FORMATS.items():
+        # CSV has a file for each table: tables of other columns cannot share one.
         if form != "csv":
             yield f"tables.{ending}", tables_text(sections, problems, form)
     for section in sections:

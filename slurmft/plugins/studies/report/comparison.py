@@ -43,6 +43,7 @@ class Side:
     @property
     def evaluated(self) -> float:
         """Samples of one evaluation."""
+        # A result counts the samples of all its evaluations.
         return self.mean("evaluate_samples") / self.runs[0].evaluations
 
     @property
@@ -401,6 +402,7 @@ def _evaluation(side: Side) -> Times:
 
 def _by_steps(a: Side, b: Side) -> Finding:
     """Compares the training of runs without repeats, by their steps."""
+    # Axis 1 is that of the windows: two repeats follow each other as one longer run.
     windows_a = np.concatenate([windows(run) for run in a.runs], axis=1)
     windows_b = np.concatenate([windows(run) for run in b.runs], axis=1)
     rate_a = _rate(a, _mean_rate(windows_a))
@@ -455,6 +457,7 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
     # user's own, neither that nor the number of its samples is known.
     if "accuracy" not in name or _has_own_program(a, b):
         return Finding(name, *texts, _TOO_FEW)
+    # The interval counts answers: of an evaluation without any there is none.
     samples_a = round(a.evaluated)
     samples_b = round(b.evaluated)
     if min(samples_a, samples_b) < 1:

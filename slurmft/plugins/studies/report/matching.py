@@ -139,8 +139,10 @@ def _fields_in(published: PublishedTable) -> set[str]:
     """Returns our fields whose values follow from the columns of a published table."""
     fields = {_FIELDS[name] for name in keys_of(published) if name in _FIELDS}
     if CONFIGURATION in published.columns:
+        # The names of its bars say both: PRECISION-BATCHSIZE.
         fields |= {"batch_size", "precision"}
     if "batch_size" in fields:
+        # It follows from the batch of a device and the devices, which the table has.
         fields.add(GLOBAL_BATCH_SIZE)
     if "gpus" in published.columns:
         fields.update(DEVICE_FIELDS)
@@ -179,6 +181,7 @@ def _columns_of(published: PublishedTable, name: str, pairs: Sequence[Match]) ->
     measure = _MEASURES.get(name)
     if not measure:
         return [theirs]
+    # Two columns of one quantity stand side by side: each says whose it is.
     theirs = replace(theirs, label=f"{with_unit(name)} published")
     medians = [pair.ours.median(measure) if pair.ours else None for pair in pairs]
     decimals = _decimals(measure, medians)

@@ -353,6 +353,7 @@ def rows_of(runset: RunSet) -> list[Row]:
             if numbers:
                 row.measures[measure.key] = Spread.of(*numbers)
         rows.append(row)
+    # So rows that a speedup compares stand below each other, its baseline first.
     rows.sort(key=lambda row: (_sortable(others(row, runset.fields)), row.devices or 0))
     # The throughput of a training says how it scales even where nobody declared its work to be
     # fixed. The time of a program of the user's own does not: its work is unknown.
@@ -432,6 +433,7 @@ def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
     finished."""
     total = max(len(runs), repeats)
     states = [_state(run) for run in runs if not run.is_finished]
+    # Repeats that the study has and nobody submitted yet.
     states += [("missing", "")] * (total - len(runs))
     counts = Counter(state for state, _ in states)
     reasons = [reason for _, reason in states if reason]

@@ -65,16 +65,14 @@ class Chart:
 
     def table(self) -> Table:
         """Returns the points of the plot; of curves about ten each."""
-        names: list[str] = []
-        places: list[float] = []
-        heights: list[float] = []
+        rows = []
+        medians = []
         for name, points in self.series.items():
             stride = max(1, len(points) // 10) if self.are_curves else 1
-            for x, spread in points[::stride]:
-                names.append(name)
-                places.append(x)
-                heights.append(spread.median)
-        medians = [spread.median for points in self.series.values() for _, spread in points]
+            rows += [(name, x, spread.median) for x, spread in points[::stride]]
+            medians += [spread.median for _, spread in points]
+        # A chart has a point at least: without any it is not made.
+        names, places, heights = zip(*rows, strict=True)
         columns = [
             column("series", names, label=self.legend or "series", numeric=False),
             Column("x", [Value(x, f"{x:g}") for x in places], self.x_label),
@@ -268,6 +266,7 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
         if isinstance(record, Step) and record.loss is not None and math.isfinite(record.loss):
             # A step that was repeated takes the place of the points from it on.
             add_point(losses, record.step, record.loss)
+            # The curve over epochs is the same points in another unit.
             if record.epoch:
                 steps_per_epoch = record.step / record.epoch
         elif isinstance(record, Epoch) and record.epoch:
@@ -321,6 +320,7 @@ def draw(chart: Chart) -> tuple[str, bytes]:
         axes = figure.add_subplot()
         axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
         _lines(axes, chart, labels)
+        # A single line needs a legend only where its name says something.
         if len(labels) > 1 or labels[0] != "measured":
             figure.legend(
                 loc="outside lower left",
@@ -385,6 +385,8 @@ def _scale_axes(axes: Any, chart: Chart) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
     else:
+        # From 0 on: cut off below, small differences would look large.
         axes.set_ylim(bottom=min(0, lowest))
+    # Only numbers of devices that were measured have a tick.
     axes.set_xticks(places, [f"{x:g}" for x in places])
     axes.minorticks_off()

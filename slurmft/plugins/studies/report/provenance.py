@@ -24,7 +24,9 @@ def origins(rows: Sequence[Row]) -> list[str]:
     runs = [run for row in rows for run in row.runs]
     if not runs:
         return []
-    commands = [shown(command, _LONGEST) for command in _values(runs, _command)]
+    commands = [
+        shown(command, _LONGEST) for command in _values(runs, lambda run: run.submission.command)
+    ]
     versions = []
     for name in ("python", *_VERSIONS):
         values = _values(runs, _version_of(name))
@@ -41,10 +43,6 @@ def origins(rows: Sequence[Row]) -> list[str]:
         f"devices: {some(_values(runs, _device), _MOST)}",
     ]
     return [line for line in lines if not line.endswith(": ")]  # of these nothing is known
-
-
-def _command(run: MeasuredRun) -> str:
-    return run.submission.command
 
 
 def changes(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:

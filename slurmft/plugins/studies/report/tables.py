@@ -1,6 +1,6 @@
 """Measured rows as tables: speed, phases, and all data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,13 +40,20 @@ def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
 
 # --- cost -----------------------------------------------------------------------------------------
 
-_COSTS = (
-    ("node-hours", "node_hours", 1.0),
-    ("GPU-hours", "gpu_hours", 1.0),
-    ("CPU-hours", "cpu_hours", 1.0),
-    ("energy (kWh)", "energy_j", 1 / 3.6e6),  # Slurm accounts in joules
+
+def _largest(values: Sequence[float]) -> float | None:
+    # No process holds 0 bytes: nobody measured it.
+    return max(values) or None
+
+
+_COSTS: tuple[tuple[str, str, float, Callable[[Sequence[float]], float | None]], ...] = (
+    ("node-hours", "node_hours", 1.0, sum),
+    ("GPU-hours", "gpu_hours", 1.0, sum),
+    ("CPU-hours", "cpu_hours", 1.0, sum),
+    ("energy (kWh)", "energy_j", 1 / 3.6e6, sum),  # Slurm accounts in joules
+    ("GiB a node", "peak_memory_bytes", 2**-30, _largest),
 )
-"""Label of a column, key of a cost, and its factor."""
+"""Label of a column, key of a cost, its factor, and how those of several runs become one."""
 
 
 def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
@@ -58,39 +65,21 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     if not any(run_cost["node_hours"] for run_cost in all_costs):
         return []
     by_run = {id(run): run_cost for run, run_cost in zip(runs, all_costs, strict=True)}
-    costs_of_rows = [[by_run[id(run)] for run in row.runs] for row in rows]
     columns = _leading(rows, runset.fields)
-    for rank, (name, key, factor) in enumerate(_COSTS):
-        sums = []
-        for row_costs in costs_of_rows:
-            values = [run_cost[key] for run_cost in row_costs]
-            sums.append(_sum_of(values, factor))
-        columns.append(_cost_column(name, sums, rank))
-    peaks_gib = [_peak_gib(row_costs) for row_costs in costs_of_rows]
-    columns.append(_cost_column("GiB a node", peaks_gib, len(_COSTS)))
+    for rank, (name, key, factor, combine) in enumerate(_COSTS):
+        totals = []
+        for row in rows:
+            values = [by_run[id(run)][key] for run in row.runs]
+            numbers = [factor * value for value in values if value is not None]
+            # Of no run, or of none that says it: unknown, which is not 0.
+            totals.append(combine(numbers) if numbers else None)
+        columns.append(column(name, totals, decimals_of(totals), rank=rank))
     advice = [cost.advice(by_run[id(run)], run) for run in runs]
+    # Repeats of a cell get the same advice: it is shown once.
     notes = [line for line in dict.fromkeys(advice) if line]
     sources = dict.fromkeys(run_cost["source"] for run_cost in all_costs)
     notes.append(f"by {' and '.join(sources)}; n/a: unknown")
     return [Table(f"{runset.title}: cost, all attempts", columns, notes)]
-
-
-def _peak_gib(costs: Sequence[dict[str, Any]]) -> float | None:
-    """Returns the largest peak memory of these runs; None: unknown."""
-    peaks = [run_cost["peak_memory_bytes"] or 0 for run_cost in costs]
-    largest = max(peaks, default=0)
-    return largest / 2**30 if largest else None
-
-
-def _sum_of(values: Sequence[float | None], factor: float) -> float | None:
-    """Returns the sum of the values that are known; None: none is."""
-    numbers = [factor * value for value in values if value is not None]
-    return sum(numbers) if numbers else None
-
-
-def _cost_column(name: str, values: Sequence[float | None], rank: int) -> Column:
-    decimals = decimals_of(values)
-    return column(name, values, decimals, rank=rank)
 
 
 # --- classes --------------------------------------------------------------------------------------
@@ -103,18 +92,18 @@ def class_tables(rows: Sequence[Row]) -> list[Table]:
     if not runs:
         return []
     newest = max(runs, key=lambda run: run.state.time)
-    every_class = list(classes.of(newest.result).items())
-    listed = dict(every_class[: classes.SHOWN])
+    scores = classes.of(newest.result)
+    listed = dict(list(scores.items())[: classes.SHOWN])
     names = column("class", listed, numeric=False)
     columns = [names]
     for key, decimals in (("precision", 4), ("recall", 4), ("f1", 4), ("support", 0)):
         values = [getattr(facts, key) for facts in listed.values()]
         columns.append(column(key, values, decimals))
-    total = len(measures.result_of(newest)["classes"])
     notes = []
-    if total > len(listed):
+    if len(scores) > len(listed):
         notes.append(
-            f"the {len(listed)} of {total:,} classes with the lowest f1; all are in result.json"
+            f"the {len(listed)} of {len(scores):,} classes with the lowest f1; all are in "
+            "result.json"
         )
     tables = [Table(f"Classes, {newest.name}", columns, notes)]
     has_confusion = all(facts.predicted_as is not None for facts in listed.values())
@@ -157,16 +146,12 @@ def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
 
 def _spread_columns(measure: Measure, rows: Sequence[Row]) -> list[Column]:
     """Returns median, smallest and largest value of a measure, unrounded."""
-    medians: list[float | None] = []
-    lows: list[float | None] = []
-    highs: list[float | None] = []
-    for row in rows:
-        spread = row.measures.get(measure.key)
-        medians.append(spread.median if spread else None)
-        lows.append(spread.low if spread else None)
-        highs.append(spread.high if spread else None)
-    key = measure.key
-    return [column(key, medians), column(f"{key}_min", lows), column(f"{key}_max", highs)]
+    columns = []
+    for ending, part in (("", "median"), ("_min", "low"), ("_max", "high")):
+        # A row may lack the measure: the cell is empty then.
+        values = [getattr(row.measures.get(measure.key), part, None) for row in rows]
+        columns.append(column(f"{measure.key}{ending}", values))
+    return columns
 
 
 # --- columns --------------------------------------------------------------------------------------

@@ -168,10 +168,8 @@ def _powers_of_two(series: Series, devices_per_node: int) -> list[int]:
     """Returns the numbers of nodes of a plan for which none were asked, ascending."""
     measured = max(row.nodes for row in series.rows)
     most = min(max(8, 4 * measured), MAX_DEVICES // devices_per_node)
-    counts = [1]
-    while 2 * counts[-1] <= most:
-        counts.append(2 * counts[-1])
-    return counts
+    # One node at least: speedups are relative to it, whatever the limit of the model.
+    return [2**power for power in range(max(1, most).bit_length())]
 
 
 def predict(fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: int) -> list[Option]:
@@ -231,6 +229,7 @@ def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Opti
             probability = ">99%" if chance > 0.99 else f"{chance:.0%}"
             text = f"the fewest of these that end within {limit}"
             return option, f"{text} (probability {probability}{doubt})"
+    # A plan that misses its deadline recommends nothing, but says by how much.
     fastest = min(options, key=lambda o: o.time_s.median)
     unit, scale = unit_of(fastest.time_s.median)
     raise UsageError(
@@ -262,6 +261,7 @@ def unit_of(seconds: float) -> tuple[str, float]:
 
 def digits(value: float) -> str:
     """Returns three significant digits, without an exponent."""
+    # "g" would write 1234 as 1.23e+03.
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

@@ -171,6 +171,7 @@ def _tokens_per_sample(result: Mapping[str, Any]) -> float | None:
     samples_per_s = result.get("train_samples_per_s")
     if not tokens_per_s or not samples_per_s:
         return None
+    # Both rates are of the same seconds, which cancel out.
     return float(tokens_per_s / samples_per_s)
 
 
