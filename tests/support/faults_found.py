@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,6 +61,7 @@ _WITHOUT_FAULT_S = 1200.0
 # With a fault they hang if they take so many times longer, and at least so long.
 _LONGER = 3.0
 _LEAST_S = 240.0
+_END_S = 60.0
 _TURNED: dict[type[ast.cmpop], str] = {
     ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<", ast.Eq: "!=", ast.NotEq: "==",
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
@@ -146,7 +149,11 @@ def run_tests(checkout: Path, tests: list[str], limit_s: float) -> str:
         try:
             code = pytest.wait(limit_s)
         except subprocess.TimeoutExpired:
-            pytest.terminate()
+            # As Ctrl-C: pytest ends what its tests have started.
+            pytest.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                pytest.wait(_END_S)
+            pytest.kill()
             return "late"
     return "failed" if code else "passed"
 

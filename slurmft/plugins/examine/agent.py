@@ -20,7 +20,8 @@ from slurmft.node.rendezvous import Rendezvous
 from slurmft.plugins.examine import connections, inspection, node_use
 from slurmft.plugins.examine.agents import serve
 from slurmft.plugins.examine.lock_operations import LockOperations
-from slurmft.plugins.examine.report import NodeReport, RankReport, SpeedReport
+from slurmft.plugins.examine.measurements import RankReport, SpeedReport
+from slurmft.plugins.examine.report import NodeReport
 
 REQUEST = "request.json"
 """File with the request to the microbenchmarks: {"backend": of --backend, "seconds": for all}."""

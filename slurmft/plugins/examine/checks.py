@@ -17,7 +17,7 @@ from slurmft.core.credentials import HIDDEN, is_private, redact
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
 from slurmft.core.text import clock, some
-from slurmft.plugins.examine.report import Measurements
+from slurmft.plugins.examine.measurements import Measurements
 
 _WIDTH = 100
 # Prefixes of the variables that affect runs; no others are reported.

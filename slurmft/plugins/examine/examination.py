@@ -25,7 +25,8 @@ from slurmft.plugins.examine.checks import Check, Report, failure, merged, ok, p
 from slurmft.plugins.examine.comparison import Pair
 from slurmft.plugins.examine.host import software
 from slurmft.plugins.examine.lock_operations import LockOperations
-from slurmft.plugins.examine.report import LinkReport, Measurements, NodeReport, SpeedReport
+from slurmft.plugins.examine.measurements import Measurements, SpeedReport
+from slurmft.plugins.examine.report import LinkReport, NodeReport
 from slurmft.plugins.examine.site import Site, open_site
 
 T = TypeVar("T")

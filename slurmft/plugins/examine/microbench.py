@@ -24,7 +24,7 @@ from slurmft.job import devices, process_group
 from slurmft.node.profiles import bind_rank
 from slurmft.plugins.examine.agent import REQUEST
 from slurmft.plugins.examine.matmul import best_tflop_s
-from slurmft.plugins.examine.report import AllReduce, RankReport
+from slurmft.plugins.examine.measurements import AllReduce, RankReport
 
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _MATMUL_S = 0.5

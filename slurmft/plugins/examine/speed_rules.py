@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from slurmft.core.text import aligned, in_bytes
 from slurmft.plugins.examine.checks import Check, failure, merged, ok, warning
+from slurmft.plugins.examine.measurements import RankReport, SpeedReport
 from slurmft.plugins.examine.node_rules import products
-from slurmft.plugins.examine.report import RankReport, SpeedReport
 
 Speeds = Mapping[str, SpeedReport]
 """By node."""

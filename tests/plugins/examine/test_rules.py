@@ -11,7 +11,8 @@ from slurmft.node.hardware import Network
 from slurmft.plugins.examine import network_rules, node_rules, speed_rules
 from slurmft.plugins.examine.checks import Check, Level, problems
 from slurmft.plugins.examine.comparison import partners
-from slurmft.plugins.examine.report import FolderReport, LinkReport, RankReport, SpeedReport
+from slurmft.plugins.examine.measurements import RankReport, SpeedReport
+from slurmft.plugins.examine.report import FolderReport, LinkReport
 from tests.plugins.examine.nodes import DISK, GIB, H100, node, system
 
 
