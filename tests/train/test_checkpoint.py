@@ -69,14 +69,15 @@ def test_round_trip(run: RunDir) -> None:
     assert position.tensors["predicted"]["n"].numel() == 0
 
 
-def test_checkpoint_of_an_earlier_version_is_refused(run: RunDir) -> None:
+@pytest.mark.parametrize("form", [{}, {"form": 1}, {"form": 99}])
+def test_checkpoint_of_another_version_is_refused(run: RunDir, form: dict[str, int]) -> None:
     """In two lines, with what to do."""
     folder = run.checkpoints / "step-00000003"
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text('{"step": 3, "position": {"step": 3}}')
+    (folder / "state.json").write_text(json.dumps({"step": 3, "parts": {}, **form}))
     with pytest.raises(UsageError) as error:
         checkpoint.read(folder)
-    assert error.value.message.startswith("step-00000003 was written by an earlier version")
+    assert error.value.message.startswith("step-00000003 was written by another version")
     assert error.value.hint == (
         "resume the run with the version that started it, or submit a new run"
     )

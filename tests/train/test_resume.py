@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from slurmft.core.files import write_json
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
+from slurmft.train.loop.checkpoint import FORM
 from tests.conftest import Done, Following, records, slurmft
 from tests.support import until
 from tests.support.models import write_emotion, write_model
@@ -147,6 +148,35 @@ def test_signals_to_any_process(
         assert result[name] == expected[name]
     assert result["attempts"] == 4
     assert_gone(job.run)
+
+
+PARTS = {
+    "reporter": ["counts", "ran_s", "ran_before_s", "began_at", "phases_s"],
+    "position": [
+        *("step", "epoch", "batch", "phase", "metrics", "by_class", "test"),
+        *("best", "since_best"),
+    ],
+    "learner": ["optimizer", "lora", "scheduler", "scaler"],
+    "evaluator": ["samples"],
+    "generators": ["ranks"],
+}
+"""What the states of the trainer's parts hold in the form of checkpoints of that number."""
+GENERATORS = ["python", "numpy", "torch"]
+COUNTS = ["samples", "tokens", "padded_tokens", "flops", "evaluated", "loss", "startup_s"]
+
+
+def test_form_of_checkpoints(undisturbed: Done) -> None:
+    """Whoever changes it raises `checkpoint.FORM`: else another version would read it wrongly."""
+    checkpoints = undisturbed.run.checkpoints
+    (name,) = undisturbed.run.checkpoint_names()
+    state = json.loads((checkpoints / name / "state.json").read_text())
+    parts = state["parts"]
+    assert state["form"] == FORM == 2
+    assert {part: list(values) for part, values in parts.items()} == PARTS
+    assert all(list(rank) == GENERATORS for rank in parts["generators"]["ranks"])
+    assert list(parts["reporter"]["counts"]) == COUNTS
+    tensors = sorted(file.stem for file in (checkpoints / name).glob("*.safetensors"))
+    assert tensors == ["model", "optimizer", "predicted"]
 
 
 def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:

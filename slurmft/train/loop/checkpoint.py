@@ -25,6 +25,9 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.loop.state import State, Tensors
 
 _STATE = "state.json"
+FORM = 2
+"""Number of the form that checkpoints have: raised by whoever changes what a part's state holds.
+Another number is another version's, and is refused before a part reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     for name, tensors in checkpoint.tensors.items():
         save_file(tensors, folder / f"{name}.safetensors")
     values = {
+        "form": FORM,
         "step": checkpoint.step,
         "setup": checkpoint.setup,
         "parts": checkpoint.parts,
@@ -76,14 +80,13 @@ def read(path: Path) -> Checkpoint:
 
     Raises:
         OSError: the file system fails.
-        UsageError: an earlier version wrote it, in another form.
+        UsageError: another version wrote it, in another form.
     """
     text = (path / _STATE).read_text(encoding="utf-8")
     values = json.loads(text)
-    if "parts" not in values:
+    if values.pop("form", None) != FORM:
         raise UsageError(
-            f"{path.name} was written by an earlier version of slurmft, and this one cannot resume "
-            "it",
+            f"{path.name} was written by another version of slurmft, and this one cannot resume it",
             "resume the run with the version that started it, or submit a new run",
         )
     # Not mapped into memory: a file that is open cannot be pruned on every file system.
