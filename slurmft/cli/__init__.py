@@ -151,13 +151,6 @@ def pasted(path: PathLike[str]) -> str:
     return below
 
 
-_WHERE = {
-    "slurm": "to Slurm: {} node(s)",
-    "local": "on this machine, without Slurm: {} simulated node(s)",
-    "mpirun": "to mpirun: {} node(s)",
-}
-
-
 def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv: list[str]) -> int:
     """Submits a run, says where it is, and follows it with --follow; with --dry-run shows what
     would be submitted. Returns the exit code."""
@@ -174,8 +167,8 @@ def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv:
     if arguments.json:
         facts = {"run": str(run.path), "name": run.path.name, "job": job.id, "cluster": job.cluster}
         return print_json(facts)
-    where = _WHERE.get(job.cluster, f"to {job.cluster}: {{}} node(s)")
-    print(f"job {job.id} submitted {where.format(config.job.nodes)}")
+    destination = launcher.get(job.cluster).DESTINATION
+    print(f"job {job.id} submitted {destination.format(config.job.nodes)}")
     # A request by --on that comes again leads to the run of the first time.
     if run.load_config().submission.time != submission.time:
         print("before the connection was cut; to submit another, type the command once more")

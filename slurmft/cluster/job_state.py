@@ -120,7 +120,7 @@ def combine(
     Args:
         recorded: the record, read after the scheduler was asked: it may be newer.
         report: the scheduler's answer; None where neither queue nor accounting knows the job.
-        cluster: who answered: slurm, local or mpirun.
+        cluster: name of the launcher that asked.
         has_result: the run has a result.json.
         has_started: an attempt of the run has begun.
         may_requeue: the job may be requeued (--requeue).

@@ -1,10 +1,10 @@
 """Where a job runs: each launcher submits a run, reports the state of its job, and cancels it."""
 
 import os
-from typing import Protocol
+from typing import Literal, Protocol
 
 from slurmft.cluster.job_state import JobState, Report, by_record, combine
-from slurmft.cluster.slurm.commands import available, cluster_name
+from slurmft.cluster.slurm.commands import available
 from slurmft.core import plugins
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
@@ -14,7 +14,20 @@ from slurmft.runs.rundir import RunDir
 
 
 class Launcher(Protocol):
-    """The functions of a launcher."""
+    """A launcher: a module or an object, declared as an entry point of `slurmft.launchers`."""
+
+    DESTINATION: str
+    """Where a job goes, as said after its submission: "to Slurm: {} node(s)"."""
+    LOCATION_KIND: Literal["cluster", "host"]
+    """Word for what `location` names."""
+    STARTS_RANKS: bool
+    """True if it starts every rank itself, without torchrun and without the task of a node, in
+    which programs for a node, and preflights, run."""
+
+    def location(self) -> str:
+        """Returns where a job runs that is submitted from here, and where alone it can be asked
+        about: the name of the cluster, or of this host. "" where that is not known: jobs then
+        count as being here."""
 
     def plan(self, config: RunConfig, run: RunDir) -> str:
         """Returns the job as text, for a dry run."""
@@ -23,7 +36,11 @@ class Launcher(Protocol):
         """Starts the job of a run; returns its id."""
 
     def job_state(self, job_id: str, run: RunDir) -> Report | None:
-        """Asks the scheduler for the job; None where it does not know it any more."""
+        """Asks the scheduler for the job; None where it does not know it any more.
+
+        A report with the name "UNKNOWN" says that the scheduler does not answer: `slurmft list`
+        asks for many jobs, and an exception would end it.
+        """
 
     def cancel(self, job_id: str, run: RunDir) -> None:
         """Cancels the job."""
@@ -49,8 +66,8 @@ def choose(cluster: str) -> str:
 
 
 def get(cluster: str) -> Launcher:
-    """Returns the launcher of that name (imported here: submitit takes 90 ms); SlurmftError where
-    there is none: for pods, or a damaged run directory."""
+    """Returns the launcher of that name; SlurmftError where there is none: for pods, or a damaged
+    run directory."""
     entry = plugins.find(plugins.LAUNCHERS, cluster)
     if entry is None:
         raise SlurmftError(f"no command here knows the jobs of {cluster!r}")
@@ -58,14 +75,23 @@ def get(cluster: str) -> Launcher:
     return launcher
 
 
+def find(cluster: str) -> Launcher | None:
+    """Returns the launcher of that name; None where nobody here can ask for its jobs: they are
+    pods, or its package is missing or damaged."""
+    # A list of runs must not end at a package that one of them was submitted with.
+    try:
+        return get(cluster)
+    except SlurmftError:
+        return None
+
+
 def location(cluster: str) -> str:
-    """Returns where a job runs that is submitted from here: the Slurm cluster's name, or this
-    host's; "" where that is not known."""
-    if cluster == "slurm":
-        return cluster_name()
-    if cluster in ("local", "mpirun"):
-        return os.uname().nodename
-    return ""
+    """Returns where a job of a launcher runs that is submitted from here; "" where that is not
+    known, or there is no such launcher."""
+    launcher = find(cluster)
+    if launcher is None:
+        return ""
+    return launcher.location()
 
 
 def note_job(run: RunDir, cluster: str, job_id: str, where: str) -> None:
@@ -79,8 +105,7 @@ def other_location(cluster: str, where: str, here: str) -> str:
     the same, or where one of the two is not known."""
     if not where or not here or where == here:
         return ""
-    kind = "cluster" if cluster == "slurm" else "host"
-    return f"on the {kind} {where}; seen from {here}"
+    return f"on the {get(cluster).LOCATION_KIND} {where}; seen from {here}"
 
 
 def elsewhere(run: RunDir) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from slurmft.cluster.job_state import Report
 from slurmft.core import permissions, process
@@ -25,6 +26,10 @@ from slurmft.node import rendezvous, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
+
+DESTINATION = "on this machine, without Slurm: {} simulated node(s)"
+LOCATION_KIND: Literal["host"] = "host"
+STARTS_RANKS = False
 
 _KILL_AFTER_S = 20
 """Between SIGTERM and SIGKILL to the other nodes when one has failed."""
@@ -150,8 +155,13 @@ class LocalNodes:
         self.stopped_by = self.stopped_by or signum
 
 
+def location() -> str:
+    """Returns the name of this host: only here can a process be asked about."""
+    return os.uname().nodename
+
+
 def plan(config: RunConfig, run: RunDir) -> str:
-    """A comment: there is no script."""
+    """Returns a comment: there is no script."""
     return (
         f"# no Slurm: {config.job.nodes} simulated node(s) on this machine, each with a task of\n"
         "# its own, in one job of submitit's local executor\n"

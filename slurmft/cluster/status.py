@@ -2,13 +2,16 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import dependency, launcher
+from slurmft.cluster import dependency
+from slurmft.cluster import launcher as launchers
 from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine
+from slurmft.cluster.launcher import Launcher
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint
 from slurmft.core.decode import decode_leniently
@@ -30,8 +33,6 @@ _OUTCOMES = {
     Phase.CANCELLED: "failed",
     Phase.VANISHED: "failed",
 }
-_HERE = ("slurm", "local", "mpirun")
-"""Clusters whose jobs can be asked for. Pods and ranks started by hand cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,11 @@ class _Place:
     run: MeasuredRun
     job: Job | None
     job_id: str
-    elsewhere: str
+    elsewhere: str = ""
+    """Where the job is, in words, if not here."""
+    launcher: Launcher | None = None
+    """None where nobody here can ask for the job, as for pods and ranks started by hand, or need
+    not, as for a run that has finished."""
 
     @property
     def cluster(self) -> str:
@@ -106,8 +111,7 @@ class _Place:
     @property
     def is_asked(self) -> bool:
         """The job's scheduler is to be asked: it is here, and the record does not decide."""
-        is_here = self.cluster in _HERE and not self.elsewhere
-        return is_here and bool(self.job_id) and not self.run.is_finished
+        return self.launcher is not None and not self.elsewhere and bool(self.job_id)
 
 
 def run_statuses(runs: Iterable[MeasuredRun]) -> list[RunStatus]:
@@ -122,18 +126,23 @@ def run_statuses(runs: Iterable[MeasuredRun]) -> list[RunStatus]:
 
 
 def _places(runs: Iterable[MeasuredRun]) -> list[_Place]:
-    here: dict[str, str] = {}  # cluster -> its location; asks the controller at most once
+    # Each launcher is imported once, and tells its location once: Slurm's asks the controller.
+    launcher_of = functools.cache(launchers.find)
+    location = functools.cache(launchers.location)
     places = []
     for run in runs:
         files = RunDir(run.path)
         job = files.read_job()
-        elsewhere = ""
+        place = _Place(run, job, files.job_id())
         # Where the job of a finished run was, decides nothing.
-        if job and job.where and not run.is_finished:
-            if job.cluster not in here:
-                here[job.cluster] = launcher.location(job.cluster)
-            elsewhere = launcher.other_location(job.cluster, job.where, here[job.cluster])
-        places.append(_Place(run, job, files.job_id(), elsewhere))
+        if not run.is_finished:
+            elsewhere = ""
+            if job and job.where:
+                here = location(job.cluster)
+                elsewhere = launchers.other_location(job.cluster, job.where, here)
+            launcher = launcher_of(place.cluster)
+            place = dataclasses.replace(place, launcher=launcher, elsewhere=elsewhere)
+        places.append(place)
     return places
 
 
@@ -144,8 +153,8 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
     report = None
     if place.is_asked and place.cluster == "slurm":
         report = reports.get(place.job_id)
-    elif place.is_asked and not run.has_ended:
-        report = launcher.get(place.cluster).job_state(place.job_id, files)
+    elif place.is_asked and place.launcher and not run.has_ended:
+        report = place.launcher.job_state(place.job_id, files)
     if place.is_asked and (report is None or report.ended or report.name == "UNKNOWN"):
         run = _read_again(run)  # the last records may be newer than those before the question
     if not run.is_finished and not run.has_ended and not place.job_id:

@@ -78,8 +78,9 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
         for path, facts in config.program.inputs.items():
             lines.append(f"{path}: {facts['what']}, {in_bytes(facts['bytes'])}")
         lines.append("")
-    lines.append(cluster_launcher.get(cluster).plan(config, run))
-    if cluster != "mpirun":  # whose plan is the command itself: no torchrun runs under it
+    launcher = cluster_launcher.get(cluster)
+    lines.append(launcher.plan(config, run))
+    if not launcher.STARTS_RANKS:  # else the plan is the whole command: no torchrun runs under it
         lines += node_command(config, run, cluster)
     lines += ["", "dry run: nothing was submitted"]
     return "\n".join(lines)

@@ -20,7 +20,6 @@ from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
 from slurmft.core.options import (
     Command,
     Config,
-    Needs,
     build,
     build_own,
     check_credentials,
@@ -38,7 +37,6 @@ from slurmft.core.run_files import Submission
 BACKENDS = ("auto", "gloo", "nccl", "ccl")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 RUNTIMES = ("auto", "apptainer", "pyxis", "charliecloud", "podman")
-DIALECTS = ("auto", "intel", "openmpi")
 
 _ALL_OF_DOCTOR: tuple[Command, ...] = ("doctor", "doctor node", "doctor locks")
 """Commands that examine nodes: they have the flags that say which nodes."""
@@ -90,29 +88,13 @@ class JobConfig:
     )
     cluster: str = option(
         "auto",
-        "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine; mpirun: "
-        "the hosts of --hostfile",
+        "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine; or another "
+        "launcher",
         affects="speed",
         at="submission",
-        metavar="auto|slurm|local|mpirun",  # and launchers of other packages
+        metavar="auto|slurm|local|LAUNCHER",
         varies=False,
         commands=("doctor",),
-    )
-    hostfile: str | None = option(
-        None,
-        "file of hosts for --cluster mpirun, one a line; the first --nodes of them are used",
-        affects="speed",
-        at="submission",
-        metavar="FILE",
-        needs=(Needs("cluster", ("mpirun",), why="Slurm chooses the hosts by itself"),),
-        path="input",
-    )
-    dialect: str = option(
-        "auto",
-        "kind of mpirun: intel (also MPICH) or openmpi; auto: the one on the PATH",
-        affects="speed",
-        at="submission",
-        choices=DIALECTS,
     )
     backend: str = option(
         "auto",

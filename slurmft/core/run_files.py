@@ -64,7 +64,7 @@ class Job:
     """The job that was submitted last for a run (job.json)."""
 
     cluster: str
-    """slurm, local, mpirun, kubernetes."""
+    """Name of its launcher, or kubernetes."""
     id: str
     where: str = ""
     """The name of the Slurm cluster, or the host; "" where it is not recorded."""

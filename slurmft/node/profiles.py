@@ -163,6 +163,7 @@ def choose(
     *,
     uses_ccl: bool = False,
     part: tuple[int, int] | None = None,
+    for_rank: bool = False,
 ) -> Profile:
     """Decides how a run uses a node.
 
@@ -170,13 +171,14 @@ def choose(
         job: `--profile`, `--backend` and `--nproc-per-node` are read.
         uses_ccl: the collectives are oneCCL's, which needs cores of its own.
         part: index and number of the simulated nodes that share this machine.
+        for_rank: one rank of the node asks, not the task that starts them all.
 
     Raises:
         UsageError: the node does not have what was asked for.
     """
     name = name_of(hardware, job)
     nproc = job.nproc_per_node or _default_nproc(hardware, name, is_part=part is not None)
-    _check_processes(hardware, name, nproc, job, part)
+    _check_processes(hardware, name, nproc, part, for_rank)
     cores = list(hardware.cores)
     if part is not None:
         index, count = part
@@ -253,11 +255,11 @@ def _usable_gpus(hardware: Hardware) -> int:
 
 
 def _check_processes(
-    hardware: Hardware, name: str, nproc: int, job: JobConfig, part: tuple[int, int] | None
+    hardware: Hardware, name: str, nproc: int, part: tuple[int, int] | None, for_rank: bool
 ) -> None:
     usable = _usable_gpus(hardware)
-    # mpirun may show each rank a GPU of its own. Then the ranks check it.
-    rank_may_have_gpu = job.cluster == "mpirun" and usable == 1
+    # The MPI that starts the ranks may show each a GPU of its own. Then the ranks check it.
+    rank_may_have_gpu = for_rank and usable == 1
     if name == "gpu" and nproc > usable and not rank_may_have_gpu:
         gpus = f"{len(hardware.gpus)} GPUs"
         if usable < len(hardware.gpus):

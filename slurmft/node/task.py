@@ -54,8 +54,10 @@ def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> b
     return all(passes(peers, timeout_s) for passes in examinations)
 
 
-def use_of_node(config: RunConfig, environment: Mapping[str, str]) -> Profile:
-    """Decides how a run uses this node.
+def use_of_node(
+    config: RunConfig, environment: Mapping[str, str], for_rank: bool = False
+) -> Profile:
+    """Decides how a run uses this node. `for_rank`: see `profiles.choose`.
 
     Raises:
         UsageError: the node does not have what was asked for.
@@ -66,7 +68,10 @@ def use_of_node(config: RunConfig, environment: Mapping[str, str]) -> Profile:
     part = None
     if LOCAL_NODE in environment:  # a simulated node: it has a part of this machine
         part = (int(environment[LOCAL_NODE]), config.job.nodes)
-    return profiles.choose(node_hardware, config.job, uses_ccl=binding is not None, part=part)
+    uses_ccl = binding is not None
+    return profiles.choose(
+        node_hardware, config.job, uses_ccl=uses_ccl, part=part, for_rank=for_rank
+    )
 
 
 def run_torchrun(

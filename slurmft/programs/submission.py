@@ -14,6 +14,7 @@ from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
+from slurmft.core.launchers import starts_ranks
 from slurmft.core.options import build
 from slurmft.core.program import Program
 from slurmft.core.site import merge, site_defaults
@@ -72,11 +73,11 @@ def _placed(program: OwnProgram, job: JobConfig, name: str) -> OwnProgram:
     if program.per == "auto":
         per = "torchrun"
         if not program.is_python:
-            per = "process" if job.cluster == "mpirun" else "node"
+            per = "process" if starts_ranks(job.cluster) else "node"
         program = dataclasses.replace(program, per=per)
-    if job.cluster == "mpirun" and program.per in ("node", "gpu"):
+    if program.per in ("node", "gpu") and starts_ranks(job.cluster):
         raise UsageError(
-            f"--per {program.per}: mpirun starts --nproc-per-node processes on a host",
+            f"--per {program.per}: {job.cluster} starts --nproc-per-node processes on a host",
             "use --per process",
         )
     if program.per == "torchrun" and not program.is_python:

@@ -37,6 +37,13 @@ class Queue:
         self.on_submit: Callable[[RunDir], None] = lambda run: None
         self.submitted: list[RunConfig] = []
         self.cancelled: list[str] = []
+        self.here = os.uname().nodename
+
+    STARTS_RANKS = False
+    LOCATION_KIND = "host"
+
+    def location(self) -> str:
+        return self.here
 
     def submit(self, config: RunConfig, run: RunDir) -> str:
         self.on_submit(run)
@@ -133,9 +140,9 @@ def test_shorter_time_does_not_shorten_the_lead(queue: Queue, run: RunDir) -> No
 
 
 @pytest.fixture
-def on_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_slurm(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "choose", lambda cluster: "slurm")
-    monkeypatch.setattr(launcher, "cluster_name", lambda: "")
+    queue.here = ""
 
 
 @pytest.mark.usefixtures("on_slurm")

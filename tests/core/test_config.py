@@ -29,7 +29,7 @@ max_grad_norm precision tf32 batching grad_comm shard cpu_offload activation_che
 dropout
 lora lora_alpha lora_dropout lora_targets use_rslora use_dora merge load_in_4bit seed
 class_weights early_stopping log_every"""
-JOB_FLAGS = """name nodes nproc_per_node profile cluster hostfile dialect backend runs_dir
+JOB_FLAGS = """name nodes nproc_per_node profile cluster backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
 comment sbatch setup container container_runtime host_suffix
@@ -37,7 +37,7 @@ interface rdzv_timeout_s stop_lead_s
 file_locks
 after after_any requeue strict max_requeues max_restarts hang_timeout_s
 checkpoint_every checkpoint_every_steps keep_checkpoints"""
-PLUGIN_FLAGS = "preflight notify notify_command stage_env stage_dir log_with"
+PLUGIN_FLAGS = "preflight hostfile dialect notify notify_command stage_env stage_dir log_with"
 
 
 def test_flags_are_a_promise() -> None:

@@ -180,7 +180,7 @@ def test_hooks_of_another_package(
     assert hooks.script_lines(config, RunDir(site)) == hooks.ScriptLines("echo in", "echo out")
     warning = "warning: 'bad' of the package bad-hooks cannot be imported: ZeroDivisionError("
     assert capsys.readouterr().err.startswith(warning)
-    assert len(hooks._members()) == 6
+    assert len(hooks._members()) == 7
 
 
 OPTIONS = """

@@ -345,10 +345,10 @@ def test_mig_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_visible_gpu_for_each_rank_of_mpirun(tmp_path: Path) -> None:
     """Its ranks find out whether it is their own; a node's one task knows that it is not."""
     here = node(tmp_path, gpus=4, CUDA_VISIBLE_DEVICES="3")
-    of_mpirun = JobConfig(nproc_per_node=4, cluster="mpirun")
-    assert len(choose(here, of_mpirun).cores) == 4
+    job = JobConfig(nproc_per_node=4)
+    assert len(choose(here, job, for_rank=True).cores) == 4
     with pytest.raises(UsageError, match=r"--nproc-per-node 4, but \S+ has 1 GPUs"):
-        choose(here, JobConfig(nproc_per_node=4))
+        choose(here, job)
 
 
 @pytest.mark.processes

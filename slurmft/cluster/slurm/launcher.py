@@ -5,24 +5,39 @@ import io
 import os
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
-from slurmft.cluster.slurm.batch_script import sbatch_text
-from slurmft.cluster.slurm.sbatch_options import all_options, arguments
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.runs.rundir import RunDir
 
+DESTINATION = "to Slurm: {} node(s)"
+LOCATION_KIND: Literal["cluster"] = "cluster"
+STARTS_RANKS = False
+
+# Where a function imports, lists of runs need not: they only ask for jobs and locations.
+
+
+def location() -> str:
+    """Returns the name of the Slurm cluster; "" where its controller does not say it."""
+    return commands.cluster_name()
+
 
 def plan(config: RunConfig, run: RunDir) -> str:
-    """The batch script, and how it is submitted."""
+    """Returns the batch script, and how it is submitted."""
+    from slurmft.cluster.slurm.batch_script import sbatch_text
+
     return f"# sbatch script, submitted through submitit\n{sbatch_text(config, run)}"
 
 
 def submit(config: RunConfig, run: RunDir) -> str:
     """Submits the job; returns its id. Of a refusal, the error has sbatch's own words."""
     import submitit
+
+    from slurmft.cluster.slurm.batch_script import sbatch_text
+    from slurmft.cluster.slurm.sbatch_options import all_options, arguments
 
     class Executor(submitit.SlurmExecutor):  # type: ignore[misc, unused-ignore]
         """submitit's executor with slurmft's script: its own lacks options and ports."""

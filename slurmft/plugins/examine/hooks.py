@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.hooks import Examination, Hooks
+from slurmft.core.launchers import starts_ranks
 from slurmft.node.rendezvous import LOCAL_NODE, Rendezvous
 from slurmft.plugins.examine.options import PreflightOptions
 from slurmft.runs.rundir import RunDir
@@ -18,8 +19,8 @@ class Examine(Hooks):
     """Examines the nodes of a job before its ranks start."""
 
     def check(self, job: JobConfig, cluster: str) -> None:
-        # Other launchers start the ranks of all nodes at once: no node can be left out.
-        if job.options_of(PreflightOptions).preflight == "on" and cluster not in ("slurm", "local"):
+        # Whoever starts the ranks of all nodes at once can leave no node out.
+        if job.options_of(PreflightOptions).preflight == "on" and starts_ranks(cluster):
             raise UsageError(
                 f"--preflight on cannot be used with --cluster {cluster}",
                 "use auto, or leave --preflight out",

@@ -22,9 +22,16 @@ from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.node.rendezvous import HOSTS
 from slurmft.plugins.mpirun import rank
+from slurmft.plugins.mpirun.options import MpiOptions
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 
+DESTINATION = "to mpirun: {} node(s)"
+LOCATION_KIND = local.LOCATION_KIND
+STARTS_RANKS = True
+
+# The job is a process of this host, which starts mpirun: it is asked about as simulated nodes are.
+location = local.location
 job_state = local.job_state
 cancel = local.cancel
 
@@ -145,12 +152,13 @@ def read_hostfile(path: str) -> list[str]:
 
 def hosts_of(job: JobConfig) -> list[str]:
     """Returns the hosts of a job; UsageError where there is no file, or it has too few."""
-    if job.hostfile is None:
+    hostfile = job.options_of(MpiOptions).hostfile
+    if hostfile is None:
         raise UsageError("--cluster mpirun needs --hostfile", "a file with one host per line")
-    hosts = read_hostfile(job.hostfile)
+    hosts = read_hostfile(hostfile)
     if len(hosts) < job.nodes:
         raise UsageError(
-            f"--nodes {job.nodes}, but --hostfile {job.hostfile!r} names {len(hosts)} host(s)",
+            f"--nodes {job.nodes}, but --hostfile {hostfile!r} names {len(hosts)} host(s)",
             f"add hosts to it, or use --nodes {len(hosts)}",
         )
     return [host + job.host_suffix for host in hosts[: job.nodes]]
@@ -207,7 +215,7 @@ def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[st
             "--cluster mpirun needs --nproc-per-node: slurmft cannot detect it on the hosts",
             "use the number of GPUs of a node, or of its CPU sockets",
         )
-    dialect, program = choose_program(job.dialect)
+    dialect, program = choose_program(job.options_of(MpiOptions).dialect)
     options = _intel if dialect == "intel" else _openmpi
     command = [sys.executable, "-u", "-m", "slurmft.plugins.mpirun.rank", run_dir]
     return [program, *options(hosts, job.nproc_per_node), *command]

@@ -98,7 +98,7 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
         # oneCCL over MPI has shared memory; torchrun's has not.
         os.environ.setdefault("CCL_ATL_TRANSPORT", "mpi")
         os.environ.setdefault("CCL_PROCESS_LAUNCHER", "hydra")
-    profile = use_of_node(config, os.environ)
+    profile = use_of_node(config, os.environ, for_rank=True)
     code = run_child(supervisor, _child(run, config, place), config, rendezvous, profile)
     if code == Exit.STOPPED:  # any exit code but 0 makes mpirun kill ranks that still save
         stopped_marker(run).touch()

@@ -345,7 +345,7 @@ def test_hostfiles_that_cannot_be_right(
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(words)):
-        hosts_of(JobConfig(cluster="mpirun", hostfile=str(path), nodes=nodes))
+        hosts_of(JobConfig(cluster="mpirun", nodes=nodes, plugins={"hostfile": str(path)}))
 
 
 def test_no_such_user_in_a_path(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
+from slurmft.core.launchers import starts_ranks
 from slurmft.core.options import Command, build, options
 from slurmft.core.site import site_defaults
 from slurmft.plugins.examine import locks, node_use
@@ -55,8 +56,10 @@ def main(argv: list[str]) -> int:
         return run_part("slurmft doctor", PARTS, argv, "")
     arguments = parser().parse(argv)
     job = _job(arguments, "doctor")
-    if job.cluster == "mpirun":
-        raise UsageError("--cluster mpirun has no nodes to examine", "use slurm, local or auto")
+    if starts_ranks(job.cluster):
+        raise UsageError(
+            f"--cluster {job.cluster} has no nodes to examine", "use slurm, local or auto"
+        )
     # Progress is for people who watch.
     say: Callable[[str], None] = _say
     if arguments.json or not sys.stderr.isatty():

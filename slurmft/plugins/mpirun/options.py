@@ -1,0 +1,28 @@
+"""The options of mpirun."""
+
+# No `from __future__ import annotations`: options are read from the types of their fields.
+
+from dataclasses import dataclass
+
+from slurmft.core.options import option
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MpiOptions:
+    """Jobs by mpirun, on hosts of one's own."""
+
+    hostfile: str | None = option(
+        None,
+        "file of hosts for --cluster mpirun, one a line; the first --nodes of them are used",
+        affects="speed",
+        at="submission",
+        metavar="FILE",
+        path="input",
+    )
+    dialect: str = option(
+        "auto",
+        "kind of mpirun: intel (also MPICH) or openmpi; auto: the one on the PATH",
+        affects="speed",
+        at="submission",
+        choices=("auto", "intel", "openmpi"),
+    )
