@@ -17,9 +17,14 @@ from slurmft.train.config import TrainConfig
 _TRAINING = options(TrainConfig) | options(JobConfig)
 _OWN_PROGRAM = FLAGS | options(JobConfig)
 
-DEVICE_FIELDS = tuple(name for name, each in _TRAINING.items() if each.counts == "devices")
+
+def _fields_that_count(quantity: str) -> tuple[str, ...]:
+    return tuple(name for name, each in _TRAINING.items() if each.counts == quantity)
+
+
+DEVICE_FIELDS = _fields_that_count("devices")
 """Options that say on how many devices a run is: nodes first, then what each has."""
-BATCH_FIELDS = tuple(name for name, each in _TRAINING.items() if each.counts == "batch")
+BATCH_FIELDS = _fields_that_count("batch")
 """Options that say how many samples a step takes."""
 COST_FIELDS = tuple(
     name for name, each in _TRAINING.items() if each.affects_speed and each.counts is None
@@ -41,7 +46,9 @@ def fields_of(run: MeasuredRun) -> dict[str, Any]:
     the options of its job.
     """
     cell = run.study.cell if run.study else None
-    kind = kind_class(str(run.config["program"].get("kind")))
+    program = run.config["program"]
+    # str(): a record of another version may lack the kind; no kind has the name "None".
+    kind = kind_class(str(program.get("kind")))
     settings = kind.varied(run.settings, cell) | run.config["job"]
     declared = declarations(run)
     fields = {}
@@ -69,7 +76,9 @@ def cells(runs: Iterable[MeasuredRun]) -> list[list[MeasuredRun]]:
     """Groups runs by measurement: the runs of a group are repeats."""
     groups: dict[str, list[MeasuredRun]] = {}
     for run in runs:
-        fields = sorted(fields_of(run).items())
-        members = groups.setdefault(repr(fields), [])
+        fields = fields_of(run)
+        # Sorted: the same settings come in another order where a study file was rearranged.
+        key = repr(sorted(fields.items()))
+        members = groups.setdefault(key, [])
         members.append(run)
     return list(groups.values())

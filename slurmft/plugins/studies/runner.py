@@ -56,7 +56,9 @@ def with_flags(study: Study, flags: dict[str, Any]) -> Study:
             )
     if study.program:
         # The check is one of TOML's values, where an option that repeats is a list.
-        values = {k: list(v) if isinstance(v, tuple) else v for k, v in flags.items()}
+        values = {}
+        for name, value in flags.items():
+            values[name] = list(value) if isinstance(value, tuple) else value
         programs.typed(f"{study.path.name}, flags", values)
     changed = replace(study, fixed=merge(study.fixed, flags))
     spec.check_work(changed)
@@ -72,7 +74,11 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
     Raises:
         UsageError: a cell's settings are not valid; the message names the cell.
     """
-    site = site_defaults(OPTIONS | FLAGS if study.program else OPTIONS)
+    # A key of the site file that is none of these options is refused.
+    known = OPTIONS
+    if study.program:
+        known = OPTIONS | FLAGS
+    site = site_defaults(known)
     fixed = study.fixed | {"runs_dir": str(folder / "runs")}
     # The site file's name would be overridden by one in `fixed`.
     if "job_name" not in site:
@@ -94,7 +100,8 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
         except UsageError as error:
             raise in_file(f"the cell {spec.label(cell)!r} of {study.path.name}", error) from None
     if study.program:
-        programs.check_apart([c.program.settings for c in configs.values()], study.varied)
+        program_settings = [config.program.settings for config in configs.values()]
+        programs.check_apart(program_settings, study.varied)
     return _settle_dependencies(configs)
 
 
@@ -128,10 +135,11 @@ def _settle_dependencies(configs: Configs) -> Configs:
     first = next(iter(configs.values()))
     settled = dependency.settled(first, first.job.cluster, None)
     paths = {name: getattr(settled.job, name) for name in dependency.KINDS}
-    return {
-        key: replace(config, job=replace(config.job, **paths), submission=settled.submission)
-        for key, config in configs.items()
-    }
+    settled_configs: Configs = {}
+    for key, config in configs.items():
+        job = replace(config.job, **paths)
+        settled_configs[key] = replace(config, job=job, submission=settled.submission)
+    return settled_configs
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,8 @@ class Submission:
     @property
     def cluster(self) -> str:
         """The cluster of the first run, which is that of all: no cell can vary it."""
-        return next(iter(self.configs.values())).job.cluster
+        first = next(iter(self.configs.values()))
+        return first.job.cluster
 
     def due(self) -> list[Repeat]:
         """Returns the repeats to submit: missing ones, and failed ones that may be tried again."""
@@ -171,9 +180,8 @@ class Submission:
         # By this entry the run is found again: no status of the study is stored.
         entry = run_files.StudyEntry(name=self.study.name, cell=repeat.cell, repeat=repeat.number)
         config = self.configs[repeat.key]
-        submission = replace(
-            provenance, dependency=config.submission.dependency, study=asdict(entry)
-        )
+        waits_for = config.submission.dependency
+        submission = replace(provenance, dependency=waits_for, study=asdict(entry))
         config = replace(config, submission=submission)
         # Every directory gets a random part besides: the mark only says what the run measures.
         cell_number = self.study.cells.index(repeat.cell) + 1
@@ -214,23 +222,35 @@ def _difference(run: MeasuredRun, config: RunConfig) -> str:
     """Describes the settings in which a run differs from a configuration; "" if none matters."""
     # Through JSON, as the run's own: tuples are lists there, and paths are texts.
     current: dict[str, Any] = json.loads(config.to_json())
-    current_settings = current["job"] | current["program"]["settings"]
-    run_settings = _settings_as_typed(run) | run.config["job"]
+    differences = _changed_settings(run, current["job"] | current["program"]["settings"])
+    differences += _changed_inputs(run, current["program"]["inputs"])
+    return some(differences, 3)
+
+
+def _changed_settings(run: MeasuredRun, current: dict[str, Any]) -> list[str]:
+    """Lists the settings that matter and are now others than in the run."""
     declared = cells.declarations(run)
+    run_settings = _settings_as_typed(run) | run.config["job"]
     differences = []
     for name, value in run_settings.items():
         matters = name in _COMMAND_FIELDS
         if name in declared:
             matters = declared[name].affects_measurement
         # A run of another version may have a setting that there is no more.
-        if matters and name in current_settings and current_settings[name] != value:
-            differences.append(f"{name} was {value!r}, is {current_settings[name]!r}")
+        if matters and name in current and current[name] != value:
+            differences.append(f"{name} was {value!r}, is {current[name]!r}")
+    return differences
+
+
+def _changed_inputs(run: MeasuredRun, current: dict[str, Any]) -> list[str]:
+    """Lists the files and folders whose contents are now others than in the run."""
     run_inputs = run.config["program"].get("inputs", {})
-    for path, facts in current["program"]["inputs"].items():
+    differences = []
+    for path, facts in current.items():
         # A path that the run did not have is another setting, not a changed file.
         if path in run_inputs and run_inputs[path]["sha256"] != facts["sha256"]:
             differences.append(f"{path} has changed")
-    return some(differences, 3)
+    return differences
 
 
 def _settings_as_typed(run: MeasuredRun) -> dict[str, Any]:
@@ -275,6 +295,7 @@ def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, in
         except SlurmftError as error:
             before = f"; {len(jobs)} run(s) were submitted before" if jobs else ""
             raise SlurmftError(f"{error.message}{before}", error.hint, error.code) from None
+        # Tasks of an array are numbered in the order of its runs.
         for index, repeat in enumerate(group):
             jobs[repeat.key] = array_task_id(array, index)
         after = [array]
@@ -288,7 +309,8 @@ def _create_all(
     runs: list[RunDir] = []
     with contextlib.ExitStack() as undo:
         for repeat in group:
-            run = create(*todo.new_run(repeat, provenance))
+            config, mark = todo.new_run(repeat, provenance)
+            run = create(config, mark)
             undo.callback(run.discard)
             runs.append(run)
         # All are there: from here on, `job_array.submit` removes them where it fails.
@@ -334,7 +356,8 @@ def _uninterrupted() -> Iterator[None]:
 def run_one(todo: Submission, repeat: Repeat) -> RunDir:
     """Runs one repeat to its end. An interruption ends and removes the run."""
     with _uninterrupted():
-        config, mark = todo.new_run(repeat, todo.provenance())
+        provenance = todo.provenance()
+        config, mark = todo.new_run(repeat, provenance)
         run = submit(config, todo.cluster, mark)
     try:
         wait_for_end(run)
@@ -361,7 +384,8 @@ def wait_for_end(run: RunDir, limit_s: float = math.inf) -> None:
 
 def cancel(alive: Sequence[RunStatus]) -> None:
     """Ends the jobs of runs on this cluster."""
-    jobs = live_jobs([status for status in alive if status.cluster == "slurm"])
+    on_slurm = [status for status in alive if status.cluster == "slurm"]
+    jobs = live_jobs(on_slurm)
     if jobs:
         # The last arrays first: otherwise each would start when the one before it is gone.
         commands.cancel(*reversed(jobs))

@@ -1,7 +1,7 @@
 """Confidence intervals of ratios and differences, from repeats or from the windows of two runs."""
 
 import math
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,12 @@ from scipy.special import stdtrit
 Array = NDArray[np.float64]
 
 LEAST_WINDOWS = 10
+"""Windows of steps that a comparison needs: the corrections of `autocorrelation` are large, and
+rough, for fewer."""
+
 _LEAST_INDEPENDENT = 2.0
+"""Independent windows that a comparison needs: fewer leave no degree of freedom for a variance."""
+
 ALIKE = 1e-9
 """Differences below it are rounding."""
 
@@ -19,27 +24,57 @@ Interval = tuple[float, float, float]
 """An estimate, and the ends of its 95 % interval."""
 
 
+class _Mean(NamedTuple):
+    """A mean, and how well it is known."""
+
+    value: float
+    variance: float
+    """Variance of the mean, not of the values behind it."""
+    independent: float
+    """Independent values behind it."""
+
+
 # --- repeats --------------------------------------------------------------------------------------
 
 
 def ratio_of_repeats(a_s: Array, b_s: Array) -> Interval:
     """Speed of B over that of A: Welch's t-interval of the logarithms of the seconds that each run
     took for the same work. Arrays of shape (repeats,)."""
-    return _ratio(difference_of_repeats(np.log(b_s), np.log(a_s)))
+    # Of logarithms, because runs differ by factors: the ends of the interval are then above 0, and
+    # A over B has the inverse interval of B over A.
+    log_a = np.log(a_s)
+    log_b = np.log(b_s)
+    # A's seconds over B's: who takes fewer is faster.
+    return _ratio(difference_of_repeats(log_b, log_a))
 
 
 def difference_of_repeats(a: Array, b: Array) -> Interval:
     """Mean of B minus mean of A: Welch's t-interval. Arrays of shape (repeats,)."""
-    variances = [float(v.var(ddof=1)) / len(v) for v in (a, b)]
-    return _difference(float(b.mean() - a.mean()), variances, [len(a), len(b)])
+    return _difference(_mean_of_repeats(a), _mean_of_repeats(b))
 
 
-def _difference(estimate: float, variances: Sequence[float], counts: Sequence[float]) -> Interval:
-    """Of two means with these variances, and as many independent values behind each: Student's
-    t-interval, with the degrees of freedom of Welch and Satterthwaite."""
-    parts = sum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
-    freedom = sum(variances) ** 2 / parts if parts else min(counts) - 1
-    half = float(stdtrit(freedom, 0.975)) * math.sqrt(sum(variances))
+def _mean_of_repeats(values: Array) -> _Mean:
+    count = len(values)
+    # ddof=1: deviations from the mean of the same values are too small by one degree of freedom.
+    variance = float(values.var(ddof=1))
+    return _Mean(float(values.mean()), variance / count, count)
+
+
+def _difference(first: _Mean, second: _Mean) -> Interval:
+    """Second mean minus the first one: Student's t-interval, with the degrees of freedom of Welch
+    and Satterthwaite, which do not take both variances for the same."""
+    variance = first.variance + second.variance
+    first_part = first.variance**2 / (first.independent - 1)
+    second_part = second.variance**2 / (second.independent - 1)
+    parts = first_part + second_part
+    if parts:
+        freedom = variance**2 / parts
+    else:
+        # Values that are all equal: the interval has no width, whatever the degrees of freedom.
+        freedom = min(first.independent, second.independent) - 1
+    quantile = float(stdtrit(freedom, 0.975))
+    half = quantile * math.sqrt(variance)
+    estimate = second.value - first.value
     return estimate, estimate - half, estimate + half
 
 
@@ -58,33 +93,53 @@ def ratio_of_windows(a: Array, b: Array) -> Interval | None:
     Neighbouring windows are slow together, so n of them count as fewer independent ones: as
     n (1 - rho) / (1 + rho), with their autocorrelation rho (Thiebaux and Zwiers 1984).
     """
-    means, variances, counts = [], [], []
-    for steps, sample_s in (a, b):
-        seconds = steps * sample_s
-        if len(steps) < LEAST_WINDOWS:
-            return None
-        rho = autocorrelation(seconds / steps)
-        independent = len(steps) * (1 - rho) / (1 + rho)
-        if independent < _LEAST_INDEPENDENT:
-            return None
-        mean = float(seconds.sum() / steps.sum())
-        relative = (seconds - mean * steps) / (mean * steps.mean())
-        means.append(math.log(mean))
-        variances.append(float(relative.var(ddof=1)) / independent)
-        counts.append(independent)
-    return _ratio(_difference(means[0] - means[1], variances, counts))
+    mean_a = _mean_of_windows(a)
+    mean_b = _mean_of_windows(b)
+    if mean_a is None or mean_b is None:
+        return None
+    # A's seconds over B's, as of repeats.
+    return _ratio(_difference(mean_b, mean_a))
+
+
+def _mean_of_windows(windows: Array) -> _Mean | None:
+    """Returns the logarithm of the seconds of a sample; None: there are too few windows."""
+    steps, sample_s = windows
+    count = len(steps)
+    if count < LEAST_WINDOWS:
+        return None
+    rho = autocorrelation(sample_s)
+    independent = count * (1 - rho) / (1 + rho)
+    if independent < _LEAST_INDEPENDENT:
+        return None
+    # Weighted by steps, because windows differ in length: steps without a rate count to the next.
+    seconds = steps * sample_s
+    mean_s = float(seconds.sum() / steps.sum())
+    # Deviations of a ratio of two sums; relative, because a logarithm varies by relative changes.
+    expected_s = mean_s * steps
+    relative = (seconds - expected_s) / expected_s.mean()
+    variance = float(relative.var(ddof=1))
+    return _Mean(math.log(mean_s), variance / independent, independent)
 
 
 def autocorrelation(values: Array) -> float:
     """The lag-one autocorrelation of values in the order of time, with Kendall's correction of its
     bias, plus half its standard error: too small a value is the worse mistake."""
     count = len(values)
-    centred = values - values.mean()
-    variance = float((centred**2).sum())
-    if variance <= (ALIKE * float(values.mean())) ** 2 * count:
+    mean = values.mean()
+    centred = values - mean
+    squares = float((centred**2).sum())
+    # Of values that are alike but for rounding, the rounding would be correlated.
+    rounding = ALIKE * float(mean)
+    if squares <= rounding**2 * count:
         return 0.0
-    rho = float((centred[1:] * centred[:-1]).sum()) / variance
-    rho += (1 + 3 * rho) / count + 0.5 * math.sqrt((1 - rho**2) / count)
+    products = centred[1:] * centred[:-1]
+    rho = float(products.sum()) / squares
+    # A short series underestimates it, because its mean follows its own values.
+    bias = (1 + 3 * rho) / count
+    standard_error = math.sqrt((1 - rho**2) / count)
+    rho += bias + 0.5 * standard_error
+    # Below 0, windows would count as more than there are. The corrections may lead above 1, where
+    # none would be independent: 0.9 leaves one of 19.
     return min(max(rho, 0.0), 0.9)
 
 
@@ -96,8 +151,12 @@ def difference_of_shares(
 ) -> tuple[float, float]:
     """The 95 % interval of the second share of right answers minus the first: as of independent
     normal values, with one right and one wrong answer more of each (Agresti and Caffo 2000)."""
-    counts = np.array([first_count, second_count]) + 2
-    shares = (np.array([first, second]) * (counts - 2) + 1) / counts
-    half = 1.96 * math.sqrt(float((shares * (1 - shares) / counts).sum()))
-    difference = float(shares[1] - shares[0])
+    shares = np.array([first, second])
+    answers = np.array([first_count, second_count])
+    # Without the added answers, a share of 1 would have no variance, however few its answers.
+    counts = answers + 2
+    adjusted = (shares * answers + 1) / counts
+    variances = adjusted * (1 - adjusted) / counts
+    half = 1.96 * math.sqrt(float(variances.sum()))
+    difference = float(adjusted[1] - adjusted[0])
     return difference - half, difference + half

@@ -7,6 +7,7 @@ examples:
   slurmft plan runs --epochs 10 --json               # other runs than those, for programs
 """
 
+import argparse
 import dataclasses
 import sys
 
@@ -27,27 +28,37 @@ def main(argv: list[str]) -> int:
     deadline_s = None
     if arguments.deadline is not None:
         deadline_s = duration_s(arguments.deadline, "--deadline")
-    runs, problems = scan.find([resolve.folder_of(source) for source in arguments.sources])
+    folders = [resolve.folder_of(source) for source in arguments.sources]
+    runs, problems = scan.find(folders)
+    # To stderr, so that --json stays JSON.
     for problem in problems:
         print(f"warning: left out: {problem}", file=sys.stderr)
-    series = planner.choose_series(series_of(runs), arguments.series)
+    all_series = series_of(runs)
+    series = planner.choose_series(all_series, arguments.series)
     devices_per_node = arguments.devices_per_node or series.devices_per_node
     counts = planner.node_counts(arguments.nodes, series, devices_per_node)
     fit = model.fit(series.rows)
-    # Flags of what would run are stored under the names of the workload's fields (see `dest`).
-    changes = {}
-    for field in dataclasses.fields(Workload):
-        value = getattr(arguments, field.name, None)
-        if value is not None:
-            changes[field.name] = value
-    work = dataclasses.replace(fit.rows[0].work, **changes)
+    work = _work(arguments, fit.rows[0].work)
     options = planner.predict(fit, counts, work, devices_per_node)
     chosen, reason = planner.recommend(options, deadline_s)
     plan = planner.Plan(series, fit, work, options, chosen, reason)
     if arguments.json:
         return print_json(planner.as_json(plan))
-    print("\n".join(planner.describe(plan)))
+    lines = planner.describe(plan)
+    print("\n".join(lines))
     return Exit.OK
+
+
+def _work(arguments: argparse.Namespace, measured: Workload) -> Workload:
+    """Returns the work of the planned run: as measured, but for what flags change."""
+    changes = {}
+    # Flags of what would run are stored under the names of the workload's fields (see `dest`).
+    # A field without a flag, such as the tokens of a sample, stays as it was measured.
+    for field in dataclasses.fields(Workload):
+        value = getattr(arguments, field.name, None)
+        if value is not None:
+            changes[field.name] = value
+    return dataclasses.replace(measured, **changes)
 
 
 def parser() -> Parser:

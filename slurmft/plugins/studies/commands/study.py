@@ -152,14 +152,16 @@ def _submit(todo: Submission) -> int:
     given_up = [repeat for repeat in status.repeats if todo.given_up(repeat)]
     code: int = Exit.FAILED if given_up else Exit.OK
     if due and todo.cluster != "slurm":
-        code = max(_run_here(todo, due), code)  # the worse of the two
+        code_of_runs = _run_here(todo, due)
+        code = max(code_of_runs, code)  # the worse of the two
+        # What was read before the runs does not have them.
         status = study_status(todo.study, todo.folder)
         print(status_table(todo.study, status))
     else:
         jobs = runner.submit_arrays(todo, due) if due else {}
         print(repeats_table(todo, jobs))
     for repeat in given_up:
-        assert repeat.best is not None
+        assert repeat.best is not None  # a repeat is given up after failed runs
         name = f"{spec.label(repeat.cell)}, repeat {repeat.number}"
         reason = shown(repeat.best.reason)
         print(
@@ -194,9 +196,11 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
             raise
         state = run.get_state()
         if state.state == "finished":
-            print(f"{title}: finished in {duration(time.monotonic() - start)}")
+            seconds = time.monotonic() - start
+            print(f"{title}: finished in {duration(seconds)}")
             continue
         print(f"{title}: {state.state}: {state.reason}\n  look into {run.path}")
+        # `study cancel` of another terminal means the whole study, not only the run at hand.
         if state.state == "cancelled":
             print("cancelled by another command: no further runs")
             return Exit.CANCELLED
@@ -222,9 +226,12 @@ def status_main(argv: list[str]) -> int:
     _warn(warnings(status))
     print(f"{study.title} ({folder})")
     print(status_table(study, status))
-    counts = {state: status.count(state) for state in STATES}
-    totals = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    print(f"{len(status.repeats)} runs: {totals}")
+    totals = []
+    for state in STATES:
+        count = status.count(state)
+        if count:
+            totals.append(f"{count} {state}")
+    print(f"{len(status.repeats)} runs: {', '.join(totals)}")
     print(next_command(study, folder, status))
     return Exit.OK
 
@@ -235,7 +242,8 @@ def cancel_parser() -> Parser:
 
 def cancel_main(argv: list[str]) -> int:
     """Ends all jobs of a study that wait or run."""
-    study, folder = _read_study(cancel_parser().parse(argv))
+    arguments = cancel_parser().parse(argv)
+    study, folder = _read_study(arguments)
     if not folder.is_dir():
         print(f"there is no study folder {str(folder)!r}: nothing to cancel")
         return Exit.OK
@@ -291,20 +299,27 @@ def main(argv: list[str]) -> int:
 
 def status_table(study: Study, status: StudyStatus) -> str:
     """Returns a line for every cell: its repeats by state, what they measured, and a note."""
-    # What a program of the user's own measured is not known before it has.
-    results = _results(status) if study.program else {}
-    names = dict.fromkeys(name for medians in results.values() for name in medians)
+    results: dict[str, dict[str, str]] = {}
+    if study.program:
+        results = _results(status)
+    # What a program of the user's own measures is only known from its runs. A dictionary, because
+    # a set would not keep the order.
+    names: dict[str, None] = {}
+    for medians in results.values():
+        names |= dict.fromkeys(medians)
+    cells = []
     rows = []
-    by_cell = status.by_cell()
-    for cell, repeats in by_cell:
+    for cell, repeats in status.by_cell():
         counts = Counter(repeat.state for repeat in repeats)
         # Zeros would hide the other numbers.
         row = [str(counts[state] or "-") for state in STATES]
         medians = results.get(spec.key_of(cell), {})
         row += [medians.get(name, "-") for name in names]
-        rows.append([*row, _note(repeats)])
+        row.append(_note(repeats))
+        cells.append(cell)
+        rows.append(row)
     heading = [*STATES, *names, " "]
-    return lines_of_cells([cell for cell, _ in by_cell], study.varied, heading, rows)
+    return lines_of_cells(cells, study.varied, heading, rows)
 
 
 def _results(status: StudyStatus) -> dict[str, dict[str, str]]:
@@ -314,6 +329,7 @@ def _results(status: StudyStatus) -> dict[str, dict[str, str]]:
         if repeat.best and repeat.state == "finished":
             finished.append(repeat.best.run)
     results: dict[str, dict[str, str]] = {}
+    # All of these are of one study: it is one set, of which reports know the measures.
     for runset in group_by_study(finished):
         measures = measures_of(runset)
         for row in rows_of(runset):
@@ -354,18 +370,24 @@ def repeats_table(
     def state_of(repeat: Repeat) -> str:
         if repeat.key in jobs:
             return word
-        return "given up" if todo.given_up(repeat) else repeat.state
+        if todo.given_up(repeat):
+            return "given up"
+        return repeat.state
 
-    by_cell = todo.status.by_cell()
+    cells = []
     rows = []
-    for _, repeats in by_cell:
-        states = Counter(state_of(repeat) for repeat in repeats)
-        text = ", ".join(f"{count} {state}" for state, count in states.items())
-        ids = [jobs[repeat.key] for repeat in repeats if jobs.get(repeat.key)]
+    for cell, repeats in todo.status.by_cell():
+        counts = Counter(state_of(repeat) for repeat in repeats)
+        states = [f"{count} {state}" for state, count in counts.items()]
+        text = ", ".join(states)
+        # A dry run has no jobs.
+        jobs_of_cell = [jobs.get(repeat.key, "") for repeat in repeats]
+        ids = [job for job in jobs_of_cell if job]
         if ids:
             text += f" ({', '.join(ids)})"
+        cells.append(cell)
         rows.append([text])
-    return lines_of_cells([cell for cell, _ in by_cell], todo.study.varied, ["repeats"], rows)
+    return lines_of_cells(cells, todo.study.varied, ["repeats"], rows)
 
 
 def warnings(status: StudyStatus) -> list[str]:
@@ -379,10 +401,10 @@ def warnings(status: StudyStatus) -> list[str]:
             name = f"{spec.label(entry.cell)}, repeat {repeat}"
         paths_of.setdefault(name, []).append(other.run.path)
     lines = list(status.problems)
+    # One line for all tries of a repeat: a study file that was changed may leave many.
     for name, paths in paths_of.items():
-        lines.append(
-            f"{len(paths)} run(s) that the study does not have ({name}), such as {paths[0]}"
-        )
+        count = len(paths)
+        lines.append(f"{count} run(s) that the study does not have ({name}), such as {paths[0]}")
     return [f"warning: {line}; left out" for line in lines]
 
 
@@ -425,9 +447,14 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
             f"{at_most} at a time{waits}: {shown(cells, 100)}"
         )
         after = f"array {number}"
-    config = todo.configs[groups[0][0].key]
+    first_group = groups[0]
+    config = todo.configs[first_group[0].key]
+    # The time and the random part of a run's name are known when its directory is made.
     name = Path(config.job.runs_dir) / f"{config.program.name}-<time>"
-    runs = [RunDir(Path(f"{name}-c{n}-r1-<random>")) for n in range(1, len(groups[0]) + 1)]
+    runs = []
+    for cell_number in range(1, len(first_group) + 1):
+        run_path = Path(f"{name}-c{cell_number}-r1-<random>")
+        runs.append(RunDir(run_path))
     folder = todo.folder / "arrays"
     options = job_array.array_options(config, len(runs), at_most, live_jobs, folder)
     return [
@@ -467,12 +494,15 @@ def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
     if finished == len(status.repeats):
         return f"all runs have finished\nNext: {report}"
     so_far = f"\n  so far: {report}" if finished else ""
+    # Nothing is left to submit: what has not finished waits or runs.
     if not status.count("missing") and not status.count("failed"):
         alive = [run for run in status.tries() if run.is_alive]
         # One that runs, if one does: False sorts first.
         first = min(alive, key=lambda run: run.outcome != "running")
-        return f"Next: wait; or look: {command('follow', pasted(first.run.path))}{so_far}"
+        follow = command("follow", pasted(first.run.path))
+        return f"Next: wait; or look: {follow}{so_far}"
     submissions = [run.run.submission for run in status.tries()]
+    # Times are texts of which the later one sorts last; without runs, no command was recorded.
     newest = max(submissions, key=lambda each: each.time, default=Provenance())
     # The command that was typed has the flags, which the study file lacks.
     again = newest.command
@@ -482,4 +512,7 @@ def next_command(study: Study, folder: Path, status: StudyStatus) -> str:
 
 
 def _report_command(folder: Path) -> str:
-    return command("report", pasted(folder), "--output", pasted(folder / "report"))
+    source = pasted(folder)
+    # Beside the runs, where the next report finds and replaces it.
+    output = pasted(folder / "report")
+    return command("report", source, "--output", output)
