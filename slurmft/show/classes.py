@@ -27,8 +27,10 @@ def lines(result: Any) -> list[str]:
     if not classes:
         return []
     rows = [("class", "precision", "recall", "f1", "texts")]
-    for name, scores in list(classes.items())[:SHOWN]:
+    first_classes = list(classes.items())[:SHOWN]
+    for name, scores in first_classes:
         row = (
+            # Classes are named by the user's data: a name may be a sentence.
             shown(name, _NAME_WIDTH),
             f"{scores.precision:.4f}",
             f"{scores.recall:.4f}",
@@ -45,7 +47,9 @@ def lines(result: Any) -> list[str]:
 def _confusions(classes: dict[str, ClassScores]) -> list[str]:
     confusions = []
     for name, scores in classes.items():
-        for other, count in (scores.predicted_as or {}).items():
+        predicted_as = scores.predicted_as or {}
+        for other, count in predicted_as.items():
+            # What was predicted right is in the same dictionary.
             if other != name:
                 confusions.append((count, name, other))
     # Not reverse=True by whole tuples: equal counts stay in the order of the classes.

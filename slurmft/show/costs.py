@@ -15,9 +15,15 @@ def words(cost: dict[str, Any]) -> str:
     """ "2.50 node-hours, 10.00 GPU-hours; 9.1 GiB of 64.0 GiB a node; energy unknown" """
     hour_parts = []
     for key, name in _HOURS.items():
-        if cost[key]:
-            hour_parts.append(f"{hours(cost[key])} {name}-hours")
-    parts = [", ".join(hour_parts), memory(cost), f"energy {energy(cost)}"]
+        device_hours = cost[key]
+        # A run without GPUs has no line of 0.00 GPU-hours.
+        if device_hours:
+            hour_parts.append(f"{hours(device_hours)} {name}-hours")
+    parts = [
+        ", ".join(hour_parts),
+        memory(cost),
+        f"energy {energy(cost)}",
+    ]
     return "; ".join(part for part in parts if part)
 
 
@@ -27,6 +33,7 @@ def hours(value: float | None) -> str:
         return "-"
     if value >= 0.1 or value == 0:
         return f"{value:,.2f}"
+    # Two decimals would show a run of half a minute as 0.01.
     return f"{value:.2g}"
 
 
@@ -36,16 +43,20 @@ def memory(cost: dict[str, Any]) -> str:
     requested_bytes = cost["asked_memory_bytes"]
     if not peak_bytes:
         return ""
+    text = in_bytes(peak_bytes)
     # Without an answer of sacct the limit is not known.
-    limit = f" of {in_bytes(requested_bytes)}" if requested_bytes else ""
-    return f"{in_bytes(peak_bytes)}{limit} a node"
+    if requested_bytes:
+        text += f" of {in_bytes(requested_bytes)}"
+    return f"{text} a node"
 
 
 def energy(cost: dict[str, Any]) -> str:
     """ "1.25 kWh" """
-    if not cost["energy_j"]:
+    energy_j = cost["energy_j"]
+    if not energy_j:
         return "unknown"
-    return f"{cost['energy_j'] / _J_PER_KWH:,.3g} kWh"
+    kwh = energy_j / _J_PER_KWH
+    return f"{kwh:,.3g} kWh"
 
 
 def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
@@ -55,12 +66,18 @@ def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
     for key in (*_HOURS, "energy_j"):
         total[key] = sum(cost[key] or 0 for cost in costs)
     rows = [*costs, total]
-    # The head of the column says "a node". Peaks of several runs have no sum.
-    memories = [memory(cost).removesuffix(" a node") or "-" for cost in costs]
-    columns = [ScreenColumn("run", [*names, "in all"], 0, 20)]
+    memories = []
+    for cost in costs:
+        # The head of the column says "a node".
+        peak = memory(cost).removesuffix(" a node")
+        memories.append(peak or "-")
+    memories.append("")  # peaks of several runs have no sum
+    run_names = [*names, "in all"]
+    columns = [ScreenColumn("run", run_names, 0, 20)]
     for rank, (key, name) in zip(_HOUR_RANKS, _HOURS.items(), strict=True):
         cells = [hours(row[key]) for row in rows]
         columns.append(ScreenColumn(f"{name}-h", cells, rank))
-    columns.append(ScreenColumn("memory a node", [*memories, ""], 2))
-    columns.append(ScreenColumn("energy", [energy(row) for row in rows], 4))
+    energies = [energy(row) for row in rows]
+    columns.append(ScreenColumn("memory a node", memories, 2))
+    columns.append(ScreenColumn("energy", energies, 4))
     return on_screen(columns)

@@ -33,7 +33,9 @@ class Progress:
     ) -> None:
         self.only_bar = only_bar
         self._stream = stream or sys.stdout
-        self._live = self._stream.isatty() if live is None else live
+        if live is None:
+            live = self._stream.isatty()
+        self._live = live
         self._bar: Any = None
 
     def show(self, record: Record) -> None:
@@ -43,9 +45,12 @@ class Progress:
                 self.say(describe_start(record))
                 self._open_bar(record.total_steps)
             case Step():
+                # The trainer measures the speed over a window of steps: those within one say
+                # nothing new.
                 if record.samples_per_s is not None:
                     self._show_step(record)
             case Evaluate():
+                # On a bar alone: an evaluation has many such records, and a line for its end.
                 if self._bar is not None:
                     part = f"{record.done}/{record.total}"
                     self._bar.set_postfix_str(f"evaluating {part} samples")
@@ -63,6 +68,7 @@ class Progress:
             # sequences, which only the raw stream lets through.
             self._bar.write(plain(text), file=raw(self._stream))
         else:
+            # At once: where stdout is a file or a pipe, Python would keep lines back.
             print(plain(text), file=self._stream, flush=True)
 
     def close(self) -> None:
@@ -74,6 +80,7 @@ class Progress:
         if self._live:
             from tqdm import tqdm  # not above: commands without a bar need not wait for it
 
+            # A job that was started again has a start of its own, and begins a new bar.
             self.close()
             file = raw(self._stream)
             self._bar = tqdm(total=total, desc="train", unit="step", file=file, leave=False)
@@ -102,14 +109,16 @@ def describe_start(start: Start) -> str:
     if not isinstance(start, TrainingStart):
         return f"{start.total_steps} steps"
     where = f"{start.world_size} process(es), {start.nodes} node(s)"
+    model = _parameters(start) + _vocabulary(start.vocabulary)
     settings = [
         start.precision,
         start.backend,
         f"global batch {_batch(start)}",
         f"{start.total_steps} steps",
-        f"{_parameters(start)}{_vocabulary(start.vocabulary)}",
+        model,
     ]
-    lines = [*start.data, f"{start.task} on {where}: {', '.join(settings)}"]
+    summary = f"{start.task} on {where}: {', '.join(settings)}"
+    lines = [*start.data, summary]
     if start.imports_s:
         lines.append(f"imports took {imports(start.imports_s, start.nodes)}")
     return "\n".join(lines)
@@ -177,6 +186,7 @@ def describe_epoch(evaluation: Epoch) -> str:
     """Returns an evaluation as a line: when it was, the loss and the metrics."""
     epoch = evaluation.epoch
     is_whole = float(epoch).is_integer()
+    # 0 stands for a program that does not count epochs.
     if is_whole and epoch:
         when = f"epoch {epoch:g} done"
     elif evaluation.step is not None:
@@ -186,11 +196,13 @@ def describe_epoch(evaluation: Epoch) -> str:
     if not is_whole:
         when += f" (epoch {epoch:.2f})"
     parts = []
+    # A program of the user's own may record one of the two alone.
     if evaluation.loss is not None:
         parts.append(f"loss {number(evaluation.loss)}")
     if evaluation.metrics:
         parts.append(metrics_words(evaluation.metrics))
-    return f"{when}: " + "  ".join(parts)
+    values = "  ".join(parts)
+    return f"{when}: {values}"
 
 
 def describe(record: Record) -> str | None:
@@ -199,10 +211,8 @@ def describe(record: Record) -> str | None:
         case Epoch():
             return describe_epoch(record)
         case EarlyStop():
-            return (
-                f"early stopping after step {record.step}: {record.evaluations} "
-                f"evaluation(s) without a better {record.metric}"
-            )
+            reason = f"{record.evaluations} evaluation(s) without a better {record.metric}"
+            return f"early stopping after step {record.step}: {reason}"
         case Resume():
             lines = [f"resumes after step {record.step} (from {record.checkpoint})"]
             for change in record.changes:

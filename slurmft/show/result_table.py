@@ -30,27 +30,35 @@ def result_table(result: Values) -> str:
     width = max((len(name) for name, _ in rows), default=0)
     lines = []
     for name, text in rows:
+        head = f"  {name:<{width}}  "
         # A value that is wider than the terminal goes on below itself, in lines of their own.
-        lines += hanging(f"  {name:<{width}}  ", text, width + 4).splitlines()
+        row = hanging(head, text, len(head))
+        lines += row.splitlines()
     class_lines = classes.lines(result)
     if class_lines:
         lines.append("")
         lines += [f"  {line}" for line in class_lines]
-    bar = "-" * max((len(line) for line in lines), default=0)
+    longest = max((len(line) for line in lines), default=0)
+    bar = "-" * longest
     return "\n".join([bar, *lines, bar])
 
 
 def _rates(result: Values, phase: str) -> str:
     rate = result[f"{phase}_samples_per_s"]
-    return f"{rate:,.0f} samples/s, {rate / result['world_size']:,.0f} per process"
+    rate_of_process = rate / result["world_size"]
+    return f"{rate:,.0f} samples/s, {rate_of_process:,.0f} per process"
 
 
-def _memory(peaks: list[int]) -> str:
-    return f"{in_bytes(max(peaks))} in the largest rank, {in_bytes(min(peaks))} in the smallest"
+def _memory(r: Values) -> str:
+    peaks_bytes = r["peak_memory_bytes"]
+    largest = in_bytes(max(peaks_bytes))
+    smallest = in_bytes(min(peaks_bytes))
+    return f"{largest} in the largest rank, {smallest} in the smallest"
 
 
 def _imports(r: Values) -> str:
-    return imports(decode(r["imports_s"], ImportTimes), r["nodes"])
+    seconds = decode(r["imports_s"], ImportTimes)
+    return imports(seconds, r["nodes"])
 
 
 def _time(r: Values) -> str:
@@ -69,8 +77,9 @@ def _phases(r: Values) -> str:
 
 
 def _tokens(r: Values) -> str:
-    real = f"{r['train_tokens_per_s']:,.0f} real tokens/s in training"
-    return f"{real}, {r['train_padded_tokens_per_s']:,.0f} with padding"
+    rate = r["train_tokens_per_s"]
+    rate_with_padding = r["train_padded_tokens_per_s"]
+    return f"{rate:,.0f} real tokens/s in training, {rate_with_padding:,.0f} with padding"
 
 
 # The formats check the types, too: `:d` and `:s` raise ValueError for a value of another type,
@@ -87,6 +96,6 @@ _ROWS: dict[str, Callable[[Values], str]] = {
     "evaluate": lambda r: _rates(r, "evaluate"),
     "tokens": _tokens,
     "model": lambda r: f"{r['train_model_tflop_per_s']:,.3g} TFLOP/s in training",
-    "peak memory": lambda r: _memory(r["peak_memory_bytes"]),
+    "peak memory": _memory,
     "time": _time,
 }

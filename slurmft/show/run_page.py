@@ -26,17 +26,21 @@ def text(facts: dict[str, Any]) -> str:
     if facts["changed"]:
         changed = f"since submission: {fingerprint.words(facts['changed'])}"
     cost = facts["cost"]
+    cost_words = ""
+    if cost["node_hours"]:  # none before the job has started
+        cost_words = costs.words(cost)
+    submission = facts["submission"]
     rows = [
         ("state", state_words(facts)),
         ("what", ", ".join(part for part in what if part)),
-        ("code", _code(facts["submission"].get("snapshot"))),
+        ("code", _code(submission.get("snapshot"))),
         ("where", _where(facts)),
-        ("submitted", _submitted(facts["submission"])),
+        ("submitted", _submitted(submission)),
         ("changed", changed),
         ("progress", progress_words(facts)),
         ("speed", _speed(facts)),
         ("metrics", metrics_words(facts["metrics"])),
-        ("cost", costs.words(cost) if cost["node_hours"] else ""),
+        ("cost", cost_words),
         ("advice", cost["advice"]),
         ("checkpoints", _checkpoints(facts["checkpoints"])),
         ("model", facts["model_path"] or ""),
@@ -47,12 +51,14 @@ def text(facts: dict[str, Any]) -> str:
         if value:
             lines.append(hanging(f"  {name:<12} ", value, 15))
     lines += _history(facts["history"])
-    lines += _section("warnings", facts["warnings"][-_SECTION_LINES:])
+    # The newest alone, so that a page stays one; --json has them all.
+    newest_warnings = facts["warnings"][-_SECTION_LINES:]
+    lines += _section("warnings", newest_warnings)
     failures = []
-    for failure in facts["failures"]:
+    for failure in facts["failures"][-_SECTION_LINES:]:
         where = f"({failure['where']}), attempt {failure['attempt']}"
         failures.append(f"{failure['message']} {where}")
-    lines += _section("failures", failures[-_SECTION_LINES:])
+    lines += _section("failures", failures)
     if facts["state"] == "finished":
         lines.append(result_table(facts["result"]))
     return "\n".join(lines)
@@ -60,13 +66,16 @@ def text(facts: dict[str, Any]) -> str:
 
 def _speed(facts: dict[str, Any]) -> str:
     parts = []
-    if facts["samples_per_s"] is not None:
-        parts.append(f"{facts['samples_per_s']:,.0f} samples/s")
+    samples_per_s = facts["samples_per_s"]
+    if samples_per_s is not None:
+        parts.append(f"{samples_per_s:,.0f} samples/s")
     if facts["left_s"]:
         parts.append(f"{duration(facts['left_s'])} left")
+    last_record = facts["last_record"]
     # Of a run that has ended, it would be no news.
-    if facts["last_record"] and facts["state"] in ("running", "stopping"):
-        parts.append(f"last record {ago(facts['last_record'])}")
+    is_active = facts["state"] in ("running", "stopping")
+    if last_record and is_active:
+        parts.append(f"last record {ago(last_record)}")
     return ", ".join(parts)
 
 
@@ -77,6 +86,7 @@ def _code(raw_snapshot: Any) -> str:
         return ""
     what = f"{snapshot.files} file(s)"
     if snapshot.mode == "git":
+        # A work tree may have no commit yet: nine characters, as those of an id that are shown.
         commit = snapshot.commit or "no commit"
         what = f"git {commit[:9]}"
         if snapshot.changed:
@@ -99,7 +109,9 @@ def _where(facts: dict[str, Any]) -> str:
 def _submitted(submission: dict[str, Any]) -> str:
     # Any process may have written the configuration: the line is left out where it lacks a part.
     with contextlib.suppress(KeyError, ValueError):
-        when = clock(datetime.fromisoformat(submission["time"]).timestamp())
+        submitted_at = datetime.fromisoformat(submission["time"])
+        # The record is in UTC, all times on this page are local.
+        when = clock(submitted_at.timestamp())
         who = f"{submission['user']} on {submission['host']}"
         return f"{when} by {who}: {submission['command']}"
     return ""

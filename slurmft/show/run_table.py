@@ -14,22 +14,36 @@ _WIDE_SCREEN = 80
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """Returns a line for every run; of the columns, those that the terminal has room for."""
+    names = _short_names([run["name"] for run in runs])
     users = [str(run["user"] or "-") for run in runs]
     # A column without any value is left out: one's own name in each line tells nothing.
     if len(set(users)) == 1:
         users = ["-"] * len(runs)
-    least_result_width = 15 if screen_width() >= _WIDE_SCREEN else 20
+    jobs = [str(run["job"] or "-") for run in runs]
+    states = [run["state"] for run in runs]
+    # Data that is generated has no name: the task says what it is.
+    data = [_last_part(run["data"] or run["task"]) for run in runs]
+    models = [_last_part(run["model"]) for run in runs]
+    steps = [_steps(run) for run in runs]
+    speeds = [_speed(run) for run in runs]
+    times_left = [_time_left(run) for run in runs]
+    results = [_result(run) for run in runs]
+    # A narrow terminal has fewer columns, and so more room for the result.
+    least_result_width = 20
+    if screen_width() >= _WIDE_SCREEN:
+        least_result_width = 15
+    # Ranks: what tells runs apart and how they end stays; the columns of the highest go first.
     columns = [
-        ScreenColumn("run", _short_names([run["name"] for run in runs]), 0, 26),
+        ScreenColumn("run", names, 0, 26),
         ScreenColumn("user", users, 4),
-        ScreenColumn("job", [str(run["job"] or "-") for run in runs], 5),
-        ScreenColumn("state", [run["state"] for run in runs]),
-        ScreenColumn("data", [_last_part(run["data"] or run["task"]) for run in runs], 1, 12),
-        ScreenColumn("model", [_last_part(run["model"]) for run in runs], 2, 8),
-        ScreenColumn("steps", [_steps(run) for run in runs], 3),
-        ScreenColumn("samples/s", [_speed(run) for run in runs], 7),
-        ScreenColumn("left", [_time_left(run) for run in runs], 6),
-        ScreenColumn("result", [_result(run) for run in runs], 0, least_result_width),
+        ScreenColumn("job", jobs, 5),
+        ScreenColumn("state", states),
+        ScreenColumn("data", data, 1, 12),
+        ScreenColumn("model", models, 2, 8),
+        ScreenColumn("steps", steps, 3),
+        ScreenColumn("samples/s", speeds, 7),
+        ScreenColumn("left", times_left, 6),
+        ScreenColumn("result", results, 0, least_result_width),
     ]
     return "\n".join(on_screen(columns))
 
@@ -38,18 +52,26 @@ def _short_names(names: Sequence[str]) -> list[str]:
     """Leaves out the random part of names that are told apart by their time."""
     candidates = []
     for name in names:
+        candidate = name
         # A folder that was renamed may have no time, and then no random part.
-        short = name.rpartition("-")[0] if STAMP.search(name) else name
-        candidates.append(short)
+        if STAMP.search(name):
+            candidate, _, _ = name.rpartition("-")
+        candidates.append(candidate)
     counts = Counter(candidates)
     short_names = []
-    for short, name in zip(candidates, names, strict=True):
-        short_names.append(short if counts[short] == 1 else name)
+    for candidate, name in zip(candidates, names, strict=True):
+        # Runs that a script submits in one second differ in the random part alone.
+        if counts[candidate] > 1:
+            candidate = name
+        short_names.append(candidate)
     return short_names
 
 
 def _last_part(source: str | None) -> str:
-    return (source or "-").rstrip("/").rpartition("/")[2]
+    """Returns the name of a model or of data without its owner on the hub, or its folders."""
+    path = source or "-"
+    _, _, name = path.rstrip("/").rpartition("/")
+    return name
 
 
 def _steps(run: dict[str, Any]) -> str:

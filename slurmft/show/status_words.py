@@ -41,8 +41,11 @@ def note(facts: dict[str, Any]) -> str:
     details = []
     if reason != state and state != "finished":
         details.append(reason)
-    if facts["expected_start"]:
-        details.append(f"starts about {facts['expected_start'].replace('T', ' ')}")
+    expected_start = facts["expected_start"]
+    if expected_start:
+        # squeue writes 2026-11-22T14:05:00.
+        clock = expected_start.replace("T", " ")
+        details.append(f"starts about {clock}")
     requeues = facts["requeues"]
     if requeues == 1:
         details.append("requeued once")
@@ -66,7 +69,9 @@ def progress_words(facts: dict[str, Any]) -> str:
     steps_total = facts["steps_total"]
     if steps_done is None or not steps_total:
         return ""
-    parts = [f"step {steps_done}/{steps_total} ({100 * steps_done // steps_total} %)"]
+    # Rounded down: 100 % means that the last step is done.
+    percent = 100 * steps_done // steps_total
+    parts = [f"step {steps_done}/{steps_total} ({percent} %)"]
     if facts["epoch"] is not None:
         parts.append(f"epoch {facts['epoch']:.2f}")
     if facts["loss"] is not None:

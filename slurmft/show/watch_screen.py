@@ -56,12 +56,18 @@ def draw(points: Sequence[tuple[float, float]], width: int, levels: str) -> str:
     ends = [part * len(values) // width for part in range(width + 1)]
     means = []
     for begin, end in itertools.pairwise(ends):
-        means.append(statistics.fmean(values[begin:end]))
+        part_mean = statistics.fmean(values[begin:end])
+        means.append(part_mean)
     low = min(means)
     spread = max(means) - low
-    scale = (len(levels) - 1) / spread if spread > 0 else 0
-    heights = [round((mean - low) * scale) for mean in means]
-    return "".join(levels[height] for height in heights)
+    scale = 0.0
+    if spread > 0:  # else a level line, at the bottom
+        scale = (len(levels) - 1) / spread
+    curve = ""
+    for mean in means:
+        height = round((mean - low) * scale)
+        curve += levels[height]
+    return curve
 
 
 @dataclass
@@ -96,6 +102,7 @@ class RunView:
                     add_point(self.losses, record.step, record.loss)
                 if isinstance(record, Speed):
                     self.step = record
+                    # Training goes on: the evaluation is over, or was cut off by a restart.
                     self.evaluate = None
             case Ranks():
                 self.ranks = self._ranks_of(record)
@@ -106,8 +113,11 @@ class RunView:
                 self.evaluate = None
         text = describe(record)
         if text:
-            clock = time.strftime("%H:%M:%S", time.localtime(record.time))
-            self.events.append(f"{clock} {text.splitlines()[0]}")
+            local_time = time.localtime(record.time)
+            clock = time.strftime("%H:%M:%S", local_time)
+            # The first line alone: a warning may be of twenty, and the screen is small.
+            first_line = text.splitlines()[0]
+            self.events.append(f"{clock} {first_line}")
             del self.events[:-_EVENTS_SHOWN]
 
     def _ranks_of(self, record: Ranks) -> list[Rank]:
@@ -115,18 +125,26 @@ class RunView:
         # Not strict: a line of records may be of another version, or a user's own.
         values = zip(record.own_ms, record.memory_mib, strict=False)
         for rank, (own_ms, memory_mib) in enumerate(values):
-            host = self.hosts[rank] if rank < len(self.hosts) else "?"
+            host = "?"
+            if rank < len(self.hosts):
+                host = self.hosts[rank]
             ranks.append(Rank(own_ms, rank, host, memory_mib))
         return sorted(ranks, key=lambda rank: -rank.own_ms)
 
     # --- the screen -------------------------------------------------------------------------------
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        head = [_line(self.name, "bold"), _line(self.state, _colour(self.state))]
+        state_colour = _colour(self.state)
+        head = [_line(self.name, "bold"), _line(self.state, state_colour)]
         if isinstance(self.start, TrainingStart):
-            head.append(_line(_start_words(self.start)))
+            settings = _start_words(self.start)
+            head.append(_line(settings))
         training = self._training(options)
-        tail = [_line(text, "dim") for text in (*self.events, self.footer) if text]
+        tail = []
+        for text in (*self.events, self.footer):
+            if text:
+                tail.append(_line(text, "dim"))
+        # The ranks get what is left: rich would cut the end, which has the newest events.
         height = options.height or options.max_height
         empty_lines = 2
         rows_left = height - len(head) - len(tail) - training.row_count - empty_lines
@@ -145,11 +163,15 @@ class RunView:
             table.add_row(_line("no step done yet", "dim"))
             return table
         table.add_row("train", _progress(step, options))
-        ends_at = time.strftime("%H:%M", time.localtime(step.time + step.left_s))
-        table.add_row("left", _line(f"{duration(step.left_s)} of training, until {ends_at}"))
+        # From the time of the record: until the next one, the end stays where it is.
+        end = time.localtime(step.time + step.left_s)
+        ends_at = time.strftime("%H:%M", end)
+        left = f"{duration(step.left_s)} of training, until {ends_at}"
+        table.add_row("left", _line(left))
         speed = f"{step.samples_per_s:,.0f} samples/s"
         if isinstance(self.start, TrainingStart):
-            speed += f", {step.samples_per_s / self.start.world_size:,.0f} per rank"
+            speed_of_rank = step.samples_per_s / self.start.world_size
+            speed += f", {speed_of_rank:,.0f} per rank"
         table.add_row("speed", _line(speed))
         if self.losses:
             table.add_row("loss", self._loss(step, options))
@@ -164,12 +186,18 @@ class RunView:
         return table
 
     def _loss(self, step: Speed, options: ConsoleOptions) -> Text:
-        _, newest_loss = self.losses[-1]
-        last = f"{number(newest_loss if step.loss is None else step.loss)}  "
+        loss = step.loss
+        if loss is None:  # a step of the user's own program may lack it
+            _, loss = self.losses[-1]
+        last = f"{number(loss)}  "
+        # "metrics" is the longest name of a row.
         room = options.max_width - len("metrics  ") - len(last)
         width = max(1, min(60, room))
-        levels = ASCII_LEVELS if options.ascii_only else LEVELS
-        return _line(last).append(draw(self.losses, width, levels), "green")
+        levels = LEVELS
+        if options.ascii_only:
+            levels = ASCII_LEVELS
+        curve = draw(self.losses, width, levels)
+        return _line(last).append(curve, "green")
 
     def _rank_lines(self, rows_left: int) -> Iterator[RenderableType]:
         """Yields the ranks that compute longest, as far as there is room, and whether one of them
@@ -180,7 +208,9 @@ class RunView:
             return
         first = slowest[0]
         median_ms = statistics.median(rank.own_ms for rank in self.ranks)
-        is_uneven = len(self.ranks) > 1 and 0 < median_ms * (1 + _EVEN) < first.own_ms
+        # A median of 0 is no yardstick: every time would be longer than it by any share.
+        tolerated_ms = median_ms * (1 + _EVEN)
+        is_uneven = len(self.ranks) > 1 and 0 < tolerated_ms < first.own_ms
         yield _rank_table(slowest, is_uneven)
         hidden = len(self.ranks) - len(slowest)
         if hidden:
@@ -195,13 +225,15 @@ class RunView:
 
 
 def _progress(step: Speed, options: ConsoleOptions) -> Table:
-    text = f"{step.step / step.total_steps:4.0%}  step {step.step}/{step.total_steps}"
+    part = step.step / step.total_steps
+    text = f"{part:4.0%}  step {step.step}/{step.total_steps}"
     if step.epoch is not None:
         text += f", epoch {step.epoch:.2f}"
     # The rest of the line is for the name of the row and the text beside the bar.
     width = max(8, min(30, options.max_width - 48))
     grid = Table.grid(Column(width=width), "", padding=(0, 1))
-    grid.add_row(_bar(step.step, step.total_steps), _line(text))
+    bar = _bar(step.step, step.total_steps)
+    grid.add_row(bar, _line(text))
     return grid
 
 
@@ -216,12 +248,18 @@ def _rank_table(ranks: Sequence[Rank], is_uneven: bool) -> Table:
         box=None,
         pad_edge=False,
     )
+    longest_ms = ranks[0].own_ms or 1  # a bar of 0 would divide by it
     for index, rank in enumerate(ranks):
-        colour = "yellow" if is_uneven and index == 0 else "green"
-        longest_ms = ranks[0].own_ms or 1  # a bar of 0 would divide by it
-        bar = _bar(rank.own_ms, longest_ms, colour)
-        memory = f"{rank.memory_mib:,.0f}"
-        table.add_row(str(rank.rank), _line(rank.host), bar, f"{rank.own_ms:.1f}", memory)
+        colour = "green"
+        if is_uneven and index == 0:
+            colour = "yellow"
+        table.add_row(
+            str(rank.rank),
+            _line(rank.host),
+            _bar(rank.own_ms, longest_ms, colour),
+            f"{rank.own_ms:.1f}",
+            f"{rank.memory_mib:,.0f}",
+        )
     return table
 
 
@@ -236,7 +274,8 @@ def _colour(state: str) -> str:
 
 def _start_words(start: TrainingStart) -> str:
     ranks = f"{start.world_size} rank(s) on {start.nodes} node(s)"
-    size = f"batch {start.global_batch_size}, {start.parameters / 1e6:.1f}M weights"
+    millions = start.parameters / 1e6
+    size = f"batch {start.global_batch_size}, {millions:.1f}M weights"
     return f"{start.task}: {ranks}, {start.precision}, {start.backend}, {size}"
 
 
@@ -246,4 +285,6 @@ def _bar(done: float, total: float, colour: str = "green") -> ProgressBar:
 
 def _line(text: str, style: str = "") -> Text:
     """Returns a line that is no wider than the screen, and has no commands to it."""
-    return Text(" ".join(plain(text).splitlines()), style, no_wrap=True, overflow="crop")
+    # Text, not str: rich would take [brackets] in the name of a run for its markup.
+    line = " ".join(plain(text).splitlines())
+    return Text(line, style, no_wrap=True, overflow="crop")
