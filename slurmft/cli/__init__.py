@@ -64,9 +64,11 @@ def usage() -> str:
     for title, prefix in _SECTIONS.items():
         section = [entry for entry in left.values() if entry.module.startswith(prefix)]
         if section:
-            lines += ["", f"{title}:", *map(_usage_line, section)]
+            lines += ["", f"{title}:"]
         for entry in section:
+            lines.append(_usage_line(entry))
             del left[entry.name]
+    # Otherwise an installed package's command that does nothing would be a riddle.
     for entry in plugins.ignored(plugins.COMMANDS):
         lines += ["", f"ignored: {entry.name} of the package {entry.package}: slurmft has its own"]
     lines += [
@@ -89,10 +91,12 @@ def next_commands(
 ) -> str:
     """Returns the commands that a user types next, with this run's path in them."""
     lines = []
+    path = pasted(run_dir)
     for name in which:
         entry = plugins.find(plugins.COMMANDS, name)
+        # slurmft works without the commands of its plug-ins, such as `report`.
         if entry is not None:
-            lines.append((command(name, pasted(run_dir)), entry.summary()))
+            lines.append((command(name, path), entry.summary()))
     return next_lines(lines)
 
 
@@ -101,8 +105,9 @@ def next_lines(commands: Sequence[tuple[str, str]]) -> str:
     room for more."""
     from slurmft.core.text import screen_width  # not above: --help need not wait for it
 
+    # A shell takes what follows # for a comment: a whole line can be pasted.
     width = max((len(line) for line, _ in commands), default=0)
-    lines = [f"  {line:<{width}}  # {words}" for line, words in commands]
+    lines = [f"  {line:<{width}}  # {purpose}" for line, purpose in commands]
     if any(len(line) > screen_width() for line in lines):
         lines = [f"  {line}" for line, _ in commands]
     return "\n".join(["Next:", *lines])
@@ -131,10 +136,11 @@ def typed() -> list[str]:
             return ["slurmft"]
         return [script]
     # sys.argv has the module's file in the place of -m; only orig_argv has what was typed.
-    words = sys.orig_argv
-    if "-m" in words:
-        end = words.index("-m") + 1
-        return [*words[:end], "slurmft"]
+    original = sys.orig_argv
+    if "-m" in original:
+        # Kept as it was typed: the path of the Python, and its flags.
+        end = original.index("-m") + 1
+        return [*original[:end], "slurmft"]
     return ["slurmft"]
 
 
@@ -159,23 +165,30 @@ def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv:
 
     cluster = submit.check(config.job)
     if arguments.dry_run:
-        print(config.to_json() if arguments.json else submit.dry_run(config, cluster))
+        plan = config.to_json() if arguments.json else submit.dry_run(config, cluster)
+        print(plan)
         return Exit.OK
     submission = submit.provenance(name, argv)
     run = submit.submit_with(config, cluster, submission)
     job = launcher.job_of(run)
     if arguments.json:
-        facts = {"run": str(run.path), "name": run.path.name, "job": job.id, "cluster": job.cluster}
+        facts = {
+            "run": str(run.path),
+            "name": run.path.name,
+            "job": job.id,
+            "cluster": job.cluster,
+        }
         return print_json(facts)
     destination = launcher.get(job.cluster).DESTINATION
     print(f"job {job.id} submitted {destination.format(config.job.nodes)}")
     # A request by --on that comes again leads to the run of the first time.
     if run.load_config().submission.time != submission.time:
         print("before the connection was cut; to submit another, type the command once more")
+    # At once: the job may take long, and whoever reads a pipe waits for this line.
     print(f"run directory: {run.path}", flush=True)
     if not arguments.follow:
         print(next_commands(run.path))
         return Exit.OK
-    from slurmft.cli.follow import follow
+    from slurmft.cli.follow import follow  # it would import this module in turn
 
     return follow(run)

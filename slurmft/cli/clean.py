@@ -48,8 +48,10 @@ def parser() -> Parser:
 def table(plan: Plan) -> str:
     """Returns a line for everything that can be removed, and the total."""
     rows = [["size", "kind", "why", "path"]]
-    rows += [[in_bytes(i.bytes), i.kind, i.why, str(i.path)] for i in plan.items]
-    return "\n".join([*aligned(rows), f"{len(plan.items)} in all, {in_bytes(plan.bytes)}"])
+    for item in plan.items:
+        rows.append([in_bytes(item.bytes), item.kind, item.why, str(item.path)])
+    total = f"{len(plan.items)} in all, {in_bytes(plan.bytes)}"
+    return "\n".join([*aligned(rows), total])
 
 
 def as_json(top: Path, plan: Plan, is_removed: bool) -> dict[str, Any]:

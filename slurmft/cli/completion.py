@@ -45,6 +45,7 @@ def script(shell: str) -> str:
 
     # The function that completes names of runs: shtab has none for that.
     preamble = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
+    # The shell reads no site file: the folder is written into the script.
     runs_dir = shlex.quote(str(site.job_default("runs_dir")))
     preamble = preamble.replace("RUNS_DIR/", f"{runs_dir}/")
     return str(shtab.complete(whole_parser(), shell, preamble=preamble))
@@ -63,13 +64,15 @@ def whole_parser() -> argparse.ArgumentParser:
         except plugins.PluginError as error:  # the other commands can be completed
             print(f"warning: {error.message}", file=sys.stderr)
             continue
+        # A command of parts, such as `study`, has a parser for each part alone.
         command_parser = module.parser() if hasattr(module, "parser") else None
         command = _add(commands, name, entry.summary(), command_parser)
         parts = getattr(module, "PARTS", {})
         if parts:
             below = command.add_subparsers(parser_class=argparse.ArgumentParser)
             for part_name, part in parts.items():
-                _add(below, part_name, f"slurmft {name} {part_name}", part.parser())
+                text = f"slurmft {name} {part_name}"
+                _add(below, part_name, text, part.parser())
     options = site.all_options()
     for action in _all_actions(root):
         _explain(action, options, shtab.FILE, shtab.DIRECTORY)
@@ -77,9 +80,11 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def _add(commands: Any, name: str, text: str, parser: Parser | None) -> Any:
-    parents = [] if parser is None else [parser]
-    text = text.replace("%", "%%")
-    return commands.add_parser(name, parents=parents, add_help=parser is None, help=text)
+    text = text.replace("%", "%%")  # argparse formats the help with %
+    if parser is None:
+        return commands.add_parser(name, help=text)
+    # The parent has a --help of its own, and a flag may be there only once.
+    return commands.add_parser(name, parents=[parser], add_help=False, help=text)
 
 
 def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -94,17 +99,22 @@ def _explain(
     action: Any, options: Mapping[str, Option], file: dict[str, str], folder: dict[str, str]
 ) -> None:
     """Adds what values an argument takes, where its parser leaves that to later checks."""
+    # zsh shows the help beside the flag, in one line.
     action.help = re.sub(r"\s+", " ", action.help or "")
-    if action.dest in _NAMES:
-        action.choices = tuple(plugins.entries(_NAMES[action.dest]))
-    elif action.dest in options and options[action.dest].choices:
-        action.choices = options[action.dest].choices
+    name = action.dest
+    if name in _NAMES:
+        group = _NAMES[name]
+        action.choices = tuple(plugins.entries(group))
+    elif name in options and options[name].choices:
+        # argparse does not know the choices: the option's own check has a better message.
+        action.choices = options[name].choices
     if action.choices or action.nargs == 0:
         return
-    metavar = str(action.metavar or action.dest).upper()
-    if not action.option_strings and metavar.startswith("RUN"):
+    is_positional = not action.option_strings
+    metavar = str(action.metavar or name).upper()
+    if is_positional and metavar.startswith("RUN"):
         action.complete = dict.fromkeys(SHELLS, "_slurmft_runs")
     elif metavar == "DIR":
         action.complete = folder
-    elif metavar in ("FILE", "PATH", "SOURCE") or not action.option_strings:
+    elif metavar in ("FILE", "PATH", "SOURCE") or is_positional:
         action.complete = file

@@ -33,6 +33,8 @@ def main(argv: list[str]) -> int:
         return Exit.OK
     for kind, purpose in shipped.KINDS.items():
         names = ", ".join(file.stem for file in shipped.files(kind))
-        print(f"{kind}: {purpose}\n{textwrap.indent(textwrap.fill(names, 58), '  ')}")
+        paragraph = textwrap.fill(names, 58)
+        print(f"{kind}: {purpose}")
+        print(textwrap.indent(paragraph, "  "))
     print("Next: slurmft examples DIR   # copies them")
     return Exit.OK

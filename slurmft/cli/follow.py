@@ -30,6 +30,7 @@ def follow(run: RunDir, only_new: bool = False) -> int:
     try:
         cluster_follow.follow(job, Progress(), only_new)
     except KeyboardInterrupt:
+        # Ctrl-C is meant for this process alone: the job has a group of its own, or other nodes.
         print(f"\nno longer following; job {job.job_id} continues. {next_commands(run.path)}")
         return 130
     return show_outcome(job)
@@ -40,12 +41,14 @@ def show_outcome(job: JobWatch) -> int:
     try:
         result = job.outcome()
     except SlurmftError as error:
+        # Notes first: the error and what to do about it stay on the screen, below a traceback.
         for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
             print(text, file=sys.stderr)
         return int(error.code)
     print(result_table(result))
     print(f"model and records: {job.run.path}")
-    print("".join(f"  {line}\n" for line in hooks.next_commands(job.run)), end="")
+    for line in hooks.next_commands(job.run):
+        print(f"  {line}")
     return Exit.OK
 
 
@@ -55,5 +58,6 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     _, run = parser().parse_run(argv)
+    # Notifications and trackers may be called from here, and write files of the run.
     run.settle_permissions()
     return follow(run)

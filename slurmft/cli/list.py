@@ -39,15 +39,22 @@ def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Sorts runs by a value or a metric, the largest last; those without it come first."""
     keys = list(_SORTED_BY)
     for run in runs:
-        keys += [name for name in run["metrics"] or {} if name not in keys]
+        for name in run["metrics"] or {}:
+            if name not in keys:
+                keys.append(name)
     if key not in keys:
         raise unknown("--sort", key, keys)
 
     def sort_key(run: dict[str, Any]) -> tuple[bool, float, str]:
-        metrics = run["metrics"] or {}
-        value = run[key] if key in _SORTED_BY else metrics.get(key)
+        if key in _SORTED_BY:
+            value = run[key]
+        else:
+            metrics = run["metrics"] or {}
+            value = metrics.get(key)
         # Numbers are compared by their size, all other values by their text.
-        size: float = value if is_number(value) else 0  # type: ignore[assignment]
+        size: float = 0
+        if is_number(value):
+            size = value
         return value is not None, size, str(value)
 
     return sorted(runs, key=sort_key)
@@ -68,6 +75,7 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
             runs = [run for run in runs if _matches(status.described(run)[name], text)]
     states = arguments.state or _STATES
     statuses = [each for each in status.run_statuses(runs) if each.state in states]
+    # Last: the newest of those that are running, not those of the newest that run.
     if arguments.newest:
         statuses = statuses[-arguments.newest :]
     rows = [status.summary(each) for each in statuses]
@@ -82,7 +90,9 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
 
 def _matches(value: Any, text: str) -> bool:
     """Returns whether a value contains a text, in which * stands for anything."""
-    return fnmatch(str(value or "").lower(), f"*{text.lower()}*")
+    # Lower case by hand: fnmatch leaves the case to the operating system.
+    value_text = str(value or "").lower()
+    return fnmatch(value_text, f"*{text.lower()}*")
 
 
 _STATES = [str(phase) for phase in Phase]
@@ -107,6 +117,7 @@ def parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
+    # Not argparse's choices: its message suggests nothing.
     for state in arguments.state:
         if state not in _STATES:
             raise unknown("--state", state, _STATES)
@@ -125,7 +136,8 @@ def main(argv: list[str]) -> int:
     elif arguments.cost:
         names = [run["name"] for run in runs]
         run_costs = [run["cost"] for run in runs]
-        print("\n".join(costs.table(names, run_costs)))
+        lines = costs.table(names, run_costs)
+        print("\n".join(lines))
     else:
         print(run_table.table(runs))
     return Exit.OK

@@ -57,10 +57,14 @@ def _follow(run: RunDir, text: LogText) -> int:
     """Prints new lines until the job ends; returns the exit code of the job."""
     job = JobWatch(run)
     _print(text.last_lines(whole=False))
+    # A rank may be in the middle of a line: it comes with its end.
     for _ in job.looks():
         _print(text.new_lines(whole=False))
+    # Nobody writes any more: what has no end is a line, too.
     _print(text.new_lines())
-    return Exit.OK if job.state.succeeded else show_outcome(job)
+    if job.state.succeeded:
+        return Exit.OK
+    return show_outcome(job)
 
 
 def _print(texts: Iterable[str]) -> None:

@@ -28,7 +28,8 @@ class Parser(argparse.ArgumentParser):
             command: its words, such as "slurmft study run".
             documentation: its docstring. The first paragraph begins the help, the others end it.
         """
-        about, _, self.more = inspect.cleandoc(documentation or "").partition("\n\n")
+        text = inspect.cleandoc(documentation or "")
+        about, _, self.more = text.partition("\n\n")
         width = min(80, shutil.get_terminal_size().columns)
         super().__init__(command, None, wrapped(about), allow_abbrev=False)
         self.formatter_class = functools.partial(
@@ -69,6 +70,7 @@ class Parser(argparse.ArgumentParser):
         """Adds --dry-run and either --follow or --json, for commands that submit a run."""
         text = "show what would run; submit nothing"
         self.add_argument("--dry-run", action="store_true", help=text)
+        # Both write on stdout, where one reader expects JSON and nothing else.
         add = self.add_mutually_exclusive_group().add_argument
         add("--follow", action="store_true", help="stream progress until the job ends")
         add("--json", action="store_true", help=json)
@@ -83,7 +85,8 @@ class Parser(argparse.ArgumentParser):
         usage = ["%(prog)s [FLAG ...]"]
         for action in self._actions:
             if action.required:
-                usage += [*action.option_strings, str(action.metavar or action.dest.upper())]
+                metavar = action.metavar or action.dest.upper()
+                usage += [*action.option_strings, str(metavar)]
         self.usage = " ".join(usage)
         self._add_section(title, own_options(config), only)
         for extension in extensions(config):
@@ -96,7 +99,8 @@ class Parser(argparse.ArgumentParser):
         section = self.add_argument_group(title)
         for name, each in declared.items():
             if only is None or name in only:
-                section.add_argument(each.flag, dest=name, **_argument(each))
+                settings = _argument(each)
+                section.add_argument(each.flag, dest=name, **settings)
                 self.options[name] = each
 
     def show_usual(self, *others: str) -> Self:
@@ -140,7 +144,9 @@ class Parser(argparse.ArgumentParser):
     def _long_flags(self) -> list[str]:
         flags: list[str] = []
         for action in self._actions:
-            flags += [flag for flag in action.option_strings if flag.startswith("--")]
+            for flag in action.option_strings:
+                if flag.startswith("--"):
+                    flags.append(flag)
         return flags
 
     def parse_run(self, argv: list[str]) -> "tuple[argparse.Namespace, RunDir]":
@@ -154,9 +160,13 @@ class Parser(argparse.ArgumentParser):
 
 def wrapped(text: str) -> str:
     """Returns paragraphs and examples, as wide as the terminal, at most 80 columns."""
+    # Some terminals go to the next line after a character in the last column.
     width = min(80, shutil.get_terminal_size().columns) - 1
-    blocks = [block.splitlines() for block in text.strip("\n").split("\n\n")]
-    return "\n\n".join(_wrapped_block(block, width) for block in blocks)
+    wrapped_blocks = []
+    for block in text.strip("\n").split("\n\n"):
+        lines = block.splitlines()
+        wrapped_blocks.append(_wrapped_block(lines, width))
+    return "\n\n".join(wrapped_blocks)
 
 
 def _wrapped_block(lines: list[str], width: int) -> str:
@@ -174,6 +184,7 @@ def _wrapped_example(line: str, width: int) -> list[str]:
     backslashes."""
     if len(line) <= width:
         return [line]
+    # A path or a flag that is cut in two is another one.
     fill = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
     indent = line[: len(line) - len(line.lstrip())]
     if not indent:
@@ -206,14 +217,18 @@ class Part(NamedTuple):
 
 def run_part(command: str, parts: Mapping[str, Part], argv: list[str], description: str) -> int:
     """Runs the part of a command that the first argument names."""
-    if argv and argv[0] in parts:
-        return parts[argv[0]].main(argv[1:])
-    if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: {command} {{{','.join(parts)}}} ...\n\n{wrapped(description)}")
+    names = list(parts)
+    if not argv:
+        raise UsageError(f"{command}: which command?", f"{', '.join(names)}; see {command} --help")
+    name = argv[0]
+    if name in parts:
+        part = parts[name]
+        return part.main(argv[1:])
+    if name in ("-h", "--help"):
+        print(f"usage: {command} {{{','.join(names)}}} ...\n")
+        print(wrapped(description))
         return Exit.OK
-    if argv:
-        raise unknown(f"{command} command", argv[0], list(parts))
-    raise UsageError(f"{command}: which command?", f"{', '.join(parts)}; see {command} --help")
+    raise unknown(f"{command} command", name, names)
 
 
 def _heading(extension: type[Any]) -> str:
@@ -233,8 +248,11 @@ def _argument(option: Option) -> dict[str, Any]:
         return argument | {"action": argparse.BooleanOptionalAction}
     if option.is_repeatable:
         argument["action"] = "append"
-    argument["type"] = input_path if option.path == "input" else option.value_type
-    argument["metavar"] = option.metavar or "|".join(option.choices) or option.placeholder
+    argument["type"] = option.value_type
+    if option.path == "input":  # --on finds the files to send by this type
+        argument["type"] = input_path
+    choices = "|".join(option.choices)
+    argument["metavar"] = option.metavar or choices or option.placeholder
     return argument
 
 
@@ -243,8 +261,10 @@ def typed_options(arguments: argparse.Namespace, names: Iterable[str]) -> dict[s
     names = set(names)
     values = {}
     for name, value in vars(arguments).items():
+        if isinstance(value, list):
+            value = tuple(value)  # configurations are frozen
         if name in names:
-            values[name] = tuple(value) if isinstance(value, list) else value
+            values[name] = value
     return values
 
 
@@ -281,11 +301,13 @@ def above_zero(text: str) -> float:
 
 def confirmed(question: str) -> bool:
     """Asks the user; returns whether they agree."""
+    # Without a terminal, nobody answers: a script must say --yes, and not hang.
     if not sys.stdin.isatty():
         raise UsageError(
             f"nothing was done: there is no terminal to ask: {question}", "add --yes or --dry-run"
         )
     try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        answer = input(f"{question} [y/N] ")
     except EOFError:  # Ctrl-D
         return False
+    return answer.strip().lower() in ("y", "yes")

@@ -32,6 +32,7 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     flags = typed_options(arguments, _JOB_OPTIONS)
+    # Read before the submission: a job that starts at once may write another.
     checkpoint = run.newest_checkpoint()
     start = checkpoint or "the beginning: there is no checkpoint"
     facts: dict[str, Any] = {"run": str(run.path), "job": None, "checkpoint": checkpoint}
@@ -40,11 +41,14 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         return print_json(facts)
     if arguments.dry_run:
-        print(f"# would resume from {start}\n\n{show_resume(run, flags)}")
+        # A comment of the shell, like the batch script's below it: all can go into a file.
+        print(f"# would resume from {start}\n")
+        print(show_resume(run, flags))
         return Exit.OK
     print(f"job {facts['job']} submitted; the run resumes from {start}", flush=True)
     print(f"run directory: {run.path}", flush=True)
     if arguments.follow:
+        # The records of the attempts before are in the same file.
         return follow(run, only_new=True)
     print(next_commands(run.path))
     return Exit.OK

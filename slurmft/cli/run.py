@@ -41,12 +41,15 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     """The command: parse, describe the program, submit, and follow if asked to."""
     # The first -- alone: further ones are the program's.
-    flags_end = argv.index("--") if "--" in argv else len(argv)
+    flags_end = len(argv)
+    if "--" in argv:
+        flags_end = argv.index("--")
     arguments = parser().parse(argv[:flags_end])
-    words = argv[flags_end + 1 :]
-    if not words:
-        has_separator = flags_end < len(argv)
-        problem = "no program after --" if has_separator else "no -- before the program"
+    program = argv[flags_end + 1 :]
+    if not program:
+        problem = "no -- before the program"
+        if flags_end < len(argv):
+            problem = "no program after --"
         raise UsageError(problem, "slurmft run --nodes 4 -- train.py --epochs 3")
     from slurmft.programs import submission  # not above: --help need not wait for it
 
@@ -56,5 +59,5 @@ def main(argv: list[str]) -> int:
     # takes time, which a user without such a file need not wait.
     if site_file().is_file() or OPTIONS_OF_ON in os.environ:
         declared |= all_options()
-    config = submission.configure(words, flags, declared, not arguments.dry_run)
+    config = submission.configure(program, flags, declared, not arguments.dry_run)
     return submit_or_show(config, arguments, "run", argv)

@@ -28,5 +28,6 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         return print_json(facts)
     print(run_page.text(facts))
-    print(next_commands(run.path, status_words.next_commands(facts["state"])))
+    sensible = status_words.next_commands(facts["state"])
+    print(next_commands(run.path, sensible))
     return Exit.OK

@@ -41,6 +41,7 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     _, run = parser().parse_run(argv)
     console = Console(file=raw(sys.stdout))
+    # A dumb terminal cannot move its cursor: each drawing would come below the last one.
     if not console.is_terminal or console.is_dumb_terminal:
         return follow(run)
     job = JobWatch(run)
@@ -54,9 +55,11 @@ def main(argv: list[str]) -> int:
             for _ in job.looks(pause_s=_REDRAW_S):
                 _update(view, job, records)
                 screen.update(view, refresh=True)
+                # All kinds now: of what is new, nothing is too much.
                 records = reader.read(Record)
     except KeyboardInterrupt:
         return 130
+    # The screen of its own is gone: the last view stays where the command was typed.
     view.footer = ""
     console.print(view)
     return show_outcome(job)
@@ -65,8 +68,10 @@ def main(argv: list[str]) -> int:
 def _update(view: "RunView", job: JobWatch, records: Iterable[Record]) -> None:
     """Shows what is new of a run and its job."""
     for record in records:
+        # Each attempt may have other nodes.
         if isinstance(record, Start):
-            view.hosts = [rank.host for rank in job.run.read_environment().ranks]
+            environment = job.run.read_environment()
+            view.hosts = [rank.host for rank in environment.ranks]
         view.take(record)
     report = job.state.report
     recorded = job.run.get_state()
