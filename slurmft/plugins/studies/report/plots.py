@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -65,18 +66,25 @@ class Chart:
 
     def table(self) -> Table:
         """Returns the points of the plot; of curves about ten each."""
-        rows = []
-        medians = []
+        names = []
+        places = []
+        heights = []
+        all_heights: list[float] = []
         for name, points in self.series.items():
-            stride = max(1, len(points) // 10) if self.are_curves else 1
-            rows += [(name, x, spread.median) for x, spread in points[::stride]]
-            medians += [spread.median for _, spread in points]
-        # A chart has a point at least: without any it is not made.
-        names, places, heights = zip(*rows, strict=True)
+            stride = 1
+            if self.are_curves:
+                stride = max(1, len(points) // 10)
+            for x, spread in points[::stride]:
+                names.append(name)
+                places.append(Value(x, f"{x:g}"))
+                heights.append(spread.median)
+            all_heights += [spread.median for _, spread in points]
+        # By all points, so that the decimals do not depend on which of a curve are listed.
+        decimals = decimals_of(all_heights)
         columns = [
             column("series", names, label=self.legend or "series", numeric=False),
-            Column("x", [Value(x, f"{x:g}") for x in places], self.x_label),
-            column("y", heights, decimals_of(medians), label=self.y_label),
+            Column("x", places, self.x_label),
+            column("y", heights, decimals, label=self.y_label),
         ]
         return Table(self.title, columns)
 
@@ -100,16 +108,23 @@ def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart]:
     if len(runset.fields) != 1:
         return []
     (name,) = runset.fields
-    finished = [row for row in rows if row.finished]
-    if not all(is_number(row.cell.get(name)) for row in finished):
-        return []
-    finished.sort(key=lambda row: float(row.cell[name]))
+    by_value: list[tuple[float, Row]] = []
+    for row in rows:
+        if not row.finished:
+            continue
+        value: Any = row.cell.get(name)
+        if not is_number(value):
+            return []
+        by_value.append((float(value), row))
+    by_value.sort(key=itemgetter(0))  # rows themselves have no order
     charts = []
     for measure in measures.measures_of(runset):
         points = []
-        for row in finished:
-            if measure.key in row.measures:
-                points.append((float(row.cell[name]), row.measures[measure.key]))
+        for place, row in by_value:
+            spread = row.measures.get(measure.key)
+            if spread:
+                points.append((place, spread))
+        # A single point is no course over the field.
         if len(points) > 1:
             title = f"{measure.label} over {name}"
             chart = Chart(measure.key, title, name, measure.label, {"measured": points})
@@ -122,18 +137,24 @@ def _over_devices(
 ) -> list[Chart]:
     """Plots the measures over devices, and the speedup beside the published ones."""
     groups = _groups(rows, runset.fields)
-    legend_fields = [name for name in runset.fields if name not in DEVICE_FIELDS]
-    legend = ", ".join(name.replace("_", " ") for name in legend_fields)
+    legend_names = []
+    for name in runset.fields:
+        if name not in DEVICE_FIELDS:  # the devices are on the x-axis
+            legend_names.append(name.replace("_", " "))
+    legend = ", ".join(legend_names)
     labels = {measure.key: measure.label for measure in measures.measures_of(runset)}
     labels["metric"] = measures.metric_name(rows)
+    other_metrics = [measure.key for measure in measures.other_metrics(runset)]
     titles = dict(_OVER_DEVICES)
-    for key in ("metric", *(measure.key for measure in measures.other_metrics(runset))):
+    for key in ("metric", *other_metrics):
         titles[key] = f"{labels[key]} of the last evaluation"
     titles["speedup"] = "Speedup"
     charts = []
     for key, title in titles.items():
         series = _series_over_devices(key, groups)
-        places = {x for points in series.values() for x, _ in points}
+        places: set[float] = set()
+        for points in series.values():
+            places.update(x for x, _ in points)
         if len(places) < 2:  # all on one number of devices: nothing to see
             continue
         chosen = _spread_out(list(series), _MOST_SERIES)
@@ -155,8 +176,9 @@ def _series_over_devices(key: str, groups: dict[str, list[Row]]) -> dict[str, Po
     for name, rows in groups.items():
         points = []
         for row in rows:
-            if row.devices and key in row.measures:
-                points.append((float(row.devices), row.measures[key]))
+            spread = row.measures.get(key)
+            if row.devices and spread:
+                points.append((float(row.devices), spread))
         if points:
             series[name] = points
     return series
@@ -167,7 +189,10 @@ def _add_comparisons(
 ) -> None:
     """Adds the ideal and the published speedups to the plot of ours."""
     # Several baselines have several ideal lines; the plot has that of the smallest.
-    bases = [row.baseline.devices for row in rows if row.baseline and row.baseline.devices]
+    bases = []
+    for row in rows:
+        if row.baseline and row.baseline.devices:
+            bases.append(row.baseline.devices)
     chart.ideal = min(bases, default=1)
     for table in published:
         chart.series |= _published_speedups(table)
@@ -179,20 +204,26 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
     Where a number of devices occurs twice, as 2 nodes x 1 and 1 x 2, the name has the processes per
     node, too.
     """
-    named = []
+    named_rows = []
+    counts: Counter[tuple[str, int]] = Counter()
     for row in rows:
         if row.finished and row.devices:
             settings = measures.others(row, fields).values()
-            named.append((", ".join(str(value) for value in settings), row))
-    counts = Counter((name, row.devices) for name, row in named)
+            name = ", ".join(str(value) for value in settings)
+            named_rows.append((name, row))
+            counts[name, row.devices] += 1
     ambiguous = {name for (name, _), count in counts.items() if count > 1}
     groups: dict[str, list[Row]] = {}
-    for name, row in named:
-        parts = [name]
+    for name, row in named_rows:
+        parts = []
+        if name:  # "": the rows differ in their devices only
+            parts.append(name)
         if name in ambiguous:
-            parts.append(f"{row.value('nproc_per_node') or 'auto'} a node")
-        full_name = ", ".join(filter(None, parts)) or "measured"
-        groups.setdefault(full_name, []).append(row)
+            processes = row.value("nproc_per_node") or "auto"
+            parts.append(f"{processes} a node")
+        full_name = ", ".join(parts) or "measured"
+        members = groups.setdefault(full_name, [])
+        members.append(row)
     return groups
 
 
@@ -203,10 +234,14 @@ def _published_speedups(table: PublishedTable) -> dict[str, Points]:
     columns = [name for name in keys_of(table) if name != "gpus"]  # which are on the x-axis
     series: dict[str, Points] = {}
     for row in table.rows:
-        if is_number(row["speedup"]) and is_number(row["gpus"]):
-            label = ", ".join(f"{with_unit(name)} {row[name]}" for name in columns)
-            points = series.setdefault(f"published: {label or 'speedup'}", [])
-            points.append((row["gpus"], Spread.of(row["speedup"])))
+        gpus = row["gpus"]
+        speedup = row["speedup"]
+        # A paper may have left a place empty, or written a word there.
+        if is_number(speedup) and is_number(gpus):
+            settings = [f"{with_unit(name)} {row[name]}" for name in columns]
+            name = ", ".join(settings) or "speedup"
+            points = series.setdefault(f"published: {name}", [])
+            points.append((gpus, Spread.of(speedup)))
     return series
 
 
@@ -215,7 +250,12 @@ def _spread_out(values: Sequence[str], most: int) -> list[str]:
     if len(values) <= most:
         return list(values)
     # Evenly, as rows are sorted by their settings: the first ones would be much alike.
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+    stride = (len(values) - 1) / (most - 1)
+    chosen = []
+    for number in range(most):
+        place = round(number * stride)
+        chosen.append(values[place])
+    return chosen
 
 
 # --- curves ---------------------------------------------------------------------------------------
@@ -238,18 +278,27 @@ def _curves(rows: Sequence[Row], fields: Sequence[str]) -> list[Chart]:
     """Plots the loss over steps and over epochs, and the metrics of the evaluations, of one run of
     each cell that is shown; of a single cell, of its runs. Only their records are read."""
     begun = [row for row in rows if row.runs]
-    runs = {label(row, fields): (row.finished or row.runs)[0] for row in begun}
-    legend = "cell"
-    if len(begun) <= 1:
+    runs: dict[str, MeasuredRun] = {}
+    if len(begun) == 1:
         legend = "run"
-        runs = {run.name: run for row in begun for run in row.runs}
+        (row,) = begun
+        for run in row.runs:
+            runs[run.name] = run
+    else:
+        legend = "cell"
+        for row in begun:
+            # A run that has not finished has a curve, too, if a shorter one.
+            first, *_ = row.finished or row.runs
+            runs[label(row, fields)] = first
+    # Before any records are read: those of a long run have many lines.
     names = _spread_out(list(runs), _MOST_SERIES)
     charts: dict[str, Chart] = {}
     for name in names:
         for curve, points in _curves_of(runs[name]).items():
             if len(points) > 1:
-                chart = Chart(*curve, series={}, are_curves=True, legend=legend)
-                charts.setdefault(curve.key, chart).series[name] = points
+                new_chart = Chart(*curve, series={}, are_curves=True, legend=legend)
+                chart = charts.setdefault(curve.key, new_chart)
+                chart.series[name] = points
     if len(names) < len(runs):
         for chart in charts.values():
             note = f"one run each of {len(names)} of {len(runs)} cells, evenly chosen."
@@ -263,7 +312,10 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
     steps_per_epoch = 0.0
     metrics: dict[_Curve, dict[float, float]] = {}
     for record in run.records(Record):
-        if isinstance(record, Step) and record.loss is not None and math.isfinite(record.loss):
+        if isinstance(record, Step):
+            # Not every step has a loss, and one that diverges has no place on an axis.
+            if record.loss is None or not math.isfinite(record.loss):
+                continue
             # A step that was repeated takes the place of the points from it on.
             add_point(losses, record.step, record.loss)
             # The curve over epochs is the same points in another unit.
@@ -273,24 +325,30 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
             for name, value in record.metrics.items():
                 if value is not None:
                     curve = _Curve(f"metric-{name}", f"{name} of the evaluations", "epoch", name)
-                    metrics.setdefault(curve, {})[record.epoch] = value
+                    values = metrics.setdefault(curve, {})
+                    # By epoch: of one that was evaluated again, the last value stays.
+                    values[record.epoch] = value
     means = _means(losses)
-    curves = {_LOSS: dict(means), **metrics}
+    curves = {_LOSS: dict(means)}
+    curves |= metrics
     if steps_per_epoch:
         curves[_LOSS_OVER_EPOCHS] = {step / steps_per_epoch: loss for step, loss in means}
-    return {
-        curve: [(x, Spread.of(y)) for x, y in sorted(points.items())]
-        for curve, points in curves.items()
-    }
+    points_of: dict[_Curve, Points] = {}
+    for curve, heights in curves.items():
+        # Sorted: after a restart, an earlier epoch comes again.
+        points_of[curve] = [(x, Spread.of(y)) for x, y in sorted(heights.items())]
+    return points_of
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Returns the means of neighbouring points, at most `_MOST_POINTS`."""
-    size = math.ceil(len(points) / _MOST_POINTS) or 1
+    size = math.ceil(len(points) / _MOST_POINTS) or 1  # without points, any size will do
     means = []
     for first in range(0, len(points), size):
-        steps, values = zip(*points[first : first + size], strict=True)
-        means.append((fmean(steps), fmean(values)))
+        neighbours = points[first : first + size]
+        step = fmean(step for step, _ in neighbours)
+        value = fmean(value for _, value in neighbours)
+        means.append((step, value))
     return means
 
 
@@ -355,7 +413,9 @@ def _lines(axes: Any, chart: Chart, labels: Sequence[str]) -> None:
         y = [spread.median for _, spread in points]
         below = [spread.median - spread.low for _, spread in points]
         above = [spread.high - spread.median for _, spread in points]
-        ranges = [below, above] if any(below) or any(above) else None
+        # Bars of length 0 would be dashes through the markers of runs without repeats.
+        has_ranges = any(below) or any(above)
+        ranges = [below, above] if has_ranges else None
         style: dict[str, Any] = {}
         if chart.are_curves:
             style["markevery"] = 0.2  # of the diagonal: a few marks tell lines apart in grey
@@ -370,13 +430,15 @@ def _scale_axes(axes: Any, chart: Chart) -> None:
     """Draws the ideal speedup, and makes the axes logarithmic where that shows more."""
     from matplotlib.ticker import LogLocator
 
-    all_points = [point for points in chart.series.values() for point in points]
+    all_points: Points = []
+    for points in chart.series.values():
+        all_points += points
     places = sorted({x for x, _ in all_points})
     lowest = min(spread.low for _, spread in all_points)
     if chart.ideal:
-        ends = [chart.ideal, places[-1]]
-        speedups = [1, places[-1] / chart.ideal]
-        axes.plot(ends, speedups, color="#888888", marker="", label="ideal")
+        most = places[-1]
+        speedups = [1, most / chart.ideal]
+        axes.plot([chart.ideal, most], speedups, color="#888888", marker="", label="ideal")
     if places[0] > 0:
         axes.set_xscale("log", base=2)  # numbers of devices are mostly powers of 2
     # Over logarithmic devices, the ideal speedup is a straight line only on a logarithmic axis.
@@ -388,5 +450,6 @@ def _scale_axes(axes: Any, chart: Chart) -> None:
         # From 0 on: cut off below, small differences would look large.
         axes.set_ylim(bottom=min(0, lowest))
     # Only numbers of devices that were measured have a tick.
-    axes.set_xticks(places, [f"{x:g}" for x in places])
+    tick_labels = [f"{x:g}" for x in places]
+    axes.set_xticks(places, tick_labels)
     axes.minorticks_off()

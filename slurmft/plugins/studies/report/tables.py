@@ -2,11 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmft.cluster import cost
 from slurmft.plugins.studies.report import measures
-from slurmft.plugins.studies.report.measures import METRIC, SCALED, Measure, Row, RunSet, label
+from slurmft.plugins.studies.report.measures import (
+    METRIC,
+    SCALED,
+    Measure,
+    Row,
+    RunSet,
+    Spread,
+    label,
+)
 from slurmft.plugins.studies.table import Column, Table, Value, cell_columns, column, decimals_of
 from slurmft.show import classes
 
@@ -18,14 +26,22 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
         columns += [_medians(measure, rows) for measure in measures.measures_of(runset)]
         columns += _scaled(rows)
         return Table(runset.title, columns, _notes(rows, runset))
-    # The throughput of all devices is left to the CSV: it is that of one, times the devices.
-    *training, evaluation = [m for m in measures.SPEED if m.key != "train_samples_per_s"]
-    columns += [_medians(measure, rows) for measure in training]
+    shown = []
+    for measure in measures.SPEED:
+        # The throughput of all devices is left to the CSV: it is that of one, times the devices.
+        if measure.key != "train_samples_per_s":
+            shown.append(_medians(measure, rows))
+    # The speedup is one of training: it stands beside the columns of training.
+    *training, evaluation = shown
+    columns += training
     columns += _scaled(rows)
     metric = _medians(METRIC, rows)
-    columns.append(replace(metric, label=measures.metric_name(rows)))
-    columns += [_medians(measure, rows) for measure in measures.other_metrics(runset)]
-    columns.append(_medians(evaluation, rows))
+    metric_name = measures.metric_name(rows)
+    columns.append(replace(metric, label=metric_name))
+    for measure in measures.other_metrics(runset):
+        columns.append(_medians(measure, rows))
+    # Last: of these columns it is the first that a narrow terminal lacks.
+    columns.append(evaluation)
     return Table(runset.title, columns, _notes(rows, runset))
 
 
@@ -33,6 +49,7 @@ def phase_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Returns the times of the phases of a run, and more that was measured of it."""
     columns = _leading(rows, runset.fields)
     for measure in measures.TIMES:
+        # What no run says, such as tokens or what its devices could compute, is no column.
         if any(measure.key in row.measures for row in rows):
             columns.append(_medians(measure, rows, plain=True))
     return Table(f"{runset.title}: phases of a run, medians", columns)
@@ -46,14 +63,27 @@ def _largest(values: Sequence[float]) -> float | None:
     return max(values) or None
 
 
-_COSTS: tuple[tuple[str, str, float, Callable[[Sequence[float]], float | None]], ...] = (
-    ("node-hours", "node_hours", 1.0, sum),
-    ("GPU-hours", "gpu_hours", 1.0, sum),
-    ("CPU-hours", "cpu_hours", 1.0, sum),
-    ("energy (kWh)", "energy_j", 1 / 3.6e6, sum),  # Slurm accounts in joules
-    ("GiB a node", "peak_memory_bytes", 2**-30, _largest),
+class _Cost(NamedTuple):
+    """A column of costs."""
+
+    label: str
+    key: str
+    """Of `cost.costs_of`."""
+    factor: float
+    """From the unit of the cost to that of the column."""
+    combine: Callable[[Sequence[float]], float | None]
+    """Makes one value of those of the runs of a row, of which there is at least one."""
+
+
+_COSTS = (
+    _Cost("node-hours", "node_hours", 1.0, sum),
+    _Cost("GPU-hours", "gpu_hours", 1.0, sum),
+    _Cost("CPU-hours", "cpu_hours", 1.0, sum),
+    _Cost("energy (kWh)", "energy_j", 1 / 3.6e6, sum),  # Slurm accounts in joules
+    # Not the sum: the runs of a row need not have been at the same time.
+    _Cost("GiB a node", "peak_memory_bytes", 2**-30, _largest),
 )
-"""Label of a column, key of a cost, its factor, and how those of several runs become one."""
+"""The columns, the least important last: it is the first that a narrow terminal lacks."""
 
 
 def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
@@ -64,21 +94,26 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     all_costs = cost.costs_of(runs)
     if not any(run_cost["node_hours"] for run_cost in all_costs):
         return []
-    by_run = {id(run): run_cost for run, run_cost in zip(runs, all_costs, strict=True)}
+    cost_of_run: dict[int, dict[str, Any]] = {}  # by id: a run holds dictionaries, and has no hash
+    advice: dict[str, None] = {}  # repeats of a cell get the same: it is shown once
+    sources: dict[str, None] = {}
+    for run, run_cost in zip(runs, all_costs, strict=True):
+        cost_of_run[id(run)] = run_cost
+        advice[cost.advice(run_cost, run)] = None
+        sources[run_cost["source"]] = None
     columns = _leading(rows, runset.fields)
-    for rank, (name, key, factor, combine) in enumerate(_COSTS):
+    for rank, each in enumerate(_COSTS):
         totals = []
         for row in rows:
-            values = [by_run[id(run)][key] for run in row.runs]
-            numbers = [factor * value for value in values if value is not None]
+            values = [cost_of_run[id(run)][each.key] for run in row.runs]
+            numbers = [each.factor * value for value in values if value is not None]
             # Of no run, or of none that says it: unknown, which is not 0.
-            totals.append(combine(numbers) if numbers else None)
-        columns.append(column(name, totals, decimals_of(totals), rank=rank))
-    advice = [cost.advice(by_run[id(run)], run) for run in runs]
-    # Repeats of a cell get the same advice: it is shown once.
-    notes = [line for line in dict.fromkeys(advice) if line]
-    sources = dict.fromkeys(run_cost["source"] for run_cost in all_costs)
-    notes.append(f"by {' and '.join(sources)}; n/a: unknown")
+            totals.append(each.combine(numbers) if numbers else None)
+        decimals = decimals_of(totals)
+        columns.append(column(each.label, totals, decimals, rank=rank))
+    notes = [line for line in advice if line]  # "": the request of a run fits
+    all_sources = " and ".join(sources)
+    notes.append(f"by {all_sources}; n/a: unknown")
     return [Table(f"{runset.title}: cost, all attempts", columns, notes)]
 
 
@@ -88,13 +123,17 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
 def class_tables(rows: Sequence[Row]) -> list[Table]:
     """Returns precision and recall of each class, and the confusion matrix, of the newest run with
     classes."""
-    runs = [run for row in rows for run in row.finished if classes.of(run.result)]
+    runs = []
+    for row in rows:
+        runs += [run for run in row.finished if classes.of(run.result)]
     if not runs:
         return []
     newest = max(runs, key=lambda run: run.state.time)
     scores = classes.of(newest.result)
-    listed = dict(list(scores.items())[: classes.SHOWN])
-    names = column("class", listed, numeric=False)
+    # Of many classes these are the worst: `classes.of` sorts them so.
+    listed_names = list(scores)[: classes.SHOWN]
+    listed = {name: scores[name] for name in listed_names}
+    names = column("class", listed_names, numeric=False)
     columns = [names]
     for key, decimals in (("precision", 4), ("recall", 4), ("f1", 4), ("support", 0)):
         values = [getattr(facts, key) for facts in listed.values()]
@@ -114,10 +153,15 @@ def class_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def _confusion_table(run: str, names: Column, listed: dict[str, Any]) -> Table:
+    """Returns a row for each class of the texts, and a column for each predicted one."""
     columns = [names]
-    for name in listed:
-        counts = [(facts.predicted_as or {}).get(name, 0) for facts in listed.values()]
-        columns.append(column(f"as {name}", counts, rank=1))
+    for predicted in listed:
+        counts = []
+        for facts in listed.values():
+            predicted_as = facts.predicted_as or {}
+            # Pairs that never occurred are not in the result.
+            counts.append(predicted_as.get(predicted, 0))
+        columns.append(column(f"as {predicted}", counts, rank=1))
     return Table(f"What texts of a class were predicted as, {run}", columns)
 
 
@@ -126,30 +170,39 @@ def _confusion_table(run: str, names: Column, listed: dict[str, Any]) -> Table:
 
 def data_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Returns everything, for CSV: median, smallest and largest of every measure."""
-    columns = [column("set", [runset.name] * len(rows)), *_leading(rows, runset.fields)]
+    set_names = [runset.name] * len(rows)
+    columns = [column("set", set_names)]
+    columns += _leading(rows, runset.fields)
     if not _state_column(rows):  # files of several reports have the same columns
         columns.append(column("state", ["finished"] * len(rows)))
     for measure in measures.measures_of(runset):
         columns += _spread_columns(measure, rows)
     for key in SCALED:
-        columns.append(column(key, [row.median(key) for row in rows]))
+        medians = [row.median(key) for row in rows]
+        columns.append(column(key, medians))
     baselines = []
+    metric_names = []
+    all_run_names = []
     for row in rows:
-        baselines.append(label(row.baseline, runset.fields) if row.baseline else None)
+        baseline = row.baseline
+        baselines.append(label(baseline, runset.fields) if baseline else None)
+        # By row: the rows of a set may be of tasks with different metrics.
+        metric_names.append(measures.metric_name([row]))
+        run_names = [run.name for run in row.runs]
+        all_run_names.append(" ".join(run_names))
     columns.append(column("baseline", baselines))
-    metric_names = [measures.metric_name([row]) for row in rows]
     columns.append(column("metric_name", metric_names))
-    run_names = [" ".join(run.name for run in row.runs) for row in rows]
-    columns.append(column("runs", run_names))
+    columns.append(column("runs", all_run_names))
     return Table(runset.title, columns)
 
 
 def _spread_columns(measure: Measure, rows: Sequence[Row]) -> list[Column]:
     """Returns median, smallest and largest value of a measure, unrounded."""
     columns = []
+    spreads = [row.measures.get(measure.key) for row in rows]
     for ending, part in (("", "median"), ("_min", "low"), ("_max", "high")):
         # A row may lack the measure: the cell is empty then.
-        values = [getattr(row.measures.get(measure.key), part, None) for row in rows]
+        values = [getattr(spread, part, None) for spread in spreads]
         columns.append(column(f"{measure.key}{ending}", values))
     return columns
 
@@ -163,28 +216,34 @@ _STATE_WIDTH = 24
 def _leading(rows: Sequence[Row], fields: Sequence[str]) -> list[Column]:
     """Returns the columns that name a row: its cell, devices, finished runs, and the state of the
     others."""
-    columns = cell_columns([row.cell for row in rows], measures.in_order(fields))
-    columns.append(column("devices", [row.devices for row in rows]))
-    columns.append(column("n", [len(row.finished) for row in rows]))
+    cells = [row.cell for row in rows]
+    devices = [row.devices for row in rows]
+    finished_counts = [len(row.finished) for row in rows]
+    columns = cell_columns(cells, measures.in_order(fields))
+    columns.append(column("devices", devices))
+    columns.append(column("n", finished_counts))
     return columns + _state_column(rows)
 
 
 def _medians(measure: Measure, rows: Sequence[Row], plain: bool = False) -> Column:
     """Returns the column of a measure; `plain`: without spreads."""
-    spreads = [row.measures.get(measure.key) for row in rows]
     medians = [row.median(measure.key) for row in rows]
     decimals = measure.decimals
     if decimals is None:
         most = 10 if measure.figures > 3 else 4  # a metric may be of any size
         decimals = decimals_of(medians, measure.figures, most)
+    has_ranges = measure.ranged and not plain
     values = []
-    for spread, median in zip(spreads, medians, strict=True):
+    for row, median in zip(rows, medians, strict=True):
         value = Value.of(median, decimals)
-        has_range = measure.ranged and spread is not None and spread.n > 1
-        if spread and has_range and not plain:
+        spread = row.measures.get(measure.key)
+        # A single run has no spread, which is not one of 0 %.
+        if has_ranges and spread and spread.n > 1:
             # Only the text: in CSV the median stays a number.
-            value = replace(value, text=f"{value.text} ±{spread.percent:.0f}%")
+            text = f"{value.text} ±{spread.percent:.0f}%"
+            value = replace(value, text=text)
         values.append(value)
+    # Rank 0 never gives way: that is for what names a row.
     return Column(measure.key, values, measure.label, rank=1 + measure.rank)
 
 
@@ -204,9 +263,11 @@ def _has_baselines(rows: Sequence[Row]) -> bool:
 
 
 def _state_column(rows: Sequence[Row]) -> list[Column]:
+    """Returns the states; no column where all runs have finished."""
     if not any(row.state for row in rows):
         return []
-    return [Column("state", [state_value(row) for row in rows], numeric=False)]
+    states = [state_value(row) for row in rows]
+    return [Column("state", states, numeric=False)]
 
 
 def state_value(row: Row) -> Value:
@@ -219,25 +280,28 @@ def state_value(row: Row) -> Value:
 
 def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
     """Returns how the numbers of these rows were computed."""
-    parts = ["a row is a cell, with medians of its n finished runs"]
-    spreads = [spread for row in rows for spread in row.measures.values()]
+    rows_note = "a row is a cell, with medians of its n finished runs"
+    spreads: list[Spread] = []
+    for row in rows:
+        spreads += row.measures.values()
     if any(spread.n > 1 for spread in spreads):
-        parts[0] += "; ±: the repeat farthest from the median (CSV: smallest and largest)"
-    parts.append("time: from the job's start to its end")
+        rows_note += "; ±: the repeat farthest from the median (CSV: smallest and largest)"
+    times_note = "time: from the job's start to its end"
     if not runset.is_own:
-        parts[-1] += "; train: optimizer steps only"
-    notes = [". ".join(parts)]
+        times_note += "; train: optimizer steps only"
+    notes = [f"{rows_note}. {times_note}"]
     if _has_baselines(rows):
+        quantity = _compared_by(runset)
         notes.append(
-            f"speedup: by {_compared_by(runset)}, relative to the row with the fewest devices that "
+            f"speedup: by {quantity}, relative to the row with the fewest devices that "
             "is equal in all else; efficiency: speedup / ratio of devices"
         )
     for row in rows:
         if len(row.state) > _STATE_WIDTH:
             notes.append(f"{label(row, runset.fields)}: {row.state}")
-    other_batches = _with_other_batches(rows, runset.fields)
+    other_batches = "; ".join(_with_other_batches(rows, runset.fields))
     if other_batches:
-        notes.append(f"no row on fewer devices has this batch size: {'; '.join(other_batches)}")
+        notes.append(f"no row on fewer devices has this batch size: {other_batches}")
     return notes
 
 
@@ -251,12 +315,16 @@ def _with_other_batches(rows: Sequence[Row], fields: Sequence[str]) -> list[str]
         if row.baseline is None:
             continue
         batches = set(measures.batches_of(row))
-        if batches.isdisjoint(measures.batches_of(row.baseline)):
-            lines.append(f"{label(row, fields)} is compared with {label(row.baseline, fields)}")
+        baseline_batches = measures.batches_of(row.baseline)
+        if batches.isdisjoint(baseline_batches):
+            ours = label(row, fields)
+            baseline = label(row.baseline, fields)
+            lines.append(f"{ours} is compared with {baseline}")
     return lines
 
 
 def _compared_by(runset: RunSet) -> str:
+    """Returns the quantity whose ratio is the speedup: see `measures._speed`."""
     if runset.is_own:
         return "time"
     return "training time" if runset.scaling == "strong" else "training throughput"
