@@ -46,7 +46,9 @@ def show_outcome(job: JobWatch) -> int:
             print(text, file=sys.stderr)
         return int(error.code)
     print(result_table(result))
-    print(f"model and records: {job.run.path}")
+    # A prediction, or a program of one's own, leaves no model.
+    kept = "model and records" if job.run.model.is_dir() else "records"
+    print(f"{kept}: {job.run.path}")
     for line in hooks.next_commands(job.run):
         print(f"  {line}")
     return Exit.OK

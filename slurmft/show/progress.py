@@ -138,7 +138,7 @@ def _parameters(start: TrainingStart) -> str:
     trained = (start.trained_parameters or start.parameters) / 1e6
     if trained < millions:
         percent = 100 * trained / millions
-        return f"{trained:.2f}M of {millions:.1f}M parameters train ({percent:.1f} %)"
+        return f"{trained:.2f}M of {millions:.2f}M parameters train ({percent:.1f} %)"
     return f"{millions:.1f}M parameters"
 
 

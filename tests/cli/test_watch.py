@@ -224,4 +224,7 @@ def test_ended_run_is_shown_with_its_result(tmp_path: Path) -> None:
     assert done.code == 0
     assert "step 20/20" in done.out
     assert "accuracy      0.9000" in done.out
+    assert done.out.splitlines()[-1] == f"records: {run.path}"  # it has saved no model
+    run.model.mkdir()
+    done = slurmft("watch", str(run.path))
     assert done.out.splitlines()[-1] == f"model and records: {run.path}"

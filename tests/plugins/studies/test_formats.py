@@ -27,3 +27,14 @@ def test_columns_give_way_by_rank() -> None:
     text = as_text(table, width=70)
     assert "left out here, in CSV: first to go" in text
     assert "second" in text.splitlines()[2]
+
+
+def test_rows_with_long_names_keep_their_first_measures() -> None:
+    columns = [
+        column("folder", ["x" * 80], numeric=False),
+        column("seconds", [2.5], rank=1),
+        column("rest", [1.0], rank=2),
+    ]
+    text = as_text(Table("t", columns), width=70)
+    assert "2.5" in text
+    assert "left out here, in CSV: rest" in text

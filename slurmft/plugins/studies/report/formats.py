@@ -30,10 +30,17 @@ def _fitted(table: Table, width: int = WIDTH) -> Table:
     """Returns a table as wide as a terminal; a note names the columns left out for that."""
     columns = list(table.columns)
     left_out: list[str] = []
+    # Where what names a row is too wide by itself, nothing fits: a long line then shows results,
+    # at least those of the lowest rank, rather than names of rows alone.
+    names = [column for column in columns if column.rank == 0]
+    ranks = [column.rank for column in columns if column.rank]
+    kept_rank = 0
+    if ranks and _grid_width(replace(table, columns=names)) > width:
+        kept_rank = min(ranks)
     while _grid_width(replace(table, columns=columns)) > width:
         # Of columns of one rank, the rightmost goes first.
         last = max(reversed(columns), key=lambda column: column.rank)
-        if last.rank == 0:
+        if last.rank <= kept_rank:
             break  # what names a row stays, even if the line is too long
         columns.remove(last)
         left_out.append(last.words)
