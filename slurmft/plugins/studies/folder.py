@@ -52,6 +52,7 @@ def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
     try:
         permissions.make_folder(folder, share_with_group, exist_ok=True)
         permissions.settle(share_with_group)
+        # Run directories hold what jobs start: no other user may have put the folder there.
         with permissions.own_folder(folder):
             (folder / "runs").mkdir(exist_ok=True)
         return locks.hold(folder / ".lock")
@@ -106,6 +107,8 @@ def discard_cut_off(folder: Path) -> None:
         # A run that this study has not submitted was put there by somebody: it stays.
         if has_started or not run.study:
             continue
+        # The job's id is noted right after its submission: without one, there was none, or its
+        # submitter was killed in between.
         files = RunDir(run.path)
         if not files.job_id():
             files.discard()
@@ -192,6 +195,7 @@ class StudyStatus:
 def study_status(study: Study, folder: Path) -> StudyStatus:
     """Reads the runs in a study's folder, and asks for the states of their jobs."""
     runs, problems = find_runs(folder)
+    # None is the key of a run of no study, which no repeat has.
     repeats: dict[RepeatKey | None, Repeat] = {}
     for number, cell in spec.rounds(study):
         repeat = Repeat(cell, number)
@@ -222,8 +226,10 @@ def last_step(repeat: Repeat) -> dict[str, float] | None:
     """Returns the optimizer steps of a running repeat, done and in all; None where they are
     unknown."""
     best = repeat.best
+    # What an earlier attempt recorded says nothing of a run that waits again.
     if best is None or best.outcome != "running":
         return None
+    # Before its first step, and of a program of the user's own that records none, there is none.
     latest = records.latest(best.run.path)
     if latest.steps_done is None or latest.steps_total is None:
         return None
@@ -256,6 +262,7 @@ def _repeat_json(repeat: Repeat) -> dict[str, Any]:
         "tries": [str(status.run.path) for status in repeat.tries],
     }
     best = repeat.best
+    # All fields are there in any state, so that programs need not ask which are.
     if best:
         fields["reason"] = best.reason
         fields["run"] = str(best.run.path)

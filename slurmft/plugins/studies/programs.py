@@ -20,6 +20,7 @@ RUN_OPTIONS = {name: each for name, each in _FLAGS_OF_RUN.items() if name != "ru
 """Name -> option of `slurmft run`, but for the folder of runs: a study has one of its own."""
 
 FIRST_SEED = 42
+"""The seed of the first repeat; those after it count up."""
 _REPEAT_PLACEHOLDERS = ("repeat", "seed")
 """Placeholders that have a value in every study: they differ between the repeats of a cell."""
 _COMMAND_HINT = 'write command = ["train.py", "--lr", "{lr}"]'
@@ -29,6 +30,7 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     """Checks the table; returns it with its command as a tuple of words."""
     where = f"{path}: [program]"
     command = table.get("command")
+    # One text is split as a shell does, but nothing in it is expanded.
     if isinstance(command, str):
         try:
             command = shlex.split(command)
@@ -83,14 +85,16 @@ def check_placeholders(
         # The newest checkpoint, which is filled in where a run goes on.
         used.add("latest")
     settings = [value for key, value in program.items() if key != "command"]
+    with_values = {*varied, *fixed, *_REPEAT_PLACEHOLDERS, *used}
     for text in (*program["command"], *settings):
         names = _placeholders(where, text)
-        for name in names - {*varied, *fixed, *_REPEAT_PLACEHOLDERS, *used}:
+        for name in names - with_values:
             raise UsageError(
                 f"{where} {text!r} has {{{name}}}, but what varies is {', '.join(varied)}",
                 f"add {name} = [...] to [grid]; or write {{{{ for a {{ that is meant",
             )
         used |= names
+    # What varies without a use would be several measurements of one thing.
     for name in set(varied) - used - RUN_OPTIONS.keys():
         near = nearest(name, [*RUN_OPTIONS, *used])
         raise UsageError(
@@ -102,11 +106,13 @@ def check_placeholders(
 def _placeholders(where: str, text: str) -> set[str]:
     """Returns the names in braces of a text."""
     try:
-        # The name is None after the last pair of braces.
-        return {name for _, name, *_ in Formatter().parse(text) if name is not None}
+        fields = list(Formatter().parse(text))
     except ValueError as error:
         hint = "write {{ and }} for braces that are meant"
         raise UsageError(f"{where} {text!r}: {error}", hint) from None
+    names = [name for _, name, _, _ in fields]
+    # The name is None after the last pair of braces.
+    return {name for name in names if name is not None}
 
 
 def fill(program: dict[str, Any], values: dict[str, Any], repeat: int) -> dict[str, Any]:
@@ -146,10 +152,14 @@ def check_apart(runs: Collection[dict[str, Any]], varied: Collection[str]) -> No
         UsageError: several runs have the same file.
     """
     for key in OWN_FILES:
-        counts = Counter(settings[key] for settings in runs if settings[key])
+        # A run without such a file has "" there.
+        files = [settings[key] for settings in runs if settings[key]]
+        counts = Counter(files)
         for name, count in counts.items():
             if count > 1:
-                example = "-".join(f"{{{field}}}" for field in (*varied, "seed"))
+                # The seed tells repeats of a cell apart.
+                placeholders = [f"{{{field}}}" for field in (*varied, "seed")]
+                example = "-".join(placeholders)
                 raise UsageError(
                     f"[program]: several runs of the study would share {key} = {name!r}",
                     f'give each its own, such as {key} = "out/{example}"',

@@ -67,10 +67,14 @@ def load(path: Path) -> list[PublishedTable]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        # strerror: the whole error would name the path a second time.
         reason = getattr(error, "strerror", None) or error
         what = f"cannot read published tables from {str(path)!r}: {reason}"
         raise UsageError(what, _HINT) from None
-    tables = _tables(path.stem, raw) if isinstance(raw, dict) else []
+    tables: list[PublishedTable] = []
+    # A JSON file may as well be a list or a number.
+    if isinstance(raw, dict):
+        tables = _tables(path.stem, raw)
     if not tables:
         raise UsageError(f"{str(path)!r} holds no published table", _HINT)
     return tables
@@ -87,14 +91,18 @@ class _Table:
 def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
     """Returns the tables of a file; none, if one of them has not the shape of a table."""
     raw_tables = raw.get("tables", [raw])
-    if not matches(raw_tables, list[_Table]) or not all(map(_is_complete, raw_tables)):
+    if not matches(raw_tables, list[_Table]):
         return []
+    if not all(_is_complete(table) for table in raw_tables):
+        return []
+    # Without a usable setup the figures still stand: only their footnote is missing.
     setup = raw.get("setup", {})
     if not isinstance(setup, dict):
         setup = {}
     footnotes = _footnotes(raw, setup)
     tables = []
     for table in raw_tables:
+        # A column may be named by a number, such as one of nodes.
         columns = [str(name) for name in table["columns"]]
         rows = [dict(zip(columns, row, strict=True)) for row in table["rows"]]
         published = PublishedTable(

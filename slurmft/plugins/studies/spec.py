@@ -50,6 +50,7 @@ _FIELDS_OF_REPEATS = {
 }
 """What differs between the repeats of a cell, and so cannot vary between cells."""
 _MAX_RUNS = 100_000
+"""Runs of the largest study: a file that asks for more has a mistake in its lists."""
 
 Cell = dict[str, Any]
 """Varied field -> value, in the order of the study file, as JSON has them."""
@@ -112,6 +113,7 @@ def read_study(source: str | Path, with_published: bool = True) -> Study:
         what = f"cannot read the study file {str(source)!r}: {error}"
         raise UsageError(what, "check that it is a text file") from None
     study = parse_study(text, path)
+    # Now rather than in a report, which is made after all the runs.
     if with_published and study.published:
         try:
             published.load(study.published)
@@ -133,6 +135,7 @@ def parse_study(text: str, path: Path) -> Study:
         raise UsageError(f"{path} is not TOML: {error}", "see slurmft study --help") from None
     _check_top(path, raw)
     keys = _DEFAULTS | raw
+    # A program's placeholders are checked below, when the cells have named what varies.
     where = f"{path}: [fixed]"
     if keys["program"]:
         program = programs.read(path, keys["program"])
@@ -174,6 +177,7 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
         )
     if raw.get("scaling", "none") not in SCALINGS:
         raise in_file(path, unknown("scaling", raw["scaling"], list(SCALINGS)))
+    # It heads a table, and a page.
     if "\n" in raw.get("title", ""):
         raise UsageError(f"{path}: the title {raw['title']!r} is more than a line", "shorten it")
 
@@ -189,6 +193,7 @@ def _check_key(path: Path, key: str, value: Any) -> None:
         raise UsageError(
             f"{path}: {key} must be {_TYPES[kind]}, not {value!r}", "see slurmft study --help"
         )
+    # No retries are a choice; no repeats would be no study.
     least = 0 if key == "retries" else 1
     if kind is int and value < least:
         raise UsageError(f"{path}: {key} = {value} must be at least {least}")
@@ -249,7 +254,10 @@ def _axes(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> list[list[C
                 _check_varied(where, field, fixed)
     if not axes:
         raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
-    counts = Counter(field for axis in axes for field in axis[0])
+    # All cells of an axis have the fields of its first one.
+    counts: Counter[str] = Counter()
+    for axis in axes:
+        counts.update(axis[0].keys())
     in_both = sorted(field for field, count in counts.items() if count > 1)
     if in_both:
         raise UsageError(
@@ -272,7 +280,9 @@ def _grid(where: str, grid: dict[str, Any]) -> Iterator[list[Cell]]:
 
 def _explicit(path: Path, tables: list[Any]) -> list[Cell]:
     """Returns the axis that [[cells]] is: its tables, which must name the same fields."""
-    if not tables or not all(isinstance(table, dict) and table for table in tables):
+    filled = [table for table in tables if isinstance(table, dict) and table]
+    # An empty [[cells]] would be a cell without a label.
+    if not tables or len(filled) < len(tables):
         raise UsageError(
             f"{path}: cells must be tables with values, not {tables!r}", "write [[cells]]"
         )
@@ -298,7 +308,10 @@ def _typed_cell(where: str, cell: Cell, is_own_program: bool) -> Cell:
         values = programs.typed(where, cell, varied=True)
     else:
         values = _settings(where, cell)
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+    as_json: Cell = {}
+    for key, value in values.items():
+        as_json[key] = list(value) if isinstance(value, tuple) else value
+    return as_json
 
 
 def _check_varied(where: str, field: str, fixed: dict[str, Any]) -> None:
@@ -329,6 +342,7 @@ def _cells(path: Path, axes: list[list[Cell]], repeats: int) -> tuple[Cell, ...]
         for part in parts:
             cell |= part
         cells.append(cell)
+    # Runs of two equal cells could not be told apart: a run names its cell by its values.
     counts = Counter(key_of(cell) for cell in cells)
     for cell in cells:
         if counts[key_of(cell)] > 1:
@@ -392,6 +406,7 @@ def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, An
     if GLOBAL_BATCH_SIZE not in values:
         return values
     samples = values[GLOBAL_BATCH_SIZE]
+    # Its default, the devices of a node, is known on the node only.
     nproc = filled.get("nproc_per_node")
     if nproc is None:
         raise UsageError(

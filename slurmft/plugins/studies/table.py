@@ -102,7 +102,9 @@ def cell_columns(cells: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> l
         full_texts = [NOTHING if value is None else str(value) for value in raw]
         texts = without_folders(full_texts)
         values = [Value(value, text) for value, text in zip(raw, texts, strict=True)]
-        columns.append(Column(name, values, numeric=all(map(_is_number, raw))))
+        # One text is enough: a column is aligned as a whole.
+        numeric = all(_is_number(value) for value in raw)
+        columns.append(Column(name, values, numeric=numeric))
     return columns
 
 
@@ -119,8 +121,11 @@ def lines_of_cells(
 ) -> str:
     """Returns lines, each with the fields of a cell and a row of further texts, below a heading."""
     lines = [[*fields, *heading]]
-    for values, row in zip(_rows(cell_columns(cells, fields)), rows, strict=True):
-        lines.append([*(value.text for value in values), *row])
+    # By columns first: how a path is shortened depends on all cells.
+    columns = cell_columns(cells, fields)
+    for values, row in zip(_rows(columns), rows, strict=True):
+        texts = [value.text for value in values]
+        lines.append([*texts, *row])
     return "\n".join(aligned(lines))
 
 
@@ -137,6 +142,7 @@ def without_folders(texts: Sequence[str]) -> list[str]:
         last_parts = rf"[^/\s,'\"]+(?:/[^/\s,'\"]+){{{folder_count}}}"
         path = rf"{_PATH}/({last_parts})(?=[\s,'\"]|$)"
         shorter = [re.sub(path, r"\1", text) for text in texts]
+        # As many different texts as before: no two values look alike that are not.
         if len(set(shorter)) == len(set(texts)):
             return shorter
     return list(texts)
@@ -145,7 +151,9 @@ def without_folders(texts: Sequence[str]) -> list[str]:
 def decimals_of(values: Iterable[float | None], figures: int = 3, most: int = 4) -> int:
     """Returns the decimals, 0 to `most`, that give the smallest of the values that many significant
     figures."""
-    sizes = [abs(v) for v in values if v is not None and math.isfinite(v) and v != 0]
+    numbers = [value for value in values if value is not None]
+    # 0 has no first figure; NaN and infinity have no figures at all.
+    sizes = [abs(number) for number in numbers if math.isfinite(number) and number != 0]
     if not sizes:
         return 0
     # The place of the first figure: 0 for 1 to 9.99, -1 for 0.1 to 0.999.

@@ -61,11 +61,13 @@ def _print_comparison(arguments: argparse.Namespace) -> int:
 
 def _print_report(arguments: argparse.Namespace) -> int:
     form = arguments.format
+    # Before the runs are read, which takes a while for a large folder.
     if form is not None and form not in FORMATS:
         raise unknown("--format", form, list(FORMATS))
+    published = [Path(name) for name in arguments.published]
     sections, problems = collect_sections(
         arguments.paths,
-        [Path(name) for name in arguments.published],
+        published,
         arguments.title,
         arguments.peak_tflop_per_s,
     )
@@ -74,6 +76,7 @@ def _print_report(arguments: argparse.Namespace) -> int:
         # The page is written last: its name stands for all.
         written = write_report(output, sections, problems, arguments.title, arguments.paths)
         print(f"written to {output}: {written[-1]} and {len(written) - 1} other files")
+        # Plots are an extra of the installation: tables and page are complete without.
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)
     # A user who has the tables in files sees them here only when asking for a format.

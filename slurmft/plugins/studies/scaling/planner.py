@@ -167,6 +167,7 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
 def _powers_of_two(series: Series, devices_per_node: int) -> list[int]:
     """Returns the numbers of nodes of a plan for which none were asked, ascending."""
     measured = max(row.nodes for row in series.rows)
+    # 8 at least, so that a plan from runs on one node has several rows to choose from.
     most = min(max(8, 4 * measured), MAX_DEVICES // devices_per_node)
     # One node at least: speedups are relative to it, whatever the limit of the model.
     return [2**power for power in range(max(1, most).bit_length())]
@@ -174,13 +175,14 @@ def _powers_of_two(series: Series, devices_per_node: int) -> list[int]:
 
 def predict(fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: int) -> list[Option]:
     """Predicts an option for every number of nodes."""
+    # Also where --nodes leaves one node out: it is what speedups are relative to.
     one_node_s = fit.predict(devices_per_node, 1, work).draws_s
     most_devices = max(row.devices for row in fit.rows)
     options = []
     for nodes in counts:
         devices = nodes * devices_per_node
         prediction = fit.predict(devices, nodes, work)
-        # Draw by draw: errors that both times share cancel out.
+        # Draw by draw: the errors that both times share cancel out.
         speedup = one_node_s / prediction.draws_s
         option = Option(
             nodes=nodes,
@@ -222,7 +224,8 @@ def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Opti
     # More nodes that surely meet the deadline go before fewer that may.
     for least, doubt in ((_SURELY, ""), (0.5, ": not sure")):
         for option in options:
-            chance = float((option.draws_s <= deadline_s).mean())
+            in_time = option.draws_s <= deadline_s
+            chance = float(in_time.mean())
             if chance < least:
                 continue
             # The draws do not resolve more than 99 %.
@@ -272,6 +275,7 @@ def ranged(interval: Interval, scale: float = 1) -> str:
     low = digits(interval.low / scale)
     median = digits(interval.median / scale)
     high = digits(interval.high / scale)
+    # The ends are alike in three digits: a range would say nothing.
     if low == high:
         return median
     return f"{median} ({low} to {high})"
@@ -279,19 +283,21 @@ def ranged(interval: Interval, scale: float = 1) -> str:
 
 def describe(plan: Plan) -> list[str]:
     """Returns the whole plan, as lines."""
-    series, chosen = plan.series, plan.chosen
-    counts = ", ".join(str(n) for n in series.device_counts)
+    series = plan.series
+    chosen = plan.chosen
+    counts = ", ".join(str(count) for count in series.device_counts)
     devices_per_node = chosen.devices // chosen.nodes
     extrapolated = ", extrapolated" if chosen.extrapolated else ""
-    missing = ", ".join(phase for phase in model.PHASES if phase not in plan.fit.costs)
     lines = [
         f"{series.name}: {len(series.rows)} run(s) on {counts} devices; "
         f"{devices_per_node} device(s) a node",
         _describe_work(plan.work),
-        *(f"note: {note}" for note in series.notes),
     ]
+    lines += [f"note: {note}" for note in series.notes]
+    # Such as start-up, where all runs were restarted: the times below are too short by it.
+    missing = [phase for phase in model.PHASES if phase not in plan.fit.costs]
     if missing:
-        lines.append(f"not measured, so not in any time below: {missing}")
+        lines.append(f"not measured, so not in any time below: {', '.join(missing)}")
     return [
         *lines,
         "",
@@ -337,6 +343,7 @@ def _time_table(options: Sequence[Option]) -> list[str]:
 
 def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
     rows = [["nodes", *options[0].shares, "global batch", "steps", "samples/s"]]
+    # The result of a run may be without a count of tokens.
     if work.tokens_per_sample:
         rows[0].append("tokens/s")
     samples = work.train_samples * work.epochs

@@ -50,9 +50,9 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
     """
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        states = ", ".join(sorted({run.state.state for run in runs}))
+        states = {run.state.state for run in runs}
         raise UsageError(
-            f"none of {len(runs)} run(s) has finished: {states}",
+            f"none of {len(runs)} run(s) has finished: {', '.join(sorted(states))}",
             "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
         )
     notes: list[str] = []
@@ -60,10 +60,12 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
     measured: list[tuple[MeasuredRun, Row]] = []
     for run in finished:
         try:
-            measured.append((run, row_of(run)))
+            row = row_of(run)
         except UsageError as error:
             problems.append(error.message)
             notes.append(f"left out: {error.message}")
+        else:
+            measured.append((run, row))
     if not measured:
         raise UsageError(f"none of {len(finished)} finished run(s) can be used: {problems[0]}")
     unfinished_count = len(runs) - len(finished)
@@ -72,11 +74,14 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
     settings = [_cost_settings(run) for run, _ in measured]
     names = _fields_of_names(settings)
     groups: dict[str, list[tuple[MeasuredRun, Row]]] = {}
-    for pair, values in zip(measured, settings, strict=True):
-        name = " ".join(str(values[field]) for field in names)
-        members = groups.setdefault(name, [])
-        members.append(pair)
-    return {name: _series(name, group, tuple(notes)) for name, group in groups.items()}
+    for run_with_row, values in zip(measured, settings, strict=True):
+        texts = [str(values[field]) for field in names]
+        members = groups.setdefault(" ".join(texts), [])
+        members.append(run_with_row)
+    series: dict[str, Series] = {}
+    for name, group in groups.items():
+        series[name] = _series(name, group, tuple(notes))
+    return series
 
 
 def _cost_settings(run: MeasuredRun) -> dict[str, Any]:
@@ -108,12 +113,14 @@ def _series(
     restarted = [run.name for run, _ in measured if _was_restarted(run)]
     if restarted:
         notes += (f"restarted, so start-up and rest are not used: {', '.join(restarted)}",)
-    # No hosts are on record: nothing is known of the nodes.
-    if any(row.nodes > len(run.hosts) > 0 for run, row in measured):
+    # Without hosts on record, nothing is known of the nodes.
+    simulated = [run for run, row in measured if row.nodes > len(run.hosts) > 0]
+    if simulated:
         notes += ("nodes were simulated on one host: real nodes will differ",)
-    rows = tuple(row for _, row in measured)
+    rows = [row for _, row in measured]
+    # The largest: runs on a part of a node may be among the rows, and a plan takes whole nodes.
     devices_per_node = max(row.devices // row.nodes for row in rows)
-    return Series(name, rows, devices_per_node, notes)
+    return Series(name, tuple(rows), devices_per_node, notes)
 
 
 def row_of(run: MeasuredRun) -> Row:
@@ -151,8 +158,10 @@ def _row(run: MeasuredRun) -> Row:
 def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
     devices = result["world_size"]
     # Of the records, because a run may have ended before all the epochs that were asked for.
-    epochs = len({record.epoch for record in run.records(Epoch)})
-    epochs = epochs or run.value("epochs") or 1
+    # A set: after a restart from an older checkpoint, an epoch may be recorded twice.
+    recorded_epochs = {record.epoch for record in run.records(Epoch)}
+    # Without such records, as many as were asked for.
+    epochs = len(recorded_epochs) or run.value("epochs") or 1
     global_batch_size = result["global_batch_size"]
     samples_per_micro_step = devices * (run.value("batch_size") or 1)
     micro_steps = max(1, round(global_batch_size / samples_per_micro_step))
@@ -180,7 +189,12 @@ def _phase_times(result: Mapping[str, Any]) -> dict[str, float]:
     seconds = dict(result["phases_s"])
     # A restarted run has started up several times: start-up and rest are not those of one run.
     if result.get("attempts", 1) == 1:
-        seconds["startup"] = result["startup_s"]
-        seconds["rest"] = result["wall_s"] - result["startup_s"] - sum(result["phases_s"].values())
-    # A phase of 0 seconds has no relative error, which the fit divides by.
-    return {name: s for name, s in seconds.items() if name in _RESOLUTION_S and s > 0}
+        startup_s = result["startup_s"]
+        phases_s = sum(result["phases_s"].values())
+        seconds["startup"] = startup_s
+        # Saving, and what lies between phases: no clock of its own measures it.
+        seconds["rest"] = result["wall_s"] - startup_s - phases_s
+    known_s = {name: s for name, s in seconds.items() if name in _RESOLUTION_S}
+    # A phase of 0 seconds has no relative error, which the fit divides by. The rest is a difference
+    # of clocks, which may even be below 0.
+    return {name: s for name, s in known_s.items() if s > 0}
