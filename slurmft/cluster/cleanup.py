@@ -119,6 +119,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     for candidate in _of_kinds(outside, kinds):
         if _is_own(candidate.path, candidate.path):
             candidates.append(candidate)
+    # Sizes last: each costs a walk through a folder, and most candidates are dropped above.
     items = [_item(candidate) for candidate in candidates]
     left_out = []
     if problems:
@@ -134,6 +135,7 @@ def _item(candidate: _Candidate) -> Item:
         kind=candidate.kind,
         why=candidate.why,
         bytes=size_of(candidate.path),
+        # `remove` compares it again after the rename.
         inode=_inode(candidate.path),
     )
 
@@ -149,6 +151,7 @@ def _in_shared_caches(older_s: float) -> Iterator[_Candidate]:
 
 def _of_kinds(candidates: Iterable[_Candidate], kinds: Sequence[str]) -> Iterator[_Candidate]:
     """Yields what is of these kinds, without what is in a folder that goes as a whole."""
+    # Candidates come in an order in which folders stand before what is in them: see `_in_run`.
     whole: list[Path] = []
     for candidate in candidates:
         is_below = any(folder in candidate.path.parents for folder in whole)
@@ -160,6 +163,7 @@ def _of_kinds(candidates: Iterable[_Candidate], kinds: Sequence[str]) -> Iterato
 def last_activity(status: RunStatus) -> float:
     """Returns when a run last recorded something or was submitted, in Unix seconds."""
     files = RunDir(status.run.path)
+    # Each file is written at another moment of a run's life: the newest counts.
     times = [status.run.state.time]
     for path in (files.config, files.records, files.job, files.attempt, files.path):
         try:
@@ -211,6 +215,7 @@ def remove(item: Item) -> str | None:
 def remove_all(before: Plan, now: Plan) -> list[Item]:
     """Removes what may be removed both before and now: meanwhile a run may have been resumed.
     SlurmftError where some of it could not be removed; the rest is gone."""
+    # Sizes and reasons may differ between the two plans: the path says what goes.
     paths = {item.path for item in now.items}
     removed: list[Item] = []
     problems: list[str] = []

@@ -161,6 +161,7 @@ def mounts(config: RunConfig, run: RunDir) -> list[tuple[str, ...]]:
 
 def _used_folders(config: RunConfig, run: RunDir, runtime: str) -> set[str]:
     """Returns the folders that a task reads and writes."""
+    # The program's own paths: its code, its environment, what it reads.
     paths = list(config.program.paths)
     if runtime != "apptainer":  # which mounts them by itself
         paths += [os.getcwd(), str(Path.home())]
@@ -234,12 +235,14 @@ def main(argv: list[str]) -> int:
     signals.block()
     if program == "podman":
         return _run_detached(argv[1:])
+    # In the place of this process: a signal of srun's reaches the runtime without a relay.
     os.execvp(program, argv[1:])
 
 
 def _run_detached(command: list[str]) -> int:
     """Runs a container of Podman; returns its exit code. Podman itself, if not detached, would end
     at SIGTERM, with code 0. Its monitor, conmon, ends with the container, and with its code."""
+    # Before podman starts: conmon becomes a child of this process only if that adopts by then.
     process.adopt_orphans()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "pid")

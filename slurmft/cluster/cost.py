@@ -34,6 +34,8 @@ def costs_of(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
         a node), energy_j, longest_s (of its attempts), source. None is what is not known.
     """
     slurm_runs = [run for run in runs if _is_slurm(run)]
+    # Each cluster counts its jobs by itself: accounting here must not answer for the same number of
+    # another.
     here = commands.cluster_name() if slurm_runs else ""
     jobs = {run.path: _jobs(run, here) for run in slurm_runs} if here else {}
     uses: dict[str, list[JobUse]] = {}
@@ -137,6 +139,7 @@ def _recorded_peak(run: MeasuredRun) -> int | None:
     ranks = RunDir(run.path).read_environment().ranks
     if peaks is None or len(peaks) != len(ranks):
         return None
+    # Ranks of a node add up. Their peaks need not come together: the sum is at most too large.
     by_host: dict[str, int] = {}
     for rank, peak_bytes in zip(ranks, peaks, strict=True):
         by_host[rank.host] = by_host.get(rank.host, 0) + int(peak_bytes)

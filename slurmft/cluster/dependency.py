@@ -42,6 +42,7 @@ def _awaited_job(run: RunDir, option: str, cluster: str) -> str:
     from slurmft.cluster.status import run_statuses  # 10 ms, for few jobs
     from slurmft.runs.scan import MeasuredRun
 
+    # Slurm knows jobs, and not for long: how a run has ended is in its own records.
     (status,) = run_statuses([MeasuredRun.read(run.path)])
     subject = f"{option} {run.path.name}: that run"
     path = shlex.quote(str(run.path))

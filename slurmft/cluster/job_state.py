@@ -129,11 +129,13 @@ def combine(
         return _vanished(LOST)
     if report is None:
         return by_record(recorded, has_result=has_result)
+    # Before all that reads the report: no answer is neither an end nor a life.
     if report.name == "UNKNOWN":
         return _unanswered(recorded, report, has_result)
     # The job may just be ending: the run's own record counts, unless Slurm has queued it again.
     if recorded.has_ended and report.name != "PENDING":
         return _ended_by_record(recorded, report, cluster, has_result)
+    # Slurm shows preempted jobs, and those of dead nodes, as ended until it requeues them.
     lives_on = not report.ended or (report.may_be_requeued and may_requeue)
     if not lives_on:
         return _ended_by_scheduler(report, cluster)

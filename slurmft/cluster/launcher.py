@@ -55,6 +55,7 @@ def choose(cluster: str) -> str:
     """
     if cluster == "auto":
         return "slurm" if available() else "local"
+    # Before a run directory is made.
     if cluster == "slurm" and not available():
         raise SlurmftError(
             "--cluster slurm, but sbatch is not on the PATH",
@@ -132,6 +133,7 @@ def check_reachable(run: RunDir, job: Job) -> None:
         UsageError: the job is elsewhere, and the run has recorded no end.
         SlurmftError: there is no such launcher here.
     """
+    # Raises where nobody here could be asked.
     get(job.cluster)
     place = elsewhere(run)
     # An end on record is the same everywhere.
@@ -148,6 +150,7 @@ def job_state(run: RunDir, job: Job) -> JobState:
     check_reachable(run, job)
     if elsewhere(run):
         return by_record(run.get_state())
+    # The scheduler first, then the record: an end that is recorded between the two is seen.
     report = get(job.cluster).job_state(job.id, run)
     may_requeue = False
     if report is not None and report.may_be_requeued:

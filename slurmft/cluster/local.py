@@ -81,6 +81,7 @@ class LocalNodes:
         nodes = run.load_config().job.nodes
         hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
         number = attempts.begin(run, hosts, str(os.getpid()))
+        # Looked for at each attempt: what was free before may be taken now.
         ports = rendezvous.free_ports(str(os.getpid()))
         shared = {
             ATTEMPT: str(number),
@@ -89,6 +90,7 @@ class LocalNodes:
         }
         self.tasks = []
         for node in range(nodes):
+            # Every so-many-th: a remainder is spread over the nodes.
             gpus_of_node = self.gpus[node::nodes]
             self.tasks.append(self._start(node, shared, gpus_of_node))
         return self._wait()
@@ -98,6 +100,7 @@ class LocalNodes:
         saved = ""
         if code == Exit.STOPPED:
             saved = f"; {attempts.saved(run)}"
+        # A stop comes before the failures that it may have caused.
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"
             return attempts.Outcome("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
@@ -211,6 +214,7 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
     limit_min = time_limit_min(config.job.time or "unlimited")
     # The job outlives this terminal: neither its Ctrl-C nor its end may reach submitit's processes.
     detach = ["trap '' INT HUP", f"exec </dev/null >>{shlex.quote(str(_job_log(run)))} 2>&1"]
+    # submitit's controller signals `lead_s` before the limit, as sbatch's --signal does.
     executor.update_parameters(
         timeout_min=limit_min, signal_delay_s=config.job.lead_s, setup=detach
     )

@@ -77,6 +77,7 @@ class RunStatus:
     @property
     def requeues(self) -> int:
         """How often its job was requeued since the run was last submitted."""
+        # A resume is a new submission with a job of its own: requeues count from there.
         transitions = self.run.state.since_submission()
         starts = [each for each in transitions if each.state == "running"]
         # A requeue away from hosts that are to be excluded happens before an attempt begins, so
@@ -121,6 +122,7 @@ def run_statuses(runs: Iterable[MeasuredRun]) -> list[RunStatus]:
     # A run that has recorded its end is alive only if Slurm has queued its job again. The queue
     # shows that; accounting need not be asked about an end that is on record.
     ended = [each.job_id for each in on_slurm if each.run.has_ended]
+    # One call for all: one for each run would load the controller.
     reports = commands.job_states([each.job_id for each in on_slurm], only_queued=ended)
     return [_status(place, reports) for place in places]
 

@@ -132,6 +132,7 @@ def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
         runs_dir = Path(config.job.runs_dir)
         # Whoever typed it may be gone meanwhile: with the connection, or its terminal.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # A retry may come while the first try still submits.
         with request.alone(runs_dir, request_id):
             before = request.run_of(runs_dir, request_id)
             if before and _was_submitted(before, cluster):
@@ -210,6 +211,7 @@ def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
             f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
     with _alone(run):
+        # Under the lock: another resume may just have changed it.
         resumes = run.load_own_config().submission.resumed
         job = run.read_job()
         current_job = job.id if job else None
@@ -224,6 +226,7 @@ def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
         first = dataclasses.replace(first, resumed=[*first.resumed, submission])
         config = dataclasses.replace(config, submission=first)
         config = dependency.settled(config, cluster, config.job.runs_dir)
+        # All is written before the submission: the job may start at once, and reads it.
         with _restored(run):
             write_text(run.config, config.to_json())
             run.set_state("submitted", "resumed")  # before the job can say that it runs
@@ -238,6 +241,7 @@ def show_resume(run: RunDir, flags: dict[str, Any]) -> str:
 
 def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
     """Returns the configuration of a run that resumes, and its cluster."""
+    # Another user's configuration would choose what this one submits: it is refused.
     old = run.load_own_config()
     _check_ended(run, moves="cluster" in flags)
     if run.attempt.exists():  # what it waited for is over

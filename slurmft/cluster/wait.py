@@ -54,6 +54,7 @@ class JobWatch:
         self.run = run
         self.job = cluster_launcher.job_of(run)
         cluster_launcher.check_reachable(run, self.job)
+        # No question yet: the first is due at the first look.
         self.state = by_record(run.get_state())
         """As of the last query."""
         self._news_at = time.monotonic()
@@ -74,6 +75,7 @@ class JobWatch:
             before = self.state
             self.state = self._ask()
             self._asked_at = time.monotonic()
+            # A change is news, after which the next questions come sooner.
             if before.name != self.state.name:
                 self._news_at = self._asked_at
         if not self.state.is_over:
@@ -111,6 +113,7 @@ class JobWatch:
     def _is_due(self) -> bool:
         now = time.monotonic()
         recorded = self.run.get_state()
+        # With the time: a run that is requeued twice records the same states again.
         mark = (recorded.state, recorded.time)
         if mark != self._recorded:
             self._recorded = mark
@@ -164,6 +167,7 @@ class JobWatch:
         if report.name == "CANCELLED" and not report.reason and self.job.cluster == "slurm":
             # The controller does not say who cancelled it; accounting does, seconds later.
             report = commands.await_accounting(self.job_id, report)
+        # Before the end is recorded: it reads what the run itself has recorded.
         error = job_error(self.run, self.job_id, report)
         if report.ended:
             self._record_end(error)
@@ -245,6 +249,7 @@ def _ended_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
     hint = _HINTS.get(report.name, f"logs: {run.logs} and {run.submitit}")
     if run.newest_checkpoint():
         hint += f"; {_resume(run)}"
+    # In place of the hint above, whose logs could not be opened.
     if report.exit_code == _NO_FOLDER:
         hint = f"can every node see and write {run.submitit}?"
     return SlurmftError(message, hint, report.exit_code or Exit.FAILED)

@@ -98,6 +98,7 @@ def hold(path: Path) -> TextIO:
         OSError: it cannot be written, or there are no locks.
     """
     with contextlib.ExitStack() as opened:
+        # Not "w", which would empty the file of whoever holds it.
         file = opened.enter_context(open(path, "a+", encoding="utf-8", errors="replace"))
         try:
             lock(file.fileno(), "lockf")
@@ -107,6 +108,7 @@ def hold(path: Path) -> TextIO:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
+        # From here on the caller closes it.
         opened.pop_all()
         return file
 

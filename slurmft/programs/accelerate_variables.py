@@ -16,6 +16,7 @@ _SET_BY_JOB = {
 }  # fmt: skip
 
 
+# No Exception: nothing in between may catch it.
 class _Launched(BaseException):
     """Accelerate would start the program now, with these variables."""
 
@@ -29,8 +30,11 @@ def variables(path: str) -> dict[str, str]:
     import torch.distributed.run
     from accelerate.commands import launch
 
+    # What Accelerate sets is what differs afterwards.
     before = dict(os.environ)
+    # Accelerate starts one process by Popen, several by torchrun: both are caught.
     launch.subprocess, torch.distributed.run.run = types.SimpleNamespace(Popen=_launch), _launch
+    # How many there are is the job's business: with one, the file's numbers do not count.
     one = "--num_processes 1 --num_machines 1 --machine_rank 0 --main_process_port 0 --gpu_ids all"
     arguments = ["--config_file", path, *one.split(), "program"]
     try:

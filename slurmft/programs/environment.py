@@ -44,6 +44,7 @@ def folder(env: str, start: Path, job: JobConfig, make: bool) -> str:
 
 def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     """Returns the environment of a uv.lock: one for equal contents, and of this user alone."""
+    # The nearest folder with a pyproject.toml, as uv itself chooses.
     project = start
     for folder in (start, *start.parents):
         if (folder / "pyproject.toml").is_file():
@@ -51,6 +52,7 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
             break
     if not (project / "uv.lock").is_file():
         raise UsageError(f"--env uv: no uv.lock in {str(project)!r}", "make it there: uv lock")
+    # A part of the key: another Python needs another environment.
     python = _run_uv(project, ["python", "find", "--system"]).stdout.strip()
     environment = Path(job.runs_dir, f".envs-{os.getuid()}", _uv_key(project, python))
     if not make:
@@ -59,12 +61,14 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     with permissions.own_folder(environment.parent):
         if not environment.exists():
             print(f"slurmft: uv sync of {project} to {environment}", file=sys.stderr, flush=True)
+        # --frozen: the lock file is taken as it is, and not brought up to date.
         sync = ["sync", "--frozen"]
         if python:
             sync += ["--python", python]
         # It does nothing where the environment is whole.
         done = _run_uv(project, sync, UV_PROJECT_ENVIRONMENT=str(environment))
     if done.returncode:
+        # The error is at the end; what stands before is progress.
         last = " ".join(done.stderr.split())[-300:]
         raise UsageError(f"--env uv: uv sync failed: {last}", "try: uv sync --frozen")
     return environment
@@ -83,6 +87,7 @@ def _run_uv(project: Path, words: list[str], **variables: str) -> subprocess.Com
 
 def _uv_key(project: Path, python: str) -> str:
     """Returns a name for an environment, from all that it is made of."""
+    # By contents, not by path or time: equal checkouts share one environment.
     lock = (project / "uv.lock").read_bytes()
     settings = (project / "pyproject.toml").read_bytes()
     # A lock that refers to files of the project's folder is of that folder alone.
@@ -114,6 +119,7 @@ def check_accelerate(own: OwnProgram) -> None:
     except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())  # YAML's errors have several lines
         raise UsageError(f"{option} is no YAML with a distributed_type: {reason}", hint) from None
+    # Looked up in the program's own environment, which may lack what slurmft's has.
     required = ["accelerate"]
     if distributed_type == "DEEPSPEED":
         required.append("deepspeed")
@@ -126,6 +132,7 @@ def check_accelerate(own: OwnProgram) -> None:
             f"{option} needs {missing[0]}, which {own.python!r} lacks",
             f"{own.python} -m pip install {missing[0]}",
         )
+    # Said, and not refused: `accelerate config` writes some of these keys by itself.
     ignored = [key for key, value in values.items() if value and _DECIDED_BY_JOB.match(key)]
     if ignored:
         print(

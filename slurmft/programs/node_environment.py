@@ -17,6 +17,7 @@ def command_in(
 ) -> tuple[list[str], dict[str, str]]:
     """Returns a command of the program and its variables, in the program's environment: in the copy
     on this node's own disk, if there is one."""
+    # Empty without --stage-env.
     copy_of = copies.of(variables)
     executable, *arguments = command
     # The longest path first: an environment may lie in a folder that is copied, too.
@@ -27,12 +28,14 @@ def command_in(
     inside = dict(variables)
     if own.env:
         env = copy_of.get(own.env, own.env)
+        # They are of slurmft's own environment, which the job has inherited.
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"):
             inside.pop(name, None)
         prefix = "VIRTUAL_ENV"
         if Path(env, "conda-meta").is_dir():
             prefix = "CONDA_PREFIX"
         inside[prefix] = env
+        # In front, as `activate` does: the program may call commands of its environment.
         inside["PATH"] = f"{env}/bin:{inside.get('PATH', os.defpath)}"
     return [executable, *arguments], inside
 

@@ -63,6 +63,7 @@ class OwnProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._stop = int(os.environ.get(signals.STOPPING, "0"))
         """The stop signal that came; 0: none."""
+        # A stop may come, in a thread, while the program is being started.
         self._lock = threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._heart = Heart(None)
@@ -71,6 +72,7 @@ class OwnProcess:
     def run(self) -> int:
         """Runs the program to its end; returns the exit code of this process."""
         signals.listen(self._on_signal)
+        # Signals are heeded by now: a stop is not lost while a slow file system is searched.
         command = self._program.arguments(self._program.newest_checkpoint())
         with self._lock:
             # A stop that came before the program began: nothing is lost.
@@ -80,6 +82,7 @@ class OwnProcess:
             self._child = self._start(command)
         assert self._child.stdout is not None
         log = log_times.StampedLog(1)
+        # A thread of its own reads: a full pipe would block the program, for which this one waits.
         reader = threading.Thread(target=self._read, args=(self._child.stdout, log), daemon=True)
         reader.start()
         code = self._child.wait()
@@ -95,8 +98,10 @@ class OwnProcess:
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         command, environment = node_environment.command_in(self._program, command, os.environ)
+        # Into a pipe, Python writes whole blocks: a program that prints little would look hung.
         environment["PYTHONUNBUFFERED"] = "1"
         if self._program.code:
+            # In front: the frozen code is imported before what is installed.
             paths = [self._program.code, environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         folder = node_folder()
@@ -106,6 +111,7 @@ class OwnProcess:
         child = self._start_process(command, environment)
         if folder is not None:
             self._heart = Heart(self._heartbeat_file, OUTPUT)
+            # For the node's watchdog, which looks at the program and not at this process.
             (folder / f"pid-{self._rank}").write_text(str(child.pid))
         return child
 
@@ -117,10 +123,13 @@ class OwnProcess:
                 command,
                 cwd=self._program.folder,
                 env=environment,
+                # A program that asks a question fails at once, and does not wait for an answer.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                # A process group of its own, which `_clear` kills as a whole.
                 start_new_session=True,
+                # This process blocks the stop signals, and children inherit that.
                 unblocked=signals.STOP,
             )
         except OSError as error:
@@ -202,6 +211,7 @@ class OwnProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_END_S)
             self._clear()
+        # sys.exit would end the thread of signals alone.
         os._exit(code)
 
     # --- its end ----------------------------------------------------------------------------------
@@ -246,6 +256,7 @@ class OwnProcess:
         if code < 0:
             self._run.add(Failure.of(where, self._killed(-code), retry=True))
             return 128 - code
+        # Many programs end with blank lines: the last line with words is quoted.
         output = [line for line in self._last if line.strip()]
         trace = _trace(output)
         last = output[-1].strip() if output else ""

@@ -87,11 +87,13 @@ def source(
     Raises:
         UsageError: there is too much, a file cannot be read, or git refuses.
     """
+    # Only its folder: a script that is a link is copied as the link.
     program = program.parent.resolve() / program.name
     mode, root = choose(program, mode)
     source = Source(mode, root)
     if source.mode == "none":
         return source
+    # Before it is listed, which would take minutes.
     if source.root in (Path("/"), filesystem.absolute("~").resolve()):
         raise _too_large(source, limit_mb)
     is_left_out = functools.cache(functools.partial(_holds_no_code, runs_dir=runs_dir))
@@ -116,6 +118,7 @@ def source(
 def _add(source: Source, name: str) -> None:
     """Adds a file or link; what was deleted, but is in git, is left out."""
     try:
+        # Not stat: a link is copied as a link, wherever it leads.
         about = os.lstat(source.root / name)
     except (FileNotFoundError, NotADirectoryError):
         return
@@ -173,6 +176,7 @@ def _files_in_git(source: Source, is_left_out: Callable[[Path], bool]) -> Iterat
                 f"git -C {shlex.quote(str(source.root))} submodule update --init",
             )
         yield name
+    # -uall: each untracked file, not the folder that holds it.
     for entry in git.status(source.root, "-uall"):
         name = entry[3:]  # behind two letters of the status, and a space
         is_untracked = entry.startswith("??")
@@ -202,6 +206,7 @@ def _holds_no_code(folder: Path, runs_dir: Path | None) -> bool:
     """Returns whether a folder is a cache, a Python environment, a run, or the folder of runs."""
     if folder.name == "__pycache__" or folder == runs_dir:
         return True
+    # By what it holds: the folder of a run may have any name.
     is_run = read(folder / "config.json", AnyConfig) is not None
     return is_run or _is_environment(folder)
 
@@ -244,6 +249,7 @@ def take(source: Source, run: RunDir) -> Snapshot:
         digest = _copy_all(source, aside)
         if source.diff:
             write_bytes(run.code_diff, os.fsencode(source.diff))
+        # At once: a run has its whole code, or none.
         os.rename(aside, run.code)
     except OSError as error:
         if is_full(error):
@@ -280,7 +286,9 @@ def _copy_all(source: Source, into: Path) -> str:
     for folder in {os.path.dirname(name) for name in source.files}:
         os.makedirs(into / folder, exist_ok=True)
     with ThreadPoolExecutor(_THREADS) as pool:
+        # Sorted: file systems list in orders of their own, on which the digest must not depend.
         lines = sorted(pool.map(functools.partial(_copy, source, into), source.files))
+    # No file name holds a NUL: other lines cannot have the same text.
     return hashlib.sha256(os.fsencode("\0".join(lines))).hexdigest()
 
 

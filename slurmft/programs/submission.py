@@ -54,6 +54,7 @@ def configure(
     program = _placed(build(OwnProgram, settings), job, words[0])
     if program.integrate:
         program = _integrated(program)
+    # A change of these between submission and start is reported.
     files = list(words)
     if accelerate_config:
         environment.check_accelerate(program)
@@ -70,6 +71,7 @@ def configure(
 
 def _placed(program: OwnProgram, job: JobConfig, name: str) -> OwnProgram:
     """Decides what starts the program, where --per is auto, and checks that it can."""
+    # Decided here, once: nodes, requeues and reports read what was decided.
     if program.per == "auto":
         per = "torchrun"
         if not program.is_python:
@@ -139,6 +141,7 @@ def freeze(config: RunConfig, run: RunDir, code: snapshot.Source | None) -> None
     """Copies the code of a program into its run, whose configuration then names the copy."""
     if code is None or code.mode == "none":
         return
+    # Before the configuration names the copy: where it fails, nothing refers to it.
     copy_facts = snapshot.take(code, run)
     submission = dataclasses.replace(config.submission, snapshot=copy_facts)
     program = config.program
@@ -230,6 +233,7 @@ def _absolute_script(words: list[str]) -> list[str]:
 def _executable(name: str, env: str | None) -> str:
     executable = None
     if env:
+        # The environment's own commands come first, as on its PATH.
         executable = shutil.which(name, path=f"{env}/bin")
     if executable is None:
         executable = shutil.which(name)
@@ -244,6 +248,7 @@ def _executable(name: str, env: str | None) -> str:
 
 def _name(program: str) -> str:
     """Returns the first part of the names of a program's runs."""
+    # It becomes the name of a folder, and of a job: nothing in it may need quotes.
     stem = Path(program).name.removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:40] or "program"
 

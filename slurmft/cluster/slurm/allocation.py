@@ -57,6 +57,7 @@ def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]
 def _granted(child: subprocess.Popen[bytes], errors: IO[bytes], wait_s: float) -> dict[str, str]:
     """Returns the variables that the program in the allocation prints, when it has begun."""
     assert child.stdout is not None
+    # Nothing was read before: no bytes are in Python's buffer, where select would miss them.
     readable, _, _ = select.select([child.stdout], [], [], wait_s)
     if not readable:
         raise SlurmftError(

@@ -96,6 +96,7 @@ def begin_attempt(run: RunDir) -> int:
     finally:
         # Also where this job must not run: the job that has the run may be recorded nowhere else.
         note_job(run)
+    # Before the hosts are judged: a node that was lost counts against its host.
     blame_lost_nodes(run)
     exclude = excludable_hosts(run)
     history = run.history()
@@ -104,6 +105,7 @@ def begin_attempt(run: RunDir) -> int:
     has_bad_host = not set(hosts).isdisjoint(exclude)
     if has_bad_host and run.load_config().job.requeue and not was_avoided:
         return requeue(run, f"{', '.join(exclude)} failed before", exclude, avoided=True)
+    # This is the first node, where the rendezvous will be.
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
     number = begin(run, hosts, job_id, restarts)
     host_list = ",".join(hosts)
@@ -132,6 +134,7 @@ def excludable_hosts(run: RunDir) -> list[str]:
     keys = {pair.lstrip("-").partition("=")[0] for pair in job.sbatch}
     if job.constraint or job.reservation or keys & {"nodelist", "exclude", "nodefile"}:
         return []
+    # Of several partitions that were asked for, Slurm has chosen this one.
     name = os.environ.get("SLURM_JOB_PARTITION", "")
     sizes = {partition.name: partition.nodes for partition in commands.partitions()}
     size = sizes.get(name, 0)
@@ -152,6 +155,7 @@ def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False)
     wait_for_plugins = hooks.state_changed(run)  # Slurm may end this script at once
     try:
         warning = commands.requeue(own_job_id(os.environ), exclude)
+    # Else the record would say for ever that the job waits.
     except SlurmftError as error:
         run.set_state("failed", f"{reason}; Slurm refuses to requeue: {error.message}", error.code)
         raise
@@ -204,6 +208,7 @@ def end_unread(run: RunDir, code: int, error: Exception) -> int:
     with Slurm. A folder that is gone gives nothing to resume."""
     reason = f"the run cannot be read at its end: {one_line(error)}"
     with contextlib.suppress(FileNotFoundError):
+        # Raises where the folder is gone, and with it the checkpoint.
         os.stat(run.path)
         if code == Exit.STOPPED:
             return requeue(run, reason, [])

@@ -97,6 +97,7 @@ def parse_settings(text: str) -> dict[str, str]:
     """Reads `scontrol show config`; settings without a value are left out."""
     settings = {}
     for line in text.splitlines():
+        # Headings of the output have no equals sign.
         name, equals, value = line.partition("=")
         if equals and value.strip() not in ("", "(null)"):
             settings[name.strip()] = value.strip()
@@ -168,6 +169,7 @@ def associations(user: str) -> list[dict[str, str]]:
 def parse_associations(text: str, fields: str) -> list[dict[str, str]]:
     """Reads lines of `sacctmgr --noheader --parsable2 show assoc format=FIELDS`."""
     names = fields.split(",")
+    # A limit that is not set is an empty column.
     rows = []
     for line in text.splitlines():
         if line.strip():
@@ -189,6 +191,7 @@ def job_state(job_id: str) -> Report | None:
     """
     unanswered = set()
     outdated = None
+    # The controller knows an ended job for some minutes, where a site keeps no accounting.
     for ask in (_state_in_queue, _state_in_accounting, _state_of_controller):
         try:
             state = ask(job_id)
@@ -206,6 +209,7 @@ def job_state(job_id: str) -> Report | None:
         return state
     if outdated is not None:
         return outdated
+    # The controller has answered twice that it does not know the job.
     if unanswered <= {_state_in_accounting}:
         return NO_ACCOUNTING if unanswered else None
     return NO_ANSWER
@@ -365,6 +369,7 @@ def _states_by(
     command: Sequence[str], parse: Callable[[str], dict[str, Report]], job_ids: Iterable[str]
 ) -> dict[str, Report] | None:
     """Asks one command for the states of jobs, in pieces; None where it does not answer."""
+    # Whole arrays: see `_of_task`.
     ids = sorted({array_of(job) for job in job_ids})
     reports: dict[str, Report] = {}
     for i in range(0, len(ids), _JOBS_A_CALL):
@@ -456,6 +461,7 @@ def cancel(*job_ids: str) -> None:
 def sbatch(arguments: Sequence[str], script: str) -> str:
     """Submits a script; returns the id of its job. Of a refusal, the error has what sbatch
     printed."""
+    # Not by `call`: a refusal is shown in sbatch's words, and it has more time.
     command = ["sbatch", "--parsable", *arguments, script]
     hint = "it may have submitted the job nevertheless: look at squeue --me"
     done = _run(command, _SBATCH_TIMEOUT_S, hint, os.environ)
@@ -553,6 +559,7 @@ def noted(job: str) -> str:
     """Returns the words that `note` has left; "" if there are none, or the controller has forgotten
     the job."""
     with contextlib.suppress(SlurmftError):
+        # Users and plug-ins of the site write comments, too: ours is known by its beginning.
         comment = job_facts(job).get("Comment", "")
         if comment.startswith(NOTE):
             return comment.removeprefix(NOTE)
@@ -589,6 +596,7 @@ def _run(
 
 def check_starts(job_id: str) -> None:
     """Cancels a pending job that requests more than its partition has, and raises SlurmftError."""
+    # After sbatch has taken it: then Slurm has said why the job waits.
     reason = never_starts(job_id)
     if reason:
         cancel(job_id)
@@ -618,6 +626,7 @@ def parse_never_starts(text: str, partitions: list[Partition]) -> str | None:
     partition = by_name.get(name)
     if state != "PENDING" or partition is None:
         return None
+    # Nodes that are down count in a partition's size: they may come back.
     if int(nodes) > partition.nodes:
         size = partition.nodes
         return f"it requests {nodes} nodes, but the partition {name} has {size} ({reason})"

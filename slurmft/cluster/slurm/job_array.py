@@ -84,9 +84,11 @@ def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: P
         after: jobs that must have ended before it starts.
         script: where its script is written; its own output goes to the same folder.
     """
+    # Before sbatch: see `launcher.note_job`.
     where = launcher.location("slurm")
     with _discarded_on_error(runs, script):
         for run in runs:
+            # Only the request is shared: each task runs the script of its own run.
             write_text(run.script, inside_text(run.load_config(), run, JOB))
         first = runs[0].load_config()  # the requests of all are the same
         options = array_options(first, len(runs), at_most, after, script.parent)

@@ -1,4 +1,4 @@
-"""What the options of mpirun do on the way of a job: they are refused where nothing reads them."""
+"""The hook of mpirun: its options are refused where nothing would read them."""
 
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError

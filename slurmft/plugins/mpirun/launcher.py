@@ -57,10 +57,13 @@ class MpiRun(LocalNodes):
         number = attempts.begin(run, hosts, str(os.getpid()))
         os.environ[ATTEMPT] = str(number)
         command = mpirun_command(config, hosts, str(run.path))
+        # Hydra passes this environment on to the ranks (-genvall).
         os.environ.update(fabric_variables(command[0]))
         with open(run.logs / "mpirun.log", "ab") as log:
+            # The log has earlier attempts, too: a failed start is explained by what comes now.
             start = log.tell()
             mpirun = process.start(command, stdout=log, stderr=log, start_new_session=True)
+            # `LocalNodes` waits for it, and signals it in the end.
             self.tasks = [mpirun]
             code = self._wait()
         if code == Exit.OK:
@@ -77,6 +80,7 @@ class MpiRun(LocalNodes):
     def _signal(self, sig: signal.Signals) -> None:
         """A file tells the ranks to stop: mpirun would give them a second to end."""
         if sig == signal.SIGTERM:
+            # The ranks look for it once a second: see `rank._await_stop`.
             rank.stop_marker(self.run).touch()
             name = signal.Signals(self.stopped_by).name
             self.run.set_state("stopping", f"the job received {name}")
@@ -239,6 +243,7 @@ def _openmpi(hosts: list[str], nproc: int) -> list[str]:
     options += ["--bind-to", "none"]  # slurmft binds by the node's profile
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
+    # By itself, Open MPI passes only its own variables on to other hosts.
     for variable in sorted(os.environ):
         if variable.upper().startswith(_VARIABLES):
             options += ["-x", variable]
@@ -254,7 +259,8 @@ def plan(config: RunConfig, run: RunDir) -> str:
 
 def submit(config: RunConfig, run: RunDir) -> str:
     """Starts mpirun in the background; returns the id of the process that does."""
-    mpirun_command(config, hosts_of(config.job), str(run.path))  # raises its errors here
+    # The same command as the background process makes, where nobody would see its errors.
+    mpirun_command(config, hosts_of(config.job), str(run.path))
     return local.start(config, run, __name__)
 
 

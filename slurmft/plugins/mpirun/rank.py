@@ -90,8 +90,10 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a failed rank sends it, to end torchrun
     config = run.load_own_config()
     run.settle_permissions()
+    # Before the ranks meet: one that mpirun did not start would be waited for in vain.
     check_size(place, config)
     rendezvous, supervisor.peers = join(run, config, place, os.environ)
+    # A daemon: it may wait for ever, and must not keep the rank from its end.
     threading.Thread(target=_await_stop, args=(supervisor,), daemon=True).start()
     os.environ.update(place.environment(rendezvous))
     if "I_MPI_HYDRA_UUID" in os.environ:
@@ -184,6 +186,7 @@ def join(
             interface=config.job.interface,
         )
         peers = answer_checks(check_port, rendezvous_id, rendezvous.addresses())
+        # Rank 0 listens by now: whoever reads the file connects at once.
         write_json(run.rendezvous, dataclasses.asdict(rendezvous))
         return rendezvous, peers
     timeout_s = config.job.rdzv_timeout_s
@@ -218,6 +221,7 @@ def await_rendezvous(run: RunDir, rendezvous_id: str, host: str, timeout_s: floa
 
 def own_name(hosts: list[str], expected: int) -> str:
     """Returns this host's name in the list. mpirun may start with another host than the first."""
+    # The expected host comes first: mostly it is this one, and no other name is looked up.
     candidates = [*hosts[expected : expected + 1], *hosts]
     for host in candidates:
         if own_addresses(host):
