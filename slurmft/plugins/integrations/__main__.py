@@ -22,7 +22,12 @@ LIBRARIES = {
 
 def main(name: str, script: str, *arguments: str) -> None:
     integration = f"slurmft.plugins.integrations.{name}"
-    AfterImport([LIBRARIES[name]], lambda _: importlib.import_module(integration).enable())
+
+    def enable(_: Any) -> None:
+        importlib.import_module(integration).enable()
+
+    # Not now: the import takes seconds, and a script may need none of it.
+    AfterImport([LIBRARIES[name]], enable)
     try:
         if script == "-m":
             sys.argv = [*arguments]

@@ -25,6 +25,7 @@ class Attached:
         """Number of a training -> its checkpoints, oldest first; on the main rank."""
         self.metrics: dict[str, float] | None = None
         """The result, if the process comes to its end: of a training that has."""
+        # Neither library has a hook for the end of a script, or for an error before the training.
         atexit.register(self._end)
         self._excepthook = sys.excepthook
         sys.excepthook = self._fail
@@ -35,7 +36,7 @@ class Attached:
         raise SystemExit(Exit.OK)
 
     def _end(self) -> None:
-        if self.metrics is not None:
+        if self.metrics is not None:  # only now: a script may evaluate after the training
             self.job.result(**self.metrics)
         self.job.__exit__(None, None, None)
 

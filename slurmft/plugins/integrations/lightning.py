@@ -36,8 +36,8 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
         trainer._signal_connector.register_signal_handlers = lambda: None
         if stage == "fit":
             # The last one: its checkpoints have what the others did after the same step.
-            trainer.callbacks = [each for each in trainer.callbacks if each is not self]
-            trainer.callbacks.append(self)
+            others = [each for each in trainer.callbacks if each is not self]
+            trainer.callbacks = [*others, self]
             self._process.trainings += 1
             self._resume(trainer._checkpoint_connector)
 
@@ -58,8 +58,8 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
             return resume_start(path, *more, **options)
 
         connector.resume_start = resume_from_ours
-        step = int(latest.name.split("-")[1])
-        self._job.record("resume", step=step, checkpoint=latest.name)
+        _, step, *_ = latest.name.split("-")  # step-00000120
+        self._job.record("resume", step=int(step), checkpoint=latest.name)
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self._process.metrics = None
@@ -70,7 +70,8 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
         self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int
     ) -> None:
         self._job.alive("train")
-        if not self._process.in_job or trainer.global_step == self._step:  # gradients accumulate
+        is_step_done = trainer.global_step != self._step  # else gradients accumulate
+        if not self._process.in_job or not is_step_done:
             return
         self._step = trainer.global_step
         step = self._process.steps_before + self._step
@@ -79,8 +80,9 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
         if self._step % trainer.log_every_n_steps == 0 and outputs is not None:
             numbers["loss"] = outputs["loss"]
         total = None  # unknown with max_epochs=-1: it trains until it is stopped
-        if not math.isinf(trainer.estimated_stepping_batches):
-            total = self._process.steps_before + trainer.estimated_stepping_batches
+        steps_of_fit = trainer.estimated_stepping_batches
+        if not math.isinf(steps_of_fit):
+            total = self._process.steps_before + steps_of_fit
         self._job.step(step, total, **numbers)
         if trainer.is_last_batch:  # the validation of the epoch comes first
             return
@@ -111,7 +113,10 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
 
 
 def _numbers(trainer: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+    numbers = {}
+    for name, value in trainer.callback_metrics.items():
+        numbers[name] = float(value)  # a tensor, which may be on a GPU
+    return numbers
 
 
 def enable() -> None:

@@ -40,7 +40,8 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._job.alive("train")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._samples += args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        samples_of_rank = args.train_batch_size * args.gradient_accumulation_steps
+        self._samples += samples_of_rank * args.world_size
         if control.should_log:
             self._job.step(self._step(state))  # its record comes with the loss
         else:
@@ -63,7 +64,10 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" not in logs:  # an evaluation, or the summary at the end
             return
-        numbers = {name: logs[name] for name in _STEP_NUMBERS if name in logs}
+        numbers = {}
+        for name in _STEP_NUMBERS:
+            if name in logs:  # no grad_norm without clipping
+                numbers[name] = logs[name]
         self._record(state, **numbers)
 
     def _step(self, state: Any) -> int:
@@ -72,9 +76,9 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def _record(self, state: Any, **numbers: float) -> None:
         total = self._process.steps_before + state.max_steps
-        self._job.step(
-            self._step(state), total, samples=self._samples, epoch=state.epoch, **numbers
-        )
+        step = self._step(state)
+        self._job.step(step, total, samples=self._samples, epoch=state.epoch, **numbers)
+        # The speed is measured over all samples since the last record.
         self._samples = 0
 
     # --- evaluations and the end ------------------------------------------------------------------
@@ -114,13 +118,17 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if not self._process.in_job:
             return
         if self._job.world_size > 1:
-            self._job.join().all_objects(None)  # until every rank has written its files
+            world = self._job.join()
+            world.all_objects(None)  # waits until every rank has written its files
         with self._job.checkpoint(self._step(state)) as folder:
             if folder:
-                paths = self._note(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+                path = Path(args.output_dir, f"checkpoint-{state.global_step}")
+                paths = self._note(path)
                 write_json(folder / _SAVED, self._process.saved)
+        # With a strategy of its own, Trainer removes old ones itself (save_total_limit).
         if folder and args.save_strategy == "no":
-            for old in paths[: -self._job.config.job.keep_checkpoints]:
+            keep = self._job.config.job.keep_checkpoints
+            for old in paths[:-keep]:
                 shutil.rmtree(old, ignore_errors=True)
         if self._stops:
             self._process.stop()
@@ -147,23 +155,29 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             return None
         # transformers' own one would end the training at SIGTERM as if it were finished.
         # By its name: older versions of transformers have no such class.
-        callbacks[:] = [each for each in callbacks if type(each).__name__ != _THEIR_STOP]
-        find = functools.partial(self._find, self._job.latest_checkpoint())
+        for callback in list(callbacks):  # a copy: the list changes
+            if type(callback).__name__ == _THEIR_STOP:
+                callbacks.remove(callback)
+        newest = self._job.latest_checkpoint()
         if self._job.world_size == 1:
-            return find()
+            return self._find(newest)
         # One rank looks for all: the ranks must not resume from different steps.
-        path: str | None = self._job.join().on_main(find)
+        world = self._job.join()
+        path: str | None = world.on_main(functools.partial(self._find, newest))
         return path
 
     def _find(self, newest: Path | None) -> str | None:
         """Returns the newest whole checkpoint of this training that `newest` names."""
+        # Once a process: the trainings after the first one know it already.
         if newest and not self._process.saved:
-            self._process.saved = read(newest / _SAVED, dict[str, list[str]]) or {}
+            saved = read(newest / _SAVED, dict[str, list[str]])
+            self._process.saved = saved or {}
         this_training = str(self._process.trainings)
         paths = self._process.saved.get(this_training, [])
         for path in reversed(paths):
             if read_json(Path(path, TRAINER_STATE_NAME)):  # the last that Trainer writes
-                step = self._process.steps_before + int(path.rpartition("-")[2])
+                _, _, number = path.rpartition("-")  # .../checkpoint-500
+                step = self._process.steps_before + int(number)
                 self._job.record("resume", step=step, checkpoint=path)
                 return path
             self._job.warn(f"{path} is not whole any more: it is not used")
@@ -175,7 +189,8 @@ def _metrics(logs: dict[str, Any]) -> dict[str, float]:
     """Returns the metrics of an evaluation, without Trainer's prefix."""
     metrics = {}
     for name, value in logs.items():
-        if name.startswith("eval_") and not name.endswith(_NO_METRICS) and is_number(value):
+        is_of_evaluation = name.startswith("eval_") and not name.endswith(_NO_METRICS)
+        if is_of_evaluation and is_number(value):
             metrics[name.removeprefix("eval_")] = value
     return metrics
 

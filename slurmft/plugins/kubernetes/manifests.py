@@ -23,6 +23,7 @@ _USER = 1000
 _NAME_MAX = 40
 """Characters of a job's name: the operators append theirs, and a DNS label has 63."""
 
+# As in RFC 1123: a label is one part of a host's name, a subdomain is several with dots.
 _LABEL = (63, r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", "small letters, digits and dashes")
 _SUBDOMAIN = (253, rf"{_LABEL[1]}(\.{_LABEL[1]})*", "small letters, digits, dashes and dots")
 _NAMES = {
@@ -33,6 +34,8 @@ _NAMES = {
 }
 """What names of each kind may be in Kubernetes: how many characters, and which."""
 
+# Host and port of a registry, path, tag, digest. It stands without quotes in shell lines, so that
+# none of a shell's characters may be in it.
 _IMAGE = re.compile(r"\w[\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?", re.ASCII)
 
 
@@ -43,6 +46,7 @@ def check(cluster: Namespace, nodes: int) -> None:
         if value is None:  # --secret need not be given
             continue
         if len(value) > limit or not re.fullmatch(pattern, value):
+            # What is proposed is a label, also where a subdomain is allowed: that is always valid.
             valid_name = dns_name(value, min(limit, _LABEL[0]))
             raise UsageError(
                 f"{flag(name)} {value!r} is not a valid name in Kubernetes",
@@ -64,8 +68,10 @@ def dns_name(text: str, limit: int = _NAME_MAX) -> str:
     """Returns a name that Kubernetes takes, as near to a text as possible."""
     # One dash for each stretch of characters that a DNS label cannot have.
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    # A Service, which the operators make for a job, must begin with a letter.
     if not name[:1].isalpha():
         name = f"run-{name}"
+    # Again: the cut may leave a dash at the end.
     return name[:limit].strip("-")
 
 
@@ -103,11 +109,13 @@ def dockerfile() -> str:
 
 
 def _is_checkout() -> bool:
+    # An installed package lies in site-packages, which has no such file.
     return (_PACKAGE.parent / "pyproject.toml").is_file()
 
 
 def commands(cluster: Namespace) -> list[str]:
     """Returns shell lines that build, deploy, watch and delete a job."""
+    # Without --output, the manifest is printed: wherever the user puts it.
     place = str(cluster.output or ".")
     source = _PACKAGE
     if _is_checkout():

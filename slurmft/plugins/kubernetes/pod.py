@@ -70,6 +70,7 @@ def run_ranks(supervisor: Supervisor) -> int:
     config = run.load_config()
     run.settle_permissions()
     rendezvous, supervisor.peers = join(config)
+    # "2:4" in an elastic PyTorchJob: torchrun then goes on with fewer pods.
     nodes = os.environ.get("PET_NNODES", "1")
     # A stop is meant for this pod alone: no other's failure has sent it.
     return run_torchrun(supervisor, config, rendezvous, nodes, ends_with_others=False)
@@ -92,13 +93,16 @@ def join(config: RunConfig) -> tuple[Rendezvous, Peers]:
             config.job.rdzv_timeout_s,
             attempts=True,
         )
-        os.environ[ATTEMPT] = rendezvous_id.rpartition(".")[2]
+        # For the ranks, too: their failures are of this attempt.
+        _, _, attempt = rendezvous_id.rpartition(".")
+        os.environ[ATTEMPT] = attempt
     return dataclasses.replace(rendezvous, id=rendezvous_id), peers
 
 
 def pod_index(environment: Mapping[str, str]) -> int:
     """Reads the pod's number among its peers: from a variable (TrainJob) or its name
     (PyTorchJob)."""
+    # RANK is the operator's here: this process is none of torchrun's ranks, but starts it.
     number = environment.get("PET_NODE_RANK") or environment.get("RANK")
     if number is not None:
         return int(number)
@@ -182,10 +186,12 @@ def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
                 f"{str(run.path)!r} is there, and is no run",
                 "remove it, or give another name: slurmft render kubernetes --name NAME",
             )
+        # The other pods wait for this file: the folders are there before it.
         write_text(run.config, config.to_json())
         run.set_state("submitted")
     elif first:
         before = run.load_config()
+        # An operator starts a pod again with the same manifest: that resumes the run.
         if before.program != config.program:
             raise UsageError(
                 f"{str(run.path)!r} is a run of the same name with another program",

@@ -50,6 +50,7 @@ class Cluster:
 
 def word(path: str) -> str:
     """Returns a path as a word of a shell, which expands the home folder alone."""
+    # Quoted, "~" would be a folder of that name.
     if path.startswith("~/"):
         return '"$HOME"/' + shlex.quote(path[2:])
     return shlex.quote(path)
@@ -72,6 +73,7 @@ def named(names: str) -> list[Cluster]:
         chosen = list(tables)
     else:
         chosen = [name for name in names.split(",") if name]
+    # All, before any is connected to: a mistake in the last name costs nothing.
     for name in chosen:
         if name not in tables:
             raise in_file(clusters_file(), unknown("cluster", name, list(tables)))
@@ -98,7 +100,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _cluster(name: str, values: Any) -> Cluster:
     """Makes a cluster of its table in the file; UsageError where a value cannot be right."""
     where = f"{clusters_file()}: [{name}]"
-    keys = [each.name for each in fields(Cluster) if each.name != "name"]
+    keys = [each.name for each in fields(Cluster)]
+    keys.remove("name")  # it is that of the table
     if not isinstance(values, dict):
         raise UsageError(f"{where} must be a table, not {values!r}", f"such as {_EXAMPLE}")
     for key, value in values.items():

@@ -25,22 +25,25 @@ class Connection:
     """One cluster, by ssh; one connection serves all commands of the next ten minutes."""
 
     def __init__(self, cluster: Cluster) -> None:
-        for program in (shlex.split(cluster.ssh)[0], "rsync"):
+        self.cluster = cluster
+        # The command may have options of its own: "ssh -F FILE".
+        self._ssh = shlex.split(cluster.ssh)
+        for program in (self._ssh[0], "rsync"):
             if not shutil.which(program):
                 raise UsageError(f"--on needs {program}, which is not on the PATH", "install it")
-        self.cluster = cluster
-        self._ssh = shlex.split(cluster.ssh)
         for option in (*_OPTIONS, *self._sharing()):
             self._ssh += ["-o", option]
 
     def _sharing(self) -> list[str]:
         """Returns the options of a shared connection, unless the user's configuration has some."""
         command = [*shlex.split(self.cluster.ssh), "-G", self.cluster.host]
-        settings = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        # ssh prints controlpath only where there is one.
-        if any(line.startswith("controlpath ") for line in settings.splitlines()):
-            return []
-        folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "~/.ssh").expanduser()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        for line in done.stdout.splitlines():
+            # ssh prints controlpath only where there is one.
+            if line.startswith("controlpath "):
+                return []
+        place = os.environ.get("XDG_RUNTIME_DIR") or "~/.ssh"
+        folder = Path(place).expanduser()
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
         # A socket's path has 107 bytes at most: 40 of a hash, and 17 of ssh's own.
@@ -51,13 +54,17 @@ class Connection:
     def run(self, script: str, *, capture: bool = False) -> "subprocess.CompletedProcess[str]":
         """Runs a bash script on the cluster, in a terminal where there is one here."""
         has_terminal = not capture and sys.stdin.isatty() and sys.stdout.isatty()
-        # -q: no "Connection closed" at the end.
-        options = ["-tt", "-q"] if has_terminal else ["-T"]
+        options = ["-T"]
+        if has_terminal:
+            # -tt: Ctrl-C ends the command there; -q: no "Connection closed" at the end.
+            options = ["-tt", "-q"]
         # A login shell: it has the PATH, and `module`, that the user has there.
         command = [*self._ssh, *options, "--", self.cluster.host]
         command.append(f"exec bash -lc {shlex.quote(script)}")
-        # Several clusters may be asked at once: none of them may take the others' input.
-        stdin = subprocess.DEVNULL if capture else None
+        stdin = None
+        if capture:
+            # Several clusters may be asked at once: none of them may take the others' input.
+            stdin = subprocess.DEVNULL
         sys.stdout.flush()  # what the command prints comes after what was printed here
         return subprocess.run(command, stdin=stdin, capture_output=capture, text=True, check=False)
 
@@ -72,7 +79,8 @@ class Connection:
         # rsync starts its other end by a shell command, which can make the folder first.
         options.append(f"--rsync-path=mkdir -p {word(folder)} && rsync")
         target = f"{self.cluster.host}:{_from_home(folder)}/"
-        self._rsync([*options, f"{root}/", target], "send to", "\0".join(names))
+        names_with_zeros = "\0".join(names)  # --from0: a name may have a line break
+        self._rsync([*options, f"{root}/", target], "send to", names_with_zeros)
 
     def fetch(self, path: str, into: Path, *options: str) -> None:
         """Fetches a folder's content from there into a folder here.
@@ -87,7 +95,11 @@ class Connection:
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
         """Runs rsync. `action` is what it does, in messages; `names` goes to its stdin."""
         # rsync splits --rsh at spaces outside of quotes; it knows no backslashes.
-        words = [f"'{part}'" if " " in part else part for part in self._ssh]
+        words = []
+        for part in self._ssh:
+            if " " in part:
+                part = f"'{part}'"
+            words.append(part)
         shell = " ".join(words)
         # -s: names are no words of a shell there.
         command = ["rsync", "-as", "--compress", "--partial", f"--rsh={shell}", *arguments]
@@ -116,7 +128,9 @@ class Connection:
         host = self.cluster.host
         # The lines of ssh say more than those that rsync adds to them.
         lines = [line for line in stderr.splitlines() if "rsync" not in line]
-        reason = f": {lines[-1].strip()}" if lines else ""
+        reason = ""
+        if lines:
+            reason = f": {lines[-1].strip()}"
         return SlurmftError(
             f"no connection to {name}, or it was cut{reason}",
             f"{self.cluster.ssh} {shlex.quote(host)} must work without a question; then the same "

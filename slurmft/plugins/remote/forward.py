@@ -57,8 +57,9 @@ def behaviour(argv: Sequence[str]) -> Elsewhere:
         module = load_command(argv[0])
     except SlurmftError:
         return Elsewhere.PLAIN
-    of_command: Elsewhere = getattr(module, "ELSEWHERE", Elsewhere.PLAIN)
-    return of_command
+    # A plug-in's command need not say anything.
+    behaviour_of_command: Elsewhere = getattr(module, "ELSEWHERE", Elsewhere.PLAIN)
+    return behaviour_of_command
 
 
 def split(argv: Sequence[str]) -> tuple[str, list[str]]:
@@ -97,10 +98,10 @@ def forward(names: str, argv: list[str]) -> int:
         SlurmftError: there is no connection, or it was cut.
     """
     clusters = named(names)
-    command = argv[0] if argv else ""
     if len(clusters) == 1:
         return Forwarded(clusters[0], argv).run()
     if Elsewhere.SEVERAL not in behaviour(argv):
+        command = argv[0] if argv else ""
         raise UsageError(f"--on {names}: slurmft {command} runs on one cluster", "name one")
     return _on_each(clusters, argv)
 
@@ -114,6 +115,7 @@ def _on_each(clusters: list[Cluster], argv: list[str]) -> int:
     # A thread each: a cluster that is out of reach takes ssh's whole timeout.
     with ThreadPoolExecutor(len(clusters)) as pool:
         answers = list(pool.map(answer_of, clusters))
+    # In the order in which the clusters were named, whoever answered first.
     values = {}
     texts = []
     errors = []
@@ -163,7 +165,8 @@ class Forwarded:
         self.here = Path.cwd().resolve()
         self.root, self.source = self._snapshot()
         name = self.root.name or "root"  # the name of / is empty
-        self.project = f"{cluster.folder}/{name}-{_hash_of_path(self.root)}"
+        path_hash = _hash_of_path(self.root)
+        self.project = f"{cluster.folder}/{name}-{path_hash}"
         self.folder = self.project
         """Where the command runs there: as far below the project as it was typed here."""
         below = os.path.relpath(self.here, self.root)
@@ -185,6 +188,7 @@ class Forwarded:
                     f"{self.cluster.name} cannot start {self.cluster.start}",
                     f"install slurmft there; python or uv in {clusters_file()} says where it is",
                 )
+        # The command has said why; what it may have written there is not whole.
         if done.returncode != Exit.OK:
             return done.returncode
         if self.fetched is not None:
@@ -243,9 +247,11 @@ class Forwarded:
         if self.source:
             names += self.source.files
             self._say(f"sends {self.source.describe()}")
+        # Before CLUSTER: is taken away: a path there is no input, even if this machine has it too.
         inputs = self._inputs()
         for number, _ in self._places():
-            self.words[number] = self._without_cluster(self.words[number])
+            text = self.words[number]
+            self.words[number] = self._without_cluster(text)
         for number, path in inputs:
             self.words[number] = self._send_input(path, names)
         if not names:
@@ -273,7 +279,9 @@ class Forwarded:
             if not text or self._without_cluster(text) != text:
                 continue
             path = Path(text).expanduser().absolute()
-            is_here = path.is_file() if kind is input_file else path.exists()
+            is_here = path.exists()
+            if kind is input_file:
+                is_here = path.is_file()
             # What is not here is left to the cluster: the name of a model, a task or a run.
             if is_here:
                 inputs.append((number, path))
@@ -307,7 +315,8 @@ class Forwarded:
                 names.append(below)
             return os.path.relpath(path, self.here)
         self._say(f"sends {path}")
-        folder = f"{self.cluster.folder}/inputs/{_hash_of_path(path.parent)}"
+        path_hash = _hash_of_path(path.parent)
+        folder = f"{self.cluster.folder}/inputs/{path_hash}"
         self.connection.send(path.parent, [path.name], folder)
         place = f"{folder}/{path.name}"
         if place.startswith("/"):
@@ -345,7 +354,8 @@ class Forwarded:
         if output is None:
             return
         into = Path(output).expanduser().absolute()
-        place = f"{self.cluster.folder}/outputs/{_hash_of_path(into)}"
+        path_hash = _hash_of_path(into)
+        place = f"{self.cluster.folder}/outputs/{path_hash}"
         there = os.path.relpath(f"{place}/{into.name}", self.folder)
         self.words += ["--output", there]  # of two, the last counts
         self.fetched = place, into
@@ -377,7 +387,8 @@ class Forwarded:
             variables[REQUEST] = json.dumps(facts)
         # Answers of several clusters are captured: there is no terminal to ask there.
         if Elsewhere.SEVERAL in self.behaviour and sys.stdout.isatty():
-            variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
+            size = shutil.get_terminal_size()
+            variables["COLUMNS"] = str(size.columns)
         words_of_folders = " ".join(word(folder) for folder in folders)
         lines = [f"mkdir -p {words_of_folders} && cd {word(self.folder)} || exit"]
         for name, text in variables.items():
@@ -400,6 +411,7 @@ class Forwarded:
             return
         # With or without --follow, it is the same submission.
         typed = [word for word in self.typed if word != "--follow"]
+        # The folder counts: the same command in another one submits other code.
         key = _hash(self.cluster.name, str(self.here), *typed, *self.program)
         record = _state_file("requests", f"{key}.json")
         facts = read_json(record) or {}
@@ -408,13 +420,17 @@ class Forwarded:
         # Before the command runs: from then on the cluster may have the run.
         write_json(record, facts)
         command = ["slurmft", "--on", self.cluster.name, *self.typed, *self.program]
+        command_line = shlex.join(command)
+        host = os.uname().nodename
         request = {
             "request": facts["id"],
-            "command": redact(shlex.join(command)),
-            "sender": f"{os.uname().nodename}:{self.here}",
+            "command": redact(command_line),  # it is kept in the run, which others may read
+            "sender": f"{host}:{self.here}",
         }
+        # There it has no history: only this machine knows the commit.
         if self.source and self.source.mode == "git":
-            request["git"] = {"commit": self.source.commit, "dirty": self.source.changed > 0}
+            is_dirty = self.source.changed > 0
+            request["git"] = {"commit": self.source.commit, "dirty": is_dirty}
         yield request
         # Not reached where the block raises, as without a connection: the id is kept then.
         record.unlink(missing_ok=True)
@@ -435,10 +451,11 @@ class Syntax:
     def of(cls, argv: Sequence[str]) -> "Syntax":
         """Returns the syntax of the command that a command line names; that of a command which is
         not installed here is empty."""
-        try:
-            parser = command_parser(argv) if argv else None
-        except SlurmftError:  # the cluster may have it, as a plug-in
-            parser = None
+        parser = None
+        if argv:
+            # The cluster may have a command that is not here, as a plug-in.
+            with contextlib.suppress(SlurmftError):
+                parser = command_parser(argv)
         if parser is None:
             return cls()
         switches: list[str] = []
@@ -478,13 +495,17 @@ def _state_file(*names: str) -> Path:
 def _covers(names: Sequence[str], path: str) -> bool:
     """Returns whether a path, or something below it, is among names."""
     below = f"{path}/"
-    return any(name == path or name.startswith(below) for name in names)
+    for name in names:
+        if name == path or name.startswith(below):
+            return True
+    return False
 
 
 def _hash_of_path(path: Path) -> str:
     """Returns a name for a path of this machine. Folders of the same name, here or on another
     machine, must not overwrite each other on the cluster."""
-    return _hash(os.uname().nodename, str(path))
+    host = os.uname().nodename
+    return _hash(host, str(path))
 
 
 def _hash(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""What `--stage-env` does on the way of a job."""
+"""Hooks of `--stage-env`: its check, lines of the batch script, a node's Python, a warning."""
 
 import json
 import os
@@ -35,6 +35,7 @@ class StageEnv(Hooks):
 
     def check(self, job: JobConfig, cluster: str) -> None:
         if job.options_of(StageOptions).stage_env:
+            # Not at the top: every command asks these hooks, and few jobs stage anything.
             from slurmft.plugins.stage_env import pack
 
             pack.check(job, cluster)
@@ -64,7 +65,10 @@ class StageEnv(Hooks):
 
 
 class SharedImports:
-    """Warns of nodes whose ranks use the shared environment all the same."""
+    """Warns of nodes whose ranks use the shared environment all the same.
+
+    Such a run works in the same way: without a warning nobody would notice.
+    """
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -75,10 +79,13 @@ class SharedImports:
         if record["event"] != "start":
             return
         ranks = self._run.read_environment().ranks
-        hosts = sorted({rank.host for rank in ranks if not rank.is_staged})
+        # A set: all ranks of a node have one Python.
+        hosts = {rank.host for rank in ranks if not rank.is_staged}
         if hosts:
+            names = ", ".join(sorted(hosts))
+            # The reason is in the logs of the batch script and the nodes' tasks.
             self._messages.append(
-                f"--stage-env: {', '.join(hosts)} imported from the shared environment; "
+                f"--stage-env: {names} imported from the shared environment; "
                 f"why: {self._run.submitit}"
             )
 

@@ -85,19 +85,24 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     archives = _pack_all(config)
     packed_at = time.monotonic()
     folder = node_folder(config.job, environment)
-    size_bytes = sum(archive.stat().st_size for archive in archives.values())
+    size_bytes = 0
+    for archive in archives.values():
+        size_bytes += archive.stat().st_size
     # A random name: other jobs of the user may be on the same node, and leave their own there.
     name = f"{folder}/{NAME}-{os.getuid()}-{secrets.token_hex(6)}"
     # The first is slurmft's, which the nodes unpack at the top of their folder.
     targets = {}
     for number, prefix in enumerate(archives):
-        suffix = f".{number}.tar" if number else ".tar"
+        suffix = ".tar"
+        if number > 0:
+            suffix = f".{number}.tar"
         targets[name + suffix] = prefix
     sent = json.dumps(targets)
     try:
         check_folder(folder, size_bytes)
         for target, prefix in targets.items():
-            commands.call("sbcast", str(archives[prefix]), target, timeout_s=_SEND_TIMEOUT_S)
+            archive = archives[prefix]
+            commands.call("sbcast", str(archive), target, timeout_s=_SEND_TIMEOUT_S)
     except SlurmftError as error:
         clean(sent, config.job.nodes)  # some nodes may have it
         raise StageError(error.message) from error
@@ -118,7 +123,9 @@ def _pack_all(config: RunConfig) -> dict[str, Path]:
     prefixes = [sys.prefix]
     if program and program.env and program.env != sys.prefix:
         prefixes.append(program.env)
-    archives = {prefix: pack(prefix, folder) for prefix in prefixes}
+    archives = {}
+    for prefix in prefixes:
+        archives[prefix] = pack(prefix, folder)
     # Two environments may be of one installation, and need different parts of it.
     parts_of: dict[str, set[str]] = {}
     for prefix in prefixes:
@@ -140,11 +147,16 @@ def interpreter(prefix: str) -> tuple[str, list[str]]:
     # A Python that does not start prints nothing: there is nothing to stage then.
     output = subprocess.run(python, capture_output=True, text=True).stdout
     base, _, version = output.strip("\n").partition("\n")
-    if base in ("", "/usr", "/usr/local", prefix) or not filesystem.of(base).is_shared:
+    # The distribution's Python is on every node; a conda environment is its own installation.
+    if base in ("", "/usr", "/usr/local", prefix):
+        return base, []
+    if not filesystem.of(base).is_shared:
         return base, []
     settings = Path(prefix, "pyvenv.cfg").read_text(encoding="utf-8").lower()
     with_packages = "include-system-site-packages = true" in settings
-    paths = [*Path(base).glob("bin/python*"), *Path(base).glob("ssl")]
+    paths: list[Path] = []
+    paths += Path(base).glob("bin/python*")
+    paths += Path(base).glob("ssl")  # certificates, in conda's layout
     for folder in Path(base).glob("lib*"):
         if folder.is_symlink():  # lib64 -> lib
             continue
@@ -158,8 +170,14 @@ def interpreter(prefix: str) -> tuple[str, list[str]]:
 
 def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
     """Returns the folder on a node's own disk."""
-    stage_dir = job.options_of(StageOptions).stage_dir
-    folder = stage_dir or environment.get("SLURM_TMPDIR") or environment.get("TMPDIR") or "/tmp"
+    # Sites that make a folder for each job name it in one of these variables.
+    places = (
+        job.options_of(StageOptions).stage_dir,
+        environment.get("SLURM_TMPDIR"),
+        environment.get("TMPDIR"),
+    )
+    folder = next(filter(None, places), "/tmp")
+    # Of "/" itself nothing would be left.
     return folder.rstrip("/") or "/"
 
 
@@ -195,11 +213,13 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
     if not parts and not is_environment:
         raise StageError(f"{prefix} is not an environment, but a whole Python installation")
     # All archives of one folder begin with the same characters; the rest is of its state.
-    place = f"{_digest([prefix])[:8]}-"
+    digest_of_place = _digest([prefix])
+    place = f"{digest_of_place[:8]}-"
     state: list[str] = []
     for part in parts or [""]:
         state += content(os.path.join(prefix, part))
-    archive = folder / f"{place}{_digest([*parts, *state])[:24]}.tar"
+    digest_of_state = _digest([*parts, *state])
+    archive = folder / f"{place}{digest_of_state[:24]}.tar"
     if archive.exists():
         # Its time is that of its last use.
         with contextlib.suppress(OSError):
@@ -209,11 +229,15 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
     aside = folder / f".{archive.name}.{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(_pack_command(prefix, aside, parts), capture_output=True, text=True)
+        command = _pack_command(prefix, aside, parts)
+        done = subprocess.run(command, capture_output=True, text=True)
+        highest_good_code = 0
         # tar's 1: a file changed meanwhile. In an environment in use, only compiled modules change.
-        highest_good_code = 0 if _is_conda(prefix) else 1
+        if not _is_conda(prefix):
+            highest_good_code = 1
         if done.returncode > highest_good_code:
-            raise StageError(f"{prefix} cannot be packed: {done.stderr.strip()[-300:]}")
+            problem = done.stderr.strip()
+            raise StageError(f"{prefix} cannot be packed: {problem[-300:]}")
         os.replace(aside, archive)
     except OSError as error:
         raise StageError(f"{prefix} cannot be packed in {folder}: {error}") from error
@@ -228,7 +252,8 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
 def _pack_command(prefix: str, target: Path, parts: Sequence[str]) -> list[str]:
     """Returns the command that packs: tar, or conda-pack, which makes the environment movable."""
     if parts or not _is_conda(prefix):
-        return ["tar", "-C", prefix, "-cf", str(target), *(parts or ["."])]
+        names = parts or ["."]
+        return ["tar", "-C", prefix, "-cf", str(target), *names]
     command = [sys.executable, "-m", "conda_pack.cli", "--prefix", prefix, "--output", str(target)]
     command += ["--format", "tar", "--quiet", "--force"]
     # conda-pack refuses environments in which pip has installed over conda's files, or editable
@@ -242,6 +267,7 @@ def content(prefix: str) -> list[str]:
     them. Compiled modules are left out: they come and go.
     """
     lines = []
+    # As text, not as Path: an environment has tens of thousands of files.
     if os.path.isdir(prefix):
         walk: Iterable[tuple[str, list[str], list[str]]] = os.walk(prefix)
     else:
@@ -259,7 +285,9 @@ def content(prefix: str) -> list[str]:
 def _digest(lines: list[str]) -> str:
     import hashlib  # not for every command
 
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+    # A file's name may be no UTF-8: Python then has surrogates in its place.
+    text = "\n".join(lines).encode(errors="surrogateescape")
+    return hashlib.sha256(text).hexdigest()
 
 
 def clean(sent: str, nodes: int) -> None:

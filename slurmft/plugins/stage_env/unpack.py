@@ -51,7 +51,8 @@ def environment(
     python = sys.executable
     environment: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        folder = Path(unpacked(next(iter(archives))))
+        first_archive = next(iter(archives))  # slurmft's: the folder is named after it
+        folder = Path(unpacked(first_archive))
         try:
             unpacked_copies = _unpack_all(archives, folder, stack, is_stopped)
             python = f"{folder}/bin/python"
@@ -81,7 +82,7 @@ def _unpack_all(
 ) -> dict[str, str]:
     """Unpacks the archives into a folder, the first of them at its top; returns shared folder ->
     its copy. The stack removes them."""
-    began = time.monotonic()
+    began_at = time.monotonic()
     targets = {}
     for number, shared in enumerate(archives.values()):
         target = str(folder)
@@ -97,7 +98,8 @@ def _unpack_all(
     # When all copies are there: the links of one lead into another.
     for target in targets.values():
         _settle(Path(target), targets)
-    print(f"slurmft: environment unpacked in {time.monotonic() - began:.1f} s")
+    unpack_s = time.monotonic() - began_at
+    print(f"slurmft: environment unpacked in {unpack_s:.1f} s")
     return targets
 
 
@@ -160,7 +162,9 @@ def _rename(folder: Path, targets: Mapping[str, str]) -> None:
     def copy_of(match: re.Match[str]) -> str:
         return targets[match[0]]
 
-    for path in (folder / "pyvenv.cfg", *(folder / "bin").iterdir()):
+    # A list, before the first change: a link is removed and made again below.
+    paths = [folder / "pyvenv.cfg", *(folder / "bin").iterdir()]
+    for path in paths:
         if path.is_symlink():
             target = at_start.sub(copy_of, os.readlink(path))
             path.unlink()
@@ -178,7 +182,8 @@ def _rename(folder: Path, targets: Mapping[str, str]) -> None:
 def _output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise StageError(f"{command[0]} fails: {done.stderr.strip()[-_LONGEST_ERROR:]}")
+        problem = done.stderr.strip()
+        raise StageError(f"{command[0]} fails: {problem[-_LONGEST_ERROR:]}")
     return done.stdout.strip()
 
 
@@ -195,17 +200,21 @@ def leftovers(folder: Path) -> list[Path]:
                 with open(path / _LOCK) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     paths.append(_retire(path))
-            elif time.time() - path.stat().st_mtime > _YOUNG_S:
-                paths.append(path)
+            else:  # an archive: nobody holds a lock of it
+                age_s = time.time() - path.stat().st_mtime
+                if age_s > _YOUNG_S:
+                    paths.append(path)
     return paths
 
 
 def _retire(folder: Path) -> Path:
     """Renames a folder, so that others remove it if this process does not finish that."""
-    return folder.rename(folder.with_name(folder.name + OLD))
+    new_name = folder.name + OLD
+    return folder.rename(folder.with_name(new_name))
 
 
 def _remove(archives: Iterable[str], folder: Path) -> None:
+    """Removes archives and the folder of what was unpacked, and waits until they are gone."""
     paths = [Path(archive) for archive in archives]
     with contextlib.suppress(OSError):
         paths.append(_retire(folder))

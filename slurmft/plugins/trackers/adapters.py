@@ -65,6 +65,7 @@ class Adapter:
 
 
 def _wandb_id(target: Target) -> str:
+    # The same in all attempts, which sync later uploads as one run. wandb refuses some characters.
     return re.sub(r"[^A-Za-z0-9_-]", "-", target.title)
 
 
@@ -87,6 +88,7 @@ def _swanlab_resumed(target: Target) -> dict[str, Any]:
 
 ADAPTERS = {
     "tensorboard": Adapter(
+        # TensorBoard has no projects: Accelerate takes its argument as the folder's name.
         project=lambda target: target.title,
         arguments=lambda target: {"logging_dir": str(target.folder / "tensorboard")},
         # TensorBoard then hides what a crashed attempt has logged after its last checkpoint.
@@ -124,6 +126,7 @@ ADAPTERS = {
         data="mlruns",
     ),
     "trackio": Adapter(
+        # embed: only for notebooks.
         arguments=lambda target: {"name": target.title, "resume": "allow", "embed": False},
         environment={"TRACKIO_DIR": "{folder}/trackio"},
         command="TRACKIO_DIR={folder}/trackio trackio show --project {project}",
@@ -133,6 +136,7 @@ ADAPTERS = {
         arguments=lambda target: {
             "logging_dir": str(target.folder),
             "experiment": target.project,
+            # Neither the load of the hardware nor the output, which is in the rank's log.
             "system_tracking_interval": None,
             "capture_terminal_logs": False,
         },
@@ -159,6 +163,7 @@ ADAPTERS = {
     "clearml": Adapter(
         arguments=lambda target: {
             "task_name": target.title,
+            # Else a run of the same name within 72 hours is overwritten.
             "reuse_last_task_id": False,
             "auto_connect_streams": False,
             "auto_connect_arg_parser": False,
@@ -177,6 +182,7 @@ ADAPTERS = {
         project=lambda target: target.title,
         arguments=lambda target: {
             "dir": str(target.folder / "dvclive"),
+            # Both would write into the user's repository.
             "save_dvc_exp": False,
             "dvcyaml": None,
         },
@@ -204,6 +210,7 @@ def create(name: str, target: Target) -> Any:
     places = {"folder": str(target.folder), "uri": target.folder.as_uri()}
     for variable, value in adapter.environment.items():
         os.environ.setdefault(variable, value.format(**places))
+    # After the variables: SwanLab's arguments depend on one.
     arguments = adapter.arguments(target)
     if target.run_id is not None:
         arguments |= adapter.resumed(target)

@@ -1,4 +1,4 @@
-"""What `--log-with` does on the way of a job."""
+"""Hooks of `--log-with`: its check, a run's trackers, and the commands that show their data."""
 
 from slurmft.core.config import JobConfig
 from slurmft.core.hooks import Hooks, Recorder

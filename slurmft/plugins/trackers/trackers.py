@@ -31,6 +31,7 @@ _MOST_WAITING = 1000
 CLOSE_S = 20
 """How long the rank waits for its trackers to finish."""
 
+# Of steps, what is worth a curve; the others are in records.jsonl.
 _TRAIN_NUMBERS = ("loss", "learning_rate", "samples_per_s", "epoch")
 
 
@@ -57,8 +58,12 @@ def next_commands(run: RunDir) -> list[str]:
     job = run.load_config().job
     target = Target(run.path.name, job.project, run.tracking)
     names = job.options_of(TrackerOptions).names
-    commands = [adapters.shell_command(name, target) for name in names]
-    return [command for command in commands if command is not None]
+    commands = []
+    for name in names:
+        command = adapters.shell_command(name, target)
+        if command is not None:
+            commands.append(command)
+    return commands
 
 
 class Tracking:
@@ -128,6 +133,7 @@ class _TrackerThread(threading.Thread):
         self._facts = facts
         self._after_step = after_step
         self._queue: queue.Queue[tuple[dict[str, float], int] | None] = queue.Queue(_MOST_WAITING)
+        # Checked by `put`, in the rank's thread: this one may hang in an import.
         self._start_by = time.monotonic() + _START_S
         self._is_given_up = False
         self.start()

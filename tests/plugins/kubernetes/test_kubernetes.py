@@ -142,6 +142,7 @@ def test_files(tmp_path: Path) -> None:
         (["--min-nodes", "4"], "--min-nodes 4 of --nodes 3"),
         (["--min-nodes", "0"], "argument --min-nodes: '0' is not a whole number of 1 or more"),
         (["--cpu", "0"], "argument --cpu: '0' is not a whole number of 1 or more"),
+        (["--gpus", "-1"], "argument --gpus: '-1' is not a whole number of 0 or more"),
         (["--kind", "pod"], "invalid choice: 'pod'"),
         (["--partition", "gpu"], "unknown flag '--partition'"),
     ],

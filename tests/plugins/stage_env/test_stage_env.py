@@ -22,8 +22,10 @@ from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core import filesystem, hooks
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import write_json
 from slurmft.core.filesystem import FileSystem
 from slurmft.core.options import build
+from slurmft.core.run_files import Environment, Rank
 from slurmft.node import copies
 from slurmft.plugins.stage_env import pack, unpack
 from slurmft.plugins.stage_env.unpack import StageError
@@ -336,6 +338,37 @@ def test_script_goes_on_without_it(tmp_path: Path) -> None:
         "": [send, "task /tmp/archive", "clean /tmp/archive", end],
         "yes": [send, "task shared", end],
     }
+
+
+def test_nodes_with_the_shared_environment_are_warned_of(tmp_path: Path) -> None:
+    """Only by name, once: the ranks that run from a copy are as they should be."""
+    program = TrainConfig.resolve().program()
+    run = RunDir.create(RunConfig(program=program, job=staged_job(runs_dir=str(tmp_path))))
+    copied = {"n1": True, "n2": False, "n3": True, "n4": False}
+    ranks = []
+    for node, (host, is_staged) in enumerate(copied.items()):
+        for local_rank in range(2):
+            number = 2 * node + local_rank
+            ranks.append(Rank(rank=number, host=host, node=node, is_staged=is_staged))
+    write_json(run.environment, Environment(ranks=ranks))
+    (recorder,) = hooks.recorders(run)
+    assert not list(recorder.messages())
+    for event in ("start", "step", "epoch"):
+        recorder.take({"event": event})
+    (warning,) = recorder.messages()
+    assert warning == (
+        f"--stage-env: n2, n4 imported from the shared environment; why: {run.submitit}"
+    )
+    assert not list(recorder.messages())
+
+
+def test_nodes_with_a_copy_are_not_warned_of(tmp_path: Path) -> None:
+    program = TrainConfig.resolve().program()
+    run = RunDir.create(RunConfig(program=program, job=staged_job(runs_dir=str(tmp_path))))
+    write_json(run.environment, Environment(ranks=[Rank(rank=0, host="n1", is_staged=True)]))
+    (recorder,) = hooks.recorders(run)
+    recorder.take({"event": "start"})
+    assert not list(recorder.messages())
 
 
 @pytest.mark.extra("stage_env")

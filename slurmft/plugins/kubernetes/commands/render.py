@@ -9,6 +9,7 @@ examples:
       -- /app/train.py --epochs 3
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,17 @@ _IN_IMAGE = [name for name, each in FLAGS.items() if "render" in each.commands]
 
 def kubernetes_parser() -> Parser:
     command = Parser("slurmft render kubernetes", __doc__)
+    # Of this command alone: the configuration of a run has none of them.
     add = command.add_argument_group("the cluster").add_argument
     add("--kind", choices=manifests.KINDS, default="pytorchjob", help="(default: pytorchjob)")
     add("--name", help="name of the job and of its run directory (default: slurmft-TASK)")
     add("--namespace", default="default", metavar="NAME", help="(default: default)")
+    # Neither has a default that would work: both are of one's own cluster.
     add("--image", required=True, help="image with slurmft: registry/slurmft:tag")
     add("--claim", required=True, metavar="NAME", help="PersistentVolumeClaim for the runs")
     add("--cpu", type=count, default=8, metavar="N", help="CPUs of each pod (default: 8)")
     add("--memory", default="32Gi", metavar="SIZE", help="of each pod (default: 32Gi)")
-    add("--gpus", type=int, default=0, metavar="N", help="GPUs of each pod (default: 0)")
+    add("--gpus", type=_count_or_none, default=0, metavar="N", help="GPUs of each pod (default: 0)")
     add("--shm", default="4Gi", metavar="SIZE", help="/dev/shm, out of --memory (default: 4Gi)")
     add("--min-nodes", type=count, metavar="N", help="fewest pods to run with (pytorchjob)")
     add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
@@ -55,15 +58,23 @@ def kubernetes_parser() -> Parser:
     return command.add_options(JobConfig, "how to run it", _ON_PODS)
 
 
+def _count_or_none(text: str) -> int:
+    """The type of an argument that counts something which a pod may do without."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
 def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> RunConfig:
     """Returns the configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
     if words:
         # A program of the user's own need not tell that it is alive: no hang can be seen.
-        values = {"hang_timeout_s": 0} | flags
+        values = {"hang_timeout_s": 0} | flags  # a flag of the user's takes precedence
         program = submission.in_image(words, flags)
     else:
         values = recipes.fill(flags)
         train = build(TrainConfig, values)
+        # Here, not in the pods: whoever renders is there to mend a mistake.
         check_given(train)
         program = train.program()
     job = build(JobConfig, values | {"runs_dir": manifests.RUNS})
@@ -72,18 +83,22 @@ def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> 
 
 def kubernetes_main(argv: list[str]) -> int:
     """`slurmft render kubernetes`: prints the files, or writes them."""
+    # What follows "--" is the program's command line, whose flags are not ours to parse.
     end = len(argv)
     if "--" in argv:
         end = argv.index("--")
     program = argv[end + 1 :]
     arguments = kubernetes_parser().parse(argv[:end])
-    flags = typed_options(arguments, [*options(TrainConfig), *FLAGS, *_ON_PODS])
+    option_names = [*options(TrainConfig), *FLAGS, *_ON_PODS]
+    flags = typed_options(arguments, option_names)
     config = configure_pods(flags, program, ["kubernetes", *argv])
+    # Only now: without a name, it is that of the task, which the configuration knows.
     if not arguments.name:
         arguments.name = manifests.dns_name(f"slurmft-{config.program.name}")
     manifests.check(arguments, config.job.nodes)
     commands = manifests.commands(arguments)
     output = arguments.output
+    # The commands are in the file, too: who finds it later sees how it was deployed.
     manifest = _commented(commands) + manifests.manifest(config, arguments)
     if output is None:
         # All but the manifest as comments: the output as a whole can be piped to kubectl.
@@ -96,7 +111,8 @@ def kubernetes_main(argv: list[str]) -> int:
     files = {f"{arguments.name}.yaml": manifest, "Dockerfile": manifests.dockerfile()}
     for name, content in files.items():
         (output / name).write_text(content, encoding="utf-8")
-    print("\n".join([f"written to {output}: {', '.join(files)}", *commands]))
+    print(f"written to {output}: {', '.join(files)}")
+    print("\n".join(commands))
     return Exit.OK
 
 

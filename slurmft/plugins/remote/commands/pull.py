@@ -50,10 +50,12 @@ def main(argv: list[str]) -> int:
         text = answer.stderr.strip().removeprefix("error: ")
         error, _, hint = text.partition("\nhint: ")
         raise SlurmftError(error, hint or None, answer.code)
-    path = Path(json.loads(answer.stdout)["path"])
+    status_there = json.loads(answer.stdout)
+    path = Path(status_there["path"])
     exclusions: list[str] = []
     if not arguments.checkpoints:
         exclusions = [f"--exclude={name}" for name in _LEFT_OUT]
+    # A second pull of a run goes on in the same folder, and fetches what is new.
     into = arguments.into / path.name
     status.connection.fetch(str(path), into, *exclusions)
     print(f"fetched from {clusters[0].name}: {into}")
