@@ -78,7 +78,7 @@ def offer(asked: str) -> Offer:
     ccl_problem = None
     if asked == "ccl" or (asked == "auto" and computes_on_cpus):
         ccl_problem = _import_binding()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     uuid = None
     if gpus == 1 and processes > 1:
         # The one GPU that it sees may be others' too, if a site has bound them all to it.
@@ -132,7 +132,8 @@ def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
     if asked == "ccl":
         raise UsageError(f"--backend ccl {_by_host(problems)}", ccl.hint())
     # Where no host has the binding, gloo is what was to be expected: there is no warning.
-    is_absent_everywhere = {offer.ccl_problem for offer in offers} == {ccl.problem_of(None)}
+    ccl_problems = {offer.ccl_problem for offer in offers}
+    is_absent_everywhere = ccl_problems == {ccl.problem_of(None)}
     if is_absent_everywhere:
         return "gloo", None
     return "gloo", f"collectives use gloo; {_by_host(problems)}"
@@ -178,6 +179,10 @@ def _too_few_gpus(asked: str, offers: Sequence[Offer], too_few: Sequence[Offer])
 def _by_host(facts: Iterable[tuple[str, str]]) -> str:
     """Groups facts about hosts, as text: "on n1, n2: 4; on n3: 0"."""
     hosts_of: dict[str, list[str]] = {}
+    # Each once: the ranks of a host mostly have the same fact.
     for host, fact in dict.fromkeys(facts):
         hosts_of.setdefault(fact, []).append(host)
-    return "; ".join(f"on {some(hosts)}: {fact}" for fact, hosts in hosts_of.items())
+    parts = []
+    for fact, hosts in hosts_of.items():
+        parts.append(f"on {some(hosts)}: {fact}")
+    return "; ".join(parts)

@@ -65,7 +65,8 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
             _read(partial(verify, path), path, run)
             return path
         except BadCheckpointError as error:
-            # Kept until the run has finished, or for `slurmft clean`.
+            # Kept until the run has finished, or for `slurmft clean`. A number in the name: the
+            # same step may be saved again, and be damaged again.
             aside = path.with_name(f"bad-{name}-{time.time_ns()}")
             path.rename(aside)
             warn(f"the checkpoint {name} is damaged ({error}); put aside as {aside.name}")
@@ -155,7 +156,7 @@ class Checkpoints:
         Raises:
             OSError: there is no room, or no file system; checkpoints that are there stay.
         """
-        began = time.monotonic()
+        began_at = time.monotonic()
         self._idle.clear()
         try:
             # Not earlier: a run without checkpoints has no such folder.
@@ -170,7 +171,8 @@ class Checkpoints:
                 self.best = name
             with contextlib.suppress(OSError):  # what stays is pruned with the next
                 prune(self._run, self._keep, self.best)
-            self.seconds = time.monotonic() - began
+            # With the pruning: it delays the end of a stop as well.
+            self.seconds = time.monotonic() - began_at
         except Exception:
             # Soon, not at the next step: a disk that is full stays so for a while.
             self._due_at = time.monotonic() + _RETRY_S

@@ -21,10 +21,12 @@ def usable() -> tuple[int, str | None]:
     Returns:
         How many there are; and why not enough, if the node's task has seen more.
     """
-    count_of_task, _, vendor = os.environ.get(GPUS, "").partition(" ")
+    gpus_of_task = os.environ.get(GPUS, "")  # "4 NVIDIA"; "0": they are not to be used
+    count_of_task, _, vendor = gpus_of_task.partition(" ")
     if count_of_task == "0":
         return 0, None
     count = 0
+    # torch only warns where a driver is too old, and then counts no GPU: the warning says why.
     with warnings.catch_warnings(record=True) as driver_warnings:
         warnings.simplefilter("always")
         if torch.accelerator.is_available():
@@ -39,7 +41,8 @@ def usable() -> tuple[int, str | None]:
         return 0, f"{torch_version} has no {build}, and the host has {gpus}"
     reason = ""
     if driver_warnings:
-        reason = f": {shown(str(driver_warnings[0].message), 160)}"
+        first_warning = str(driver_warnings[0].message)
+        reason = f": {shown(first_warning, 160)}"
     return count, f"{torch_version} can use {count} of the host's {gpus}{reason}"
 
 
@@ -50,13 +53,16 @@ def kind() -> torch.device:
 
 def uuid() -> str:
     """Returns what tells the only GPU that this rank sees from those of others."""
-    return str(torch.get_device_module(kind()).get_device_properties(0).uuid)
+    module = torch.get_device_module(kind())
+    return str(module.get_device_properties(0).uuid)
 
 
 def take(local_rank: int) -> torch.device:
     """Makes a GPU this rank's current device: the only one that it sees, or the one of its number.
     `backend.choose` has made sure that it has one of its own."""
-    index = 0 if torch.accelerator.device_count() == 1 else local_rank
+    index = local_rank
+    if torch.accelerator.device_count() == 1:
+        index = 0
     device = torch.device(kind().type, index)
     torch.get_device_module(device).set_device(device)
     # For every new shape cuDNN's attention builds a plan, on Hopper for tens to hundreds of ms;
@@ -69,4 +75,5 @@ def name_of(device: torch.device) -> str:
     """Returns the model of a GPU, or of the CPU."""
     if device.type == "cpu":
         return cpu_model()
-    return str(torch.get_device_module(device).get_device_name(device))
+    module = torch.get_device_module(device)
+    return str(module.get_device_name(device))

@@ -79,11 +79,13 @@ def attach(run_dir: str | Path | None = None) -> "Job":
     stop = process.receive_signals()
     run = RunDir.open(path)
     rank = int(os.environ.get("RANK", "0"))
+    # Before the imports that follow in the program: what they print is in the log, too.
     if not sys.stdout.isatty():  # by hand, on a terminal, progress is wanted there
         process.redirect_output(run, rank)
     heart = process.start_heartbeat(rank)
     try:
         run.settle_permissions()
+        # Early: threads inherit the cores of the one that starts them.
         bind_rank(os.environ)
         job = Job(run, stop, heart)
         locks.install(run.load_config().job.file_locks)
@@ -115,6 +117,7 @@ class Job:
         self._heart = heart or Heart(None)
         self._boundary = Boundary(self.world_size, self.join)
         self._world: World | None = None
+        # Reentrant: a recorder's warning is recorded while its record holds the lock.
         self._lock = threading.RLock()
         self._step = 0
         """The last step that is done."""
@@ -294,6 +297,7 @@ class Job:
         """
         if self._run is None or not self.is_main:
             return contextlib.nullcontext()
+        # Here, not in the block: another thread may write it later.
         self._checkpoints.schedule()
         return self._write_checkpoint(checkpoints.checkpoint_name(step, suffix), best)
 
@@ -374,7 +378,8 @@ class Job:
     def evaluated(self, facts: Mapping[str, Any] | None = None, /, **metrics: float) -> None:
         """Records metrics of the state after this step, and what else is to be known; from the main
         rank."""
-        self.record("epoch", {"step": self._step, "metrics": metrics} | dict(facts or {}))
+        record = {"step": self._step, "metrics": metrics}
+        self.record("epoch", record | dict(facts or {}))
 
     def warn(self, text: str) -> None:
         """Records what the user should know, and what does not end the run; from the main rank."""
@@ -450,9 +455,12 @@ class Job:
         attempt = run.read_attempt()
         timing: dict[str, Any] = {
             "wall_s": time.time() - self.began_at,
-            "attempts": attempt.number if attempt else 1,
+            "attempts": 1,
         }
-        if attempt and attempt.changed:
+        if attempt is None:  # by hand: no job has begun one
+            return timing
+        timing["attempts"] = attempt.number
+        if attempt.changed:
             timing["changed_since_submission"] = attempt.changed
         return timing
 

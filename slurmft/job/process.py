@@ -49,13 +49,15 @@ def receive_signals() -> StopRequest:
 def redirect_output(run: RunDir, rank: int) -> None:
     """Sends stdout and stderr, those of libraries too, to the rank's log; Python's with times."""
     # Appended: earlier attempts and lives of the rank are in it.
-    log = os.open(run.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    log = os.open(run.rank_log(rank), flags, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         # The descriptors themselves: C libraries write past sys.stdout.
         os.dup2(log, stream.fileno())
     os.close(log)
-    sys.stdout, sys.stderr = log_times.stamped(1), log_times.stamped(2)
+    sys.stdout = log_times.stamped(1)
+    sys.stderr = log_times.stamped(2)
     print(rundir.log_head(f"rank {rank}", platform.node()))
 
 
@@ -75,7 +77,9 @@ def node_folder() -> Path | None:
     """Returns the folder that this node's task shares with its ranks; None where a rank is started
     by hand."""
     path = os.environ.get(heartbeat.FOLDER)
-    return Path(path) if path else None
+    if not path:
+        return None
+    return Path(path)
 
 
 def note_stopped() -> None:
@@ -102,12 +106,17 @@ def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings
     trace = None
     if not isinstance(error, SlurmftError):
         trace = "".join(traceback.format_exception(error))
-    print(redact(trace or f"error: {explained}"), file=sys.stderr, flush=True)
+    text = redact(trace or f"error: {explained}")
+    print(text, file=sys.stderr, flush=True)
     host = host_name()
     where = f"rank {rank} on {host}"
-    bad_host = host if host in explained.bad_hosts else None
-    # Where other hosts are at fault, or other ranks have failed, their failure is the one to read.
-    secondary = bad_host is None and (bool(explained.bad_hosts) or is_secondary(error))
+    bad_host = None
+    secondary = False
+    if host in explained.bad_hosts:
+        bad_host = host
+    else:
+        # Where other hosts are at fault, or other ranks failed, their failure is the one to read.
+        secondary = bool(explained.bad_hosts) or is_secondary(error)
     failure = Failure.of(
         where,
         explained,
@@ -169,9 +178,11 @@ def _broken_gpu(error: Exception) -> SlurmftError:
     name = str(local_rank)
     if gpus:  # a rank may see its own GPU alone, whatever its number is
         name = gpus[min(local_rank, len(gpus) - 1)].name
-    first_line = f"GPU {name} of {host_name()} failed: {error}".partition("\n")[0]
+    host = host_name()
+    message = f"GPU {name} of {host} failed: {error}"
+    first_line, _, _ = message.partition("\n")  # torch adds advice for debugging
     broken = SlurmftError(first_line, "nvidia-smi and the kernel's log there may say more")
-    broken.bad_hosts = [host_name()]
+    broken.bad_hosts = [host]
     return broken
 
 

@@ -119,11 +119,18 @@ class World:
 
     def share_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the main rank's CPU tensors, on every rank, bit by bit. Others pass anything."""
-        layouts = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-        shared = {}
+        layouts: dict[str, Any] = {}
+        if self.is_main:
+            for name, tensor in tensors.items():
+                layouts[name] = (tuple(tensor.shape), tensor.dtype)
         # Layouts first: the others have nothing of which they could know shapes and types.
-        for name, (shape, dtype) in self.share_object(layouts).items():
-            tensor = tensors[name] if self.is_main else torch.empty(shape, dtype=dtype)
+        layouts = self.share_object(layouts)
+        shared = {}
+        for name, (shape, dtype) in layouts.items():
+            if self.is_main:
+                tensor = tensors[name]
+            else:
+                tensor = torch.empty(shape, dtype=dtype)
             flat = tensor.contiguous().reshape(-1)
             if flat.numel():
                 # As bytes: gloo does not know every type.
@@ -143,7 +150,9 @@ def _attempt(is_here: bool, work: Callable[[], Any]) -> tuple[Any, Exception | N
 
 
 def _describe(error: Exception | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
+    if error is None:
+        return ""
+    return f"{type(error).__name__}: {error}"
 
 
 def leave() -> None:

@@ -135,4 +135,8 @@ def hint() -> str:
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables by which oneCCL knows a rank's local place without mpirun."""
     names = {"CCL_LOCAL_RANK": "LOCAL_RANK", "CCL_LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
-    return {ours: environment[theirs] for ours, theirs in names.items() if theirs in environment}
+    variables = {}
+    for ours, theirs in names.items():
+        if theirs in environment:  # a rank that is started by hand has none of them
+            variables[ours] = environment[theirs]
+    return variables

@@ -63,7 +63,9 @@ class Network:
     """0 where the kernel does not know the speed, as for virtual interfaces."""
 
     def __str__(self) -> str:
-        details = "InfiniBand" if self.infiniband else "Ethernet"
+        details = "Ethernet"
+        if self.infiniband:
+            details = "InfiniBand"
         if self.speed_mbit_s:
             details += f", {self.speed_mbit_s / 1000:g} Gbit/s"
         return f"{self.name} ({details})"
@@ -145,7 +147,11 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
     mask = set(present)
     if root == Path("/"):
         mask = os.sched_getaffinity(0)
+    # Slurm sets the first one only where --cpus-per-task was given.
     slurm_cpus = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE")
+    granted_cpus = None
+    if slurm_cpus:
+        granted_cpus = int(slurm_cpus)
     gpus = visible_gpus(environment, root)
     # sysfs describes the GPUs of AMD and Intel; of NVIDIA's, nvidia-smi knows more.
     described = {}
@@ -158,7 +164,7 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
         flags=_flags(cpu_info),
         cpus=tuple(_cpu(root, number) for number in sorted(mask)),
         machine_cpus=len(present) or len(mask),
-        slurm_cpus=int(slurm_cpus) if slurm_cpus else None,
+        slurm_cpus=granted_cpus,
         quota_cpus=_quota_cpus(root),
         memory_mib=_memory_mib(root),
         gpus=tuple(described.get(gpu.name, gpu) for gpu in gpus),
@@ -282,6 +288,7 @@ def _memory_mib(root: Path) -> int:
     if total:
         limits.append(int(total[1]) // 1024)
     for folder in _cgroups(root, "memory"):
+        # Version 2, or version 1, which says "none" by a number near 2 to the 63rd.
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         if limit and limit != "max":
             limits.append(int(limit) // 2**20)
@@ -313,7 +320,9 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
     if gpus:
         vendor = gpus[0].vendor
     for variables in _SELECT[vendor]:
-        by_index = {str(index): gpu for index, gpu in enumerate(gpus)}
+        by_index = {}
+        for index, gpu in enumerate(gpus):
+            by_index[str(index)] = gpu
         names = list(by_index)
         for variable in variables:
             if variable in environment:
@@ -377,7 +386,8 @@ def _amd(root: Path) -> list[Gpu]:
         step = target % 100
         model = f"gfx{version}{revision:x}{step:x}"
         if re.fullmatch(_INSTINCT, model) and _may_use(root / "dev/dri" / render_node):
-            gpu = _read_gpu("AMD", model, root / "sys/class/drm" / render_node / "device")
+            device = root / "sys/class/drm" / render_node / "device"
+            gpu = _read_gpu("AMD", model, device)
             gpus.append(replace(gpu, capability=version + revision / 10))
     return gpus
 
@@ -389,7 +399,9 @@ def _intel(root: Path) -> list[Gpu]:
     """
     gpus = []
     for device in sorted((root / "sys/class/drm").glob("renderD*/device")):
-        kind = f"{_read(device / 'vendor')} {_read(device / 'class')}"
+        pci_vendor = _read(device / "vendor")
+        pci_class = _read(device / "class")
+        kind = f"{pci_vendor} {pci_class}"
         is_on_processor = device.resolve().name.startswith("0000:00:")
         is_granted = _may_use(root / "dev/dri" / device.parent.name)
         if not kind.startswith("0x8086 0x0380") or is_on_processor or not is_granted:
@@ -403,12 +415,15 @@ def _intel(root: Path) -> list[Gpu]:
 
 def _read_gpu(vendor: str, model: str, device: Path) -> Gpu:
     """Reads memory and place of a GPU from its folder in sysfs."""
-    memory_bytes = _read(device / "mem_info_vram_total")
+    memory_bytes = _read(device / "mem_info_vram_total")  # of the driver amdgpu alone
+    memory_mib = None
+    if memory_bytes:
+        memory_mib = int(memory_bytes) // 2**20
     return Gpu(
         name="",
         vendor=vendor,
         model=model,
-        memory_mib=int(memory_bytes) // 2**20 if memory_bytes else None,
+        memory_mib=memory_mib,
         near_cpus=tuple(numbers(_read(device / "local_cpulist") or "")),
     )
 
@@ -433,7 +448,8 @@ def parse_nvidia_smi(text: str, root: Path = Path("/")) -> dict[str, Gpu]:
     for line in text.splitlines():
         # ValueError: a line of another kind, or a value that this GPU lacks.
         with contextlib.suppress(ValueError):
-            index, uuid, model, capability, memory, bus = map(str.strip, line.split(","))
+            values = [value.strip() for value in line.split(",")]
+            index, uuid, model, capability, memory, bus = values
             # nvidia-smi writes the domain in eight digits, sysfs in four.
             domain, _, rest = bus.lower().partition(":")
             device = root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}"

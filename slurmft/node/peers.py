@@ -82,8 +82,12 @@ class Peers:
     def heard_any(self, words: Sequence[str], wait_s: float | None) -> str | None:
         """Waits for one of several words; returns the first of them that was told, or None."""
         with self._news:
+            # Words are told once, and never taken back: one that was told before counts.
             self._news.wait_for(lambda: set(words) & set(self._words), wait_s)
-            return next((word for word in words if word in self._words), None)
+            for word in words:
+                if word in self._words:
+                    return word
+            return None
 
     def report(self, facts: Any) -> None:
         """Sends something to the head alone, as JSON."""
@@ -110,8 +114,9 @@ class Peers:
     def _accept(self, server: socket.socket) -> None:
         link, _ = server.accept()
         with self._news:
-            lines = [self._greeting, *self._words]
-            link.sendall("".join(f"{line}\n" for line in lines).encode())
+            lines = [self._greeting, *self._words, ""]  # "": the last one ends with a line break
+            text = "\n".join(lines)
+            link.sendall(text.encode())
             # Under the lock: a word that another thread tells now reaches it, with these or later.
             self._add(link)
 

@@ -73,7 +73,8 @@ class Rank:
     def poll(self) -> int | None:
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            if pid:  # 0: it still runs
+                self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
@@ -97,7 +98,8 @@ def fork_ranks(argv: Sequence[str], handler: Any) -> None:
     """
     if "--module" not in argv:
         return
-    module, *arguments = argv[argv.index("--module") + 1 :]
+    begin = argv.index("--module") + 1  # the last flag: what follows is the program's
+    module, *arguments = argv[begin:]
     is_ours = module.startswith("slurmft.")
     if not is_ours or _BIND_AT_LOAD & os.environ.keys() or not hasattr(handler, "_popen"):
         return
@@ -110,7 +112,8 @@ def fork_ranks(argv: Sequence[str], handler: Any) -> None:
         return
     title = " ".join([sys.executable, "-m", module, *arguments])
     count = int(argv[argv.index("--nproc-per-node") + 1])
-    waiting = [Rank(partial(program.main, *arguments), title) for _ in range(count)]
+    work = partial(program.main, *arguments)
+    waiting = [Rank(work, title) for _ in range(count)]
     start_new = handler._popen
 
     def start(self: Any, command: tuple[str, ...], environment: dict[str, str]) -> Any:

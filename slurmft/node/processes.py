@@ -65,6 +65,7 @@ def run(command: list[str], each: list[dict[str, str]]) -> int:
         for child in children:
             child.send_signal(signals.RELAYED)
 
+    # A stop that comes between two starts waits: `listen` takes it up when all are there.
     for variables in each:
         children.append(process.start(command, env=os.environ | variables))
     signals.listen(relay)
@@ -80,6 +81,7 @@ def run(command: list[str], each: list[dict[str, str]]) -> int:
 
 def _end(children: list[subprocess.Popen[bytes]]) -> int:
     """Ends the processes that still run; returns the exit code of the first that failed."""
+    # Before the others are ended, whose codes then are those of SIGTERM.
     code = next((child.returncode for child in children if child.returncode), 0)
     for child in children:
         child.terminate()
@@ -95,7 +97,9 @@ def _end(children: list[subprocess.Popen[bytes]]) -> int:
 
 
 def main(argv: list[str]) -> int:
+    # In the order of `task.node_command`.
     module, run_dir, per, count, node, nodes, head, port = argv
+    # Before any process is started: it inherits the mask.
     signals.block()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a failed rank sends it, to end torchrun
     each = environments(per, int(count), int(node), int(nodes), head, port)

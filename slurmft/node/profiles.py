@@ -76,7 +76,10 @@ class Profile:
             values["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = 512
             values |= self._ccl_variables()
         reasons = _REASONS | {CORES: self.pinning}
-        return [Setting(name, str(value), reasons[name]) for name, value in values.items()]
+        settings = []
+        for name, value in values.items():
+            settings.append(Setting(name, str(value), reasons[name]))
+        return settings
 
     def _cores_of_processes(self) -> str:
         lists = []
@@ -184,17 +187,23 @@ def choose(
         index, count = part
         # There may be more simulated nodes than cores: these share the first one.
         cores = _slice(cores, index, count) or cores[:1]
-    shares = _near_gpus(hardware, nproc) if name == "gpu" else None
+    shares = None
+    if name == "gpu":
+        shares = _near_gpus(hardware, nproc)
     if shares is None:
-        shares = [_slice(cores, i, nproc) or cores[:1] for i in range(nproc)]
+        # There may be more processes than cores, on a simulated node: these share the first one.
+        shares = [_slice(cores, index, nproc) or cores[:1] for index in range(nproc)]
     pinned, pinning = _pinning(hardware, nproc, cores, part)
     # Cores can be set aside only if they are certainly this job's.
-    reserves_cores = uses_ccl and pinned and (job.nodes > 1 or nproc > 1)
+    communicates = job.nodes > 1 or nproc > 1
+    reserves_cores = uses_ccl and pinned and communicates
     compute_cores = []
     comm_cores = []
     for share in shares:
         cpus = tuple(cpu.number for cpu in share)
-        split = len(share) - (_comm_core_count(share) if reserves_cores else 0)
+        split = len(share)
+        if reserves_cores:
+            split -= _comm_core_count(share)
         compute_cores.append(cpus[:split])
         comm_cores.append(cpus[split:])
     return Profile(
@@ -216,7 +225,11 @@ def _default_nproc(hardware: Hardware, profile: str, is_part: bool) -> int:
         return _usable_gpus(hardware)
     if is_part:  # a part of a machine has at most one socket
         return 1
-    return len(hardware.places("numa" if profile == "xeon" else "socket"))
+    # Memory of another NUMA node is slower. On Xeons in SNC mode a socket has several.
+    place = "socket"
+    if profile == "xeon":
+        place = "numa"
+    return len(hardware.places(place))
 
 
 def name_of(hardware: Hardware, job: JobConfig) -> str:
@@ -240,8 +253,11 @@ def name_of(hardware: Hardware, job: JobConfig) -> str:
         return job.profile
     if hardware.gpus and job.backend not in ("gloo", "ccl"):
         return "gpu"
-    intel = hardware.vendor == "GenuineIntel" and "avx512f" in hardware.flags
-    return "xeon" if intel else "cpu"
+    # AMD's have AVX-512, too, but the profile's OpenMP is Intel's.
+    is_xeon = hardware.vendor == "GenuineIntel" and "avx512f" in hardware.flags
+    if is_xeon:
+        return "xeon"
+    return "cpu"
 
 
 def _usable_gpus(hardware: Hardware) -> int:
@@ -251,7 +267,9 @@ def _usable_gpus(hardware: Hardware) -> int:
     instances of one GPU.
     """
     is_mig = any(gpu.name.startswith("MIG-") for gpu in hardware.gpus)
-    return 1 if is_mig else len(hardware.gpus)
+    if is_mig:
+        return 1
+    return len(hardware.gpus)
 
 
 def _check_processes(
@@ -293,7 +311,10 @@ def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
         same = [other for other in gpus if other.near_cpus == gpu.near_cpus]
         near = [core for core in hardware.cores if core.number in gpu.near_cpus]
         shares.append(_slice(near, same.index(gpu), len(same)))
-    return shares if all(shares) else None
+    # A GPU may be near cores that are not granted to this job.
+    if not all(shares):
+        return None
+    return shares
 
 
 def _comm_core_count(share: list[Cpu]) -> int:
@@ -351,6 +372,7 @@ def find_library(names: tuple[str, ...]) -> str | None:
         "/usr/lib",
         *sorted(glob.glob("/opt/intel/oneapi/compiler/latest/lib")),
     ]
+    # The environment's own first: it fits its Python.
     for folder in folders:
         for name in names:
             path = f"{folder}/{name}"

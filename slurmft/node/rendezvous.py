@@ -30,6 +30,8 @@ LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
 
 _LOOPBACK = "127.0.0.1"
+# A job's ports are those of its number, and this many further on for each one that is taken.
+_STRIDE = 997
 _LOWEST_PORT = 10000
 _HIGHEST_PORT = 65535
 # How long one try to connect may take.
@@ -99,6 +101,7 @@ class Rendezvous:
                 "submit it with `slurmft submit`, which starts one task per node under srun",
             )
         hosts = tuple(host + suffix for host in host_list.split(","))
+        # srun numbers the nodes in the order of the list.
         rank = int(simulated or environment.get("SLURM_NODEID", "0"))
         if len(hosts) != job.nodes or rank >= len(hosts):
             raise RendezvousError(
@@ -219,13 +222,19 @@ def candidate_ports(job_id: str, count: int = 20) -> list[int]:
     job."""
     low, high = ephemeral_ports()
     # A port of the ephemeral range may be taken at any moment, by any outgoing connection.
-    allowed = [p for p in range(_LOWEST_PORT, _HIGHEST_PORT + 1) if p < low or p > high]
+    below = range(_LOWEST_PORT, low)
+    above = range(max(_LOWEST_PORT, high + 1), _HIGHEST_PORT + 1)
+    allowed = [*below, *above]
     if not allowed:
         raise RendezvousError(f"the ephemeral port range {low}-{high} leaves no port to use")
     digits = "".join(c for c in job_id if c.isdigit())
     number = int(digits or "0")
-    # The stride keeps the candidates of neighbouring jobs apart.
-    return [allowed[(number + i * 997) % len(allowed)] for i in range(count)]
+    ports = []
+    for try_number in range(count):
+        # The stride keeps the candidates of neighbouring jobs apart.
+        index = (number + try_number * _STRIDE) % len(allowed)
+        ports.append(allowed[index])
+    return ports
 
 
 def free_ports(job_id: str, count: int = 2) -> list[int]:
@@ -273,6 +282,7 @@ def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",
         RendezvousError: the port was taken meanwhile.
     """
     try:
+        # The backlog: a thousand nodes may ask at once, before any is answered.
         servers = [socket.create_server((a, port), backlog=1024) for a in addresses]
     except OSError as error:
         raise RendezvousError(
@@ -299,8 +309,11 @@ def check_reachable(
     while (left_s := deadline - time.monotonic()) > 0:
         try:
             connection = socket.create_connection((head, port), timeout=min(left_s, _CONNECT_S))
+            # Of a connection that answers nothing, the time-out of the connect ends the wait, too.
             answer = _first_line(connection)
-            answered_id = answer.rpartition(".")[0] if attempts else answer
+            answered_id = answer
+            if attempts:
+                answered_id, _, _ = answer.rpartition(".")
             if answered_id == rendezvous_id:
                 return answer, Peers(head=connection)
             connection.close()

@@ -88,11 +88,12 @@ class Supervisor:
                 child.command, env=environment, stdout=log, stderr=log, pass_fds=child.pass_fds
             )
             code = self._watch(self._process, child, watchdog)
-        if code is None:
+        if code is None:  # a hang, a later attempt, or another node's failure
             process.end(self._process)
             return int(Exit.FAILED)
         if code != 0:
             return child.record_failure(code, log_path, start)
+        # The child ends with 0 in both cases; its ranks know that they have stopped early.
         if (watchdog.folder / "stopped").exists():
             return int(Exit.STOPPED)
         return int(Exit.OK)
@@ -156,7 +157,8 @@ class Supervisor:
             f"where its threads are: {self.run.stacks(hang.rank)}",
         )
         # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
-        self.run.add(Failure.of(f"node {host}", error, secondary=not hang.certain, bad_host=host))
+        where = f"node {host}"
+        self.run.add(Failure.of(where, error, secondary=not hang.certain, bad_host=host))
         print(f"error: {error}", file=sys.stderr, flush=True)
         if not hang.certain:
             await_cause(self.peers)
@@ -184,6 +186,7 @@ def await_cause(peers: Peers) -> bool:
 
 def run_task(run_dir: str, task: Callable[[Supervisor], int]) -> NoReturn:
     """Runs a task under a supervisor; ends this process with the task's exit code."""
+    # First of all: a stop that comes before it kills.
     signals.block()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _OPEN_FILES:
@@ -194,6 +197,7 @@ def run_task(run_dir: str, task: Callable[[Supervisor], int]) -> NoReturn:
         code = task(supervisor)
     except Exception as error:
         code = record_error(supervisor.run, error)
+    # After the failure is recorded: others wait for this word (`await_cause`), then read it.
     if code not in (Exit.OK, Exit.STOPPED):
         supervisor.peers.tell(FAILED)
     # Not by SystemExit: Python's shutdown takes time in which a signal would make this task's
@@ -209,6 +213,7 @@ def record_error(run: RunDir, error: Exception) -> int:
     if not isinstance(error, SlurmftError):  # nobody foresaw it
         trace = traceback.format_exc()
         error = SlurmftError(f"{type(error).__name__}: {error}")
-    print(redact(trace or f"error: {error}"), file=sys.stderr, flush=True)
+    text = redact(trace or f"error: {error}")
+    print(text, file=sys.stderr, flush=True)
     run.add(Failure.of(f"node {host_name()}", error, traceback=trace))
     return int(error.code)

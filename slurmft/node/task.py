@@ -113,7 +113,9 @@ def node_command(
     kind = kind_of(config.program)
     node_count = str(len(rendezvous.hosts))
     if kind.per != "torchrun":
-        count = "1" if kind.per == "node" else nproc
+        count = nproc
+        if kind.per == "node":
+            count = "1"
         return [
             sys.executable, "-m", "slurmft.node.processes",
             module, str(run_dir),
@@ -233,7 +235,9 @@ def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start:
         failed_elsewhere = await_cause(supervisor.peers)
         if failure is None and not failed_elsewhere:
             error = SlurmftError(f"torchrun ended with exit code {code}", hint)
-            failure = run.add(Failure.of(where, error, retry=bool(run.newest_checkpoint())))
+            # With a checkpoint, its tasks have worked: another start may do.
+            has_checkpoint = bool(run.newest_checkpoint())
+            failure = run.add(Failure.of(where, error, retry=has_checkpoint))
     if failure is None:
         return Exit.FAILED
     return int(failure.code)

@@ -40,7 +40,8 @@ def bind_stores(served: list[Any] | None = None) -> None:
         served: takes the stores that other processes reach through this one. They end with their
             last reference.
     """
-    host, _, address = os.environ.get(LISTEN, "").partition("=")
+    listen = os.environ.get(LISTEN, "")  # "n1=10.1.0.1"
+    host, _, address = listen.partition("=")
     modules = [importlib.import_module(name) for name in _MODULES]
     original: Any = modules[0].__dict__["TCPStore"]
 

@@ -70,7 +70,8 @@ class Watchdog:
         if not os.access(place, os.W_OK):
             place = Path(tempfile.gettempdir())
         remove_stale(place)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=place))
+        prefix = f"{_prefix()}{os.getpid()}-"
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
 
     def check(self) -> Hang | None:
         """Looks for ranks that hang. None: all make progress."""
@@ -88,7 +89,10 @@ class Watchdog:
         if not late:
             return None
         # Of ranks that wait for each other, the first without a beat is the one they wait for.
-        stopped = [rank for rank in late if process_state(self._pid(rank)) in _STOPPED]
+        stopped = []
+        for rank in late:
+            if process_state(self._pid(rank)) in _STOPPED:
+                stopped.append(rank)
         suspects = stopped or list(late)
         rank = min(suspects, key=lambda rank: (late[rank].step, late[rank].time))
         beat = late[rank]
@@ -116,8 +120,9 @@ class Watchdog:
     def _stack_text(self, rank: int) -> str:
         """Reads the stacks that a rank has written; where it wrote none, asks others for them."""
         pid = self._pid(rank)
-        text = f"--- {time.ctime()}: rank {rank} on {os.uname().nodename}, pid {pid}, "
-        text += f"state {process_state(pid)}\n"
+        host = os.uname().nodename
+        state = process_state(pid)
+        text = f"--- {time.ctime()}: rank {rank} on {host}, pid {pid}, state {state}\n"
         stacks = ""
         with contextlib.suppress(FileNotFoundError):  # no Python, or one without our shim
             stacks = self._stacks(rank).read_text(errors="replace")
@@ -169,6 +174,7 @@ def _prefix() -> str:
 def remove_stale(place: Path) -> None:
     """Removes the folders of tasks that were killed: they occupy memory."""
     for folder in place.glob(f"{_prefix()}*"):
+        # slurmft-NAMESPACE-PID-RANDOM
         owner, _, _ = folder.name.removeprefix(_prefix()).partition("-")
         if owner.isdigit() and process_state(int(owner)) == "gone":
             shutil.rmtree(folder, ignore_errors=True)  # another user's cannot be removed
@@ -187,5 +193,6 @@ def kernel_view(pid: int) -> str:
     lines = ["the process did not respond; the kernel reports:"]
     for name in ("wchan", "stack", "status"):
         with contextlib.suppress(OSError):
-            lines.append(f"{name}: {Path(f'/proc/{pid}/{name}').read_text().strip()}")
+            text = Path(f"/proc/{pid}/{name}").read_text()
+            lines.append(f"{name}: {text.strip()}")
     return "\n".join(lines)

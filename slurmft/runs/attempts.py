@@ -69,7 +69,9 @@ def _claim(run: RunDir, submission: int, job: str) -> str:
     """Claims a submission for a job; returns the job that has it."""
     claim = run.claims / str(submission)
     owner = job
-    with contextlib.suppress(OSError):  # a full disk does not end a run
+    # A full disk does not end a run: without a claim, each job that starts takes itself for the
+    # owner.
+    with contextlib.suppress(OSError):
         run.claims.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):
             claim.symlink_to(job)
@@ -107,6 +109,7 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
         changed=changed,
     )
     where = f"on {some(hosts)}"
+    # Before the state: a reader who sees "running" finds the attempt.
     run.tell(run.attempt, attempt, f"attempt {number} of job {job} {where}")
     reason = where
     if number > 1:
@@ -147,11 +150,14 @@ def _record_packages(run: RunDir, number: int) -> dict[str, str]:
     packages = fingerprint.packages(kind_of(config.program).python)
     if not packages:
         return {}
-    by_attempt = read(run.packages, dict[str, dict[str, str]]) or {}
+    by_attempt = read(run.packages, dict[str, dict[str, str]])
+    if by_attempt is None:  # the first attempt, or a file that a full disk has damaged
+        by_attempt = {}
     recorded = list(by_attempt.values())
     # A resume on the same nodes adds nothing: the file would grow with every attempt.
     if not recorded or recorded[-1] != packages:
-        run.tell(run.packages, by_attempt | {str(number): packages}, f"{len(packages)} packages")
+        by_attempt[str(number)] = packages
+        run.tell(run.packages, by_attempt, f"{len(packages)} packages")
     if not recorded:
         return {}
     first = recorded[0]
@@ -188,9 +194,11 @@ def _record_result(run: RunDir) -> None:
         metrics = {}
     if metrics is None:
         return
-    starts = [each.time for each in run.history() if each.state == "running"]
-    # A full disk may have recorded no start.
-    began_at = next(iter(starts), time.time())
+    began_at = time.time()  # a full disk may have recorded no start
+    for transition in run.history():
+        if transition.state == "running":
+            began_at = transition.time
+            break  # the first start: all attempts count
     result: dict[str, Any] = {
         "metrics": metrics,
         "primary_metric": next(iter(metrics), None),
@@ -218,8 +226,8 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     if failure is not None and code != Exit.STOPPED and _is_of_the_run(failure):
         return Outcome("failed", str(failure), failure.code)
     is_by_signal = 128 <= code <= 255  # as a shell and srun report it: 128 and the signal's number
-    is_unexplained = failure is None and code != Exit.STOPPED and not is_by_signal
-    if is_unexplained and run.newest_checkpoint() is None:  # its tasks never came so far
+    has_reason = failure is not None or code == Exit.STOPPED or is_by_signal
+    if not has_reason and run.newest_checkpoint() is None:  # its tasks never came so far
         return Outcome("failed", f"the tasks ended with code {code}", code)
     reason = _reason(run, code, failure)
     # Bad nodes are excluded from the next start. A cluster that has ever more of them would keep
@@ -247,7 +255,8 @@ def _is_of_the_run(failure: Failure) -> bool:
 
 def _starts_on_bad_nodes(run: RunDir) -> int:
     """Returns in how many attempts since the last submission a preflight found bad nodes."""
-    recent_attempts = {each.attempt for each in run.get_state().since_submission()}
+    transitions = run.get_state().since_submission()
+    recent_attempts = {each.attempt for each in transitions}
     attempts_with_bad_nodes = {each.attempt for each in run.all_failures() if each.exclude}
     return len(attempts_with_bad_nodes & recent_attempts)
 
@@ -257,10 +266,13 @@ def _unrecorded_starts(run: RunDir, restarts: int) -> int:
     if current_attempt() <= run.attempt_number():
         return 0
     transitions = run.get_state().since_submission()
-    # One that avoided bad nodes ended before it was "running".
-    recorded = [each for each in transitions if each.state == "running" or each.avoided]
+    recorded = 0
+    for transition in transitions:
+        # One that avoided bad nodes ended before it was "running".
+        if transition.state == "running" or transition.avoided:
+            recorded += 1
     starts = restarts + 1  # Slurm counts the starts after the first
-    return max(0, starts - len(recorded))
+    return max(0, starts - recorded)
 
 
 def _reason(run: RunDir, code: int, failure: Failure | None) -> str:
@@ -308,7 +320,9 @@ def saved(run: RunDir) -> str:
 
 
 def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:
-    times = "in this attempt" if stalled == 1 else f"in {stalled} attempts"
+    times = f"in {stalled} attempts"
+    if stalled == 1:
+        times = "in this attempt"
     return Outcome("failed", f"{reason}; no new checkpoint {times} (--max-requeues)", code)
 
 

@@ -14,19 +14,26 @@ from slurmft.core.text import in_bytes
 from slurmft.runs.rundir import RunDir
 
 _RUNS = 500
-"""How many runs are looked at, for what is large."""
+"""How many runs are looked at, for what is large. A failing run must not search for minutes."""
 
 
 def is_full(error: Exception) -> bool:
     """Returns whether a disk or a quota is full, by the text of an error: libraries pass the
     system's message on, and not its code."""
-    return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
+    text = str(error)
+    no_space = os.strerror(errno.ENOSPC)
+    over_quota = os.strerror(errno.EDQUOT)
+    return no_space in text or over_quota in text
 
 
 def no_room(run: RunDir, what: str, needed_bytes: int) -> SlurmftError:
     """Returns the error of a full disk: how much is missing, and what to remove."""
+    # Of the whole file system: no common call tells a user's quota.
     free = in_bytes(shutil.disk_usage(run.path).free)
-    others = "; ".join(f"{path} ({in_bytes(size)})" for size, path in largest(run))
+    candidates = []
+    for size_bytes, path in largest(run):
+        candidates.append(f"{path} ({in_bytes(size_bytes)})")
+    others = "; ".join(candidates)
     runs_dir = shlex.quote(str(run.path.parent))
     return SlurmftError(
         f"no room for {what}: it needs {in_bytes(needed_bytes)}; the {filesystem.of(run.path)} has "
@@ -59,8 +66,8 @@ def largest(run: RunDir, count: int = 3) -> list[tuple[int, Path]]:
 
 def _is_own(path: Path, device: int) -> bool:
     try:
-        about = path.lstat()
-    except OSError:
+        about = path.lstat()  # of a link itself: to remove it makes no room
+    except OSError:  # most runs have no tokens, and many no checkpoints
         return False
     return about.st_uid == os.getuid() and about.st_dev == device
 
@@ -71,7 +78,8 @@ def size_of(path: Path) -> int:
         return _file_size(str(path))
     total = 0
     for folder, _, names in os.walk(path):
-        total += sum(_file_size(os.path.join(folder, name)) for name in names)
+        for name in names:
+            total += _file_size(os.path.join(folder, name))
     return total
 
 

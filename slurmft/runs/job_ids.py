@@ -28,6 +28,7 @@ def tasks_of(listed: str) -> list[str]:
     if not bracket:
         return [listed]
     ids = []
+    # What comes after "%" is how many may run at once: `_RANGE` passes it over.
     for first, last, step in _RANGE.findall(tasks):
         # "3" is a range of one; "0-2" has no step.
         end = int(last or first) + 1

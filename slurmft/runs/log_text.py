@@ -55,7 +55,7 @@ class LogText:
             yield to_json(event) + "\n"
             return
         where = f"{failure.where}, attempt {failure.attempt}"
-        if failure.step:
+        if failure.step:  # 0: before the first step, as in the import of the program
             where += f", after step {failure.step}"
         yield f"failed first: {where}\n"
         yield (failure.traceback or failure.message).rstrip() + "\n"
@@ -72,7 +72,9 @@ class LogText:
             return self.new_lines(whole)
         # Lines of an attempt or a host are known once they are read: all of each file then.
         every_line_counts = self._choice.attempt is None and not self._choice.node
-        last = self._tail if every_line_counts else None
+        last = None
+        if every_line_counts:
+            last = self._tail
         lines = self._logs.lines(whole, last)
         return self._written(deque(lines, maxlen=self._tail))
 
@@ -93,7 +95,7 @@ class LogText:
         head = ""
         if day != self._day:
             head = f"--- {day}\n"
-        self._day = day
+        self._day = day  # each day is named once: lines have clock times alone
         # A line is shown at once: wider names of later lines move only what follows them.
         self._host_width = max(self._host_width, len(line.host))
         self._label_width = max(self._label_width, len(line.label))
@@ -108,7 +110,7 @@ class LogText:
 def _as_json(line: Line) -> str:
     return to_json(
         {
-            "time": round(line.time, 3),
+            "time": round(line.time, 3),  # stamps have milliseconds
             "source": line.label,
             "host": line.host or None,
             "attempt": line.attempt or None,
@@ -121,6 +123,7 @@ def _check(run: RunDir, choice: Choice, tail: int | None) -> None:
     """Raises UsageError where the run has no such rank or attempt."""
     if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail} must be 0 or more")
+    # Before the ranks have met, nobody knows how many there will be: any number is allowed.
     ranks = run.read_environment().ranks
     for rank in choice.ranks:
         if ranks and not 0 <= rank < len(ranks):

@@ -31,7 +31,8 @@ def stamp(when: float) -> str:
 def split(line: str) -> tuple[float | None, str]:
     """The Unix time of a stamped line, and what was printed; None and the line for another."""
     # A look at three characters costs less than to parse every line.
-    looks_stamped = line[4:5] == "-" and line[10:11] == "T" and line[_LENGTH : _LENGTH + 1] == " "
+    after_stamp = line[_LENGTH : _LENGTH + 1]  # "" of a shorter line
+    looks_stamped = line[4:5] == "-" and line[10:11] == "T" and after_stamp == " "
     if not looks_stamped:
         return None, line
     when = _unix_time(line[:_LENGTH])
@@ -47,7 +48,8 @@ def foreign(line: str, year: int) -> float | None:
     glog = _GLOG.match(text)
     if glog is not None:
         month, day, clock, millis = glog.groups()
-        return _unix_time(f"{year}-{month:0>2}-{day}T{clock}.{millis}")
+        date = f"{year}-{month:0>2}-{day}"
+        return _unix_time(f"{date}T{clock}.{millis}")
     match = _FOREIGN.search(text)
     if match is not None:
         day, clock = match.groups()

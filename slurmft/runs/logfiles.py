@@ -98,16 +98,21 @@ class Logs:
 
     def _look_for_files(self) -> None:
         """Adds the files that are new: ranks first, then nodes, then the job's."""
-        starts = [each for each in self._run.history() if each.state == "running"]
+        starts = []
+        for transition in self._run.history():
+            if transition.state == "running":
+                starts.append((transition.time, transition.attempt or 0))
         # In place: the files share this list.
-        self._starts[:] = [(each.time, each.attempt or 0) for each in starts]
+        self._starts[:] = starts
         ranks = {rank.rank: rank for rank in self._run.read_environment().ranks}
         hosts = {rank.node_number: rank.host for rank in ranks.values()}
-        paths = [*self._run.logs.glob("*.log"), *self._run.submitit.glob("*_log.*")]
+        paths = list(self._run.logs.glob("*.log"))
+        paths += self._run.submitit.glob("*_log.*")
         places = [_place(path, ranks, hosts) for path in paths]
         for place in sorted(places, key=_order):
             if place.path not in self._files and self._choice.has_file(place):
-                self._files[place.path] = LogFile(place, len(self._files), self._starts)
+                source = len(self._files)
+                self._files[place.path] = LogFile(place, source, self._starts)
 
 
 class LogFile:
@@ -153,8 +158,10 @@ class LogFile:
         try:
             with open(self.place.path, "rb") as file:
                 status = os.fstat(file.fileno())
-                is_replaced = status.st_ino != self._inode or status.st_size < self._offset
-                if is_replaced:
+                # All writers append: another file in its place, or a shorter one, begins anew.
+                is_another_file = status.st_ino != self._inode
+                is_cut = status.st_size < self._offset
+                if is_another_file or is_cut:
                     # At the first look the offset may be that of the last lines: it stays.
                     if self._inode:
                         self._offset = 0
@@ -221,14 +228,16 @@ class LogFile:
         if when is None:
             return None
         # Another time is a date in the text, such as that of a data set.
-        is_plausible = self._last.time - _CLOCK_S <= when <= changed_at + _CLOCK_S
-        if not is_plausible:
+        earliest = self._last.time - _CLOCK_S
+        latest = changed_at + _CLOCK_S
+        if not earliest <= when <= latest:
             return None
         return when
 
     def _line(self, raw: str, changed_at: float) -> Line:
         stamped, text = log_times.split(raw)
-        text = text.rstrip("\r").rpartition("\r")[2]  # of a progress bar, what is last seen
+        # A progress bar overwrites its line: of its states the last one counts.
+        _, _, text = text.rstrip("\r").rpartition("\r")
         when = self._time_in(raw, changed_at)
         if when is not None and not self._belongs(text):
             self._at(when)
@@ -258,18 +267,22 @@ class LogFile:
             self._trace = True
             self._had_trace = True
             return joins
+        is_empty = not text.strip()
+        is_indented = text[:1].isspace()
         if self._trace:
-            self._trace = not text.strip() or text[:1].isspace()  # its last line is the error
+            self._trace = is_empty or is_indented  # the first that is neither is the error: its end
             return True
-        if self._had_trace and (not text.strip() or text.startswith(_CHAINED)):
+        if self._had_trace and (is_empty or text.startswith(_CHAINED)):
             return True
         self._had_trace = False
-        return text[:1].isspace() and self._last.time != -math.inf
+        # The first line of a file belongs to nothing.
+        return is_indented and self._last.time != -math.inf
 
 
 def log_of_rank(run: RunDir, rank: int) -> LogFile:
     """Returns the log of one rank, whose `lines` are each time those that are new."""
-    return LogFile(_Place(run.rank_log(rank), f"rank {rank}", None, ""), 0, [])
+    place = _Place(run.rank_log(rank), label=f"rank {rank}", node=None, host="")
+    return LogFile(place, source=0, starts=[])
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,10 +282,12 @@ def latest(path: Path) -> Latest:
     steps_done = progress.step
     if _TOTAL in newest and steps_done is None:  # it has just started
         # A resume is newer than the start: `newest` has the newest record first.
-        begins = [newest[mark].record for mark in newest if mark in (_START, _RESUME)]
+        begins = [mark for mark in newest if mark in (_START, _RESUME)]
         steps_done = 0
-        if begins and isinstance(begins[0], Resume):
-            steps_done = begins[0].step
+        if begins:
+            newest_begin = newest[begins[0]].record
+            if isinstance(newest_begin, Resume):
+                steps_done = newest_begin.step
     records = {mark: line.record for mark, line in newest.items()}
     metrics = None
     evaluation = records.get(_EPOCH)

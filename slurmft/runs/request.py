@@ -23,7 +23,9 @@ def facts() -> dict[str, Any]:
         value = json.loads(os.environ.get(REQUEST, "{}"))
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    return value
 
 
 def run_of(runs_dir: Path, request: str) -> RunDir | None:
@@ -57,7 +59,8 @@ def _locked(path: Path) -> IO[bytes]:
         except OSError:  # no locks here
             return file
         try:
-            is_current = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+            locked_file = os.fstat(file.fileno())
+            is_current = os.path.samestat(locked_file, os.stat(path))
         except FileNotFoundError:
             is_current = False
         if is_current:

@@ -27,6 +27,7 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
             the id of its job; or `last`, the newest run of the user who asks.
         runs_dir: where to look; the site file's, or `runs`, where it is not given.
     """
+    # "..": a folder too, without a slash in it. No shell is asked to expand "~".
     is_path = os.sep in name or name in ("", ".", "..") or name.startswith("~")
     if is_path or RunDir(absolute(name)).exists():
         return RunDir.open(name)
@@ -51,12 +52,14 @@ def _ambiguous(name: str, matches: Sequence[Path]) -> UsageError:
     # Runs in two subfolders may have one name.
     if len(set(names)) < len(names):
         names = [str(path) for path in newest_first]
-    return UsageError(f"{len(matches)} runs are called {name!r}", f"one of: {some(names)}")
+    message = f"{len(matches)} runs are called {name!r}"
+    return UsageError(message, f"one of: {some(names)}")
 
 
 def _unknown(name: str, top: Path, paths: Sequence[Path], problems: Sequence[str]) -> UsageError:
     newest_first = sorted(paths, key=submitted, reverse=True)
     names = [path.name for path in newest_first]
+    # Of the hints, the last that applies says most: a near name, else the newest runs.
     hint = "slurmft submit makes runs"
     if names:
         hint = f"the newest there: {some(names[:3])}"
@@ -115,6 +118,7 @@ def matching(name: str, paths: Sequence[Path]) -> list[Path]:
     if exact:
         return exact
     if is_job_id(name):
+        # Each run's job.json is read: only now, for a name that can be an id.
         of_job = [path for path in paths if RunDir(path).job_id() == name]
         if of_job:
             return of_job
@@ -127,6 +131,7 @@ def matching(name: str, paths: Sequence[Path]) -> list[Path]:
 
 def _newest_own(top: Path, paths: Sequence[Path]) -> Path:
     """Returns the run that this user submitted last."""
+    # The folder may be a group's, in which `last` must not be a colleague's run.
     own_paths = []
     for path in paths:
         about = _stat(path)
@@ -158,5 +163,5 @@ def submitted(path: Path) -> tuple[str, float]:
 def _stat(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except OSError:
+    except OSError:  # removed meanwhile, or closed to this user
         return None

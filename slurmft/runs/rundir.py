@@ -103,8 +103,9 @@ class RunDir:
             parts.append(mark)
         start = "-".join(parts)
         top = Path(config.job.runs_dir)
-        request_part = config.submission.request[:6]
-        run = cls(top / f"{start}-{request_part or _random_part()}")
+        # The first letters of a request: `request.run_of` finds the run by them.
+        random_part = config.submission.request[:6] or _random_part()
+        run = cls(top / f"{start}-{random_part}")
         try:
             while not run.make(config):
                 run = cls(top / f"{start}-{_random_part()}")
@@ -223,6 +224,7 @@ class RunDir:
 
     def discard(self) -> None:
         """Removes the run: its job never came to be."""
+        # The error that led here is the one to report.
         shutil.rmtree(self.path, ignore_errors=True)
 
     def rank_log(self, rank: int) -> Path:
@@ -254,7 +256,8 @@ class RunDir:
         last_recorded = self.get_state()
         history = last_recorded.history
         last = last_recorded.state
-        goes_on = state == "submitted" or (last == "failed" and state == "running")
+        is_started_again = last == "failed" and state == "running"
+        goes_on = state == "submitted" or is_started_again
         # The job of a cancelled run may still end in its own way, and record that.
         if last in FINAL_STATES and not goes_on:
             return
@@ -310,11 +313,14 @@ class RunDir:
         if job is not None:
             return job.id
         attempt = self.read_attempt()  # the job knows its id where the submission was interrupted
-        return attempt.job if attempt else ""
+        if attempt is None:
+            return ""
+        return attempt.job
 
     def read_result(self) -> dict[str, Any] | None:
         """Returns the result of a finished run."""
         result = read_json(self.result)
+        # Readers take these keys for granted.
         if result is None or not result.keys() >= set(RESULT_KEYS):
             return None
         return result
@@ -328,7 +334,9 @@ class RunDir:
     def attempt_number(self) -> int:
         """Returns how often the job of this run has started; 0: not yet."""
         attempt = self.read_attempt()
-        return attempt.number if attempt else 0
+        if attempt is None:
+            return 0
+        return attempt.number
 
     def read_attempt(self) -> Attempt | None:
         """Returns the last attempt that has begun."""
@@ -384,7 +392,9 @@ class RunDir:
             if checkpoint is not None:
                 return checkpoint
         names = self.checkpoint_names()
-        return names[-1] if names else None
+        if not names:
+            return None
+        return names[-1]
 
     # --- failures ---------------------------------------------------------------------------------
 
@@ -399,7 +409,8 @@ class RunDir:
         failure = dataclasses.replace(failure, **texts)
         place = failure.where.replace(" ", "-")
         # A process may fail in several attempts, and its pid may come again: each has its own file.
-        path = self.failures / f"{place}-{os.getpid()}-{time.time_ns()}.json"
+        unique_part = f"{os.getpid()}-{time.time_ns()}"
+        path = self.failures / f"{place}-{unique_part}.json"
         self.tell(path, failure, f"{failure.where}: {failure.message}")
         return failure
 

@@ -50,6 +50,7 @@ class MeasuredRun:
                 raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
             raise UsageError(f"{str(files.config)!r} is not the configuration of a run")
         result = files.read_result()
+        # A damaged result must not pass for a run that has not finished.
         if result is None and files.result.exists():
             raise UsageError(f"{str(files.result)!r} is not the result of a run")
         environment = Environment()
@@ -97,7 +98,9 @@ class MeasuredRun:
         git = self.submission.git
         if git is None or not git.commit:
             return version
-        suffix = "-dirty" if git.dirty else ""
+        suffix = ""
+        if git.dirty:
+            suffix = "-dirty"
         return f"{version} {git.commit[:10]}{suffix}"
 
     @property
@@ -149,6 +152,7 @@ def find(
 
 
 def _submission_order(run: MeasuredRun) -> tuple[str, str]:
+    # The path decides between two of one second: reports must not change from call to call.
     return run.submission.time, str(run.path)
 
 
@@ -171,6 +175,7 @@ def folders(
     """Real path and path of the run directories in a folder, at any depth; links are followed, and
     what is below a run is not searched. `problems` takes a line for every folder that cannot be
     read; `seen` has the real paths of what was searched: links may lead back to it."""
+    # By its real path, a run that links lead to several times is one run.
     place = os.path.realpath(top)
     if seen is None:
         seen = set()

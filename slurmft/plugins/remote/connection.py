@@ -95,12 +95,12 @@ class Connection:
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
         """Runs rsync. `action` is what it does, in messages; `names` goes to its stdin."""
         # rsync splits --rsh at spaces outside of quotes; it knows no backslashes.
-        words = []
+        quoted_parts = []
         for part in self._ssh:
             if " " in part:
                 part = f"'{part}'"
-            words.append(part)
-        shell = " ".join(words)
+            quoted_parts.append(part)
+        shell = " ".join(quoted_parts)
         # -s: names are no words of a shell there.
         command = ["rsync", "-as", "--compress", "--partial", f"--rsh={shell}", *arguments]
         if sys.stderr.isatty():

@@ -438,7 +438,7 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Syntax:
-    """What the parser of a command says of its words."""
+    """The flags and the argument of a command that matter for sending, as its parser has them."""
 
     switches: frozenset[str] = frozenset()
     """Flags that take no value."""
@@ -495,10 +495,7 @@ def _state_file(*names: str) -> Path:
 def _covers(names: Sequence[str], path: str) -> bool:
     """Returns whether a path, or something below it, is among names."""
     below = f"{path}/"
-    for name in names:
-        if name == path or name.startswith(below):
-            return True
-    return False
+    return any(name == path or name.startswith(below) for name in names)
 
 
 def _hash_of_path(path: Path) -> str:
