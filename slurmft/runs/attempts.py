@@ -40,8 +40,8 @@ class Outcome:
 
 
 def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
-    """Checks that a job that starts is the one to run the run: the first of those that a submission
-    has led to. Two resumes may have been at once; a dead node may have delayed a start for an hour.
+    """Checks that a starting job may execute the run: only the first job of a submission may. There
+    are others where two resumes were typed at once, or where a dead node delayed a start.
 
     A symbolic link is made by one process alone, and whole: on NFS, Lustre and GPFS, too, and where
     they have no locks. Nothing is to be released after a kill. `restarts`: how often Slurm had
@@ -92,7 +92,8 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     if stalled > settings.max_requeues:  # Slurm requeues after a node's death without asking us
         outcome = _no_progress(stalled, "the last attempt ended without a word")
         run.set_state(outcome.state, outcome.reason, outcome.code)
-        again = f"slurmft resume {shlex.quote(str(run.path))}"
+        path = shlex.quote(str(run.path))
+        again = f"slurmft resume {path}"
         raise SlurmftError(outcome.reason, f"look into {run.logs}; then: {again}")
     changed = _report_changes(run, number)
     if changed and settings.strict:
@@ -130,7 +131,8 @@ def _report_changes(run: RunDir, number: int) -> dict[str, str]:
     new: dict[str, str] = {}
     # A warning is only told: where the files cannot be read, the job starts without it.
     with contextlib.suppress(OSError):
-        differences = _record_packages(run, number) | fingerprint.changes(run.load_config())
+        differences = _record_packages(run, number)
+        differences |= fingerprint.changes(run.load_config())
         for name, how in differences.items():
             if name not in before:
                 new[name] = how + since
@@ -215,7 +217,9 @@ def _record_result(run: RunDir) -> None:
 
 def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     """Decides what becomes of a run, by the exit code of an attempt and the failures that it left.
-    `restarts`: how often Slurm has started this job again."""
+
+    Nothing is recorded yet: see `end`. `restarts`: how often Slurm has started this job again.
+    """
     if code == Exit.OK:
         return Outcome("finished", "", Exit.OK)
     state = run.get_state()
@@ -257,7 +261,10 @@ def _starts_on_bad_nodes(run: RunDir) -> int:
     """Returns in how many attempts since the last submission a preflight found bad nodes."""
     transitions = run.get_state().since_submission()
     recent_attempts = {each.attempt for each in transitions}
-    attempts_with_bad_nodes = {each.attempt for each in run.all_failures() if each.exclude}
+    attempts_with_bad_nodes = set()
+    for failure in run.all_failures():
+        if failure.exclude:
+            attempts_with_bad_nodes.add(failure.attempt)
     return len(attempts_with_bad_nodes & recent_attempts)
 
 

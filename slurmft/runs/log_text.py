@@ -58,7 +58,8 @@ class LogText:
         if failure.step:  # 0: before the first step, as in the import of the program
             where += f", after step {failure.step}"
         yield f"failed first: {where}\n"
-        yield (failure.traceback or failure.message).rstrip() + "\n"
+        text = failure.traceback or failure.message
+        yield text.rstrip() + "\n"
         if failure.hint:
             yield f"hint: {failure.hint}\n"
         if after:
@@ -103,8 +104,9 @@ class LogText:
         label = line.label.ljust(self._label_width)
         who = f"{host}  {label}".lstrip()  # without any host, there is no column of hosts
         millis = int(line.time % 1 * 1000)
-        clock = time.strftime("%H:%M:%S", local_time)
-        return f"{head}{clock}.{millis:03d}  {who} | {line.text}"
+        seconds = time.strftime("%H:%M:%S", local_time)
+        clock = f"{seconds}.{millis:03d}"
+        return f"{head}{clock}  {who} | {line.text}"
 
 
 def _as_json(line: Line) -> str:

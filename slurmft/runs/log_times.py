@@ -85,7 +85,8 @@ class StampedLog(io.RawIOBase):
         text = bytes(data)
         unwritten = text
         if self._begins_line:
-            unwritten = f"{stamp(time.time())} ".encode() + text
+            now = stamp(time.time())
+            unwritten = f"{now} ".encode() + text
         self._begins_line = text.endswith(b"\n")
         with contextlib.suppress(OSError):
             while unwritten:  # the kernel may take less than all of it

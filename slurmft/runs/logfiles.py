@@ -86,6 +86,7 @@ class Logs:
         """Returns the lines that are new, oldest first; `last` leaves out all but so many of each
         file."""
         self._look_for_files()
+        # Generators: each holds one piece of its file at a time.
         lines_of_files = [file.lines(whole, last) for file in self._files.values()]
         # Lines compare by time, then by source: lines of one file stay in their order.
         merged: Iterable[Line] = heapq.merge(*lines_of_files)
@@ -104,8 +105,11 @@ class Logs:
                 starts.append((transition.time, transition.attempt or 0))
         # In place: the files share this list.
         self._starts[:] = starts
-        ranks = {rank.rank: rank for rank in self._run.read_environment().ranks}
-        hosts = {rank.node_number: rank.host for rank in ranks.values()}
+        ranks: dict[int, Rank] = {}
+        hosts: dict[int, str] = {}
+        for rank in self._run.read_environment().ranks:
+            ranks[rank.rank] = rank
+            hosts[rank.node_number] = rank.host
         paths = list(self._run.logs.glob("*.log"))
         paths += self._run.submitit.glob("*_log.*")
         places = [_place(path, ranks, hosts) for path in paths]
@@ -122,7 +126,15 @@ class LogFile:
         """`starts`: when each attempt began (Unix seconds) and its number, oldest first."""
         self.place = place
         self._starts = starts
-        self._last = Line(-math.inf, source, "", place.label, place.host, 0)
+        # Before any time: the first line sets it.
+        self._last = Line(
+            time=-math.inf,
+            source=source,
+            text="",
+            label=place.label,
+            host=place.host,
+            attempt=0,
+        )
         self._offset = 0
         self._inode = 0
         self._trace = False
@@ -190,7 +202,8 @@ class LogFile:
             return 0
         lines = tail.splitlines(keepends=True)
         # Not lines[-last:], which is all of them for 0.
-        last_lines = lines[max(0, len(lines) - last) :]
+        begin = max(0, len(lines) - last)
+        last_lines = lines[begin:]
         return size - sum(map(len, last_lines))
 
     def _begin(self, lines: list[str], changed_at: float, caught_up: bool) -> None:
@@ -214,7 +227,8 @@ class LogFile:
 
     def _at(self, when: float) -> None:
         # heapq.merge needs times that never fall, and a host's clock may be set back.
-        self._last = self._last._replace(time=max(when, self._last.time))
+        later = max(when, self._last.time)
+        self._last = self._last._replace(time=later)
 
     def _time_in(self, text: str, changed_at: float) -> float | None:
         """Returns the time that a line has; none of a text that only has a date in it."""
@@ -312,9 +326,12 @@ def _place(path: Path, ranks: dict[int, Rank], hosts: dict[int, str]) -> _Place:
         return _Place(path, path.stem, None, "")
     kind = match[1] or "task"  # without a kind: Slurm's
     number = int(match[2] or match[3])
-    if kind == "rank":
-        rank = ranks.get(number)
-        if rank is None:  # the ranks have not met yet
-            return _Place(path, f"rank {number}", 0, "")
-        return _Place(path, f"rank {number}", rank.node_number, rank.host)
-    return _Place(path, f"{kind} {number}", number, hosts.get(number, ""))
+    label = f"{kind} {number}"
+    if kind != "rank":
+        # One task a node: both have the node's number.
+        host = hosts.get(number, "")
+        return _Place(path, label, number, host)
+    rank = ranks.get(number)
+    if rank is None:  # the ranks have not met yet
+        return _Place(path, label, 0, "")
+    return _Place(path, label, rank.node_number, rank.host)

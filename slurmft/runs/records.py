@@ -81,7 +81,8 @@ class StepWindows:
         merged = steps[-1] | {"steps": len(steps)}
         if losses:  # a program of the user's own may record none
             # As statistics.fmean, whose module takes 2 ms of every command that lists runs.
-            merged["loss"] = math.fsum(losses) / len(losses)
+            total = math.fsum(losses)
+            merged["loss"] = total / len(losses)
         return [merged]
 
 
@@ -145,7 +146,8 @@ class RecordReader:
         earlier: list[_Line] = []
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            begin = _line_begin(file, max(0, size - _TAIL_BYTES))
+            tail_start = max(0, size - _TAIL_BYTES)
+            begin = _line_begin(file, tail_start)
             if samples:
                 earlier += _sampled_steps(file, begin, samples)
             marks = [_mark(EVENTS[kind]) for kind in kinds]
@@ -288,7 +290,9 @@ def latest(path: Path) -> Latest:
             newest_begin = newest[begins[0]].record
             if isinstance(newest_begin, Resume):
                 steps_done = newest_begin.step
-    records = {mark: line.record for mark, line in newest.items()}
+    records = {}
+    for mark, line in newest.items():
+        records[mark] = line.record
     metrics = None
     evaluation = records.get(_EPOCH)
     if isinstance(evaluation, Epoch):
@@ -326,7 +330,8 @@ def _newest_of_each_kind(path: Path) -> dict[bytes, _Line]:
         end = file.seek(0, os.SEEK_END)
         marks = (_START, _RESUME, _TOTAL, _EPOCH, _TIME)
         # Not all of the file: `slurmft list` reads a thousand runs.
-        newest = _newest(file, end, marks, max(0, end - _TAIL_BYTES))
+        tail_start = max(0, end - _TAIL_BYTES)
+        newest = _newest(file, end, marks, tail_start)
         epoch = _progress(newest).epoch
         if epoch is not None and epoch >= 1 and _EPOCH not in newest:
             newest = _newest(file, end, [_EPOCH]) | newest

@@ -92,7 +92,8 @@ def look(top: Path) -> tuple[list[Path], list[str]]:
             "go to the folder where you submitted, or give --runs-dir DIR, or a run's path",
         )
     problems: list[str] = []
-    paths = [path for _, path in scan.folders(top, problems)]
+    folders = scan.folders(top, problems)
+    paths = [path for _, path in folders]
     return sorted(paths, key=lambda path: path.name), problems
 
 
@@ -100,7 +101,8 @@ def read_all(top: Path) -> tuple[list[MeasuredRun], list[str]]:
     """Returns the runs in a folder, oldest submission first; and a line for every folder that
     cannot be read."""
     paths, problems = look(top)
-    runs = scan.read_each(sorted(paths, key=submitted), problems, with_environment=False)
+    oldest_first = sorted(paths, key=submitted)
+    runs = scan.read_each(oldest_first, problems, with_environment=False)
     return runs, problems
 
 
@@ -123,7 +125,11 @@ def matching(name: str, paths: Sequence[Path]) -> list[Path]:
         if of_job:
             return of_job
     # A folder is called NAME-TIME-RANDOM.
-    named = [path for path in paths if STAMP.split(path.name)[0] == name]
+    named = []
+    for path in paths:
+        run_name, *_ = STAMP.split(path.name)
+        if run_name == name:
+            named.append(path)
     if named:
         return named
     return [path for path in paths if path.name.startswith(name)]

@@ -279,14 +279,18 @@ class RunDir:
             self.tell(self.state, recorded, f"{state}: {reason}")
 
     def tell(self, path: Path, value: Any, words: str) -> None:
-        """Writes what is only told; where that fails, stderr has the words: no full disk, no folder
-        that is gone or closed keeps a job from a save, a requeue or its exit code."""
+        """Writes a file that informs readers; where that fails, prints `words` to stderr instead.
+
+        No full disk, and no folder that is gone or closed, keeps a job from a save, a requeue or
+        its exit code.
+        """
         try:
             write_json(path, value)
         except (OSError, ValueError) as error:  # ValueError: no UTF-8, in the name of a file
             why = getattr(error, "strerror", None) or str(error)
-            with contextlib.suppress(OSError):  # it may be a file of the same disk
-                line = f"slurmft: {path} cannot be written ({why}): {redact(words)}"
+            text = redact(words)
+            with contextlib.suppress(OSError):  # stderr may be a file of the same disk
+                line = f"slurmft: {path} cannot be written ({why}): {text}"
                 print(line, file=sys.stderr, flush=True)
 
     def history(self) -> list[Transition]:
@@ -348,7 +352,8 @@ class RunDir:
 
     def submissions(self) -> int:
         """Returns how often the run was submitted."""
-        return [transition.state for transition in self.history()].count("submitted")
+        states = [transition.state for transition in self.history()]
+        return states.count("submitted")
 
     def awaits_begin(self) -> bool:
         """Returns whether no attempt has begun since the run was last submitted."""
@@ -431,7 +436,10 @@ class RunDir:
         What happened to ranks before they last met was overcome. Clocks only tell which of several
         causes is named first: those of two hosts may differ by an hour.
         """
-        failures = [each for each in self.all_failures(names) if each.attempt == attempt]
+        failures = []
+        for failure in self.all_failures(names):
+            if failure.attempt == attempt:
+                failures.append(failure)
         # `mark_started` may be late on a shared file system, or a full disk may not have taken it:
         # failures bear witness of a meeting, too.
         last_meeting = self.meetings(attempt)
@@ -465,7 +473,8 @@ class RunDir:
                 if failure.exclude:
                     excluded.add(failure.bad_host)
         # One attempt may fail on a good host. Its ranks count once, however many blame the host.
-        attempts_by_host = Counter(host for host, _ in blamed)
+        hosts = [host for host, _ in blamed]
+        attempts_by_host = Counter(hosts)
         bad = []
         for host, attempts in attempts_by_host.items():
             if attempts >= 2 or host in excluded:
@@ -481,7 +490,8 @@ def _random_part() -> str:
 def log_head(what: str, host: str) -> str:
     """Returns the first line of a process in its log, which later processes of the same rank
     continue."""
-    return f"{what} on {host}, attempt {current_attempt()}, pid {os.getpid()}"
+    attempt = current_attempt()
+    return f"{what} on {host}, attempt {attempt}, pid {os.getpid()}"
 
 
 _LOG_HEAD = re.compile(r"(?:rank|node) \d+ on (\S+), attempt (\d+), pid \d+")

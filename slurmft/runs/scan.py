@@ -79,7 +79,8 @@ class MeasuredRun:
     @property
     def is_own(self) -> bool:
         """It is a run of a program of the user's own, not a training of slurmft's."""
-        return bool(self.config["program"].get("kind") == OWN)
+        kind = self.config["program"].get("kind")
+        return bool(kind == OWN)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -89,7 +90,8 @@ class MeasuredRun:
 
     def value(self, field: str) -> Any:
         """A field of the configuration, of its program or its job; None where it has none such."""
-        return self.settings.get(field, self.config["job"].get(field))
+        value_of_job = self.config["job"].get(field)
+        return self.settings.get(field, value_of_job)
 
     @property
     def code(self) -> str:
@@ -101,7 +103,8 @@ class MeasuredRun:
         suffix = ""
         if git.dirty:
             suffix = "-dirty"
-        return f"{version} {git.commit[:10]}{suffix}"
+        commit = git.commit[:10]
+        return f"{version} {commit}{suffix}"
 
     @property
     def hosts(self) -> list[str]:

@@ -36,7 +36,8 @@ def main(name: str, script: str, *arguments: str) -> None:
             sys.argv = [script, *arguments]
             # As Python does: the script's folder is where it imports from, but with -P.
             if not sys.flags.safe_path:
-                sys.path[0] = os.path.dirname(os.path.realpath(script))
+                real_path = os.path.realpath(script)
+                sys.path[0] = os.path.dirname(real_path)
             runpy.run_path(os.path.abspath(script), run_name="__main__")
     except Exception as error:
         # The traceback begins with the script, as if Python itself had run it.

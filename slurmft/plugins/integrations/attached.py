@@ -33,6 +33,7 @@ class Attached:
     def stop(self) -> None:
         """Ends the process as stopped."""
         self.metrics = None
+        # No failure: the job's end, which comes next, tells the node's task that it has stopped.
         raise SystemExit(Exit.OK)
 
     def _end(self) -> None:

@@ -56,6 +56,7 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def _ask(self, args: Any, control: Any) -> None:
         """Asks the job whether to save now."""
         self._stops = self._job.should_stop()
+        # With a strategy of its own, Trainer says when to save. A stop always does.
         is_due = args.save_strategy == "no" and self._job.checkpoint_due()
         control.should_save |= self._stops or is_due
         if control.should_save:
@@ -92,14 +93,16 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._job.evaluated({"epoch": state.epoch}, **evaluated)
         self._job.alive("save")
         if self._process.metrics is not None:  # after the training
-            self._process.metrics = _with_primary_first(args, self._process.metrics | evaluated)
+            all_metrics = self._process.metrics | evaluated
+            self._process.metrics = _with_primary_first(args, all_metrics)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Ends a training; one that was stopped does not come here."""
         logs = state.log_history
         if args.load_best_model_at_end and state.best_global_step is not None:
             # The model is that of the best step by now: its metrics are the result.
-            logs = [log for log in logs if log["step"] == state.best_global_step]
+            best_step = state.best_global_step
+            logs = [log for log in logs if log["step"] == best_step]
         metrics: dict[str, float] = {}
         for log in reversed(logs):  # most are of steps, and have none
             metrics = _metrics(log)
@@ -140,8 +143,11 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         new_path = str(checkpoint.absolute())
         saved = {}
         for training, paths in self._process.saved.items():
-            others = [path for path in paths if path != new_path]
-            saved[training] = [path for path in others if Path(path).is_dir()]
+            kept = []
+            for path in paths:
+                if path != new_path and Path(path).is_dir():
+                    kept.append(path)
+            saved[training] = kept
         this_training = str(self._process.trainings)  # text: a key of JSON
         paths = saved.setdefault(this_training, [])
         paths.append(new_path)

@@ -1,4 +1,4 @@
-"""What `--notify` and `--notify-command` do on the way of a job."""
+"""Hooks of `--notify` and `--notify-command`: their check, and a message for a change of state."""
 
 from collections.abc import Callable
 
@@ -14,6 +14,7 @@ class Notify(Hooks):
     def check(self, job: JobConfig, cluster: str) -> None:
         options = job.options_of(NotifyOptions)
         if options.notify:
+            # Not at the top: every command asks these hooks.
             from slurmft.plugins.notify import notification
 
             notification.check(options)

@@ -33,7 +33,7 @@ from slurmft.show.progress import metrics_words
 SEND_S = 15
 """What sending may take, all in all."""
 LATER_S = 20
-"""How long the login side leaves it to the job itself."""
+"""How long the login side leaves it to the job itself: longer than the job's own try takes."""
 
 
 # --- what the user asks for -----------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]
     names = [str(settings[key]) for key in ("task", "model") if settings.get(key)]
     yield f"run: {', '.join(names) or config.program.name}, {config.job.nodes} node(s)"
     job = run.read_job()
-    if job is None:
+    if job is None:  # submitted by nobody, as on Kubernetes
         yield "job: ? ()"
     else:
         place = " ".join(word for word in (job.cluster, job.where) if word)
@@ -204,7 +204,9 @@ def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]
         metrics = latest(run.path).metrics  # of the last evaluation
     if metrics:
         yield f"metrics: {metrics_words(metrics)}"
-    attempts = sum(1 for each in history[: number + 1] if each.state == "running")
+    # The entry may not be the newest: the sender starts some seconds after it was written.
+    history_until_then = history[: number + 1]
+    attempts = sum(1 for each in history_until_then if each.state == "running")
     elapsed_s = entry.time - history[0].time
     yield f"time: {duration(elapsed_s)} since submission, {attempts} attempt(s)"
     yield f"next: slurmft {_NEXT[entry.state]} {shlex.quote(str(run.path))}"

@@ -31,12 +31,14 @@ class Connection:
         for program in (self._ssh[0], "rsync"):
             if not shutil.which(program):
                 raise UsageError(f"--on needs {program}, which is not on the PATH", "install it")
-        for option in (*_OPTIONS, *self._sharing()):
+        # Before our options are there: ssh would print these as the user's.
+        sharing = self._sharing()
+        for option in (*_OPTIONS, *sharing):
             self._ssh += ["-o", option]
 
     def _sharing(self) -> list[str]:
         """Returns the options of a shared connection, unless the user's configuration has some."""
-        command = [*shlex.split(self.cluster.ssh), "-G", self.cluster.host]
+        command = [*self._ssh, "-G", self.cluster.host]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         for line in done.stdout.splitlines():
             # ssh prints controlpath only where there is one.
@@ -90,6 +92,7 @@ class Connection:
         """
         into.mkdir(parents=True, exist_ok=True)
         source = f"{self.cluster.host}:{_from_home(path)}"
+        # With a slash, rsync means what is in a folder.
         self._rsync([*options, f"{source}/", f"{into}/"], "fetch from")
 
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:

@@ -87,7 +87,9 @@ def _split_program(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if "--" not in argv:
         return list(argv), []
     end = argv.index("--")
-    return list(argv[:end]), list(argv[end:])
+    typed = list(argv[:end])
+    program = list(argv[end:])
+    return typed, program
 
 
 def forward(names: str, argv: list[str]) -> int:
@@ -196,8 +198,8 @@ class Forwarded:
             self.connection.fetch(folder, into.parent)
             print(f"fetched from {self.cluster.name}: {into}")
         elif Elsewhere.SUBMITS in self.behaviour and "--follow" in self.words:
-            run = shlex.join(["slurmft", "pull", "last", "--on", self.cluster.name])
-            print(f"to fetch model and records: {run}")
+            pull = shlex.join(["slurmft", "pull", "last", "--on", self.cluster.name])
+            print(f"to fetch model and records: {pull}")
         return done.returncode
 
     def answer(self) -> Answer:
@@ -259,7 +261,9 @@ class Forwarded:
         project = _hash(self.project)
         record = _state_file("sent", f"{self.cluster.name}-{project}.json")
         # A record that is damaged, or of another version, counts as none.
-        record_before = read(record, dict[str, list[str]]) or {}
+        record_before = read(record, dict[str, list[str]])
+        if record_before is None:
+            record_before = {}
         to_send = dict.fromkeys(names)  # in their order, each once
         for name in record_before.get("names", []):
             # What was sent before and is not here any more is removed there.
@@ -325,7 +329,7 @@ class Forwarded:
 
     def _warn_of_left_out(self, names: Sequence[str]) -> None:
         """Warns of files that the program's command line names, and the snapshot lacks."""
-        for argument in self.program[1:]:  # after "--"
+        for argument in self.program[1:]:  # without the "--" before it
             _, _, value = argument.rpartition("=")  # the file may be of --flag=FILE
             path = os.path.normpath(self.here / value)
             below = os.path.relpath(path, self.root)
@@ -390,9 +394,11 @@ class Forwarded:
             size = shutil.get_terminal_size()
             variables["COLUMNS"] = str(size.columns)
         words_of_folders = " ".join(word(folder) for folder in folders)
-        lines = [f"mkdir -p {words_of_folders} && cd {word(self.folder)} || exit"]
+        folder = word(self.folder)
+        lines = [f"mkdir -p {words_of_folders} && cd {folder} || exit"]
         for name, text in variables.items():
-            lines.append(f"export {name}={shlex.quote(text)}")
+            value = shlex.quote(text)
+            lines.append(f"export {name}={value}")
         lines += self.cluster.setup
         # exec: no shell stays between the connection and slurmft.
         arguments = shlex.join([*self.words, *self.program])
@@ -416,7 +422,8 @@ class Forwarded:
         record = _state_file("requests", f"{key}.json")
         facts = read_json(record) or {}
         if not isinstance(facts.get("id"), str):  # there is no record, or it is damaged
-            facts = {"id": os.urandom(16).hex(), "time": time.time()}
+            request_id = os.urandom(16).hex()
+            facts = {"id": request_id, "time": time.time()}
         # Before the command runs: from then on the cluster may have the run.
         write_json(record, facts)
         command = ["slurmft", "--on", self.cluster.name, *self.typed, *self.program]

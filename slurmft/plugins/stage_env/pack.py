@@ -89,7 +89,8 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     for archive in archives.values():
         size_bytes += archive.stat().st_size
     # A random name: other jobs of the user may be on the same node, and leave their own there.
-    name = f"{folder}/{NAME}-{os.getuid()}-{secrets.token_hex(6)}"
+    random_part = secrets.token_hex(6)
+    name = f"{folder}/{NAME}-{os.getuid()}-{random_part}"
     # The first is slurmft's, which the nodes unpack at the top of their folder.
     targets = {}
     for number, prefix in enumerate(archives):
@@ -163,9 +164,11 @@ def interpreter(prefix: str) -> tuple[str, list[str]]:
         paths += folder.glob("*.so*")
         paths += folder.glob(f"python{version}/*")
     # Its own packages may be many; an environment sees them only if it was made so.
-    if not with_packages:
-        paths = [path for path in paths if path.name != "site-packages"]
-    return base, [str(path.relative_to(base)) for path in paths]
+    parts = []
+    for path in paths:
+        if with_packages or path.name != "site-packages":
+            parts.append(str(path.relative_to(base)))
+    return base, parts
 
 
 def node_folder(job: JobConfig, environment: Mapping[str, str]) -> str:
@@ -226,7 +229,8 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
             os.utime(archive)
         return archive
     # Another job may pack the same: each writes its own, and renames it when it is whole.
-    aside = folder / f".{archive.name}.{secrets.token_hex(4)}"
+    random_part = secrets.token_hex(4)
+    aside = folder / f".{archive.name}.{random_part}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         command = _pack_command(prefix, aside, parts)
@@ -274,7 +278,7 @@ def content(prefix: str) -> list[str]:
         walk = [("", [], [prefix])]
     for folder, folders, files in walk:
         # In place: `os.walk` goes into those that are left, in their order.
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        folders[:] = [name for name in sorted(folders) if name != "__pycache__"]
         for name in sorted(files):
             path = os.path.join(folder, name)
             facts = os.lstat(path)

@@ -60,7 +60,8 @@ def environment(
             if "CONDA_PREFIX" in variables:
                 prefix = "CONDA_PREFIX"
             environment[prefix] = str(folder)
-            environment["PATH"] = f"{folder}/bin:{variables.get('PATH', os.defpath)}"
+            search_path = variables.get("PATH", os.defpath)
+            environment["PATH"] = f"{folder}/bin:{search_path}"
             environment[copies.VARIABLE] = json.dumps(unpacked_copies)
         except (OSError, StageError) as error:
             warning = f"warning: --stage-env: {error}: using the shared environment"
@@ -131,7 +132,8 @@ def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None
             tar.kill()
             raise StageError("the job is to stop")
         assert tar.stderr is not None
-        problem = tar.stderr.read().decode(errors="replace").strip()
+        output = tar.stderr.read().decode(errors="replace")
+        problem = output.strip()
     if tar.returncode:
         raise StageError(f"{archive} cannot be unpacked: {problem[-_LONGEST_ERROR:]}")
 
@@ -154,7 +156,8 @@ def _rename(folder: Path, targets: Mapping[str, str]) -> None:
     """Lets the links, scripts and settings of an environment name the copies of what is staged."""
     # The longest first: one shared folder may be in another one.
     longest_first = sorted(targets, key=len, reverse=True)
-    names = "|".join(re.escape(name) for name in longest_first)
+    escaped = [re.escape(name) for name in longest_first]
+    names = "|".join(escaped)
     # Before a slash only: /env must not match /env2.
     in_text = re.compile(f"({names})(?=/)")
     at_start = re.compile(f"^({names})(?=/)")
