@@ -438,18 +438,18 @@ class JobConfig:
     def from_record(cls, values: dict[str, Any]) -> "JobConfig":
         """Returns the job of a config.json. Its plug-ins are not imported: they may be missing
         here."""
-        own = own_options(cls)
+        kernel_options = own_options(cls)
         of_plugins = {}
         for name, value in values.items():
-            if name not in own:
+            if name not in kernel_options:
                 # JSON has lists; options that are repeatable have tuples.
                 of_plugins[name] = tuple(value) if isinstance(value, list) else value
         return build_own(cls, values, of_plugins)
 
     def values(self) -> dict[str, Any]:
         """Returns name -> value of all options, as config.json has them."""
-        own = {name: getattr(self, name) for name in own_options(JobConfig)}
-        return own | self.plugins
+        kernel_values = {name: getattr(self, name) for name in own_options(JobConfig)}
+        return kernel_values | self.plugins
 
     def replaced(self, values: dict[str, Any]) -> "JobConfig":
         """Returns the job with other values of some options; UsageError where one cannot be
@@ -615,7 +615,9 @@ def duration_s(text: str, what: str) -> float:
 
 
 def _check_runs_dir(path: str) -> None:
-    if pattern := re.search(r"%\w|%%|\\", path):
+    # The logs lie in the run directory, and sbatch expands patterns anywhere in their paths.
+    pattern = re.search(r"%\w|%%|\\", path)
+    if pattern:
         raise UsageError(
             f"--runs-dir {path!r} holds {pattern[0]!r}, which Slurm replaces in file names",
             "give a folder without it",

@@ -33,7 +33,7 @@ def read(path: Path, kind: type[T]) -> T | None:
     """Reads a JSON file as a dataclass; None where it is absent or damaged."""
     try:
         return loads(read_text(path), kind)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):  # the last one: brackets within brackets
         return None
 
 
@@ -94,6 +94,7 @@ def _decoder(kind: Any) -> Decoder:
         return _anything
     if origin in (typing.Union, types.UnionType):
         return _union(arguments)
+    # Before all other Annotated types: what it is annotated with is no range.
     if kind == NullIsNaN:
         return _number_or_nan
     if origin is Annotated:

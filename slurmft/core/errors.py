@@ -115,5 +115,7 @@ def nearest(word: str, words: list[str]) -> str | None:
 def unknown(what: str, word: str, words: list[str]) -> UsageError:
     """Returns the error for a name that is none of `words`."""
     near = nearest(word, words)
-    hint = f"did you mean {near}?" if near else f"known: {', '.join(words)}"
+    hint = f"known: {', '.join(words)}"
+    if near:  # then the whole list, of a hundred flags perhaps, would hide it
+        hint = f"did you mean {near}?"
     return UsageError(f"unknown {what} {word!r}", hint)

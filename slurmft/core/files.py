@@ -39,7 +39,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             # Without it, a crash after the rename could leave an empty file under the new name.
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, is to leave nothing behind
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
@@ -64,6 +64,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
     write = functools.partial(
         json.dumps, indent=indent, ensure_ascii=False, allow_nan=False, default=dataclasses.asdict
     )
+    # A walk through the whole value is worth its time only where something is not finite.
     try:
         return write(value)
     except ValueError:
@@ -105,6 +106,7 @@ def read_text(path: Path) -> str:
         try:
             return path.read_text(encoding="utf-8")
         except OSError as error:
+            # NFS's word for a file that was opened, and replaced before it was read.
             if error.errno != errno.ESTALE or time.monotonic() > deadline:
                 raise
         time.sleep(_STALE_PAUSE_S)
@@ -152,6 +154,7 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     try:
         aside.mkdir()
         yield aside
+        # The contents reach the disk before the name: a crash leaves no folder of empty files.
         # Some libraries write files by mkstemp, which nobody else may read.
         mode = aside.stat().st_mode & 0o666
         for file in (*aside.rglob("*"), aside):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from slurmft.core.errors import UsageError
 
+# Without optional locks, `git status` writes nothing into a repository that is only read.
 _SAFE = (
     "git", "--no-pager", "--no-optional-locks",
     "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null",
@@ -46,6 +47,7 @@ def head(folder: Path) -> Commit | None:
 
 def status(folder: Path, *options: str, timeout_s: float | None = None) -> list[str]:
     """Returns the entries of `git status --porcelain`: two letters, a space and a path each."""
+    # -z: a NUL after each entry, as a path may hold a line break, and git would quote it.
     command = ("status", "-z", "--porcelain", "--no-renames", *options)
     switches = _without_filters(folder)
     text = output(folder, *command, switches=switches, timeout_s=timeout_s)
@@ -60,6 +62,7 @@ def files(folder: Path) -> list[str]:
 def tracks(folder: Path, path: Path) -> bool:
     """Returns whether a work tree tracks a path; False if git refuses to read the tree."""
     try:
+        # Literally: in a pathspec, * and [ stand for others.
         return bool(output(folder, "--literal-pathspecs", "ls-files", "--", str(path)))
     except UsageError:
         return False
@@ -104,7 +107,8 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("GIT_") or name in _OWN_VARIABLES
     }
-    # No transport is allowed: a partial clone would fetch what a diff needs, by its own command.
+    # LC_ALL: `_refusal` reads the messages. No transport is allowed: a partial clone would fetch
+    # what a diff needs, by its own command.
     return kept | {"LC_ALL": "C", "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
 
 

@@ -136,8 +136,10 @@ class Option:
     def value_type(self) -> type:
         """The type of one value: `int` for `int | None`, `str` for `tuple[str, ...]`."""
         arguments = get_args(self.annotation)
-        of_value: type = arguments[0] if arguments else self.annotation
-        return of_value
+        value_type: type = self.annotation
+        if arguments:  # of `int | None` and of `tuple[str, ...]`, the first
+            value_type = arguments[0]
+        return value_type
 
     @property
     def placeholder(self) -> str:
@@ -171,22 +173,26 @@ class Option:
         Raises:
             UsageError: it is of another type.
         """
-        expected = TYPE_NAMES.get(self.value_type, self.value_type.__name__)
+        value_type = self.value_type
+        is_absent = value is None and self.default is None
+        expected = TYPE_NAMES.get(value_type, value_type.__name__)
+        # type() rather than isinstance: True is an int, and no number of nodes.
         if self.is_repeatable:
-            # type() rather than isinstance: True is an int, and no number of nodes.
             is_list = isinstance(value, (list, tuple))
-            if is_list and all(type(each) is self.value_type for each in value):
+            if is_list and all(type(each) is value_type for each in value):
                 return tuple(value)
             expected = "a list of strings"
-        elif type(value) is self.value_type or (value is None and self.default is None):
+        elif type(value) is value_type or is_absent:
             return value
-        elif self.value_type is float and type(value) is int:  # 1 in JSON and TOML
+        elif value_type is float and type(value) is int:  # 1 in JSON and TOML
             return float(value)
         raise UsageError(f"{self.name} must be {expected}, not {value!r}")
 
     def check_bounds(self, value: Any, config: Any) -> None:
         """Raises UsageError where a value is out of bounds; NaN is out of all."""
-        below = getattr(config, self.below) if isinstance(self.below, str) else self.below
+        below: Any = self.below
+        if isinstance(below, str):
+            below = getattr(config, below)
         # NaN is neither above nor below anything: only a comparison that holds lets a value pass.
         is_inside = (
             (self.least is None or value >= self.least)
@@ -202,9 +208,10 @@ class Option:
         if self.least is not None and self.most is not None:
             return f"between {self.least} and {self.most}"
         parts = []
-        if self.least is not None:
-            words = "0 or more" if self.least == 0 else f"at least {self.least}"
-            parts.append(words)
+        if self.least == 0:
+            parts.append("0 or more")
+        elif self.least is not None:
+            parts.append(f"at least {self.least}")
         if self.above is not None:
             parts.append(f"above {self.above}")
         if self.most is not None:
@@ -369,9 +376,13 @@ def _check_needed(config: Any, declared: Option, value: Any, need: Needs) -> Non
     other_value = getattr(config, other.name)
     if _applies(other, other_value, need.values):
         return
-    first_value = need.values[0] if need.values else None
+    first_value = None
+    if need.values:  # the first is the usual one, which the message advises
+        first_value = need.values[0]
     needed = _typed(other, first_value)
-    reason = f": {need.why}" if need.why else ""
+    reason = ""
+    if need.why:
+        reason = f": {need.why}"
     raise UsageError(
         f"{_typed(declared, value)} needs {needed}{reason}",
         f"add {needed}, or leave {declared.flag} out",
@@ -383,8 +394,12 @@ def _check_excluded(config: Any, declared: Option, value: Any, exclusion: Exclud
     other_value = getattr(config, other.name)
     if other_value in exclusion.but or not other.is_set(other_value):
         return
-    instead = f"use {exclusion.but[0]}" if exclusion.but else "leave it"
-    reason = f": {exclusion.why}" if exclusion.why else ""
+    instead = "leave it"
+    if exclusion.but:
+        instead = f"use {exclusion.but[0]}"
+    reason = ""
+    if exclusion.why:
+        reason = f": {exclusion.why}"
     raise UsageError(
         f"{_typed(declared, value)} cannot be used with {_typed(other, other_value)}{reason}",
         exclusion.cure or f"{instead}, or leave {declared.flag} out",
@@ -405,8 +420,9 @@ def texts(config: Any) -> list[tuple[str, str]]:
     pairs = []
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
-        values = value if isinstance(value, tuple) else (value,)
-        for text in values:
+        if not isinstance(value, tuple):
+            value = (value,)
+        for text in value:
             if isinstance(text, str):
                 pairs.append((each.name, text))
     return pairs

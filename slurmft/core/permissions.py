@@ -53,8 +53,10 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
         raise
     # By mkdir's mode the umask would decide, and setgid would be lost.
     inherited = path.stat().st_mode & stat.S_ISGID
+    mode = inherited | 0o700
+    if share_with_group:
+        mode = 0o2750
     with contextlib.suppress(PermissionError):  # a file system that knows no modes
-        mode = 0o2750 if share_with_group else inherited | 0o700
         path.chmod(mode)
 
 

@@ -90,6 +90,7 @@ class Entry(NamedTuple):
         """Returns the first sentence of the module's docstring, without importing the module; ""
         where it has none."""
         try:
+            # This imports the packages above the module, and not the module.
             spec = importlib.util.find_spec(self.module)
             with open(spec.origin, encoding="utf-8") as file:  # type: ignore[union-attr, arg-type]
                 head = file.read(1000)

@@ -53,6 +53,7 @@ def copy(folder: Path) -> list[Path]:
             (folder / kind).mkdir(parents=True, exist_ok=True)
             for file in files(kind):
                 copy_of_file = folder / kind / file.name
+                # A link that leads nowhere is there as well: the copy would be written through it.
                 if not os.path.lexists(copy_of_file):
                     written.append(Path(shutil.copyfile(file, copy_of_file)))
     except OSError as error:

@@ -51,11 +51,13 @@ def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
 def job_default(name: str) -> Any:
     """Returns the value that the site file has for an option of the job, else its default. The
     option is one of the kernel's: no plug-in is imported for it."""
-    known = own_options(JobConfig)
+    kernel_options = own_options(JobConfig)
     values = read_site_file() | _options_of_on()
     if name not in values:
-        return known[name].default
-    return typed_values(site_file(), {name: values[name]}, known)[name]
+        return kernel_options[name].default
+    # This value alone: a mistake in another line is for the command that uses that.
+    typed = typed_values(site_file(), {name: values[name]}, kernel_options)
+    return typed[name]
 
 
 def _options_of_on() -> dict[str, Any]:

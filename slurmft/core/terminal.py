@@ -23,7 +23,9 @@ _COMMAND = re.compile(
 
 def plain(text: str) -> str:
     """Returns a text without commands to a terminal; lines and tabs stay."""
-    return _COMMAND.sub(lambda match: json.dumps(match[0])[1:-1], _COLOUR.sub("", text))
+    # Colours go first: their escapes would be printed as \u001b otherwise.
+    without_colours = _COLOUR.sub("", text)
+    return _COMMAND.sub(lambda match: json.dumps(match[0])[1:-1], without_colours)
 
 
 class _Plain:

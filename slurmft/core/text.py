@@ -120,6 +120,7 @@ def number(value: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Returns seconds in words: 47 s, 3:07 min, 2:05:00 h"""
+    # Rounded first: 59.6 s are 1:00 min, and not 60 s.
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
