@@ -111,6 +111,7 @@ class Epoch(Record):
     """0: the program does not count epochs."""
     step: int | None = None
     loss: NullIsNaN | None = None
+    """The training loss of the last step before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,11 +61,9 @@ def energy(cost: dict[str, Any]) -> str:
 
 def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
     """Returns a line for each run, and the sum, as the terminal has room for it."""
-    # What is not known of a run counts as nothing in the sum.
     total = {}
     for key in (*_HOURS, "energy_j"):
         total[key] = sum(cost[key] or 0 for cost in costs)
-    rows = [*costs, total]
     memories = []
     for cost in costs:
         # The head of the column says "a node".
@@ -75,9 +73,20 @@ def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
     run_names = [*names, "in all"]
     columns = [ScreenColumn("run", run_names, 0, 20)]
     for rank, (key, name) in zip(_HOUR_RANKS, _HOURS.items(), strict=True):
-        cells = [hours(row[key]) for row in rows]
+        cells = [hours(cost[key]) for cost in costs]
+        # Without accounting, hours of GPUs and CPUs are known of runs that recorded their hardware.
+        cells.append(_mark(costs, key) + hours(total[key]))
         columns.append(ScreenColumn(f"{name}-h", cells, rank))
-    energies = [energy(row) for row in rows]
+    energies = [energy(cost) for cost in costs]
+    if total["energy_j"]:
+        energies.append(_mark(costs, "energy_j") + energy(total))
+    else:
+        energies.append("unknown")
     columns.append(ScreenColumn("memory a node", memories, 2))
     columns.append(ScreenColumn("energy", energies, 4))
     return on_screen(columns)
+
+
+def _mark(costs: Sequence[dict[str, Any]], key: str) -> str:
+    """Returns the sign before a sum: "at least" where it is not known of every run."""
+    return "≥ " if any(cost[key] is None for cost in costs) else ""

@@ -183,7 +183,8 @@ def metrics_words(metrics: dict[str, Any] | None) -> str:
 
 
 def describe_epoch(evaluation: Epoch) -> str:
-    """Returns an evaluation as a line: when it was, the loss and the metrics."""
+    """Returns an evaluation as a line: when it was, the loss of the last step before it, the
+    metrics."""
     epoch = evaluation.epoch
     is_whole = float(epoch).is_integer()
     # 0 stands for a program that does not count epochs.
@@ -198,7 +199,7 @@ def describe_epoch(evaluation: Epoch) -> str:
     parts = []
     # A program of the user's own may record one of the two alone.
     if evaluation.loss is not None:
-        parts.append(f"loss {number(evaluation.loss)}")
+        parts.append(f"train loss {number(evaluation.loss)}")
     if evaluation.metrics:
         parts.append(metrics_words(evaluation.metrics))
     values = "  ".join(parts)

@@ -86,7 +86,7 @@ def _tokens(r: Values) -> str:
 # which leaves its row out.
 _ROWS: dict[str, Callable[[Values], str]] = {
     "predictions": lambda r: f"{r['output']:s}",
-    "loss": lambda r: f"{r['loss']:.4f}",
+    "train loss": lambda r: f"{r['loss']:.4f}",
     "processes": lambda r: f"{r['world_size']:d} on {r['nodes']:d} node(s)",
     "global batch": lambda r: f"{r['global_batch_size']:d} samples, {r['steps']:d} steps",
     "precision": lambda r: f"{r['precision']:s}, {r['backend']:s}",

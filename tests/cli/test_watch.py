@@ -210,7 +210,7 @@ def test_in_a_pipe_it_follows(live: LiveRun) -> None:
         rest = watch.stdout.read()
     assert watch.returncode == 130
     assert "step 20/20  loss 0.1000  640 samples/s  0 s left" in seen
-    assert "epoch 1 done: loss 0.1000  accuracy 0.9000" in seen
+    assert "epoch 1 done: train loss 0.1000  accuracy 0.9000" in seen
     assert "no longer following" in rest
 
 

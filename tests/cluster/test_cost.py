@@ -68,7 +68,7 @@ def test_words() -> None:
         "GiB",
         "unknown",
     ]
-    assert lines[3].split() == ["in", "all", "5.00", "10.00", "0.00", "2", "kWh"]
+    assert lines[3].split() == ["in", "all", "5.00", "≥", "10.00", "0.00", "≥", "2", "kWh"]
 
 
 @pytest.mark.parametrize(

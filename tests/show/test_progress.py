@@ -15,7 +15,10 @@ METRICS = {"accuracy": 0.5}
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"epoch": 2.0, "loss": 0.25, "step": 9}, "epoch 2 done: loss 0.2500  accuracy 0.5000"),
+        (
+            {"epoch": 2.0, "loss": 0.25, "step": 9},
+            "epoch 2 done: train loss 0.2500  accuracy 0.5000",
+        ),
         ({"epoch": 2.0}, "epoch 2 done: accuracy 0.5000"),
         ({"step": 9}, "after step 9: accuracy 0.5000"),
         ({}, "evaluation: accuracy 0.5000"),
