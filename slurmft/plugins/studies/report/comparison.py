@@ -104,11 +104,14 @@ class Comparison:
             lines.append("what differs")
         else:
             lines.append("nothing differs that was recorded")
-        width = max((len(each.name) for each in self.differences), default=0)
+        widths = [len(each.name) for each in self.differences]
+        width = max(widths, default=0)
         for each in self.differences:
             lines.append(f"  {each.name:<{width}}  {each.a}  ->  {each.b}")
         for finding in self.findings:
-            lines += ["", f"{finding.what}: {finding.verdict}", f"  A {finding.a}; B {finding.b}"]
+            lines.append("")
+            lines.append(f"{finding.what}: {finding.verdict}")
+            lines.append(f"  A {finding.a}; B {finding.b}")
             if finding.method:
                 lines.append(f"  by {finding.method}")
         lines.append("")
@@ -180,6 +183,7 @@ def _read_side(name: str, path: str) -> Side:
             lacking.append(f"the result of {run.name} has no usable {missing}")
         else:
             usable.append(run)
+    # A finished run whose values were edited tells more than one that goes on: it is named first.
     if lacking and not usable:
         raise UsageError(
             f"{path!r} holds no run to compare: {lacking[0]}",
@@ -206,7 +210,9 @@ _NEEDED: dict[str, Any] = {
     "train_samples_per_s": float, "global_batch_size": float, "evaluate_samples": float,
     "attempts": int, "phases_s": dict[str, float], "metrics": dict[str, Any],
 }  # fmt: skip
+"""Value of a training's result that a comparison reads -> its type."""
 _NEEDED_OF_PROGRAM: dict[str, Any] = {"attempts": int, "metrics": dict[str, Any], "wall_s": float}
+"""Those of a program of the user's own, of which no phases or samples are known."""
 _ABOVE_0 = ("train_samples_per_s", "global_batch_size", "wall_s")
 """Values of which 0 would be no measurement, and would break the rates or their logarithms."""
 
@@ -218,7 +224,8 @@ def _attempts(run: MeasuredRun) -> Any:
 
 def _missing_values(run: MeasuredRun) -> str:
     """Returns the required values that a result lacks; "" if it has all."""
-    result = {**(run.result or {}), "attempts": _attempts(run)}
+    result = dict(run.result or {})
+    result["attempts"] = _attempts(run)
     needed = _NEEDED_OF_PROGRAM if run.is_own else _NEEDED
     missing = []
     for name, kind in needed.items():
@@ -235,13 +242,18 @@ def _missing_values(run: MeasuredRun) -> str:
 
 def _differences(a: Side, b: Side) -> list[Difference]:
     """Lists the settings that differ, then the environment, then packages."""
+    # The runs of a side are repeats: they have the same settings.
     fields_a = cells.fields_of(a.runs[0])
     fields_b = cells.fields_of(b.runs[0])
     pairs = []
-    for name in dict.fromkeys((*fields_a, *fields_b)):  # a set has no order
-        pairs.append(Difference(name, _text(fields_a.get(name)), _text(fields_b.get(name))))
+    # Programs of other kinds have other settings. Not a set, which has no order.
+    for name in dict.fromkeys((*fields_a, *fields_b)):
+        text_a = _text(fields_a.get(name))
+        text_b = _text(fields_b.get(name))
+        pairs.append(Difference(name, text_a, text_b))
     facts = _FACTS | readers([*a.runs, *b.runs])
     for name, reader in facts.items():
+        # What a run recorded may differ between repeats: all their values count.
         pairs.append(Difference(name, _distinct(a, reader), _distinct(b, reader)))
     return [pair for pair in pairs if pair.a != pair.b]
 
@@ -270,7 +282,12 @@ _FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
 
 
 def _distinct(side: Side, reader: Callable[[MeasuredRun], Any]) -> str:
-    texts = [_text(reader(run)) for run in side.runs]
+    return _joined([_text(reader(run)) for run in side.runs])
+
+
+def _joined(values: Sequence[Any]) -> str:
+    """Returns the distinct values as text, in their order."""
+    texts = [str(value) for value in values]
     return " | ".join(dict.fromkeys(texts))
 
 
@@ -291,8 +308,8 @@ _WORK = {
 
 def _notes(a: Side, b: Side) -> Iterator[str]:
     for key, name in _WORK.items():
-        work_a = " | ".join(dict.fromkeys(map(str, a.results(key))))
-        work_b = " | ".join(dict.fromkeys(map(str, b.results(key))))
+        work_a = _joined(a.results(key))
+        work_b = _joined(b.results(key))
         if work_a != work_b:
             yield f"not the same work: {name} {work_a} in A, {work_b} in B"
     for side in (a, b):
@@ -302,8 +319,10 @@ def _notes(a: Side, b: Side) -> Iterator[str]:
             if attempts > 1:
                 restarted.append(f"{run.name} ({attempts} starts)")
         if restarted:
-            yield f"restarted: {', '.join(restarted)} in {side.name}; repeated steps count once"
+            names = ", ".join(restarted)
+            yield f"restarted: {names} in {side.name}; repeated steps count once"
     yield _order_note(a, b)
+    # The other notes are on what single runs cannot show.
     if _has_repeats(a, b):
         return
     counts = f"{len(a.runs)} and {len(b.runs)} run(s)"
@@ -323,10 +342,11 @@ def _order_note(a: Side, b: Side) -> str:
         first, last = b, a
     else:
         return "the runs of A and B were interleaved"
-    since = ", ".join(f"{side.name} {side.times[0][:16]}" for side in (a, b))  # to the minute
+    since_a = a.times[0][:16]  # to the minute
+    since_b = b.times[0][:16]
     return (
-        f"not interleaved: all of {first.name} ran before {last.name} ({since}); the machine may "
-        "have changed"
+        f"not interleaved: all of {first.name} ran before {last.name} "
+        f"({a.name} {since_a}, {b.name} {since_b}); the machine may have changed"
     )
 
 
@@ -340,14 +360,20 @@ def _findings(a: Side, b: Side) -> list[Finding]:
     """Compares the speed of the phases, or of the whole run, then the metrics."""
     if _has_own_program(a, b):
         findings = [_by_repeats("time", _whole, a, b)]
-    elif _has_repeats(a, b):
-        findings = [_by_repeats("training", _training, a, b)]
-        findings.append(_by_repeats("evaluation", _evaluation, a, b))
     else:
-        findings = [_by_steps(a, b), _by_repeats("evaluation", _evaluation, a, b)]
+        # Steps vary less than runs do: they stand in only where repeats lack.
+        if _has_repeats(a, b):
+            training = _by_repeats("training", _training, a, b)
+        else:
+            training = _by_steps(a, b)
+        # Evaluations are few in a run: only repeats give their time an interval.
+        evaluation = _by_repeats("evaluation", _evaluation, a, b)
+        findings = [training, evaluation]
     metrics_a = a.results("metrics")[0]  # repeats have the same metrics
     metrics_b = b.results("metrics")[0]
-    findings += [_metric(name, a, b) for name in metrics_a if name in metrics_b]
+    for name in metrics_a:
+        if name in metrics_b:
+            findings.append(_metric(name, a, b))
     return findings
 
 
@@ -370,8 +396,10 @@ def _by_repeats(what: str, times_of: Callable[[Side], Times], a: Side, b: Side) 
     # A phase may have taken no measurable time; a ratio needs more than 0.
     if not _has_repeats(a, b) or min(*a_s, *b_s) <= 0:
         return Finding(what, text_a, text_b, _TOO_FEW)
+    # A ratio, not a difference: it says the same of short runs and of long ones.
     interval = stats.ratio_of_repeats(a_s, b_s)
-    return Finding(what, text_a, text_b, verdict_of_speed(*interval), _BY_REPEATS, *interval)
+    verdict = verdict_of_speed(*interval)
+    return Finding(what, text_a, text_b, verdict, _BY_REPEATS, *interval)
 
 
 def _whole(side: Side) -> Times:
@@ -392,8 +420,10 @@ def _evaluation(side: Side) -> Times:
     """The time of one validation sample, with its share of the metrics."""
     seconds = []
     for phases_s in side.results("phases_s"):
-        parts_s = [phases_s.get(name, 0.0) for name in ("evaluate", "metric", "broadcast")]
-        seconds.append(sum(parts_s))
+        evaluation_s = 0.0
+        for name in ("evaluate", "metric", "broadcast"):
+            evaluation_s += phases_s.get(name, 0.0)
+        seconds.append(evaluation_s)
     samples = np.maximum(1, side.results("evaluate_samples"))  # 0: it evaluated nothing
     times = np.array(seconds) / samples
     evaluation_ms = 1000 * float(times.mean()) * side.evaluated
@@ -409,13 +439,16 @@ def _by_steps(a: Side, b: Side) -> Finding:
     rate_b = _rate(b, _mean_rate(windows_b))
     interval = stats.ratio_of_windows(windows_a, windows_b)
     if interval is None:
+        counts = f"{windows_a.shape[1]} and {windows_b.shape[1]} windows"
         verdict = (
-            f"cannot tell: too few steps ({windows_a.shape[1]} and {windows_b.shape[1]} windows of "
-            f"them; {stats.LEAST_WINDOWS} are needed: lower --log-every, or more steps)"
+            f"cannot tell: too few steps ({counts} of them; {stats.LEAST_WINDOWS} are needed: "
+            "lower --log-every, or more steps)"
         )
         return Finding("training", rate_a, rate_b, verdict)
+    # Neighbouring windows are slow together: see `stats.ratio_of_windows`.
     method = "t-interval over steps, as many as are independent"
-    return Finding("training", rate_a, rate_b, verdict_of_speed(*interval), method, *interval)
+    verdict = verdict_of_speed(*interval)
+    return Finding("training", rate_a, rate_b, verdict, method, *interval)
 
 
 def _mean_rate(windows: Array) -> float:
@@ -451,8 +484,10 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
     if not math.isfinite(mean_a) or not math.isfinite(mean_b):
         return Finding(name, *texts, "cannot tell: it is not a number in some run")
     if _has_repeats(a, b):
+        # A difference, not a ratio: a metric may be 0 or negative.
         interval = stats.difference_of_repeats(values_a, values_b)
-        return Finding(name, *texts, verdict_of_metric(*interval), _BY_REPEATS, *interval)
+        verdict = verdict_of_metric(*interval)
+        return Finding(name, *texts, verdict, _BY_REPEATS, *interval)
     # An accuracy is a share of right answers, and so has a binomial interval; of a program of the
     # user's own, neither that nor the number of its samples is known.
     if "accuracy" not in name or _has_own_program(a, b):
@@ -468,13 +503,18 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
         f"binomial intervals, for {samples_a:,} and {samples_b:,} validation samples; not for "
         "repeats with other seeds"
     )
-    return Finding(name, *texts, verdict_of_metric(*interval), method, *interval)
+    verdict = verdict_of_metric(*interval)
+    return Finding(name, *texts, verdict, method, *interval)
 
 
 def _metric_values(name: str, side: Side) -> Array:
     """Returns a metric of each run, shape (repeats,); NaN where it is no number."""
-    values = [metrics.get(name) for metrics in side.results("metrics")]
-    return np.array([value if is_number(value) else math.nan for value in values])
+    numbers = []
+    for metrics in side.results("metrics"):
+        value = metrics.get(name)
+        # What is not finite is null in JSON: as NaN it keeps its place among the repeats.
+        numbers.append(value if is_number(value) else math.nan)
+    return np.array(numbers)
 
 
 def verdict_of_metric(difference: float, low: float, high: float) -> str:
@@ -506,7 +546,9 @@ def windows(run: MeasuredRun) -> Array:
             measured.append((record.step, steps, rate))
             steps = 0
     first = math.ceil(_WARM_UP * len(measured))
-    # reshape: without windows the array would have no columns to unpack
-    table = np.array(measured[first:], dtype=np.float64).reshape(-1, 3)
-    _, counts, rates = table.T
-    return np.array([counts, 1 / rates])
+    counts = []
+    sample_s = []
+    for _, step_count, rate in measured[first:]:
+        counts.append(step_count)
+        sample_s.append(1 / rate)
+    return np.array([counts, sample_s], dtype=np.float64)

@@ -6,6 +6,7 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import tabulate
 
@@ -39,7 +40,7 @@ def _fitted(table: Table, width: int = WIDTH) -> Table:
         kept_rank = min(ranks)
     while _grid_width(replace(table, columns=columns)) > width:
         # Of columns of one rank, the rightmost goes first.
-        last = max(reversed(columns), key=lambda column: column.rank)
+        last = max(reversed(columns), key=attrgetter("rank"))
         if last.rank <= kept_rank:
             break  # what names a row stays, even if the line is too long
         columns.remove(last)
@@ -51,7 +52,8 @@ def _fitted(table: Table, width: int = WIDTH) -> Table:
 
 
 def _grid_width(table: Table) -> int:
-    return max(len(line) for line in _grid(table).splitlines())
+    lines = _grid(table).splitlines()
+    return max(len(line) for line in lines)
 
 
 def _grid(table: Table) -> str:
@@ -79,7 +81,9 @@ _LATEX = """\
 {tabular}}}
 \\end{{table}}
 {notes}"""
+_LATEX_ESCAPES = str.maketrans(tabulate.LATEX_ESCAPE_RULES)
 _ROWS_OF_A_PAGE = 40
+"""LaTeX breaks no table over pages: rows below the edge would be cut off."""
 
 
 def as_latex(table: Table) -> str:
@@ -90,12 +94,14 @@ def as_latex(table: Table) -> str:
         last = first + _ROWS_OF_A_PAGE
         columns = []
         for column in table.columns:
-            columns.append(replace(column, values=column.values[first:last]))
+            values = column.values[first:last]
+            columns.append(replace(column, values=values))
         notes = table.notes if last >= row_count else ()  # on the last page only
         page = _fitted(Table(table.title, columns, notes))
         title = latex(table.title)
         if first:
-            title += f" ({first // _ROWS_OF_A_PAGE + 1})"
+            page_number = first // _ROWS_OF_A_PAGE + 1
+            title += f" ({page_number})"
         headers = [column.words for column in page.columns]
         # tabulate escapes LaTeX's special characters itself; `_ascii` only replaces others.
         tabular = _tabulate(page, headers, "latex_booktabs", _ascii)
@@ -106,8 +112,7 @@ def as_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Escapes LaTeX's special characters."""
-    escaped = [tabulate.LATEX_ESCAPE_RULES.get(sign, sign) for sign in _ascii(text)]
-    return "".join(escaped)
+    return _ascii(text).translate(_LATEX_ESCAPES)
 
 
 def _ascii(text: str) -> str:
@@ -126,8 +131,8 @@ def as_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in table.columns])
     for row in table.rows:
-        fields = ["" if value.raw is None else value.raw for value in row]
-        writer.writerow(fields)
+        # csv writes None as an empty field.
+        writer.writerow([value.raw for value in row])
     return text.getvalue()
 
 
@@ -137,16 +142,20 @@ def as_list(title: str, lines: Sequence[str], form: str, width: int = WIDTH) -> 
         return ""
     head = f"{title}:\n" if title else ""
     if form == "latex":
-        items = "".join(f"  \\item {latex(line)}\n" for line in lines)
-        return f"{head}\\begin{{itemize}}\\footnotesize\n{items}\\end{{itemize}}\n"
-    if form == "markdown":
+        items = [f"  \\item {latex(line)}\n" for line in lines]
+        head += "\\begin{itemize}\\footnotesize\n"
+        items.append("\\end{itemize}\n")
+    elif form == "markdown":
         # A blank line: otherwise Markdown takes the list as more of the title's paragraph.
         head = f"{head}\n".lstrip()
-        items = "".join(f"- {markdown(line)}\n" for line in lines)
-        return head + items
-    wrapper = textwrap.TextWrapper(width, initial_indent="- ", subsequent_indent="  ")
-    items = "".join(f"{wrapper.fill(_line(line))}\n" for line in lines)
-    return head + items
+        items = [f"- {markdown(line)}\n" for line in lines]
+    else:
+        wrapper = textwrap.TextWrapper(width, initial_indent="- ", subsequent_indent="  ")
+        items = []
+        for line in lines:
+            wrapped = wrapper.fill(_line(line))
+            items.append(f"{wrapped}\n")
+    return head + "".join(items)
 
 
 FORMATS: dict[str, tuple[Callable[[Table], str], str]] = {
@@ -174,7 +183,8 @@ def _tabulate(
 
 def _line(text: str) -> str:
     """Returns text as one line without control characters, which a terminal would obey."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)
+    signs = [sign if sign.isprintable() else " " for sign in text]
+    return "".join(signs)
 
 
 _MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\|`*_[]<>"})

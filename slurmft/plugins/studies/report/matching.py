@@ -44,13 +44,17 @@ _MEASURES = {
 
 def as_published(table: PublishedTable) -> Table:
     """Returns a published table, value for value."""
-    columns = [_column(table, name, [row[name] for row in table.rows]) for name in table.columns]
+    columns = []
+    for name in table.columns:
+        values = [row[name] for row in table.rows]
+        columns.append(_column(table, name, values))
     return Table(table.name, columns)
 
 
 def _column(table: PublishedTable, name: str, raw: Sequence[Any]) -> Column:
     # By the published rows alone: `raw` may hold values of ours, too.
-    numeric = all(isinstance(row[name], (int, float, type(None))) for row in table.rows)
+    published_values = [row[name] for row in table.rows]
+    numeric = all(isinstance(value, (int, float, type(None))) for value in published_values)
     return column(name, raw, label=with_unit(name), numeric=numeric)
 
 
@@ -106,7 +110,12 @@ def matches(published: PublishedTable, rows: Sequence[Row]) -> list[Match]:
 
 
 def _measured_the_same(theirs: dict[str, Any], ours: Row, keys: Sequence[str]) -> bool:
-    return all(_equal(theirs[key], key_of(ours, key, theirs[key])) for key in keys)
+    for key in keys:
+        published_value = theirs[key]
+        our_value = key_of(ours, key, like=published_value)
+        if not _equal(published_value, our_value):
+            return False
+    return True
 
 
 def _equal(theirs: Any, ours: Any) -> bool:
@@ -137,7 +146,10 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
 
 def _fields_in(published: PublishedTable) -> set[str]:
     """Returns our fields whose values follow from the columns of a published table."""
-    fields = {_FIELDS[name] for name in keys_of(published) if name in _FIELDS}
+    fields: set[str] = set()
+    for name in keys_of(published):
+        if name in _FIELDS:
+            fields.add(_FIELDS[name])
     if CONFIGURATION in published.columns:
         # The names of its bars say both: PRECISION-BATCHSIZE.
         fields |= {"batch_size", "precision"}
@@ -145,6 +157,7 @@ def _fields_in(published: PublishedTable) -> set[str]:
         # It follows from the batch of a device and the devices, which the table has.
         fields.add(GLOBAL_BATCH_SIZE)
     if "gpus" in published.columns:
+        # All devices: they follow from the nodes and from what each of them has.
         fields.update(DEVICE_FIELDS)
     return fields
 
@@ -156,11 +169,15 @@ def _columns(
     for name in published.columns:
         columns += _columns_of(published, name, pairs)
     for name in fields:
-        label = f"{name.replace('_', ' ')} ours"
+        words = name.replace("_", " ")
         values = [pair.ours.cell.get(name) if pair.ours else None for pair in pairs]
-        columns.append(column(f"{name}_ours", values, label=label, numeric=False, rank=1))
+        columns.append(column(f"{name}_ours", values, label=f"{words} ours", numeric=False, rank=1))
     if any(pair.ours.state for pair in pairs if pair.ours):
-        states = [state_value(pair.ours) if pair.ours else Value.of(None) for pair in pairs]
+        states = []
+        for pair in pairs:
+            # A published row without one of ours has no state, not even "missing".
+            state = state_value(pair.ours) if pair.ours else Value.of(None)
+            states.append(state)
         columns.append(Column("state_ours", states, "state of ours", numeric=False))
     return columns
 
@@ -182,14 +199,16 @@ def _columns_of(published: PublishedTable, name: str, pairs: Sequence[Match]) ->
     if not measure:
         return [theirs]
     # Two columns of one quantity stand side by side: each says whose it is.
-    theirs = replace(theirs, label=f"{with_unit(name)} published")
+    words = with_unit(name)
+    theirs = replace(theirs, label=f"{words} published")
     medians = [pair.ours.median(measure) if pair.ours else None for pair in pairs]
     decimals = _decimals(measure, medians)
-    ours = column(f"{name}_ours", medians, decimals, label=f"{with_unit(name)} ours")
+    ours = column(f"{name}_ours", medians, decimals, label=f"{words} ours")
     return [theirs, ours]
 
 
 def _decimals(measure: str, medians: Sequence[float | None]) -> int:
+    """Returns as many decimals as our own tables have for the measure."""
     if measure in SCALED:
         return 2
     if measure == "metric":
@@ -208,9 +227,9 @@ def _notes(published: PublishedTable, rows: Sequence[Row], pairs: Sequence[Match
     for other in published.columns:
         if other not in comparable:
             yield f"{other} of our runs is unknown: rows that differ only in it show the same"
-    differing = _settings_not_as_published(published, pairs)
+    differing = "; ".join(_settings_not_as_published(published, pairs))
     if differing:
-        yield f"not as published: {'; '.join(differing)}"
+        yield f"not as published: {differing}"
 
 
 def _settings_not_as_published(published: PublishedTable, pairs: Sequence[Match]) -> list[str]:
@@ -222,8 +241,12 @@ def _settings_not_as_published(published: PublishedTable, pairs: Sequence[Match]
     for name, theirs in published.setup.items():
         if name not in _FIELDS:
             continue
-        values = [str(row.value(_FIELDS[name])) for row in measured]
-        ours = list(dict.fromkeys(values))
+        option = _FIELDS[name]
+        ours: dict[str, None] = {}  # each value once, in the order of the rows
+        for row in measured:
+            ours[str(row.value(option))] = None
         if not all(_equal(theirs, value) for value in ours):
-            differing.append(f"{name.replace('_', ' ')} {', '.join(ours)} ({theirs})")
+            words = name.replace("_", " ")
+            values = ", ".join(ours)
+            differing.append(f"{words} {values} ({theirs})")
     return differing
