@@ -253,8 +253,10 @@ class Fit:
         for phase, costs in self.costs.items():
             terms_s = costs * _quantities(phase, setting)
             # Single draws of uncertain costs are negative; no phase is shorter than its first term.
-            phases_s[phase] = np.maximum(terms_s.sum(axis=1), np.maximum(0, terms_s[:, 0]))
-            for term, seconds in zip(TERMS[phase], terms_s.mean(axis=0), strict=True):
+            shortest_s = np.maximum(0, terms_s[:, 0])
+            phases_s[phase] = np.maximum(terms_s.sum(axis=1), shortest_s)
+            means_s = terms_s.mean(axis=0)
+            for term, seconds in zip(TERMS[phase], means_s, strict=True):
                 parts_s[term.part] = parts_s.get(term.part, 0.0) + float(seconds)
         return Prediction(phases_s, parts_s, self.noise)
 
@@ -298,13 +300,15 @@ def fit(rows: Sequence[Row], seed: int = 0) -> Fit:
             solutions[phase] = solution
     misfits = np.concatenate([solution.misfits for solution in solutions.values()])
     # Where rows lie farther from the model than their errors allow, all errors are larger.
-    scale = max(1.0, float(np.sqrt(np.mean(misfits**2))))
+    root_mean_square = float(np.sqrt(np.mean(misfits**2)))
+    scale = max(1.0, root_mean_square)
     generator = np.random.default_rng(seed)
     costs: dict[str, Array] = {}
     for phase, solution in solutions.items():
         costs[phase] = solution.draw(generator, scale)
     # Its logarithm is normal: a factor is never below 0.
-    noise = np.exp(_NOISE * scale * _standard_normal(generator, 1)[:, 0])
+    draws = _standard_normal(generator, 1)[:, 0]
+    noise = np.exp(_NOISE * scale * draws)
     return Fit(tuple(rows), costs, noise)
 
 
@@ -336,7 +340,12 @@ def _fit_phase(phase: str, rows: Sequence[Row]) -> _Solution | None:
     reference = _reference_samples(rows)
     settings = [_Setting(row.work, row.devices, row.nodes, reference) for row in rows]
     quantities = np.array([_quantities(phase, setting) for setting in settings])
-    used = [i for i, row in enumerate(rows) if phase in row.seconds and quantities[i].any()]
+    used = []
+    for index, row in enumerate(rows):
+        # Without a quantity, such as evaluations of no samples, a row says nothing of the costs.
+        has_work = quantities[index].any()
+        if phase in row.seconds and has_work:
+            used.append(index)
     if not used:
         return None
     quantities = quantities[used]
@@ -354,11 +363,16 @@ def _fit_phase(phase: str, rows: Sequence[Row]) -> _Solution | None:
     # something where it is fitted as 0.
     for _ in range(3):
         costs[0] = largest
-        defaults, default_targets = _defaults(phase, np.maximum(costs, 1e-3 * largest))
+        positive_costs = np.maximum(costs, 1e-3 * largest)
+        defaults, default_targets = _defaults(phase, positive_costs)
         equations = np.vstack([measured, defaults])
-        costs = _non_negative(equations, np.concatenate([targets, default_targets]))
+        all_targets = np.concatenate([targets, default_targets])
+        costs = _non_negative(equations, all_targets)
+    # That of least squares whose equations have errors of 1, as these have in their units.
     covariance = np.linalg.inv(equations.T @ equations)
-    return _Solution(costs, covariance, measured @ costs - targets)
+    # Of measured rows only: that costs differ from their defaults is what defaults are for.
+    misfits = measured @ costs - targets
+    return _Solution(costs, covariance, misfits)
 
 
 def _reference_samples(rows: Sequence[Row]) -> int:
