@@ -115,7 +115,9 @@ def choose_series(series: dict[str, Series], name: str | None) -> Series:
             f"the sources hold {len(series)} kinds of runs, and a plan is for one",
             f"choose one with --series: {names}",
         )
-    chosen = series[name] if name else next(iter(series.values()))
+    chosen = next(iter(series.values()))
+    if name is not None:
+        chosen = series[name]
     _check_device_counts(chosen)
     return chosen
 
@@ -146,6 +148,7 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
     counts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part.strip())
+        # A text that does not match fails the check of the range as well.
         first = last = 0
         if match:
             first = int(match[1])
@@ -160,6 +163,7 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
                 f"model ends at {MAX_DEVICES:,}",
                 f"ask for at most {MAX_DEVICES // devices_per_node} nodes",
             )
+        # Parts may overlap: 1-4,2.
         counts.update(range(first, last + 1))
     return sorted(counts)
 
@@ -243,6 +247,7 @@ def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Opti
 
 
 def _most_efficient(options: Sequence[Option]) -> tuple[Option, str]:
+    # On more nodes a run ends sooner, and costs more node-hours: the last that are well used.
     efficient = [option for option in options if option.efficiency.median >= _EFFICIENT]
     if not efficient:
         return options[0], f"none of these has an efficiency of {_EFFICIENT} or more"
@@ -342,6 +347,7 @@ def _time_table(options: Sequence[Option]) -> list[str]:
 
 
 def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
+    # One fit predicts all options: they have the same parts.
     rows = [["nodes", *options[0].shares, "global batch", "steps", "samples/s"]]
     # The result of a run may be without a count of tokens.
     if work.tokens_per_sample:
@@ -360,7 +366,9 @@ def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
 
 def _training_s(option: Option) -> float:
     """Returns the time of training in that of the run, which has start-up and evaluations too."""
-    share = sum(option.shares.get(part, 0) for part in model.TRAIN_PARTS)
+    # A part is missing where no run has measured its phase.
+    shares = [option.shares.get(part, 0) for part in model.TRAIN_PARTS]
+    share = sum(shares)
     return option.time_s.median * share
 
 
