@@ -121,15 +121,18 @@ def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
 
 def _is_complete(table: dict[str, Any]) -> bool:
     """Returns whether a table has columns, and every row a value for each."""
+    # `matches` has checked the types; here are the lengths.
     width = len(table["columns"])
     return width > 0 and all(len(row) == width for row in table["rows"])
 
 
 def _footnotes(raw: dict[str, Any], setup: dict[str, Any]) -> tuple[str, ...]:
-    footnotes = [f"source: {raw.get('source', 'not named')}"]
+    # Said even where it is missing: a figure without a source is not to be relied on.
+    source = raw.get("source", "not named")
+    footnotes = [f"source: {source}"]
     if setup:
-        facts = "; ".join(f"{key}: {_flat(value)}" for key, value in setup.items())
-        footnotes.append(f"setup: {facts}")
+        facts = [f"{key}: {_flat(value)}" for key, value in setup.items()]
+        footnotes.append(f"setup: {'; '.join(facts)}")
     if "read_off" in raw:
         footnotes.append(f"read off: {raw['read_off']}")
     doubts = raw.get("notes", [])

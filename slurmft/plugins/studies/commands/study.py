@@ -123,6 +123,7 @@ def run_main(argv: list[str]) -> int:
         runner.check_settings(todo, arguments.yes)
         print(dry_run(todo))
         return Exit.OK
+    # One folder holds all runs: it is as open as the most open one.
     share = any(config.job.share_with_group for config in configs.values())
     with study_folder.exclusive(folder, share):
         study_folder.check_name(study, folder)
@@ -158,7 +159,9 @@ def _submit(todo: Submission) -> int:
         status = study_status(todo.study, todo.folder)
         print(status_table(todo.study, status))
     else:
-        jobs = runner.submit_arrays(todo, due) if due else {}
+        jobs: dict[tuple[str, int], str] = {}
+        if due:
+            jobs = runner.submit_arrays(todo, due)
         print(repeats_table(todo, jobs))
     for repeat in given_up:
         assert repeat.best is not None  # a repeat is given up after failed runs
@@ -441,10 +444,11 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
     after = ", ".join(live_jobs)
     for number, group in enumerate(groups, start=1):
         waits = f", after {after}" if after else ""
-        cells = "; ".join(spec.label(repeat.cell) for repeat in group)
+        labels = [spec.label(repeat.cell) for repeat in group]
+        cells = shown("; ".join(labels), 100)
         lines.append(
             f"# array {number}: repeat {group[0].number}, {len(group)} run(s), at most "
-            f"{at_most} at a time{waits}: {shown(cells, 100)}"
+            f"{at_most} at a time{waits}: {cells}"
         )
         after = f"array {number}"
     first_group = groups[0]
