@@ -69,7 +69,9 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
         else:
             name = str(program.get("name")) if run.is_own else ""
             others.setdefault(name, []).append(run)
-    runsets = [_of_study(name, folder, members) for (name, folder), members in studies.items()]
+    runsets = []
+    for (name, folder), members in studies.items():
+        runsets.append(_of_study(name, folder, members))
     for program_name, members in others.items():
         set_title = title or "Runs"
         if len(others) > 1 and program_name:
@@ -133,10 +135,15 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
 
 def _differing_fields(every_cell: Sequence[Cell]) -> list[str]:
     """Returns the fields that are not the same in all cells, in the order of the cells."""
-    values: dict[str, set[str]] = {}
-    for name in dict.fromkeys(name for cell in every_cell for name in cell):
-        values[name] = {repr(cell.get(name)) for cell in every_cell}  # repr: a list has no hash
-    return [name for name, texts in values.items() if len(texts) > 1]
+    names: dict[str, None] = {}
+    for cell in every_cell:
+        names |= dict.fromkeys(cell)
+    differing = []
+    for name in names:
+        values = {repr(cell.get(name)) for cell in every_cell}  # repr: a list has no hash
+        if len(values) > 1:
+            differing.append(name)
+    return differing
 
 
 def _read_study(name: str, folder: Path, problems: list[str]) -> Study | None:
@@ -159,8 +166,11 @@ def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
         common: fields that are the same in all existing runs; the study file lacks flags.
     """
     values = study.fixed | spec.typed(cell)
-    merged = {**common, **values}
-    fields = {name: value for name, value in merged.items() if value is not None}
+    fields: Cell = {}
+    # The study takes precedence over what its runs have in common.
+    for name, value in (dict(common) | values).items():
+        if value is not None:
+            fields[name] = value
     if GLOBAL_BATCH_SIZE in values:
         fields.pop("batch_size", None)  # it is for other numbers of processes
         with contextlib.suppress(UsageError):  # the number of processes is not known
@@ -267,8 +277,10 @@ MEASURES = {measure.key: measure for measure in (*SPEED, METRIC, *TIMES)}
 
 def measures_of(runset: RunSet) -> list[Measure]:
     """Returns what its runs measure: of a program of the user's own, the time and its metrics."""
-    most = [SPEED[0]] if runset.is_own else list(MEASURES.values())
-    return most + other_metrics(runset)
+    if runset.is_own:
+        wall_time, *_ = SPEED
+        return [wall_time, *other_metrics(runset)]
+    return [*MEASURES.values(), *other_metrics(runset)]
 
 
 def other_metrics(runset: RunSet) -> list[Measure]:
@@ -311,7 +323,9 @@ class Row:
 
     def median(self, key: str) -> float | None:
         spread = self.measures.get(key)
-        return spread.median if spread else None
+        if spread is None:
+            return None
+        return spread.median
 
     @property
     def finished(self) -> list[MeasuredRun]:
@@ -324,7 +338,9 @@ class Row:
             resolved = result_of(run).get(name)
             if resolved not in (None, "auto"):
                 return resolved
-        configured = self.runs[0].value(name) if self.runs else None
+        configured = None
+        if self.runs:
+            configured = self.runs[0].value(name)  # its runs are repeats: any one will do
         configured = self.cell.get(name, configured)
         if configured in (None, "auto"):
             return self.common.get(name, configured)
@@ -353,8 +369,10 @@ def rows_of(runset: RunSet) -> list[Row]:
             if numbers:
                 row.measures[measure.key] = Spread.of(*numbers)
         rows.append(row)
-    # So rows that a speedup compares stand below each other, its baseline first.
-    rows.sort(key=lambda row: (_sortable(others(row, runset.fields)), row.devices or 0))
+    # Stable, by devices first: rows that a speedup compares then stand below each other, its
+    # baseline first.
+    rows.sort(key=lambda row: row.devices or 0)
+    rows.sort(key=lambda row: _sortable(others(row, runset.fields)))
     # The throughput of a training says how it scales even where nobody declared its work to be
     # fixed. The time of a program of the user's own does not: its work is unknown.
     is_training_without_scaling = runset.scaling is None and not runset.is_own
@@ -391,8 +409,11 @@ def _common(runs: Sequence[MeasuredRun]) -> Cell:
             continue
         common[name] = value
         if value == "auto":
-            results = [run.result for run in runs if run.result]
-            resolved = {str(result[name]) for result in results if name in result}
+            resolved = set()
+            for run in runs:
+                if run.result and name in run.result:
+                    resolved.add(str(run.result[name]))
+            # On other devices `auto` may have become something else.
             if len(resolved) == 1:
                 common[name] = resolved.pop()
     return common
@@ -417,11 +438,9 @@ def _devices(runs: Sequence[MeasuredRun], fields: Cell) -> int | None:
             return run.result["world_size"]
         if run.environment.ranks:
             return len(run.environment.ranks)
-    if runs:
-        configured = [runs[0].value(name) for name in DEVICE_FIELDS]
-    else:
-        configured = [fields.get(name) for name in DEVICE_FIELDS]
-    nodes, *per_node = configured
+    # Runs that failed before their ranks met recorded none.
+    value_of = runs[0].value if runs else fields.get
+    nodes, *per_node = [value_of(name) for name in DEVICE_FIELDS]
     counts = [count for count in per_node if isinstance(count, int)]  # not "auto", not None
     if not isinstance(nodes, int) or not counts or not counts[0]:
         return None
@@ -438,10 +457,12 @@ def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
     counts = Counter(state for state, _ in states)
     reasons = [reason for _, reason in states if reason]
     suffix = f": {reasons[-1]}" if reasons else ""  # that of the newest run
+    # All in one state: the numbers would say nothing.
     if len(counts) == 1 and counts.total() == total:
         (state,) = counts
         return f"{state}{suffix}"
-    return ", ".join(f"{count} of {total} {state}" for state, count in counts.items()) + suffix
+    parts = [f"{count} of {total} {state}" for state, count in counts.items()]
+    return ", ".join(parts) + suffix
 
 
 def _state(run: MeasuredRun) -> tuple[str, str]:
@@ -469,16 +490,19 @@ def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
     row.baseline = base
     speed = _speed(row, runset)
     if speed:
-        speedup = speed / _speed(base, runset)
+        speedup = speed / _speed(base, runset)  # of a baseline it is never 0: see `_baseline`
+        efficiency = speedup * base.devices / row.devices
         row.measures["speedup"] = Spread.of(speedup)
-        row.measures["efficiency"] = Spread.of(speedup * base.devices / row.devices)
+        row.measures["efficiency"] = Spread.of(efficiency)
 
 
 def _speed(row: Row, runset: RunSet) -> float:
     """Returns the work a second of all devices of a row; 0: unknown."""
     devices = row.devices or 0
     if runset.scaling == "strong" or runset.is_own:
-        seconds = row.median("wall_s" if runset.is_own else "train_s")
+        # Of a program of the user's own, no phases are known.
+        time = "wall_s" if runset.is_own else "train_s"
+        seconds = row.median(time)
         if not seconds:
             return 0.0
         # Strong scaling: every row did the same work. Weak: as much for each device.
@@ -496,12 +520,16 @@ def _baseline(row: Row, rows: Iterable[Row], runset: RunSet) -> Row | None:
 
     def rest(other: Row) -> dict[str, Any]:
         fields = others(other, runset.fields)
-        return {name: value for name, value in fields.items() if name not in BATCH_FIELDS}
+        for name in BATCH_FIELDS:
+            fields.pop(name, None)
+        return fields
 
     def distance(other: Row) -> tuple[int, float]:
-        pairs = zip(batches_of(row), batches_of(other), strict=True)
-        distances = [_batch_distance(ours, theirs) for ours, theirs in pairs]
-        return other.devices or 0, min(distances)
+        process_batch, global_batch = batches_of(row)
+        other_process_batch, other_global_batch = batches_of(other)
+        process_distance = _batch_distance(process_batch, other_process_batch)
+        global_distance = _batch_distance(global_batch, other_global_batch)
+        return other.devices or 0, min(process_distance, global_distance)
 
     candidates = []
     for other in rows:
@@ -542,8 +570,9 @@ def label(row: Row, fields: Sequence[str]) -> str:
     """Returns the fields of a row as text."""
     parts = []
     for name in in_order(fields):
-        parts.append(f"{name.replace('_', ' ')} {row.cell.get(name)}")
-    return ", ".join(parts) or "all"
+        words = name.replace("_", " ")
+        parts.append(f"{words} {row.cell.get(name)}")
+    return ", ".join(parts) or "all"  # a set of a single cell has no fields
 
 
 def metric_name(rows: Iterable[Row]) -> str:
