@@ -75,10 +75,10 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
         UsageError: a cell's settings are not valid; the message names the cell.
     """
     # A key of the site file that is none of these options is refused.
-    known = OPTIONS
+    site_options = OPTIONS
     if study.program:
-        known = OPTIONS | FLAGS
-    site = site_defaults(known)
+        site_options = OPTIONS | FLAGS
+    site = site_defaults(site_options)
     fixed = study.fixed | {"runs_dir": str(folder / "runs")}
     # The site file's name would be overridden by one in `fixed`.
     if "job_name" not in site:

@@ -71,6 +71,17 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
     unfinished_count = len(runs) - len(finished)
     if unfinished_count:
         notes.append(f"{unfinished_count} run(s) that have not finished are left out")
+    groups = _by_settings(measured)
+    series: dict[str, Series] = {}
+    for name, group in groups.items():
+        series[name] = _series(name, group, tuple(notes))
+    return series
+
+
+def _by_settings(
+    measured: Sequence[tuple[MeasuredRun, Row]],
+) -> dict[str, list[tuple[MeasuredRun, Row]]]:
+    """Groups runs whose costs are alike: name of the group -> its runs with their rows."""
     settings = [_cost_settings(run) for run, _ in measured]
     names = _fields_of_names(settings)
     groups: dict[str, list[tuple[MeasuredRun, Row]]] = {}
@@ -78,10 +89,7 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
         texts = [str(values[field]) for field in names]
         members = groups.setdefault(" ".join(texts), [])
         members.append(run_with_row)
-    series: dict[str, Series] = {}
-    for name, group in groups.items():
-        series[name] = _series(name, group, tuple(notes))
-    return series
+    return groups
 
 
 def _cost_settings(run: MeasuredRun) -> dict[str, Any]:
