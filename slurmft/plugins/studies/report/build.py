@@ -88,7 +88,9 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
     sources = origins(rows)
     for theirs in beside_them:
         pairs = matches(theirs, rows)
-        if not any(pair.published and pair.ours for pair in pairs):
+        has_match = any(pair.published and pair.ours for pair in pairs)
+        if not has_match:
+            # The keys say which of our settings to look at: most often one has another value.
             keys = [name.replace("_", " ") for name in keys_of(theirs)]
             compared_by = ", ".join(keys) or "nothing"
             problems.append(f"no row matches a row of {theirs.name}; compared by: {compared_by}")
@@ -123,9 +125,12 @@ def _comparison_of(rows: Sequence[Row], runset: RunSet) -> list[str]:
 
     first, second = measured
     comparison = compare_cells(first.runs, second.runs)
+    # A result that was edited may lack what a comparison needs, and still fill a row.
     if comparison is None:
         return []
-    return comparison.summary(label(first, runset.fields), label(second, runset.fields))
+    label_a = label(first, runset.fields)
+    label_b = label(second, runset.fields)
+    return comparison.summary(label_a, label_b)
 
 
 def of_published(tables: Sequence[PublishedTable], title: str = "") -> Section:
@@ -328,11 +333,14 @@ def _files(
     images: dict[str, str] = {}
     charts = []
     if plots.is_available():
-        charts = [(section, chart) for section in sections for chart in section.charts()]
+        for section in sections:
+            charts += [(section, chart) for chart in section.charts()]
     for section, chart in charts:
         name = section.file_of(chart)
         svg, png = plots.draw(chart)
-        images[name] = base64.b64encode(svg.encode("utf-8", "replace")).decode()
+        # In base64 the page holds the plot as an image: no style of one reaches another.
+        encoded = base64.b64encode(svg.encode("utf-8", "replace"))
+        images[name] = encoded.decode()
         yield f"{name}.svg", svg
         yield f"{name}.png", png
     if not title:
