@@ -80,7 +80,7 @@ class MpiRun(LocalNodes):
     def _signal(self, sig: signal.Signals) -> None:
         """A file tells the ranks to stop: mpirun would give them a second to end."""
         if sig == signal.SIGTERM:
-            # The ranks look for it once a second: see `rank._await_stop`.
+            # The first rank looks for it once a second: see `rank._await_stop`.
             rank.stop_marker(self.run).touch()
             name = signal.Signals(self.stopped_by).name
             self.run.set_state("stopping", f"the job received {name}")
