@@ -169,9 +169,11 @@ def _columns(
     for name in published.columns:
         columns += _columns_of(published, name, pairs)
     for name in fields:
-        words = name.replace("_", " ")
+        setting = name.replace("_", " ")
         values = [pair.ours.cell.get(name) if pair.ours else None for pair in pairs]
-        columns.append(column(f"{name}_ours", values, label=f"{words} ours", numeric=False, rank=1))
+        columns.append(
+            column(f"{name}_ours", values, label=f"{setting} ours", numeric=False, rank=1)
+        )
     if any(pair.ours.state for pair in pairs if pair.ours):
         states = []
         for pair in pairs:
@@ -199,11 +201,11 @@ def _columns_of(published: PublishedTable, name: str, pairs: Sequence[Match]) ->
     if not measure:
         return [theirs]
     # Two columns of one quantity stand side by side: each says whose it is.
-    words = with_unit(name)
-    theirs = replace(theirs, label=f"{words} published")
+    quantity = with_unit(name)
+    theirs = replace(theirs, label=f"{quantity} published")
     medians = [pair.ours.median(measure) if pair.ours else None for pair in pairs]
     decimals = _decimals(measure, medians)
-    ours = column(f"{name}_ours", medians, decimals, label=f"{words} ours")
+    ours = column(f"{name}_ours", medians, decimals, label=f"{quantity} ours")
     return [theirs, ours]
 
 
@@ -246,7 +248,7 @@ def _settings_not_as_published(published: PublishedTable, pairs: Sequence[Match]
         for row in measured:
             ours[str(row.value(option))] = None
         if not all(_equal(theirs, value) for value in ours):
-            words = name.replace("_", " ")
+            setting = name.replace("_", " ")
             values = ", ".join(ours)
-            differing.append(f"{words} {values} ({theirs})")
+            differing.append(f"{setting} {values} ({theirs})")
     return differing

@@ -570,8 +570,8 @@ def label(row: Row, fields: Sequence[str]) -> str:
     """Returns the fields of a row as text."""
     parts = []
     for name in in_order(fields):
-        words = name.replace("_", " ")
-        parts.append(f"{words} {row.cell.get(name)}")
+        setting = name.replace("_", " ")
+        parts.append(f"{setting} {row.cell.get(name)}")
     return ", ".join(parts) or "all"  # a set of a single cell has no fields
 
 

@@ -26,13 +26,13 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
         columns += [_medians(measure, rows) for measure in measures.measures_of(runset)]
         columns += _scaled(rows)
         return Table(runset.title, columns, _notes(rows, runset))
-    shown = []
+    speed_columns = []
     for measure in measures.SPEED:
         # The throughput of all devices is left to the CSV: it is that of one, times the devices.
         if measure.key != "train_samples_per_s":
-            shown.append(_medians(measure, rows))
+            speed_columns.append(_medians(measure, rows))
     # The speedup is one of training: it stands beside the columns of training.
-    *training, evaluation = shown
+    *training, evaluation = speed_columns
     columns += training
     columns += _scaled(rows)
     metric = _medians(METRIC, rows)
