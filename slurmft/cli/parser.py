@@ -292,6 +292,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """The type of an argument that counts something of which there may be none."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
 def above_zero(text: str) -> float:
     """The type of an argument that measures something."""
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:

@@ -14,7 +14,7 @@ from slurmft.cluster.job_state import LOST, JobState, Report, by_record
 from slurmft.cluster.slurm import commands
 from slurmft.core import hooks, permissions
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.core.files import exists_now
+from slurmft.core.files import exists_now, read_bytes
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RunDir
 
@@ -266,7 +266,7 @@ def _last_lines(run: RunDir, job_id: str) -> list[str]:
     excerpts: list[str] = []
     for log in logs:
         with contextlib.suppress(OSError):  # only one of the two kinds is there
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = read_bytes(log).decode("utf-8", "replace").splitlines()
             if not lines:
                 continue
             excerpts.append(f"end of {log}:")

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Callable
@@ -122,7 +123,7 @@ def _scalar(kind: Any) -> Decoder:
 
     def decode_scalar(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise DecodeError(f"{value!r} is no {kind.__name__}")
+            raise DecodeError(f"{reprlib.repr(value)} is no {kind.__name__}")
         return value
 
     return decode_scalar
@@ -134,7 +135,7 @@ def _number(kind: type[int] | type[float]) -> Decoder:
 
     def decode_number(value: Any) -> Any:
         if not is_number(value) or not isinstance(value, kinds):
-            raise DecodeError(f"{value!r} is no {kind.__name__}")
+            raise DecodeError(f"{reprlib.repr(value)} is no {kind.__name__}")
         return value
 
     return decode_number
@@ -152,7 +153,7 @@ def _bounded(kind: Any, bounds: range) -> Decoder:
 
     def decode_bounded(value: Any) -> Any:
         if decode_number(value) not in bounds:
-            raise DecodeError(f"{value!r} is not in {bounds}")
+            raise DecodeError(f"{reprlib.repr(value)} is not in {bounds}")
         return value
 
     return decode_bounded
@@ -167,7 +168,7 @@ def _union(kinds: tuple[Any, ...]) -> Decoder:
                 return decoder(value)
             except DecodeError:
                 continue
-        raise DecodeError(f"{value!r} is none of {kinds}")
+        raise DecodeError(f"{reprlib.repr(value)} is none of {kinds}")
 
     return decode_union
 
@@ -177,7 +178,7 @@ def _sequence(kind: type, item: Any) -> Decoder:
 
     def decode_sequence(value: Any) -> Any:
         if not isinstance(value, list):
-            raise DecodeError(f"{value!r} is no list")
+            raise DecodeError(f"{reprlib.repr(value)} is no list")
         return kind(map(decode_item, value))
 
     return decode_sequence
@@ -188,7 +189,7 @@ def _mapping(item: Any) -> Decoder:
 
     def decode_mapping(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise DecodeError(f"{value!r} is no object")
+            raise DecodeError(f"{reprlib.repr(value)} is no object")
         return {key: decode_item(inner) for key, inner in value.items()}
 
     return decode_mapping
@@ -218,7 +219,7 @@ def _object(kind: Any, required: frozenset[str]) -> Decoder:
 
     def decode_object(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise DecodeError(f"{value!r} is no object")
+            raise DecodeError(f"{reprlib.repr(value)} is no object")
         if not required <= value.keys():
             missing = required - value.keys()
             raise DecodeError(f"{', '.join(sorted(missing))} missing")

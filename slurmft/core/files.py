@@ -9,10 +9,11 @@ import math
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
 """Names that `aside_of` makes."""
@@ -94,6 +95,27 @@ def exists_now(path: Path) -> bool:
     return path.exists()
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read it, never a FIFO or a device: one that somebody has put among the files
+    of a run would keep its readers for ever.
+
+    Raises:
+        OSError: the file is absent, cannot be read, or is no regular file.
+    """
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads a regular file; OSError as of `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def read_text(path: Path) -> str:
     """Reads a text file, again and again while another client of a shared file system replaces it.
 
@@ -104,7 +126,7 @@ def read_text(path: Path) -> str:
     deadline = time.monotonic() + _STALE_S
     while True:
         try:
-            return path.read_text(encoding="utf-8")
+            return read_bytes(path).decode("utf-8")
         except OSError as error:
             # NFS's word for a file that was opened, and replaced before it was read.
             if error.errno != errno.ESTALE or time.monotonic() > deadline:
@@ -133,7 +155,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
     """Returns the size and the checksum of a file."""
     import hashlib  # not for every command
 
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import slurmft
 from slurmft.core.config import RunConfig
+from slurmft.core.files import open_regular
 from slurmft.core.text import in_bytes, some
 
 _PACKAGES = """\
@@ -56,7 +57,7 @@ def of(path: Path) -> dict[str, Any]:
 
 def _blocks(path: Path, size_bytes: int) -> Iterator[bytes]:
     """Yields the parts of a file that are hashed."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         if size_bytes <= _WHOLE_BYTES:
             yield file.read(_WHOLE_BYTES)
             return

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slurmft.core import plugins
+from slurmft.core.errors import one_line
 
 if TYPE_CHECKING:
     from slurmft.core.config import JobConfig, RunConfig
@@ -187,4 +188,17 @@ def next_commands(run: "RunDir") -> list[str]:
 @functools.cache
 def _members() -> tuple[Hooks, ...]:
     """Makes one of each plug-in, which may keep something from one call to the next."""
-    return tuple(member() for member in plugins.load_all(plugins.HOOKS))
+    members = []
+    for plugin in plugins.load_all(plugins.HOOKS):
+        try:
+            member = plugin()
+            if not isinstance(member, Hooks):
+                raise TypeError("it is no subclass of slurmft.core.hooks.Hooks")
+        except Exception as error:  # of any package: a job does not fail for it
+            name = f"{getattr(plugin, '__module__', '')}.{getattr(plugin, '__name__', plugin)}"
+            print(
+                f"warning: {name}: {one_line(error)}; it is left out", file=sys.stderr, flush=True
+            )
+            continue
+        members.append(member)
+    return tuple(members)

@@ -15,12 +15,15 @@ Plug-ins add options to a configuration by dataclasses of their own: see `from_p
 # No `from __future__ import annotations`: options are read from the types of their fields.
 
 import dataclasses
+import functools
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from slurmft.core import credentials, plugins
-from slurmft.core.errors import UsageError, unknown
+from slurmft.core.errors import UsageError, one_line, unknown
 
 Affects = Literal["result", "speed", "both", "nothing"]
 Place = Literal["submission", "job", "node", "rank"]
@@ -189,7 +192,9 @@ class Option:
         raise UsageError(f"{self.name} must be {expected}, not {value!r}")
 
     def check_bounds(self, value: Any, config: Any) -> None:
-        """Raises UsageError where a value is out of bounds; NaN is out of all."""
+        """Raises UsageError where a value is out of bounds; NaN and infinities are out of all."""
+        if isinstance(value, float) and math.isinf(value):
+            raise UsageError(f"{self.flag} {value} must be a finite number")
         below: Any = self.below
         if isinstance(below, str):
             below = getattr(config, below)
@@ -290,8 +295,41 @@ def extensions(config: type[Any]) -> tuple[type[Any], ...]:
     """Returns the dataclasses by which plug-ins add options to a configuration."""
     for each in dataclasses.fields(config):
         if _GROUP in each.metadata:
-            return plugins.load_all(each.metadata[_GROUP])
+            loaded = plugins.load_all(each.metadata[_GROUP])
+            # slurmft's own take a name first, wherever other plug-ins come in the list.
+            ours = [part for part in loaded if _is_ours(part)]
+            return tuple(part for part in loaded if _is_sound(part, (config, *ours)))
     return ()
+
+
+def _is_ours(extension: Any) -> bool:
+    return getattr(extension, "__module__", "").startswith(f"{plugins.OURS}.")
+
+
+@functools.cache
+def _is_sound(extension: Any, before: tuple[type[Any], ...]) -> bool:
+    """Returns whether a plug-in's dataclass can add its options to a configuration. One that cannot
+    is left out, with a warning: other commands and jobs do not fail for it."""
+    try:
+        declared = own_options(extension)
+        for each in declared.values():
+            if each.value_type not in TYPE_NAMES:
+                raise TypeError(f"{each.name!r} is no text, number or switch")
+        for other in before:
+            taken = declared.keys() & own_options(other).keys()
+            if other is not extension and taken:
+                raise TypeError(f"slurmft has {', '.join(sorted(taken))} already")
+        extension()
+    except Exception as error:  # of any package
+        module = getattr(extension, "__module__", "")
+        where = f"{module}.{getattr(extension, '__name__', extension)}"
+        print(
+            f"warning: the options of {where} cannot be used: {one_line(error)}; they are left out",
+            file=sys.stderr,
+            flush=True,
+        )
+        return False
+    return True
 
 
 Config = TypeVar("Config")

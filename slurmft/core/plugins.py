@@ -78,7 +78,7 @@ class Entry(NamedTuple):
             return functools.reduce(getattr, attribute.split("."), loaded)
         except SlurmftError:
             raise
-        except Exception as error:  # of any package: other commands must not know
+        except (Exception, SystemExit) as error:  # of any package: other commands must not know
             cure = "install slurmft again" if self.package == OURS else "mend or remove it"
             raise PluginError(
                 f"{self.name!r} of the package {self.package} cannot be imported: "
@@ -150,11 +150,6 @@ def load_all(group: str) -> tuple[Any, ...]:
         except PluginError as error:
             print(f"warning: {error.message}; it is left out", file=sys.stderr, flush=True)
     return tuple(loaded)
-
-
-def are_all_loaded(group: str) -> bool:
-    """Returns whether every plug-in of a group can be imported."""
-    return len(load_all(group)) == len(entries(group))
 
 
 def ignored(group: str) -> list[Entry]:

@@ -9,7 +9,7 @@ from typing import Any
 from slurmft.core import plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.options import Option, options, own_options
+from slurmft.core.options import Option, extensions, options, own_options
 
 OPTIONS_OF_ON = "SLURMFT_SITE_OPTIONS"
 """Variable with site options, in JSON, of a command that came from elsewhere by `--on`."""
@@ -40,7 +40,7 @@ def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
     """
     of_file = read_site_file()
     of_on = _options_of_on()
-    if not plugins.are_all_loaded(plugins.JOB_OPTIONS):
+    if len(extensions(JobConfig)) < len(plugins.entries(plugins.JOB_OPTIONS)):
         # The rest may be of the plug-in that a warning has named: a job does not fail for it.
         of_file = {name: value for name, value in of_file.items() if name in known}
         of_on = {name: value for name, value in of_on.items() if name in known}

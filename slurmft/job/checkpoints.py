@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurmft.core.errors import SlurmftError
-from slurmft.core.files import fingerprint, new_folder
+from slurmft.core.files import fingerprint, new_folder, read_text
 from slurmft.core.run_files import current_attempt
 from slurmft.runs.rundir import RunDir
 
@@ -40,7 +40,7 @@ def verify(path: Path) -> None:
         OSError: the file system fails; the checkpoint may be good.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(path / MANIFEST))
         for name, expected in manifest["files"].items():
             size_bytes = (path / name).stat().st_size
             if size_bytes != expected["bytes"]:  # cheaper than a checksum, and says more

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmft.core.files import open_regular
 from slurmft.core.run_files import Rank
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, read_log_head
@@ -168,7 +169,7 @@ class LogFile:
         """Reads the lines that come next, if there are any; returns them, and the Unix time of the
         last change of the file."""
         try:
-            with open(self.place.path, "rb") as file:
+            with open_regular(self.place.path) as file:
                 status = os.fstat(file.fileno())
                 # All writers append: another file in its place, or a shorter one, begins anew.
                 is_another_file = status.st_ino != self._inode
@@ -189,7 +190,7 @@ class LogFile:
     def _start_of(self, last: int) -> int:
         """Returns the offset at which the last so many lines of the file begin."""
         try:
-            with open(self.place.path, "rb") as file:
+            with open_regular(self.place.path) as file:
                 size = file.seek(0, os.SEEK_END)
                 start = size
                 tail = b""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from slurmft.core.decode import decode_leniently
-from slurmft.core.files import exists_now, to_json
+from slurmft.core.files import exists_now, open_regular, to_json
 from slurmft.core.run_files import Metrics
 from slurmft.core.run_records import EVENTS, Epoch, Evaluate, Record, Resume, record_of
 from slurmft.runs.rundir import RunDir
@@ -126,7 +126,7 @@ class RecordReader:
         with contextlib.suppress(OSError):  # while a server restarts, nothing is new
             if not self._offset and not exists_now(self._path):
                 return
-            with open(self._path, "rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._offset)
                 while block := file.read(_BLOCK_BYTES):
                     whole, newline, rest = (rest + block).rpartition(b"\n")
@@ -144,7 +144,7 @@ class RecordReader:
             samples: records of steps from so many places, evenly spaced.
         """
         earlier: list[_Line] = []
-        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open_regular(self._path) as file:
             size = file.seek(0, os.SEEK_END)
             tail_start = max(0, size - _TAIL_BYTES)
             begin = _line_begin(file, tail_start)
@@ -243,6 +243,8 @@ class _Progress:
     """The values of the newest record with `total_steps`; None where it has none."""
 
     step: int | None = None
+    steps: int | None = None
+    """Steps in all, of the record of a result, which has no `step`."""
     total_steps: float | None = None
     epoch: float | None = None
     samples_per_s: float | None = None
@@ -282,6 +284,8 @@ def latest(path: Path) -> Latest:
     newest = _newest_of_each_kind(path)
     progress = _progress(newest)
     steps_done = progress.step
+    if steps_done is None:
+        steps_done = progress.steps
     if _TOTAL in newest and steps_done is None:  # it has just started
         # A resume is newer than the start: `newest` has the newest record first.
         begins = [mark for mark in newest if mark in (_START, _RESUME)]
@@ -326,7 +330,7 @@ def _newest_of_each_kind(path: Path) -> dict[bytes, _Line]:
     """Returns the newest record with each mark, the newest first: in the last 64 KiB of the file;
     that of an evaluation may lie further back."""
     newest: dict[bytes, _Line] = {}
-    with contextlib.suppress(OSError), open(RunDir(path).records, "rb") as file:
+    with contextlib.suppress(OSError), open_regular(RunDir(path).records) as file:
         end = file.seek(0, os.SEEK_END)
         marks = (_START, _RESUME, _TOTAL, _EPOCH, _TIME)
         # Not all of the file: `slurmft list` reads a thousand runs.

@@ -25,7 +25,7 @@ from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently, read
 from slurmft.core.errors import SlurmftError, UsageError, one_line
-from slurmft.core.files import read_json, write_json, write_text
+from slurmft.core.files import read_bytes, read_json, write_json, write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.program import kind_of
 from slurmft.core.run_files import (
@@ -183,7 +183,7 @@ class RunDir:
                 runs.append(run)
         return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
 
-    def load_config(self, read: Callable[[Path], bytes] = Path.read_bytes) -> RunConfig:
+    def load_config(self, read: Callable[[Path], bytes] = read_bytes) -> RunConfig:
         """Returns the configuration that the login node wrote."""
         try:
             return RunConfig.from_json(read(self.config).decode("utf-8"))

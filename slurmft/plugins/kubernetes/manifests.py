@@ -38,6 +38,8 @@ _NAMES = {
 # none of a shell's characters may be in it.
 _IMAGE = re.compile(r"\w[\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?", re.ASCII)
 
+_QUANTITY = re.compile(r"(?=[\d.]*[1-9])\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?", re.ASCII)
+
 
 def check(cluster: Namespace, nodes: int) -> None:
     """Checks what the flags of `slurmft render kubernetes` ask of the cluster."""
@@ -54,6 +56,12 @@ def check(cluster: Namespace, nodes: int) -> None:
             )
     if not _IMAGE.fullmatch(cluster.image):
         raise UsageError(f"--image {cluster.image!r} is not an image name", "use registry/name:tag")
+    for name in ("memory", "shm"):
+        value = getattr(cluster, name)
+        if not _QUANTITY.fullmatch(value):
+            raise UsageError(
+                f"{flag(name)} {value!r} is not a size in Kubernetes", "such as 32Gi or 512Mi"
+            )
     for pair in cluster.node_selector:
         if not re.fullmatch(r"[\w./-]+=[\w.-]*", pair, re.ASCII):
             raise UsageError(

@@ -123,8 +123,14 @@ def check_packages(train: TrainConfig) -> None:
 
 
 def check_given(train: TrainConfig) -> None:
-    """Raises UsageError where a task generates no data, and is given none."""
-    if train.data is None and facts(train.task).splits:
+    """Raises UsageError where a task generates no data, and is given none; or the reverse."""
+    splits = facts(train.task).splits
+    if train.data is not None and not splits:
+        raise UsageError(
+            f"--task {train.task} generates its data, and reads no --data {train.data!r}",
+            "choose another --task, such as text-classification, or leave --data out",
+        )
+    if train.data is None and splits:
         raise UsageError(f"--task {train.task} needs data of your own", "give --data ID|DIR")
 
 

@@ -9,13 +9,12 @@ examples:
       -- /app/train.py --epochs 3
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slurmft.cli.elsewhere import Elsewhere
-from slurmft.cli.parser import Parser, Part, count, run_part, typed_options
+from slurmft.cli.parser import Parser, Part, count, run_part, typed_options, whole
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit
@@ -47,7 +46,7 @@ def kubernetes_parser() -> Parser:
     add("--claim", required=True, metavar="NAME", help="PersistentVolumeClaim for the runs")
     add("--cpu", type=count, default=8, metavar="N", help="CPUs of each pod (default: 8)")
     add("--memory", default="32Gi", metavar="SIZE", help="of each pod (default: 32Gi)")
-    add("--gpus", type=_count_or_none, default=0, metavar="N", help="GPUs of each pod (default: 0)")
+    add("--gpus", type=whole, default=0, metavar="N", help="GPUs of each pod (default: 0)")
     add("--shm", default="4Gi", metavar="SIZE", help="/dev/shm, out of --memory (default: 4Gi)")
     add("--min-nodes", type=count, metavar="N", help="fewest pods to run with (pytorchjob)")
     add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
@@ -56,13 +55,6 @@ def kubernetes_parser() -> Parser:
     command.add_options(TrainConfig, "what to train")
     command.add_options(OwnProgram, "or a program of your own, after --", _IN_IMAGE)
     return command.add_options(JobConfig, "how to run it", _ON_PODS)
-
-
-def _count_or_none(text: str) -> int:
-    """The type of an argument that counts something which a pod may do without."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
 
 
 def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> RunConfig:
