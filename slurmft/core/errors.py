@@ -95,7 +95,7 @@ def _print_traceback() -> None:
     traceback.print_exc()
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Returns an error as one line of a message."""
     if isinstance(error, SlurmftError):
         return " ".join(error.message.split())

@@ -12,8 +12,9 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
 """Names that `aside_of` makes."""
@@ -95,7 +96,7 @@ def exists_now(path: Path) -> bool:
     return path.exists()
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Opens a file to read it, never a FIFO or a device: one that somebody has put among the files
     of a run would keep its readers for ever.
 
