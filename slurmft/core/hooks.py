@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from slurmft.core import plugins
-from slurmft.core.errors import one_line
+from slurmft.core.errors import SlurmftError, one_line
 
 if TYPE_CHECKING:
     from slurmft.core.config import JobConfig, RunConfig
@@ -110,13 +110,12 @@ class Hooks:
 
 def check(job: "JobConfig", cluster: str) -> None:
     """Raises UsageError where an option of a plug-in cannot work for this job."""
-    for member in _members():
-        member.check(job, cluster)
+    _answers(lambda member: member.check(job, cluster))
 
 
 def script_lines(config: "RunConfig", run: "RunDir") -> ScriptLines:
     """Returns the lines of all plug-ins, those after the tasks in the opposite order."""
-    lines = [member.script_lines(config, run) for member in _members()]
+    lines = _answers(lambda member: member.script_lines(config, run))
     # As nested blocks: what was set up first is cleaned up last.
     before = [each.before for each in lines if each.before]
     after = [each.after for each in reversed(lines) if each.after]
@@ -125,43 +124,27 @@ def script_lines(config: "RunConfig", run: "RunDir") -> ScriptLines:
 
 def examine_node(config: "RunConfig", run: "RunDir", rendezvous: "Rendezvous") -> list[Examination]:
     """Begins the examinations of this node."""
-    examinations = []
-    for member in _members():
-        examination = member.examine_node(config, run, rendezvous)
-        if examination is not None:
-            examinations.append(examination)
-    return examinations
+    return _answers(lambda member: member.examine_node(config, run, rendezvous))
 
 
 def node_python(is_stopping: Callable[[], bool]) -> AbstractContextManager[NodePython]:
     """Provides the Python of this node's ranks: of the first plug-in that has one."""
     # One at most: ranks of a node have one Python.
-    for member in _members():
-        provided = member.node_python(is_stopping)
-        if provided is not None:
-            return provided
+    for provided in _answers(lambda member: member.node_python(is_stopping)):
+        return provided
     return contextlib.nullcontext(NodePython())
 
 
 def recorders(run: "RunDir") -> list[Recorder]:
     """Returns all that take copies of the run's records."""
-    all_recorders = []
-    for member in _members():
-        recorder = member.recorder(run)
-        if recorder is not None:
-            all_recorders.append(recorder)
-    return all_recorders
+    return _answers(lambda member: member.recorder(run))
 
 
 def state_changed(run: "RunDir", from_login: bool = False) -> Callable[[], None]:
     """Tells all plug-ins; returns a function that waits for them. It need not be called where this
     process goes on living."""
     # All are called before any is waited for: their work goes on side by side.
-    waits = []
-    for member in _members():
-        wait = member.state_changed(run, from_login)
-        if wait is not None:
-            waits.append(wait)
+    waits = _answers(lambda member: member.state_changed(run, from_login))
 
     def wait_for_all() -> None:
         for wait in waits:
@@ -172,17 +155,44 @@ def state_changed(run: "RunDir", from_login: bool = False) -> Callable[[], None]
 
 def shared_caches() -> list[SharedCache]:
     """Returns all that the runs of this user keep for each other."""
-    caches = []
-    for member in _members():
-        cache = member.shared_cache()
-        if cache is not None:
-            caches.append(cache)
-    return caches
+    return _answers(lambda member: member.shared_cache())
 
 
 def next_commands(run: "RunDir") -> list[str]:
     """Returns what plug-ins say about a run that has finished."""
-    return [command for member in _members() for command in member.next_commands(run)]
+    commands = _answers(lambda member: member.next_commands(run))
+    return [command for of_member in commands for command in of_member]
+
+
+Answer = TypeVar("Answer")
+
+
+def _answers(ask: Callable[[Hooks], Answer | None]) -> list[Answer]:
+    """Asks every plug-in; returns the answers that are not None.
+
+    Raises:
+        SlurmftError: a plug-in refuses.
+    """
+    answers = []
+    for member in _members():
+        try:
+            answer = ask(member)
+        except SlurmftError:
+            raise
+        except Exception as error:
+            if plugins.is_ours(type(member)):
+                raise
+            # Of any package: a job does not fail for it.
+            _warn(type(member), error)
+            continue
+        if answer is not None:
+            answers.append(answer)
+    return answers
+
+
+def _warn(plugin: Any, error: Exception) -> None:
+    name = plugins.name_of(plugin)
+    print(f"warning: {name}: {one_line(error)}; it is left out", file=sys.stderr, flush=True)
 
 
 @functools.cache
@@ -194,11 +204,8 @@ def _members() -> tuple[Hooks, ...]:
             member = plugin()
             if not isinstance(member, Hooks):
                 raise TypeError("it is no subclass of slurmft.core.hooks.Hooks")
-        except Exception as error:  # of any package: a job does not fail for it
-            name = f"{getattr(plugin, '__module__', '')}.{getattr(plugin, '__name__', plugin)}"
-            print(
-                f"warning: {name}: {one_line(error)}; it is left out", file=sys.stderr, flush=True
-            )
+        except Exception as error:
+            _warn(plugin, error)
             continue
         members.append(member)
     return tuple(members)

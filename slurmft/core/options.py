@@ -297,13 +297,9 @@ def extensions(config: type[Any]) -> tuple[type[Any], ...]:
         if _GROUP in each.metadata:
             loaded = plugins.load_all(each.metadata[_GROUP])
             # slurmft's own take a name first, wherever other plug-ins come in the list.
-            ours = [part for part in loaded if _is_ours(part)]
+            ours = [part for part in loaded if plugins.is_ours(part)]
             return tuple(part for part in loaded if _is_sound(part, (config, *ours)))
     return ()
-
-
-def _is_ours(extension: Any) -> bool:
-    return getattr(extension, "__module__", "").startswith(f"{plugins.OURS}.")
 
 
 @functools.cache
@@ -321,10 +317,9 @@ def _is_sound(extension: Any, before: tuple[type[Any], ...]) -> bool:
                 raise TypeError(f"slurmft has {', '.join(sorted(taken))} already")
         extension()
     except Exception as error:  # of any package
-        module = getattr(extension, "__module__", "")
-        where = f"{module}.{getattr(extension, '__name__', extension)}"
         print(
-            f"warning: the options of {where} cannot be used: {one_line(error)}; they are left out",
+            f"warning: the options of {plugins.name_of(extension)} cannot be used: "
+            f"{one_line(error)}; they are left out",
             file=sys.stderr,
             flush=True,
         )

@@ -152,6 +152,17 @@ def load_all(group: str) -> tuple[Any, ...]:
     return tuple(loaded)
 
 
+def is_ours(plugin: Any) -> bool:
+    """Returns whether a class or function that was loaded is of slurmft itself."""
+    return getattr(plugin, "__module__", "").startswith(f"{OURS}.")
+
+
+def name_of(plugin: Any) -> str:
+    """Returns module and name of what was loaded, for a message."""
+    name = getattr(plugin, "__name__", repr(plugin))
+    return f"{getattr(plugin, '__module__', '')}.{name}".lstrip(".")
+
+
 def ignored(group: str) -> list[Entry]:
     """Returns the entries of other packages that have the name of one of slurmft's."""
     ours = _ours().get(group, {})

@@ -9,6 +9,7 @@ from typing import Any
 from slurmft.core import plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError, unknown
+from slurmft.core.files import read_text
 from slurmft.core.options import Option, extensions, options, own_options
 
 OPTIONS_OF_ON = "SLURMFT_SITE_OPTIONS"
@@ -62,7 +63,13 @@ def job_default(name: str) -> Any:
 
 def _options_of_on() -> dict[str, Any]:
     """Returns the site options that came with a command by --on; they take precedence."""
-    values: dict[str, Any] = json.loads(os.environ.get(OPTIONS_OF_ON) or "{}")
+    text = os.environ.get(OPTIONS_OF_ON) or "{}"
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise UsageError(f"${OPTIONS_OF_ON} is no JSON object: {text[:80]!r}", "unset it")
     return values
 
 
@@ -80,7 +87,7 @@ def read_site_file() -> dict[str, Any]:
     import tomllib  # 4 ms: only a site with a file pays for it
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"cannot read the site file {path}: {error}") from None
 

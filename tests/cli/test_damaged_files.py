@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,22 @@ def test_no_traceback(world: Path, name: str) -> None:
         check()
     finally:
         (world / name).write_bytes(whole)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("name", FILES)
+def test_fifo_keeps_no_reader(world: Path, name: str) -> None:
+    """Another account may put one into a folder of runs that is shared."""
+    aside = world / "aside"
+    (world / name).rename(aside)
+    os.mkfifo(world / name)
+    try:
+        for command in READING:
+            code, out, err = _run(command)
+            assert code in set(Exit), (command, code, err)
+            assert "Traceback (most recent" not in out + err
+    finally:
+        aside.replace(world / name)
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:

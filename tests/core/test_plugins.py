@@ -24,7 +24,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.options import build, options
 from slurmft.core.plugins import COMMANDS, PluginError
 from slurmft.core.program import Program
-from slurmft.core.site import site_defaults
+from slurmft.core.site import OPTIONS_OF_ON, site_defaults
 from slurmft.plugins.studies.commands import report
 from slurmft.runs.rundir import RunDir
 from slurmft.train.task_facts import TASKS
@@ -246,6 +246,71 @@ def test_job_options_that_fail_at_import(
     assert site_defaults(known) == {"nodes": 7}
     warning = "warning: 'moon' of the package bad cannot be imported: ZeroDivisionError("
     assert capsys.readouterr().err.startswith(warning)
+
+
+UNSOUND = {
+    "no dataclass": ("class Moon:\n    pass\n", "must be called with a dataclass type"),
+    "a name of ours": (
+        OPTIONS.replace("moon: str", "nodes: str").replace("Night", "Moon"),
+        "slurmft has nodes already",
+    ),
+    "an end at import": ("import sys\nsys.exit(0)\n", "SystemExit"),
+}
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+def test_job_options_that_cannot_be_used(
+    site: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    """A warning names them; those of all others are there."""
+    code, words = UNSOUND[what]
+    package(site, "bad", "[slurmft.job_options]\nmoon = bad_moon:Moon\n", bad_moon=code)
+    known = options(JobConfig)
+    assert {"nodes", "notify", "log_with"} <= known.keys()
+    assert "moon" not in known
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: ")
+    assert words in warning
+
+
+BAD_HOOKS = """
+from slurmft.core.hooks import Hooks
+
+class Raises(Hooks):
+    def check(self, job, cluster):
+        raise ValueError("new moon")
+
+    def next_commands(self, run):
+        raise KeyError("moon")
+
+class Stranger:
+    pass
+"""
+
+
+def test_hooks_that_raise(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job does not fail for them: a warning says what is left out."""
+    entries = "[slurmft.hooks]\na = bad_hooks:Raises\nb = bad_hooks:Stranger\n"
+    package(site, "bad", entries, bad_hooks=BAD_HOOKS)
+    monkeypatch.setattr(hooks, "_members", functools.cache(hooks._members.__wrapped__))
+    hooks.check(JobConfig(), "local")
+    hooks.next_commands(RunDir(site))
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: bad_hooks.Stranger: TypeError: it is no subclass of slurmft.core.hooks.Hooks; "
+        "it is left out",
+        "warning: bad_hooks.Raises: ValueError: new moon; it is left out",
+        "warning: bad_hooks.Raises: KeyError: 'moon'; it is left out",
+    ]
+
+
+@pytest.mark.parametrize("text", ["[", "[1]", "null"])
+def test_site_options_that_are_no_object(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(OPTIONS_OF_ON, text)
+    with pytest.raises(UsageError, match="is no JSON object") as error:
+        site_defaults(options(JobConfig))
+    assert error.value.hint == "unset it"
 
 
 def test_launcher_of_another_package(site: Path) -> None:
