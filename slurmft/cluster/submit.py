@@ -23,7 +23,7 @@ from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.core.files import write_bytes, write_text
+from slurmft.core.files import read_bytes, write_bytes, write_text
 from slurmft.core.run_files import Submission
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
@@ -268,12 +268,12 @@ def _alone(run: RunDir) -> contextlib.AbstractContextManager[Any]:
 def _restored(run: RunDir) -> Iterator[None]:
     """Restores the files of a run that a submission changes, byte for byte, if it fails."""
     paths = (run.config, run.state, run.job)
-    contents = {path: path.read_bytes() for path in paths if path.exists()}
+    contents = {path: read_bytes(path) for path in paths if path.exists()}
     try:
         yield
     except BaseException as error:
         # Not where an interruption came after the submission: its job waits, and is not lost.
-        if isinstance(error, Exception) or run.job.read_bytes() == contents[run.job]:
+        if isinstance(error, Exception) or read_bytes(run.job) == contents[run.job]:
             for path, content in contents.items():
                 with contextlib.suppress(OSError):  # the error of the block is the one to read
                     write_bytes(path, content)

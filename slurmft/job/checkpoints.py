@@ -189,7 +189,7 @@ def _write_manifest(folder: Path) -> None:
     manifest = folder / MANIFEST
     files = {}
     if manifest.exists():
-        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        files = json.loads(read_text(manifest))["files"]
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_file() and path != manifest and name not in files:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import re
+from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
 
+import slurmft
 from slurmft.core import files
 from tests.support.nfs import remember_absent_names
 
@@ -19,22 +23,25 @@ def test_a_file_that_another_node_has_just_replaced(
     """As on GlusterFS, for a second: see tests/lab."""
     path = tmp_path / "state.json"
     files.write_json(path, {"state": "running"})
-    read, stale = Path.read_text, iter([True, True])
+    open_file = files.open_regular
+    stale = iter([True, True])
 
-    def read_text(self: Path, encoding: str | None = None) -> str:
+    def open_regular(path: Path) -> BufferedReader:
         if next(stale, False):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return read(self, encoding)
+        return open_file(path)
 
-    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(files, "open_regular", open_regular)
     assert files.read_json(path) == {"state": "running"}
+    assert list(stale) == []
 
 
 def test_a_file_that_stays_stale_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_text(self: Path, encoding: str | None = None) -> str:
+    def open_regular(path: Path) -> BufferedReader:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr(Path, "read_text", read_text)
+    files.write_json(tmp_path / "state.json", {"state": "running"})
+    monkeypatch.setattr(files, "open_regular", open_regular)
     monkeypatch.setattr(files, "_STALE_S", 0.0)
     assert files.read_json(tmp_path / "state.json") is None
 
@@ -72,3 +79,38 @@ def test_numbers() -> None:
     assert all(map(files.is_number, [0, -5, 2**63 - 1, 1.5, -(2.0**62)]))
     bad = [False, float("nan"), float("inf"), 10**400, 1e19, "1", None]
     assert not any(map(files.is_number, bad))
+
+
+READERS_OF_RUNS = ("cli", "cluster", "job", "runs", "show", "plugins/mpirun", "plugins/studies")
+OWN_FILES = {
+    "cli/completion.py": "a file of slurmft",
+    "cluster/container.py": "a file of slurmft; and one in a folder of this process",
+    "cluster/templates.py": "a file of slurmft",
+    "plugins/studies/report/build.py": "a file of slurmft",
+}
+"""Modules that read other files than those of runs and studies."""
+
+
+def test_files_of_runs_are_read_by_functions_that_no_fifo_keeps() -> None:
+    """Runs and studies of others are read, too: only `read_text`, `read_bytes` and `open_regular`
+    open their files to read."""
+    package = Path(slurmft.__file__).parent
+    for folder in READERS_OF_RUNS:
+        for file in sorted((package / folder).rglob("*.py")):
+            name = str(file.relative_to(package))
+            if name not in OWN_FILES:
+                assert list(unguarded_reads(file)) == [], name
+
+
+def unguarded_reads(file: Path) -> Iterator[str]:
+    """The calls by which a module opens files to read them in another way."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        text = ast.unparse(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("read_text", "read_bytes"):
+            yield text
+        if isinstance(node.func, ast.Name) and node.func.id == "open":
+            modes = [ast.unparse(mode) for mode in node.args[1:]]
+            if not any(letter in mode for mode in modes for letter in "awx"):
+                yield text

@@ -156,6 +156,7 @@ class Car:
         ({"loading": 1.0}, "--loading 1.0 must be 0 or more and below 1", None),
         ({"loading": -0.1}, "--loading -0.1 must be 0 or more and below 1", None),
         ({"loading": float("nan")}, "--loading nan must be 0 or more and below 1", None),
+        ({"loading": float("inf")}, "--loading inf must be a finite number", None),
         ({"children": 4}, "--children 4 must be below --seats 4", None),
         (
             {"tow_bar": True, "engine": "electric"},

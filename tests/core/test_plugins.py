@@ -264,7 +264,9 @@ def test_job_options_that_cannot_be_used(
 ) -> None:
     """A warning names them; those of all others are there."""
     code, words = UNSOUND[what]
-    package(site, "bad", "[slurmft.job_options]\nmoon = bad_moon:Moon\n", bad_moon=code)
+    # A name of its own: a module is imported once.
+    module = "bad_" + what.replace(" ", "_")
+    package(site, "bad", f"[slurmft.job_options]\nmoon = {module}:Moon\n", **{module: code})
     known = options(JobConfig)
     assert {"nodes", "notify", "log_with"} <= known.keys()
     assert "moon" not in known
@@ -280,7 +282,7 @@ class Raises(Hooks):
     def check(self, job, cluster):
         raise ValueError("new moon")
 
-    def next_commands(self, run):
+    def shared_cache(self):
         raise KeyError("moon")
 
 class Stranger:
@@ -296,12 +298,12 @@ def test_hooks_that_raise(
     package(site, "bad", entries, bad_hooks=BAD_HOOKS)
     monkeypatch.setattr(hooks, "_members", functools.cache(hooks._members.__wrapped__))
     hooks.check(JobConfig(), "local")
-    hooks.next_commands(RunDir(site))
+    hooks.shared_caches()
     assert capsys.readouterr().err.splitlines() == [
-        "warning: bad_hooks.Stranger: TypeError: it is no subclass of slurmft.core.hooks.Hooks; "
+        "warning: bad_hooks.Stranger: TypeError('it is no subclass of slurmft.core.hooks.Hooks'); "
         "it is left out",
-        "warning: bad_hooks.Raises: ValueError: new moon; it is left out",
-        "warning: bad_hooks.Raises: KeyError: 'moon'; it is left out",
+        "warning: bad_hooks.Raises: ValueError('new moon'); it is left out",
+        "warning: bad_hooks.Raises: KeyError('moon'); it is left out",
     ]
 
 

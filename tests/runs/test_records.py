@@ -218,6 +218,14 @@ def test_last_words_are_numbers_or_nothing(tmp_path: Path, line: str) -> None:
     json.dumps([latest, metrics], allow_nan=False)
 
 
+def test_steps_of_a_run_whose_state_is_older_than_its_result(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r", state="failed")
+    start = {"time": 1.0, "event": "start", "total_steps": 3}
+    end = {"time": 2.0, "event": "result", "steps": 3, "total_steps": 3}
+    run.records.write_text("".join(json.dumps(record) + "\n" for record in (start, end)))
+    assert records.latest(run.path).steps_done == 3
+
+
 # --- curves ---------------------------------------------------------------------------------------
 
 

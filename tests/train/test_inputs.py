@@ -380,6 +380,12 @@ def test_submit_refuses_before_anything_is_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["data"]
 
 
+def test_data_for_a_task_that_generates_its_own(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--task synthetic generates its data, and reads no"):
+        submit(data=folder_of(tmp_path / "data", TICKETS), cluster="local", runs_dir=tmp_path)
+    assert os.listdir(tmp_path) == ["data"]
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(["csv", "jsonl", "csv.gz"]), st.binary(max_size=40), st.integers(0, 80))
 def test_any_bytes_are_read_or_refused(suffix: str, noise: bytes, place: int) -> None:

@@ -17,7 +17,7 @@ from slurmft.cluster.local import LocalNodes
 from slurmft.core import process
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
-from slurmft.core.files import read_json
+from slurmft.core.files import read_bytes, read_json, read_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.node.rendezvous import HOSTS
@@ -92,7 +92,7 @@ def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> N
     """Records that mpirun ended before any rank had begun, with its own output."""
     if run.root_failure() is not None:
         return
-    text = (run.logs / "mpirun.log").read_bytes()[start:].decode(errors="replace")
+    text = read_bytes(run.logs / "mpirun.log")[start:].decode(errors="replace")
     # Open MPI frames its messages by lines of dashes.
     lines = [line.strip() for line in text.splitlines()[:3] if line.strip(" -")]
     reason = "; ".join(lines)
@@ -110,7 +110,7 @@ def add_abort(run: RunDir) -> None:
     if run.root_failure(current_attempt()) is not None:
         return
     for path in sorted(run.logs.glob("rank-*.log")):
-        log = path.read_text(errors="replace")
+        log = read_bytes(path).decode(errors="replace")
         _, _, text = log.rpartition(f", attempt {current_attempt()}, ")  # in the head of an attempt
         abort = _ABORT.search(text)
         if abort is None:
@@ -137,7 +137,7 @@ def read_hostfile(path: str) -> list[str]:
     (`n1 slots=2`), Intel MPI (`n1:2`) or PBS (a line for each core) writes them. The numbers are
     not used."""
     try:
-        text = absolute(path).read_text(encoding="utf-8")
+        text = read_text(absolute(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(

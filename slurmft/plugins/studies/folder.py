@@ -15,7 +15,7 @@ from slurmft.cluster.status import RunStatus, run_statuses
 from slurmft.core import permissions
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
-from slurmft.core.files import write_text
+from slurmft.core.files import read_text, write_text
 from slurmft.core.filesystem import absolute
 from slurmft.plugins.studies import spec
 from slurmft.plugins.studies.spec import Cell, RepeatKey, Study
@@ -72,7 +72,7 @@ def check_name(study: Study, folder: Path) -> None:
     """Raises UsageError if the folder belongs to another study."""
     copy = folder / spec.FILE
     try:
-        name = tomllib.loads(copy.read_text(encoding="utf-8")).get("name")
+        name = tomllib.loads(read_text(copy)).get("name")
     except (OSError, ValueError):
         # A new folder, or an unreadable copy, which `keep_copies` writes anew.
         return
@@ -93,7 +93,7 @@ def keep_copies(study: Study, folder: Path) -> None:
     if study.published:
         published_copy = folder / study.published.name
         if study.published != published_copy:
-            write_text(published_copy, study.published.read_text(encoding="utf-8"))
+            write_text(published_copy, read_text(study.published))
 
 
 def discard_cut_off(folder: Path) -> None:

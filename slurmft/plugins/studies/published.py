@@ -10,6 +10,7 @@ from typing import Any
 
 from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
+from slurmft.core.files import read_text
 
 CONFIGURATION = "configuration"
 """Column of a chart's bars that are named PRECISION-BATCHSIZE."""
@@ -65,7 +66,7 @@ def load(path: Path) -> list[PublishedTable]:
         UsageError: it cannot be read, or holds no table.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         # strerror: the whole error would name the path a second time.
         reason = getattr(error, "strerror", None) or error

@@ -25,6 +25,7 @@ from typing import Any
 
 from slurmft.core import shipped
 from slurmft.core.errors import UsageError, unknown
+from slurmft.core.files import read_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.options import TYPE_NAMES
 from slurmft.core.site import in_file, typed_values
@@ -102,7 +103,7 @@ def read_study(source: str | Path, with_published: bool = True) -> Study:
     if in_folder:
         path = path / FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         missing = f"{str(source)!r}: no such file"
         if in_folder:

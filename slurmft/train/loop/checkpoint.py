@@ -17,6 +17,7 @@ from typing import Any
 from safetensors.torch import load, save_file
 
 from slurmft.core.errors import UsageError
+from slurmft.core.files import read_bytes, read_text
 from slurmft.job import Job
 from slurmft.job.checkpoints import checkpoint_name
 from slurmft.job.process_group import World
@@ -82,7 +83,7 @@ def read(path: Path) -> Checkpoint:
         OSError: the file system fails.
         UsageError: another version wrote it, in another form.
     """
-    text = (path / _STATE).read_text(encoding="utf-8")
+    text = read_text(path / _STATE)
     values = json.loads(text)
     if values.pop("form", None) != FORM:
         raise UsageError(
@@ -90,7 +91,7 @@ def read(path: Path) -> Checkpoint:
             "resume the run with the version that started it, or submit a new run",
         )
     # Not mapped into memory: a file that is open cannot be pruned on every file system.
-    tensors = {file.stem: load(file.read_bytes()) for file in path.glob("*.safetensors")}
+    tensors = {file.stem: load(read_bytes(file)) for file in path.glob("*.safetensors")}
     suffix = path.name.removeprefix(checkpoint_name(values["step"]))
     return Checkpoint(**values, suffix=suffix, tensors=tensors, path=path)
 
