@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
+from slurmft.core import plugins
 from slurmft.core.errors import Exit, UsageError, unknown
 from slurmft.core.files import to_json
 from slurmft.core.options import Option, extensions, own_options
@@ -90,7 +91,14 @@ class Parser(argparse.ArgumentParser):
         self.usage = " ".join(usage)
         self._add_section(title, own_options(config), only)
         for extension in extensions(config):
-            self._add_section(_heading(extension), own_options(extension), only)
+            declared = own_options(extension)
+            taken = sorted(declared.keys() & self.options.keys())
+            if taken and not plugins.is_ours(extension):
+                name = plugins.name_of(extension)
+                warning = f"the program has {', '.join(taken)} already; the flags are left out"
+                print(f"warning: options of {name}: {warning}", file=sys.stderr, flush=True)
+                continue
+            self._add_section(_heading(extension), declared, only)
         return self
 
     def _add_section(

@@ -64,6 +64,7 @@ class JobWatch:
         self._size_bytes = 0
         self._missing_since = math.inf
         self._may_requeue_until = math.inf
+        self._result_due_at: float | None = None
 
     @property
     def job_id(self) -> str:
@@ -148,10 +149,11 @@ class JobWatch:
 
     def _await_result(self) -> None:
         """Waits for the result of a job that succeeded: the file may become visible here seconds
-        after the job's end."""
-        deadline = time.monotonic() + _FILE_LAG_S
+        after the job's end. What has not come in that time is not waited for again."""
+        if self._result_due_at is None:
+            self._result_due_at = time.monotonic() + _FILE_LAG_S
         while self.state.succeeded and not exists_now(self.run.result):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= self._result_due_at:
                 return
             time.sleep(_LEAST_LOOK_S)
 

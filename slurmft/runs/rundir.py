@@ -9,6 +9,7 @@ where it cannot be written, stderr has it. Only a new submission must be recorde
 
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import shutil
@@ -165,6 +166,11 @@ class RunDir:
             raise UsageError(
                 f"{str(self.path)!r} cannot be read: Permission denied", "its owner can open it"
             ) from None
+        except OSError as error:
+            # A name that no file system takes is no run's.
+            if error.errno == errno.ENAMETOOLONG:
+                return False
+            raise
 
     @classmethod
     def of_job(cls, runs_dir: str, mark: str, where: str = "") -> "RunDir | None":

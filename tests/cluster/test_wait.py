@@ -241,6 +241,24 @@ def test_a_result_that_nfs_remembers_as_absent(
     assert JobWatch(run).wait() == result
 
 
+def test_a_result_that_never_comes_is_waited_for_once(
+    clock: Clock, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.result.unlink(missing_ok=True)
+    write_json(run.state, {"state": "finished", "reason": "", "time": 1.0, "history": []})
+    clock.set("COMPLETED")
+    watch = JobWatch(run)
+    for _ in watch.looks():
+        pass
+    ended_at = clock.now
+    assert ended_at >= wait._FILE_LAG_S
+    no_result = SlurmftError("no result")
+    monkeypatch.setattr(wait, "job_error", lambda *_: no_result)
+    with pytest.raises(SlurmftError, match="no result"):
+        watch.outcome()
+    assert clock.now == ended_at
+
+
 @pytest.mark.processes
 @pytest.mark.usefixtures("two_nodes")  # it says what is missing
 def test_a_job_goes_on_while_its_file_system_fails(tmp_path: Path) -> None:

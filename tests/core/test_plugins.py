@@ -27,6 +27,7 @@ from slurmft.core.program import Program
 from slurmft.core.site import OPTIONS_OF_ON, site_defaults
 from slurmft.plugins.studies.commands import report
 from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from slurmft.train.task_facts import TASKS
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
@@ -273,6 +274,19 @@ def test_job_options_that_cannot_be_used(
     warning = capsys.readouterr().err
     assert warning.startswith("warning: ")
     assert words in warning
+
+
+def test_job_options_that_a_program_has(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own flag stays; a warning says what is left out."""
+    code = OPTIONS.replace("moon: str", "epochs: str").replace("Night", "Moon")
+    package(site, "bad", "[slurmft.job_options]\nmoon = bad_epochs:Moon\n", bad_epochs=code)
+    parser = Parser("x", None).add_options(TrainConfig, "t").add_options(JobConfig, "j")
+    assert "--epochs N" in parser.format_help()
+    assert "--lamps" not in parser.format_help()
+    assert capsys.readouterr().err == (
+        "warning: options of bad_epochs.Moon: the program has epochs already; "
+        "the flags are left out\n"
+    )
 
 
 BAD_HOOKS = """

@@ -15,7 +15,7 @@ from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import new_folder, write_json, write_text
 from slurmft.core.permissions import NotOwnError
 from slurmft.core.run_files import Failure
-from slurmft.runs import rundir
+from slurmft.runs import resolve, rundir
 from slurmft.runs.records import RecordReader, RecordWriter
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -27,6 +27,11 @@ def make(tmp_path: Path) -> RunDir:
         program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=str(tmp_path / "runs"))
     )
     return RunDir.create(config)
+
+
+def test_a_name_that_is_too_long_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run"):
+        resolve.find("x" * 5000, tmp_path)
 
 
 def test_name_has_task_time_and_a_random_part(tmp_path: Path) -> None:

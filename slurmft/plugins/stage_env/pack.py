@@ -237,7 +237,7 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
         done = subprocess.run(command, capture_output=True, text=True)
         highest_good_code = 0
         # tar's 1: a file changed meanwhile. In an environment in use, only compiled modules change.
-        if not _is_conda(prefix):
+        if command[0] == "tar":
             highest_good_code = 1
         if done.returncode > highest_good_code:
             problem = done.stderr.strip()

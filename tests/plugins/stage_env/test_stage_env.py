@@ -219,6 +219,21 @@ def test_program_of_slurmfts_environment_runs_from_its_copy() -> None:
     assert command_in(own, [python], {}) == ([python], {})
 
 
+@pytest.mark.processes
+def test_a_file_that_changes_while_parts_of_a_conda_installation_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tar's exit code 1: Python has compiled a module meanwhile."""
+    for name in ("conda-meta", "lib", "bin"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lib" / "x.py").touch()
+    tar = tmp_path / "bin" / "tar"
+    tar.write_text(f'#!/bin/sh\n{shutil.which("tar")} "$@"\nexit 1\n')
+    tar.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tar.parent), prepend=":")
+    assert pack.pack(str(tmp_path), tmp_path / "packed", ["lib"]).is_file()
+
+
 LOCAL = FileSystem(type="xfs", source="x", mount="/")
 
 

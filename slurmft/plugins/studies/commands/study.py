@@ -429,6 +429,8 @@ def dry_run(todo: Submission) -> str:
         lines += _dry_arrays(todo, due)
     elif due:
         lines.append(f"# one after another, {todo.cluster}: {len(due)} run(s)")
+    else:
+        lines.append("nothing is left to submit")
     lines += ["", f"study folder: {todo.folder}", "dry run: nothing was submitted"]
     return "\n".join(lines)
 
