@@ -224,15 +224,16 @@ def await_evaluation(run: RunDir, total: int) -> None:
 def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     """In that of an epoch, and in that of the test split: what was predicted before is kept, and
     every sample is predicted once."""
-    data = write_emotion(tmp_path / "data", train=24, validation=800)
+    # So many that each evaluation takes seconds: the first record of it comes after one.
+    data = write_emotion(tmp_path / "data", train=24, validation=1600)
     rows = (data / "validation.jsonl").read_text().splitlines(keepends=True)
-    (data / "test.jsonl").write_text("".join(rows[:500]))
+    (data / "test.jsonl").write_text("".join(rows[:1000]))
     flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
     job = Following(*EXACT, *flags, *source, imported=True)
     job.at_step(2)
     # Samples of a rank: of the validation data, of the test split.
-    for number, total in enumerate((400, 250), 1):
+    for number, total in enumerate((800, 500), 1):
         await_evaluation(job.run, total)
         os.kill(one_rank(job.run), signal.SIGTERM)
         await_resumes(job.run, number)
@@ -243,11 +244,11 @@ def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     assert steps_twice(job.run) == 0
     # Each resume divides among its two ranks what was left.
     totals = {record["total"] for record in records(job.run, "evaluate")}
-    for resume, samples in zip(records(job.run, "resume"), (800, 500), strict=True):
+    for resume, samples in zip(records(job.run, "resume"), (1600, 1000), strict=True):
         predicted = int(resume["checkpoint"][-8:])
-        assert math.ceil((samples - predicted) / 2) in totals - {400, 250}
+        assert math.ceil((samples - predicted) / 2) in totals - {800, 500}
     result = json.loads(job.run.result.read_text())
-    assert result["evaluate_samples"] == 1300
+    assert result["evaluate_samples"] == 2600
     whole = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
     assert whole.result["metrics"] == result["metrics"]
 
