@@ -756,7 +756,7 @@ def test_submit_wait_resume(
     assert (shown.out, "| 0/2 [" in shown.err, "steps" in shown.err) == ("", True, False)
     assert run.follow(timeout_s=PATIENCE_S) == result
     shown = capsys.readouterr()
-    assert "after step 2 (epoch 0.04): loss" in shown.out
+    assert "after step 2 (epoch 0.04): train loss" in shown.out
     assert (result["steps"], run.state, run.result) == (2, "finished", result)
     assert result["epochs"] == run.status()["epoch"] == 0.0392  # 2 steps of 51, not 3 epochs
     assert [r["epoch"] for r in run.records("epoch")] == [0.0392]
