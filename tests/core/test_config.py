@@ -103,6 +103,7 @@ def test_train_values_that_cannot_be_right(values: dict[str, object], message: s
         ({"nodes": 0}, "--nodes 0 must be at least 1"),
         ({"time": "soon"}, "invalid time limit: --time 'soon'"),
         ({"time": "0:00"}, "leaves no time"),
+        ({"checkpoint_every": "often"}, "--checkpoint-every 'often' is not a duration"),
         ({"comment": "two\nlines"}, "holds a line break"),
         ({"setup": ("a\nb",)}, "holds a line break"),
         ({"sbatch": ("=3",)}, "is not KEY=VALUE"),
