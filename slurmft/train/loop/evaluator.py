@@ -153,6 +153,7 @@ class Evaluator:
             Stopped: at a boundary.
         """
         self._clock.enter("evaluate")
+        self._recorded_at = 0.0  # each evaluation begins with a record, however short it is
         before = Predicted.union(self._predicted)
         samples = np.arange(len(data.validation))
         left = np.setdiff1d(samples, before.samples)
