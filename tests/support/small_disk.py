@@ -24,9 +24,10 @@ class SmallDisk:
 
 
 def fill(folder: Path) -> Path:
-    """Leaves no byte on a file system; returns the file whose removal makes room again."""
+    """Leaves no byte on a file system; returns the file whose removal makes room again. Called
+    again, it takes what others have given back meanwhile."""
     ballast = folder / "ballast"
-    with suppress(OSError), open(ballast, "wb", buffering=0) as file:
+    with suppress(OSError), open(ballast, "ab", buffering=0) as file:
         while True:
             file.write(b"\0" * 4096)
     return ballast
