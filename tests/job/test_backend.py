@@ -121,6 +121,7 @@ def test_host_without_gpus() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is for CUDA")
 def test_torch_without_cuda_on_a_host_with_gpus() -> None:
     """It would train on CPUs without a word. One such host among others: all say so."""
     gpus = {GPUS: "4 NVIDIA"}

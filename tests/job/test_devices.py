@@ -146,6 +146,10 @@ def test_run_with_a_torch_for_cpus_on_a_node_with_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.skipif(
+    torch.version.cuda is not None,
+    reason="this torch is for CUDA: its optimizers ask in each step whether a graph is captured",
+)
 def test_run_on_cpus_leaves_the_gpus_alone(tmp_path: Path) -> None:
     """A whole training, with a torch to which the node's GPUs are there."""
     (tmp_path / "site").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_signal_that_the_program_heard_first(
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
-        own_process._on_signal(signal.SIGTERM, 1)
+        own_process._on_signal(signal.SIGTERM, sender=os.getpid())
 
     monkeypatch.setattr(time, "sleep", sleep)
     assert own_process._ended(DIED_OF_TERM) == Exit.OK

@@ -103,7 +103,10 @@ def gpu() -> Iterator[Device]:
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
         patch.setattr(torch, "is_autocast_enabled", lambda *_: False)
         module = SimpleNamespace(
-            Event=Event, synchronize=lambda: None, max_memory_allocated=lambda device: 0
+            is_available=lambda: False,
+            Event=Event,
+            synchronize=lambda: None,
+            max_memory_allocated=lambda device: 0,
         )
         patch.setattr(torch, "get_device_module", lambda device: module)
         patch.setattr(dist, "all_reduce", lambda tensor, *_, **__: None)

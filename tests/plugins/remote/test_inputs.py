@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.plugins.remote import connection
 from slurmft.plugins.remote.clusters import Cluster
 from slurmft.plugins.remote.forward import Forwarded
 
@@ -21,6 +22,8 @@ def sent(*argv: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "project").mkdir()
+    # Nothing is sent: it does without ssh.
+    monkeypatch.setattr(connection.shutil, "which", lambda name: name)
     monkeypatch.chdir(tmp_path / "project")
     Path("new.csv").write_text("text\nhello\n")
 
