@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.plugins.remote import connection
 from slurmft.plugins.remote.clusters import Cluster
 from slurmft.plugins.remote.forward import Forwarded
 
@@ -22,8 +21,11 @@ def sent(*argv: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "project").mkdir()
-    # Nothing is sent: it does without ssh.
-    monkeypatch.setattr(connection.shutil, "which", lambda name: name)
+    # Nothing is sent: this works where there is neither ssh nor rsync.
+    (tmp_path / "bin").mkdir()
+    for name in ("ssh", "rsync"):
+        (tmp_path / "bin" / name).symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.chdir(tmp_path / "project")
     Path("new.csv").write_text("text\nhello\n")
 
