@@ -224,7 +224,7 @@ def await_evaluation(run: RunDir, total: int) -> None:
 def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     """In that of an epoch, and in that of the test split: what was predicted before is kept, and
     every sample is predicted once."""
-    # So many that each evaluation takes seconds: the first record of it comes after one.
+    # So many that a stop, sent at the first record of an evaluation, comes before its end.
     data = write_emotion(tmp_path / "data", train=24, validation=1600)
     rows = (data / "validation.jsonl").read_text().splitlines(keepends=True)
     (data / "test.jsonl").write_text("".join(rows[:1000]))

@@ -212,7 +212,7 @@ class Measure:
     read: Callable[[dict[str, Any]], float]
     """The value in a run's result; an error means that it has none."""
     rank: int = 0
-    """See `formats.Column`."""
+    """See `table.Column`."""
     decimals: int | None = None
     """None: as many as the smallest value needs for its `figures`."""
     figures: int = 3
