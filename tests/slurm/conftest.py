@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.fake_slurm.cluster import FakeSlurm
 
+pytest.register_assert_rewrite("tests.slurm.contract")  # its asserts are tests' own
+
 
 @pytest.fixture
 def fake_slurm(tmp_path: Path) -> Iterator[FakeSlurm]:
