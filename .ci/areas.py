@@ -34,7 +34,11 @@ AREAS = {
     "containers": ("slurmft/cluster/container.py", "slurmft/cluster/slurm/"),
     "docs": ("docs/", "README.md", "mkdocs.yml", "slurmft/cli/", "results/benchmarks/"),
     "environments": ("slurmft/programs/", "slurmft/plugins/stage_env/"),
-    "integrations": ("slurmft/plugins/integrations/", "slurmft/job/", "slurmft/programs/"),
+    "integrations": (
+        "slurmft/plugins/integrations/",
+        "slurmft/job/",
+        "slurmft/programs/",
+    ),
     "kubernetes": ("slurmft/plugins/kubernetes/",),
     "latex": ("slurmft/plugins/studies/report/",),
     "models": ("slurmft/train/engine/",),
@@ -62,7 +66,10 @@ def main(words: list[str]) -> None:
     else:
         files = changed_files()
         if files is None:
-            print("no earlier pass is known here; every area: bash .ci/run all", file=sys.stderr)
+            print(
+                "no earlier pass is known here; every area: bash .ci/run all",
+                file=sys.stderr,
+            )
         print(",".join(sorted(touched(files or []))))
 
 
@@ -71,7 +78,9 @@ def touched(files: list[str]) -> set[str]:
     if any(file.startswith(EVERYWHERE) for file in files):
         return set(AREAS)
     tests = areas_of_tests()
-    areas = {area for area, paths in AREAS.items() for f in files if f.startswith(paths)}
+    areas = {
+        area for area, paths in AREAS.items() for f in files if f.startswith(paths)
+    }
     return areas.union(*(tests.get(file, set()) for file in files))
 
 
@@ -102,7 +111,9 @@ def note_passed() -> None:
 
 def git(*words: str) -> str | None:
     """What a git command prints; None if it fails."""
-    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["git", *words], capture_output=True, text=True, timeout=60, check=False
+    )
     return done.stdout if done.returncode == 0 else None
 
 

@@ -67,7 +67,9 @@ def layers(root: Path) -> tuple[str, list[list[str]]]:
 
 def plugin_rows(package: Path, columns: int = 4) -> list[list[str]]:
     """The names of the plug-ins, as rows of boxes."""
-    names = sorted(file.parent.name for file in (package / PLUGINS).glob("*/__init__.py"))
+    names = sorted(
+        file.parent.name for file in (package / PLUGINS).glob("*/__init__.py")
+    )
     full = [f"{PLUGINS}.{name}" for name in names]
     return [full[start : start + columns] for start in range(0, len(full), columns)]
 
@@ -78,13 +80,17 @@ def parts(root: Path) -> list[list[Part]]:
 
     package, names = layers(root)
     sys.path.insert(0, str(root))
-    graph = grimp.build_graph(package, cache_dir=None, exclude_type_checking_imports=True)
+    graph = grimp.build_graph(
+        package, cache_dir=None, exclude_type_checking_imports=True
+    )
     order = [name for layer in names for name in layer]
 
     def part(name: str) -> Part:
         module = f"{package}.{name}"
         inside = {module, *graph.find_descendants(module)}
-        targets = {t for m in inside for t in graph.find_modules_directly_imported_by(m)} - inside
+        targets = {
+            t for m in inside for t in graph.find_modules_directly_imported_by(m)
+        } - inside
         found = {target.split(".")[1] for target in targets if "." in target}
         imports = [other for other in order if other in found]
         place = root / package / name.replace(".", "/")
@@ -129,11 +135,20 @@ def lines(part: Part, width: float) -> list[tuple[str, str]]:
     """What a box says below the name, line by line, with its colour."""
     characters = int((width - 2 * PADDING) / CHARACTER)
     texts = ((part.purpose, "#ffffff"), (part.facts, "#ccd9e6"))
-    return [(line, colour) for text, colour in texts for line in textwrap.wrap(text, characters)]
+    return [
+        (line, colour)
+        for text, colour in texts
+        for line in textwrap.wrap(text, characters)
+    ]
 
 
 def box(
-    part: Part, text: list[tuple[str, str]], x: float, y: float, width: float, height: float
+    part: Part,
+    text: list[tuple[str, str]],
+    x: float,
+    y: float,
+    width: float,
+    height: float,
 ) -> Iterator[str]:
     """A part: its name, its purpose, its facts."""
     place = f'x="{x:.0f}" y="{y}" width="{width:.0f}" height="{height}"'
@@ -175,9 +190,15 @@ def legend(y: int) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Draws the layers of the import contract.")
-    parser.add_argument("--check", action="store_true", help="fail if the drawing is not true")
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
+    parser = argparse.ArgumentParser(
+        description="Draws the layers of the import contract."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="fail if the drawing is not true"
+    )
+    parser.add_argument(
+        "--root", type=Path, default=Path(__file__).resolve().parent.parent
+    )
     arguments = parser.parse_args()
     file, text = arguments.root / "docs/architecture.svg", draw(parts(arguments.root))
     if not arguments.check:

@@ -73,7 +73,8 @@ def draw_terminal(screen: pyte.Screen, title: str, file: Path) -> None:
         text.rstrip()
         console.print(text)
     svg = console.export_svg(title=title, unique_id="slurmft")
-    file.write_text(re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL))  # none from afar
+    # No fonts from afar.
+    file.write_text(re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL))
 
 
 def colour(name: str) -> str | None:
@@ -107,10 +108,14 @@ def main() -> None:
         subprocess.run(slurmft("follow", "last"), cwd=folder, check=True)
         (folder / "rates.toml").write_text(STUDY)
         subprocess.run(
-            slurmft("study", "run", "rates.toml", "--cluster", "local"), cwd=folder, check=True
+            slurmft("study", "run", "rates.toml", "--cluster", "local"),
+            cwd=folder,
+            check=True,
         )
         subprocess.run(
-            slurmft("report", "studies/rates", "--output", "report"), cwd=folder, check=True
+            slurmft("report", "studies/rates", "--output", "report"),
+            cwd=folder,
+            check=True,
         )
         draw_page(folder / "report/report.html", IMAGES / "report.png")
         shutil.copyfile(folder / "report/rates-loss.svg", IMAGES / "loss.svg")

@@ -26,7 +26,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(
+    markdown: str, page: Page, config: MkDocsConfig, files: Files
+) -> str:
     """Turns links of the repository into links of the site; those to what the site does not have
     into plain text."""
     homes = {page: source for source, page in ELSEWHERE.items()}

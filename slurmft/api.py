@@ -40,7 +40,9 @@ class Run:
     """
 
     def __init__(
-        self, name: str | os.PathLike[str] = resolve.LAST, runs_dir: str | Path | None = None
+        self,
+        name: str | os.PathLike[str] = resolve.LAST,
+        runs_dir: str | Path | None = None,
     ) -> None:
         """Opens an existing run.
 
@@ -142,7 +144,9 @@ class Run:
         text = LogText(self._files, Choice(ranks, str(node), attempt), tail)
         return plain("".join(text.until_now()))
 
-    def wait(self, timeout_s: float | None = None, bar: bool | None = None) -> dict[str, Any]:
+    def wait(
+        self, timeout_s: float | None = None, bar: bool | None = None
+    ) -> dict[str, Any]:
         """Waits until the job has ended, requeues and all; returns the result.
 
         Args:

@@ -28,7 +28,8 @@ from tests.support.models import write_emotion, write_model
 from tests.support.small_disk import SmallDisk
 
 _SLURM_PREFIXES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
-_TERMINAL_SIZE = ("COLUMNS", "LINES")  # readline sets them; a test sets up its own terminal
+# readline sets them; a test sets up its own terminal
+_TERMINAL_SIZE = ("COLUMNS", "LINES")
 for _name in list(os.environ):
     if _name.startswith(_SLURM_PREFIXES) or _name in _TERMINAL_SIZE:
         del os.environ[_name]
@@ -40,7 +41,9 @@ os.environ["SLURM_CONF"] = os.devnull
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # How fast a busy machine is, is no matter.
-settings.register_profile("slurmft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "slurmft", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("slurmft")
 
 HOSTILE = 'it\'s a "test"; echo $HOME é 100% `x`'
@@ -58,9 +61,15 @@ LONG_FILES = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slurm", action="store_true", help="run the tests on a real Slurm too")
-    parser.addoption("--gpu", action="store_true", help="fail where the tests on a GPU find none")
-    parser.addoption("--lab", action="store_true", help="run the labs of real file systems too")
+    parser.addoption(
+        "--slurm", action="store_true", help="run the tests on a real Slurm too"
+    )
+    parser.addoption(
+        "--gpu", action="store_true", help="fail where the tests on a GPU find none"
+    )
+    parser.addoption(
+        "--lab", action="store_true", help="run the labs of real file systems too"
+    )
     parser.addoption(
         "--extra",
         default="",
@@ -69,10 +78,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Tests on Slurm come first, as one worker has them all; then files that take long: at the end
     no worker waits for another."""
-    items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, _place(item.path)))
+    items.sort(
+        key=lambda item: (item.get_closest_marker("slurm") is None, _place(item.path))
+    )
     items[:] = _selected(config, items)
     if config.getoption("--slurm"):
         return
@@ -94,12 +107,16 @@ def _selected(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.It
         return "all" in areas or own_areas <= areas
 
     selected = [item for item in items if is_selected(item)]
-    config.hook.pytest_deselected(items=[item for item in items if not is_selected(item)])
+    config.hook.pytest_deselected(
+        items=[item for item in items if not is_selected(item)]
+    )
     return selected
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, Any]:
     """An extra test that was asked for fails where it would be skipped: its area is not covered."""
     report = yield
     is_extra = item.get_closest_marker("extra") is not None
@@ -124,7 +141,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file, _, test = nodeid.partition("::")
             name = test.partition("[")[0]
-            on_slurm = config.getoption("--slurm") and need_slurm(config.rootpath / file, name)
+            on_slurm = config.getoption("--slurm") and need_slurm(
+                config.rootpath / file, name
+            )
             return "slurm" if on_slurm else file
 
     return ByFile(config, log)
@@ -142,9 +161,13 @@ def _marked_slurm(file: Path) -> set[str | None]:
     found: set[str | None] = set()
     for statement in ast.parse(file.read_text()).body:
         if isinstance(statement, ast.FunctionDef):
-            if any("mark.slurm" in ast.unparse(mark) for mark in statement.decorator_list):
+            if any(
+                "mark.slurm" in ast.unparse(mark) for mark in statement.decorator_list
+            ):
                 found.add(statement.name)
-        elif isinstance(statement, ast.Assign) and "mark.slurm" in ast.unparse(statement):
+        elif isinstance(statement, ast.Assign) and "mark.slurm" in ast.unparse(
+            statement
+        ):
             found.add(None)
     return found
 
@@ -178,7 +201,9 @@ def two_nodes(
 
 
 @pytest.fixture
-def shared_folder(cluster: Cluster, two_nodes: tuple[Path, Path], tmp_path: Path) -> Iterator[Path]:
+def shared_folder(
+    cluster: Cluster, two_nodes: tuple[Path, Path], tmp_path: Path
+) -> Iterator[Path]:
     """A folder of all nodes whose flock is local to each: n1 and n3 are one client, n2 and n4 the
     other."""
     folder = tmp_path / "shared"
@@ -208,7 +233,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of made-up emotion texts: 203 for training, 67 for validation."""
-    return write_emotion(tmp_path_factory.mktemp("data") / "tiny emotion", train=203, validation=67)
+    return write_emotion(
+        tmp_path_factory.mktemp("data") / "tiny emotion", train=203, validation=67
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -305,7 +332,9 @@ class Following:
             start_new_session=True,
         )
         self.lines: list[str] = []
-        self.run = RunDir.open(self.until("run directory: ").removeprefix("run directory: "))
+        self.run = RunDir.open(
+            self.until("run directory: ").removeprefix("run directory: ")
+        )
 
     @property
     def job_id(self) -> str:
@@ -364,7 +393,9 @@ def slurmft(
 
 
 def _command(imported: bool) -> list[str]:
-    return prepared.command("slurmft") if imported else [sys.executable, "-m", "slurmft"]
+    return (
+        prepared.command("slurmft") if imported else [sys.executable, "-m", "slurmft"]
+    )
 
 
 def assert_two_lines(done: Done, fact: str) -> None:

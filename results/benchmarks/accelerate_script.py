@@ -36,7 +36,9 @@ def main(data: Path, rounds: int, steps: int, batch_size: int) -> None:
         ]
         for phase in ("train", "evaluate")
     }
-    medians = {phase: round(statistics.median(each), 2) for phase, each in ratios.items()}
+    medians = {
+        phase: round(statistics.median(each), 2) for phase, each in ratios.items()
+    }
     print(f"samples/s, slurmft over script, medians of {rounds} rounds: {medians}")
     save("accelerate_script", {
         "steps": steps, "batch_size": batch_size, "samples_per_s": found, "ratios": ratios,
@@ -44,22 +46,44 @@ def main(data: Path, rounds: int, steps: int, batch_size: int) -> None:
     })  # fmt: skip
 
 
-def by_slurmft(folder: Path, data: Path, steps: int, batch_size: int) -> dict[str, float]:
+def by_slurmft(
+    folder: Path, data: Path, steps: int, batch_size: int
+) -> dict[str, float]:
     run = submit(
         folder / "runs",
-        *("--cluster", "local", "--nodes", "1", "--nproc-per-node", "1", "--no-requeue"),
+        *(
+            "--cluster",
+            "local",
+            "--nodes",
+            "1",
+            "--nproc-per-node",
+            "1",
+            "--no-requeue",
+        ),
         *("--task", "emotion", "--data", str(data), "--model", str(encoder())),
         *("--batch-size", str(batch_size), "--max-steps", str(steps)),
     )
     measured = result(run)
-    return {phase: measured[f"{phase}_samples_per_s"] for phase in ("train", "evaluate")}
+    return {
+        phase: measured[f"{phase}_samples_per_s"] for phase in ("train", "evaluate")
+    }
 
 
-def by_script(folder: Path, data: Path, steps: int, batch_size: int) -> dict[str, float]:
+def by_script(
+    folder: Path, data: Path, steps: int, batch_size: int
+) -> dict[str, float]:
     output = folder / "script.json"
     threads = str(len(os.sched_getaffinity(0)))
     call(
-        *(sys.executable, __file__, "script", str(data), str(steps), str(batch_size), str(output)),
+        *(
+            sys.executable,
+            __file__,
+            "script",
+            str(data),
+            str(steps),
+            str(batch_size),
+            str(output),
+        ),
         timeout_s=1200,
         env=os.environ | {"OMP_NUM_THREADS": threads},
     )
@@ -85,20 +109,27 @@ def script(data: Path, steps: int, batch_size: int, output: Path) -> None:
     set_seed(42)
     tokenizer = AutoTokenizer.from_pretrained(encoder())
     files = {name: str(data / f"{name}.jsonl") for name in ("train", "validation")}
-    rows = load_dataset("json", data_files=files, cache_dir=str(output.parent / "cache"))
+    rows = load_dataset(
+        "json", data_files=files, cache_dir=str(output.parent / "cache")
+    )
     tokenized = rows.map(
         lambda batch: tokenizer(batch["text"], truncation=True), batched=True
     ).remove_columns(["text"])
     collate = DataCollatorWithPadding(tokenizer)
     loaders = [
         DataLoader(
-            tokenized[name], shuffle=name == "train", batch_size=batch_size, collate_fn=collate
+            tokenized[name],
+            shuffle=name == "train",
+            batch_size=batch_size,
+            collate_fn=collate,
         )
         for name in ("train", "validation")
     ]
     model = AutoModelForSequenceClassification.from_pretrained(encoder(), num_labels=6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
-    model, optimizer, train, validation = accelerator.prepare(model, optimizer, *loaders)
+    model, optimizer, train, validation = accelerator.prepare(
+        model, optimizer, *loaders
+    )
     schedule = get_scheduler("linear", optimizer, 0, steps)
     model.train()
     times = []
@@ -117,11 +148,16 @@ def script(data: Path, steps: int, batch_size: int, output: Path) -> None:
     for batch in validation:
         with torch.no_grad():
             predictions = model(**batch).logits.argmax(-1)
-        predictions, labels = accelerator.gather_for_metrics((predictions, batch["labels"]))
+        predictions, labels = accelerator.gather_for_metrics(
+            (predictions, batch["labels"])
+        )
         right, seen = right + int((predictions == labels).sum()), seen + len(labels)
     evaluate_s = time.perf_counter() - began
     print(f"accuracy {right / seen:.4f}")
-    found = {"train": (steps - WARM_UP) * batch_size / train_s, "evaluate": seen / evaluate_s}
+    found = {
+        "train": (steps - WARM_UP) * batch_size / train_s,
+        "evaluate": seen / evaluate_s,
+    }
     output.write_text(json.dumps(found))
 
 

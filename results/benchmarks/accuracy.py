@@ -33,7 +33,16 @@ def train(folder: Path, task: str, data: Path, nodes: int, *flags: str) -> Path:
     """Trains on the cluster; returns the run directory."""
     return submit(
         folder,
-        *("--cluster", "slurm", "--nodes", str(nodes), "--cpus-per-task", "1", "--time", "60"),
+        *(
+            "--cluster",
+            "slurm",
+            "--nodes",
+            str(nodes),
+            "--cpus-per-task",
+            "1",
+            "--time",
+            "60",
+        ),
         *("--task", task, "--data", str(data), "--model", str(encoder())),
         *flags,
     )
@@ -56,7 +65,9 @@ def losses(folder: Path, data: Path) -> None:
 def emotion(folder: Path, data: Path) -> None:
     run = train(folder, "emotion", data / "emotion", 4)
     logs = sorted((run / "logs").glob("rank-*.log"))
-    last = [[x for x in log.read_text().splitlines() if " done:" in x][-1] for log in logs]
+    last = [
+        [x for x in log.read_text().splitlines() if " done:" in x][-1] for log in logs
+    ]
     save("accuracy_emotion", {"result": result(run), "metric_on_every_rank": last})
 
 
@@ -77,7 +88,16 @@ def squad(folder: Path, data: Path, official: Path) -> None:
     (part / "validation.jsonl").write_text("".join(rows))
     run = train(
         *(folder / "runs", "squad", part, 2),
-        *("--precision", "bf16", "--batch-size", "8", "--learning-rate", "3e-4", "--epochs", "1"),
+        *(
+            "--precision",
+            "bf16",
+            "--batch-size",
+            "8",
+            "--learning-rate",
+            "3e-4",
+            "--epochs",
+            "1",
+        ),
         *("--max-length", str(MAX_LENGTH), "--doc-stride", str(DOC_STRIDE)),
     )
     # In fp32: in bf16 a window's logits depend on the padding of its batch.
@@ -109,7 +129,9 @@ def slurmft_scores(run: Path) -> dict[str, float]:
     run_dir = RunDir.open(str(run))
     task = tasks.get(TrainConfig.of(run_dir.load_config().program))
     data = TokenData.load(run_dir.tokens)
-    loaded = AutoModelForQuestionAnswering.from_pretrained(run_dir.model, dtype=torch.float32)
+    loaded = AutoModelForQuestionAnswering.from_pretrained(
+        run_dir.model, dtype=torch.float32
+    )
     parts, windows = [], np.arange(len(data.validation))
     for samples in np.split(windows, windows[16::16]):
         batch = data.validation.batch(samples, data.pad_id)
@@ -126,13 +148,18 @@ def official_scores(
 ) -> dict[str, float]:
     """Exact match and F1 of the saved model by the official script; answers in plain Python."""
     questions = [
-        {"id": row["id"], "answers": [{"text": text} for text in row["answers"]["text"]]}
+        {
+            "id": row["id"],
+            "answers": [{"text": text} for text in row["answers"]["text"]],
+        }
         for row in rows
     ]
     dataset = {"data": [{"paragraphs": [{"qas": questions}]}]}
     with tempfile.TemporaryDirectory() as name:
         files = Path(name, "dataset.json"), Path(name, "predictions.json")
-        for file, content in zip(files, (dataset, plain_answers(model, rows)), strict=True):
+        for file, content in zip(
+            files, (dataset, plain_answers(model, rows)), strict=True
+        ):
             file.write_text(json.dumps(content))
         command = [sys.executable, str(official), *map(str, files)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -146,7 +173,9 @@ def plain_answers(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str, str]
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    loaded = AutoModelForQuestionAnswering.from_pretrained(model, dtype=torch.float32).eval()
+    loaded = AutoModelForQuestionAnswering.from_pretrained(
+        model, dtype=torch.float32
+    ).eval()
     answers = {}
     for row in rows:
         encoded = tokenizer(
@@ -162,13 +191,17 @@ def plain_answers(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str, str]
             start, end = output.start_logits[0].tolist(), output.end_logits[0].tolist()
             of_context = [text == 1 for text in encoded.sequence_ids(window)]
             offsets = encoded["offset_mapping"][window]
-            firsts, lasts = (sorted(range(len(x)), key=lambda i: -x[i])[:20] for x in (start, end))
+            firsts, lasts = (
+                sorted(range(len(x)), key=lambda i: -x[i])[:20] for x in (start, end)
+            )
             for i in firsts:
                 for j in lasts:
                     if of_context[i] and of_context[j] and i <= j < i + 30:
                         text = row["context"][offsets[i][0] : offsets[j][1]]
                         candidates.append((start[i] + end[j], text))
-        answers[row["id"]] = max(candidates, key=lambda c: c[0])[1] if candidates else ""
+        answers[row["id"]] = (
+            max(candidates, key=lambda c: c[0])[1] if candidates else ""
+        )
     return answers
 
 
@@ -184,7 +217,9 @@ if __name__ == "__main__":
     arguments = parser(__doc__)
     arguments.add_argument("part", choices=PARTS)
     arguments.add_argument("data", type=Path, metavar="DATA_DIR")
-    arguments.add_argument("official", type=Path, nargs="?", help="squad: the official script")
+    arguments.add_argument(
+        "official", type=Path, nargs="?", help="squad: the official script"
+    )
     asked = arguments.parse_args()
     if (asked.part == "squad") != bool(asked.official):
         arguments.error("squad, and squad alone, needs OFFICIAL")

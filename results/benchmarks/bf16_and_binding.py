@@ -68,7 +68,9 @@ def main() -> None:
 def run(folder: Path, case: Case) -> float:
     """Seconds of a step: the median, of the slower rank."""
     folder.mkdir()
-    padding = {"batching": "padded", "max_length": case.padded_to} if case.padded_to else {}
+    padding = (
+        {"batching": "padded", "max_length": case.padded_to} if case.padded_to else {}
+    )
     path = make_run(
         folder / "runs",
         task="emotion",

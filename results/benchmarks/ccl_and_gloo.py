@@ -31,7 +31,9 @@ LENGTHS = {"emotion": 128, "mrpc": 128, "qqp": 128, "squad": 384}
 BYTES = (8, 2**20, 2**26)
 
 
-def main(task: str, data: Path | None, batch_size: int, precision: str, rounds: int) -> None:
+def main(
+    task: str, data: Path | None, batch_size: int, precision: str, rounds: int
+) -> None:
     found: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = data or make_emotion(Path(folder) / "data")
@@ -47,7 +49,9 @@ def main(task: str, data: Path | None, batch_size: int, precision: str, rounds: 
                     times = found.setdefault(f"{backend}, {processes} processes", {})
                     for what, seconds in run(place, processes, backend, train).items():
                         times.setdefault(what, []).append(seconds)
-                        print(f"{place.name} {what}: {1000 * seconds:.2f} ms", flush=True)
+                        print(
+                            f"{place.name} {what}: {1000 * seconds:.2f} ms", flush=True
+                        )
             report(name, batch_size, precision, found)
 
 
@@ -71,7 +75,9 @@ def report(
                 "median_s": medians, "gloo_over_ccl": ratios, "cpus": cpus})  # fmt: skip
 
 
-def run(folder: Path, processes: int, backend: str, train: dict[str, Any]) -> dict[str, float]:
+def run(
+    folder: Path, processes: int, backend: str, train: dict[str, Any]
+) -> dict[str, float]:
     """Seconds of a step and of all-reduces: medians, of the slower rank."""
     from slurmft.core.config import JobConfig
     from slurmft.node import ccl, hardware, profiles
@@ -83,10 +89,14 @@ def run(folder: Path, processes: int, backend: str, train: dict[str, Any]) -> di
     job = JobConfig(profile="cpu", nproc_per_node=min(processes, len(here.cores)))
     profile = profiles.choose(here, job, uses_ccl=binding is not None)
     environment = {setting.name: setting.value for setting in profile.settings()}
-    environment.pop(profiles.CORES, None)  # more processes than cores have none of their own
+    # more processes than cores have none of their own
+    environment.pop(profiles.CORES, None)
     environment["OMP_NUM_THREADS"] = "1"
     if binding is not None:
-        environment |= binding.environment() | {"FI_TCP_IFACE": "lo", "CCL_KVS_IFACE": "lo"}
+        environment |= binding.environment() | {
+            "FI_TCP_IFACE": "lo",
+            "CCL_KVS_IFACE": "lo",
+        }
     torchrun(processes, __file__, "rank", str(path), env=environment)
     seconds: dict[str, float] = json.loads((path.parent / "times.json").read_text())
     return seconds
@@ -100,7 +110,9 @@ def rank(path: Path) -> None:
     found = {"step": timed(steps, steps.step)}
     for size in BYTES if steps.world.size > 1 else ():
         tensor = torch.zeros(size // 4)
-        found[f"all-reduce of {size} bytes"] = timed(steps, partial(distributed.all_reduce, tensor))
+        found[f"all-reduce of {size} bytes"] = timed(
+            steps, partial(distributed.all_reduce, tensor)
+        )
     if steps.world.is_main:
         (path.parent / "times.json").write_text(json.dumps(found))
     steps.leave()

@@ -78,7 +78,9 @@ def make_runs(folder: Path, runs: int) -> list[str]:
     for number in range(runs):
         state = STATES[number % len(STATES)]
         clock = f"{number // 3600:02d}{number // 60 % 60:02d}{number % 60:02d}"
-        run = write_run(folder / f"emotion-20261120-{clock}-{number:04x}", nodes=4, state=state)
+        run = write_run(
+            folder / f"emotion-20261120-{clock}-{number:04x}", nodes=4, state=state
+        )
         add_steps(run.records, STEPS)
         write_json(run.job, {"cluster": "slurm", "id": str(1000 + number)})
         if state == "running":
@@ -89,7 +91,13 @@ def make_runs(folder: Path, runs: int) -> list[str]:
 def add_steps(records: Path, steps: int) -> None:
     """Continues a run's records up to a step."""
     lines = [
-        {"time": 1000.0, "event": "step", "step": n, "epoch": n / 100, "learning_rate": 1e-4}
+        {
+            "time": 1000.0,
+            "event": "step",
+            "step": n,
+            "epoch": n / 100,
+            "learning_rate": 1e-4,
+        }
         | {"loss": 2.0 / n, "samples_per_s": 320.0, "left_s": 1.0, "total_steps": steps}
         for n in range(21, steps + 1)
     ]
@@ -110,20 +118,27 @@ def stand_ins(folder: Path, running: list[str]) -> None:
     for name, lines in answers.items():
         (folder / f"{name}.txt").write_text("".join(line + "\n" for line in lines))
         answer, calls = (shlex.quote(str(folder / f)) for f in (f"{name}.txt", "calls"))
-        (folder / name).write_text(f"#!/bin/sh\necho {name} >> {calls}\nexec cat {answer}\n")
+        (folder / name).write_text(
+            f"#!/bin/sh\necho {name} >> {calls}\nexec cat {answer}\n"
+        )
         (folder / name).chmod(0o755)
 
 
 def installed(folder: Path) -> dict[str, str]:
     """As installed, with compiled modules: some environments switch those off."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(folder)}
+    return kept | {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(folder),
+    }
 
 
 def cpu_s(arguments: list[str], environment: dict[str, str]) -> float:
     """Seconds of user and system time of one call of python."""
     before = children_s()
-    subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=False)
+    subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, check=False
+    )
     return children_s() - before
 
 
@@ -133,15 +148,23 @@ def children_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def report(times: dict[str, list[float]], calls: dict[str, int], setup: dict[str, int]) -> None:
+def report(
+    times: dict[str, list[float]], calls: dict[str, int], setup: dict[str, int]
+) -> None:
     """Prints and saves the medians."""
     medians = {title: statistics.median(values) for title, values in times.items()}
     ratios = {title: s / medians["python -c pass"] for title, s in medians.items()}
     for title, seconds in medians.items():
-        print(f"{title:34} {seconds * 1000:7.1f} ms  {ratios[title]:6.2f} x  {calls[title]} calls")
+        print(
+            f"{title:34} {seconds * 1000:7.1f} ms  {ratios[title]:6.2f} x  {calls[title]} calls"
+        )
     values = {
-        "median_cpu_s": {title: round(seconds, 4) for title, seconds in medians.items()},
-        "ratio_to_bare_python": {title: round(ratio, 2) for title, ratio in ratios.items()},
+        "median_cpu_s": {
+            title: round(seconds, 4) for title, seconds in medians.items()
+        },
+        "ratio_to_bare_python": {
+            title: round(ratio, 2) for title, ratio in ratios.items()
+        },
         "slurm_calls": calls,
     }
     save("cli_startup", setup | values)

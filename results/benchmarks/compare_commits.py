@@ -34,13 +34,17 @@ def main(before: Path, task: str, data: str, rounds: int, **train: int) -> None:
                     found[state].append(took)
             shutil.rmtree(folder / "before")
     medians = {
-        state: {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}
+        state: {
+            key: round(statistics.median(run[key] for run in runs), 2)
+            for key in runs[0]
+        }
         for state, runs in found.items()
     }
     for state, values in medians.items():
         print(f"{state:21} {values}")
     save(
-        f"compare_commits_{task}", {"rounds": rounds} | train | {"runs": found, "medians": medians}
+        f"compare_commits_{task}",
+        {"rounds": rounds} | train | {"runs": found, "medians": medians},
     )
 
 
@@ -90,5 +94,8 @@ if __name__ == "__main__":
     arguments.add_argument("--batch-size", type=int, default=8, help="of one process")
     arguments.add_argument("--max-length", type=int, default=32)
     asked = vars(arguments.parse_args())
-    asked["before"], asked["data"] = asked["before"].absolute(), str(Path(asked["data"]).absolute())
+    asked["before"], asked["data"] = (
+        asked["before"].absolute(),
+        str(Path(asked["data"]).absolute()),
+    )
     main(**asked)

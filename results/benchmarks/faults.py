@@ -48,7 +48,9 @@ class Table:
         self.flags = (*BASE, *source)
 
     def start(self, runs: Path, *flags: str) -> Following:
-        return Following("--runs-dir", str(runs), *self.flags, *flags, env=self.cluster.env)
+        return Following(
+            "--runs-dir", str(runs), *self.flags, *flags, env=self.cluster.env
+        )
 
     def end(self, job: Following) -> Following:
         code, text = job.end(400)
@@ -66,7 +68,9 @@ class Table:
             assert_same(job.run, undisturbed.run)
             self.add(fault.name, job, recovery_s(job.run, began), interval(fault))
 
-    def add(self, name: str, job: Following, seconds: float | None, every: int | None) -> None:
+    def add(
+        self, name: str, job: Following, seconds: float | None, every: int | None
+    ) -> None:
         row = {
             "fault": name,
             "attempts": job.run.attempt_number(),
@@ -97,7 +101,9 @@ class Table:
 def interval(fault: Fault) -> int | None:
     """Steps between the checkpoints of a fault's run."""
     name = "--checkpoint-every-steps"
-    return int(fault.flags[fault.flags.index(name) + 1]) if name in fault.flags else None
+    return (
+        int(fault.flags[fault.flags.index(name) + 1]) if name in fault.flags else None
+    )
 
 
 def describe(row: dict[str, Any]) -> str:
@@ -128,7 +134,10 @@ def main(part: str) -> None:
 def preemption(site: str) -> list[dict[str, Any]]:
     """The first fault, at another kind of site."""
     fault = replace(FAULTS[0], name=site)
-    with tempfile.TemporaryDirectory() as name, Cluster(nodes=4, **SITES[site]) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Cluster(nodes=4, **SITES[site]) as cluster,
+    ):
         table = Table(cluster, Path(name))
         undisturbed = table.end(table.start(table.folder / "undisturbed", *SHORT))
         table.fault(fault, undisturbed)

@@ -50,7 +50,10 @@ def main(data: Path, rounds: int) -> None:
                 if number:  # the first round fills the disk cache
                     seconds[name].append(found)
     medians = {name: statistics.median(found) for name, found in seconds.items()}
-    ratios = [ours / bare for ours, bare in zip(seconds["slurmft"], seconds["bare"], strict=True)]
+    ratios = [
+        ours / bare
+        for ours, bare in zip(seconds["slurmft"], seconds["bare"], strict=True)
+    ]
     print(f"medians {medians}, ratio pair by pair {statistics.median(ratios):.2f}")
     save("first_step", {
         "nodes": NODES, "seconds": seconds, "median_s": medians,
@@ -70,7 +73,9 @@ def run_bare(folder: Path, data: Path) -> float:
         )
     )  # fmt: skip
     call("sbatch", "--wait", str(script), timeout_s=300)
-    line = next(x for x in log.read_text().splitlines() if x.startswith("first step done"))
+    line = next(
+        x for x in log.read_text().splitlines() if x.startswith("first step done")
+    )
     return float(line.split()[3]) - float(start.read_text())
 
 
@@ -80,7 +85,14 @@ def run_slurmft(folder: Path, data: Path) -> float:
     run = submit(
         folder,
         *("--nodes", str(NODES), "--task", "emotion", "--data", str(data)),
-        *("--model", str(encoder()), "--batch-size", str(BATCH_SIZE), "--cpus-per-task", "1"),
+        *(
+            "--model",
+            str(encoder()),
+            "--batch-size",
+            str(BATCH_SIZE),
+            "--cpus-per-task",
+            "1",
+        ),
         *("--time", "5", "--precision", "bf16", "--max-steps", "1", "--log-every", "1"),
         *("--setup", f"date +%s.%N > {start}"),
         timeout_s=300,
@@ -114,8 +126,24 @@ def run_locally(tree: Path, runs: Path) -> dict[str, float]:
     mark = f"FIRST_STEP={uuid.uuid4()}"
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     name, _, value = mark.partition("=")
-    command = [sys.executable, "-m", "slurmft.submit", "--cluster", "local", "--nodes", "2"]
-    command += ["--follow", "--runs-dir", str(runs), "--max-steps", "2", "--log-every", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "slurmft.submit",
+        "--cluster",
+        "local",
+        "--nodes",
+        "2",
+    ]
+    command += [
+        "--follow",
+        "--runs-dir",
+        str(runs),
+        "--max-steps",
+        "2",
+        "--log-every",
+        "1",
+    ]
     began = time.time()
     running = subprocess.Popen(
         command, env=kept | {"PYTHONPATH": str(tree), name: value}, cwd=tree,
@@ -126,7 +154,10 @@ def run_locally(tree: Path, runs: Path) -> dict[str, float]:
         time.sleep(0.02)
     cpu_s = processor_s(mark.encode())
     assert running.wait() == 0
-    return {"wall_s": round(float(steps[0]["time"]) - began, 2), "cpu_s": round(cpu_s, 2)}
+    return {
+        "wall_s": round(float(steps[0]["time"]) - began, 2),
+        "cpu_s": round(cpu_s, 2),
+    }
 
 
 def first_steps(runs: Path) -> list[dict[str, Any]]:
@@ -156,6 +187,8 @@ if __name__ == "__main__":
     arguments.add_argument("--against", type=Path, nargs="+", metavar="TREE")
     asked = arguments.parse_args()
     if asked.against:
-        compare_trees([*(tree.absolute() for tree in asked.against), REPOSITORY], asked.rounds)
+        compare_trees(
+            [*(tree.absolute() for tree in asked.against), REPOSITORY], asked.rounds
+        )
     else:
         main(asked.data.absolute(), asked.rounds)

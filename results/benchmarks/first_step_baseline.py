@@ -27,14 +27,18 @@ def main(data: str, model_folder: str, batch_size: int) -> None:
 
     dist.init_process_group("gloo")
     with open(data) as file:
-        rows = [json.loads(line) for line in file][: STEPS * batch_size * dist.get_world_size()]
+        rows = [json.loads(line) for line in file][
+            : STEPS * batch_size * dist.get_world_size()
+        ]
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     encoded = tokenizer([row["text"] for row in rows], truncation=True, max_length=128)
     samples = [
         {"input_ids": ids, "labels": row["label"]}
         for ids, row in zip(encoded["input_ids"], rows, strict=True)
     ]
-    model = AutoModelForSequenceClassification.from_pretrained(model_folder, num_labels=6)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        model_folder, num_labels=6
+    )
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=5e-4)
     loader: Any = DataLoader(
@@ -50,7 +54,9 @@ def main(data: str, model_folder: str, batch_size: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step == 0 and dist.get_rank() == 0:
-            print(f"first step done {time.time():.3f} loss {loss.item():.4f}", flush=True)
+            print(
+                f"first step done {time.time():.3f} loss {loss.item():.4f}", flush=True
+            )
     dist.destroy_process_group()
 
 

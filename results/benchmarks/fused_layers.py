@@ -46,10 +46,18 @@ def products(steps: Steps, tokens: int) -> float:
     layers = steps.learner.loaded.packing.encoder.layer
     dtype = torch.bfloat16 if steps.setup.precision == "bf16" else torch.float32
     seconds = 0.0
-    for module in (each for each in layers[0].modules() if isinstance(each, torch.nn.Linear)):
+    for module in (
+        each for each in layers[0].modules() if isinstance(each, torch.nn.Linear)
+    ):
         weight = module.weight.detach().to(dtype)
-        x, gradient = (torch.randn(tokens, size, dtype=dtype) for size in weight.t().shape)
-        for left, right in ((x, weight.t()), (gradient, weight), (gradient.t().contiguous(), x)):
+        x, gradient = (
+            torch.randn(tokens, size, dtype=dtype) for size in weight.t().shape
+        )
+        for left, right in (
+            (x, weight.t()),
+            (gradient, weight),
+            (gradient.t().contiguous(), x),
+        ):
             times = []
             for _ in range(7):
                 began = time.process_time()
@@ -62,7 +70,9 @@ def products(steps: Steps, tokens: int) -> float:
 def speed(folder: Path, task: str, data: Path, asked: Any) -> None:
     options = {"batch_size": asked.batch_size, "max_length": asked.max_length}
     both = {
-        name: made(folder / name, task, data, fused, precision=asked.precision, **options)
+        name: made(
+            folder / name, task, data, fused, precision=asked.precision, **options
+        )
         for name, fused in (("layers of transformers", False), ("fused", True))
     }
     cpu: dict[str, list[float]] = {name: [] for name in both}
@@ -79,9 +89,13 @@ def speed(folder: Path, task: str, data: Path, asked: Any) -> None:
     medians = {name: statistics.median(seconds) for name, seconds in cpu.items()}
     theirs, ours = medians.values()
     ideal = products(both["fused"], tokens)
-    print(f"{task}, batch {asked.batch_size}, {tokens} tokens, {asked.precision}: CPU seconds of a")
+    print(
+        f"{task}, batch {asked.batch_size}, {tokens} tokens, {asked.precision}: CPU seconds of a"
+    )
     print(f"step {medians}, products alone {ideal:.3f}; ratio {theirs / ours:.2f}")
-    print(f"wall { ({name: round(statistics.median(s), 3) for name, s in wall.items()}) }")
+    print(
+        f"wall { ({name: round(statistics.median(s), 3) for name, s in wall.items()}) }"
+    )
     save(f"fused_layers_{task}_{asked.precision}", {
         "threads": asked.threads, "tokens": tokens, **options, "cpu_s": cpu, "wall_s": wall,
         "median_cpu_s": medians, "products_cpu_s": ideal, "ratio": theirs / ours,
@@ -112,7 +126,9 @@ def accuracy(folder: Path, task: str, data: Path, asked: Any) -> None:
     theirs, ours = found.values()
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     spread = statistics.stdev(differences) / len(differences) ** 0.5
-    print(f"fused: {statistics.mean(differences):+.2f} points, standard error {spread:.2f}")
+    print(
+        f"fused: {statistics.mean(differences):+.2f} points, standard error {spread:.2f}"
+    )
     save(f"fused_layers_accuracy_{task}", {
         "steps": asked.steps, "batch_size": asked.batch_size, "accuracy": found,
         "mean_difference": statistics.mean(differences), "standard_error": spread,

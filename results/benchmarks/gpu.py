@@ -43,7 +43,11 @@ from harness import (
     train_by_trainer,
 )
 
-MODELS = {"distilbert": "DistilBert", "distilbert-128": "DistilBert128", "modernbert": "ModernBert"}
+MODELS = {
+    "distilbert": "DistilBert",
+    "distilbert-128": "DistilBert128",
+    "modernbert": "ModernBert",
+}
 BATCH_SIZES = (64, 256, 1024)
 ROUNDS, WARM_UP, TRACED = 3, 20, 10
 SAMPLES = 60_000
@@ -57,15 +61,26 @@ CASES = {
 }
 """Name -> program, and its batching or attention."""
 
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::item")
+WAITS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "aten::item",
+)
 
 
 def main(asked: Any) -> None:
     import torch
 
     if not (torch.cuda.is_available() or asked.try_out):
-        raise SystemExit("torch sees no GPU here: nothing was measured (--try-out on a CPU)")
-    cases = {n: c for n, c in CASES.items() if c[1] != "flash_attention_2" or find_spec(c[1][:10])}
+        raise SystemExit(
+            "torch sees no GPU here: nothing was measured (--try-out on a CPU)"
+        )
+    cases = {
+        n: c
+        for n, c in CASES.items()
+        if c[1] != "flash_attention_2" or find_spec(c[1][:10])
+    }
     if left_out := CASES.keys() - cases.keys():
         print(f"flash-attn is not installed: not measured: {', '.join(left_out)}")
     peak = peak_tflop_per_s()
@@ -77,7 +92,9 @@ def main(asked: Any) -> None:
                 runs: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
                 for number in range(asked.rounds):
                     for name in list(cases)[:: -1 if number % 2 else 1]:
-                        runs[name].append(measure(Path(folder), model, size, name, asked))
+                        runs[name].append(
+                            measure(Path(folder), model, size, name, asked)
+                        )
                         print(model, size, name, runs[name][-1], flush=True)
                 found[f"{model}, batch {size}"] = summary(runs, peak)
                 show(found)
@@ -100,8 +117,13 @@ def summary(runs: dict[str, list[dict[str, float]]], peak: float) -> dict[str, A
     }
     for own in medians.values():
         own["utilisation"] = own["model_tflop_per_s"] / peak
-    rate = medians["slurmft"]["tokens_per_s"]  # few steps of grouped batches have long texts first
-    ratios = {n: rate / m["tokens_per_s"] for n, m in medians.items() if n.startswith("Trainer")}
+    # few steps of grouped batches have long texts first
+    rate = medians["slurmft"]["tokens_per_s"]
+    ratios = {
+        n: rate / m["tokens_per_s"]
+        for n, m in medians.items()
+        if n.startswith("Trainer")
+    }
     return {"medians": medians, "ratios": ratios, "runs": runs}
 
 
@@ -114,10 +136,16 @@ def show(found: dict[str, Any]) -> None:
                 f"{where + ', ' + name:48}{own['samples_per_s']:10,.0f}{own['tokens_per_s']:11,.0f}"
                 f"{own['utilisation']:7.1%}{own['peak_memory_bytes'] / 2**30:6.1f}"
             )
-        print("   ", ", ".join(f"{r:.2f} x {n}" for n, r in each["ratios"].items()), flush=True)
+        print(
+            "   ",
+            ", ".join(f"{r:.2f} x {n}" for n, r in each["ratios"].items()),
+            flush=True,
+        )
 
 
-def measure(folder: Path, model: str, size: int, name: str, asked: Any) -> dict[str, float]:
+def measure(
+    folder: Path, model: str, size: int, name: str, asked: Any
+) -> dict[str, float]:
     """One case."""
     program, how = CASES[name]
     if program == "trainer":
@@ -142,7 +170,10 @@ def flags_of(options: dict[str, Any]) -> list[str]:
 
 def resumed(folder: Path, model: str, size: int, asked: Any) -> dict[str, float]:
     """Seconds to the first step of a run that was cancelled after its first checkpoint."""
-    options = settings(model, size, asked) | {"checkpoint_every_steps": 5, "epochs": 1000}
+    options = settings(model, size, asked) | {
+        "checkpoint_every_steps": 5,
+        "epochs": 1000,
+    }
     del options["max_steps"]
     runs = folder / "resumed"
     command = [sys.executable, "-m", "slurmft"]
@@ -164,7 +195,10 @@ def resumed(folder: Path, model: str, size: int, asked: Any) -> dict[str, float]
     first = [records(run, "step")[at]["time"] for at in (0, before)]
     history = json.loads((run / "state.json").read_text())["history"]
     began = [each["time"] for each in history if each["state"] == "running"]
-    return {"cold_start_s": first[0] - began[0], "resumed_start_s": first[1] - began[-1]}
+    return {
+        "cold_start_s": first[0] - began[0],
+        "resumed_start_s": first[1] - began[-1],
+    }
 
 
 def in_process(
@@ -173,8 +207,20 @@ def in_process(
     """What a process of this script writes."""
     output = folder / "measured.json"
     words = ["--try-out"] if asked.try_out else []
-    command = [sys.executable, __file__, "case", what, model, str(size), how, str(output), *words]
-    call(*command, timeout_s=900, env=os.environ | one_rank(), cwd=Path(__file__).parent)
+    command = [
+        sys.executable,
+        __file__,
+        "case",
+        what,
+        model,
+        str(size),
+        how,
+        str(output),
+        *words,
+    ]
+    call(
+        *command, timeout_s=900, env=os.environ | one_rank(), cwd=Path(__file__).parent
+    )
     found: dict[str, Any] = json.loads(output.read_text())
     return found
 
@@ -201,7 +247,9 @@ def peak_tflop_per_s() -> float:
 # --- in a process of its own ----------------------------------------------------------------------
 
 
-def case(what: str, model: str, size: int, how: str, output: Path, try_out: bool) -> None:
+def case(
+    what: str, model: str, size: int, how: str, output: Path, try_out: bool
+) -> None:
     asked = type("Asked", (), {"try_out": try_out})
     given = settings(model, size, asked)
     given["task_option"] = (given["task_option"],)
@@ -232,7 +280,13 @@ def by_trainer(path: Path, attention: str, given: dict[str, Any]) -> dict[str, f
     table, rows = data.train, []
     for i in range(len(table)):
         ids = table.tokens[table.offsets[i] : table.offsets[i + 1]].tolist()
-        rows.append({"input_ids": ids, "attention_mask": [1] * len(ids), "labels": table.labels[i]})
+        rows.append(
+            {
+                "input_ids": ids,
+                "attention_mask": [1] * len(ids),
+                "labels": table.labels[i],
+            }
+        )
     sizes: list[Any] = []
     collate = DataCollatorWithPadding(tokenizer)
 
@@ -270,7 +324,11 @@ def trace(path: Path, how: str, given: Any) -> dict[str, Any]:
     steps = Steps(path)
     for _ in range(WARM_UP if on_gpu else 2):
         steps.step()
-    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
+    kinds = (
+        [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        if on_gpu
+        else [ProfilerActivity.CPU]
+    )
     with profile(activities=kinds) as recorded:
         began = time.perf_counter()
         for _ in range(TRACED):
@@ -319,8 +377,14 @@ if __name__ == "__main__":
         what, model, size, how, output = sys.argv[2:7]
         case(what, model, int(size), how, Path(output), "--try-out" in sys.argv)
     arguments = parser(__doc__)
-    arguments.add_argument("models", nargs="*", choices=[*MODELS, []], default=list(MODELS))
-    arguments.add_argument("--batch-sizes", nargs="+", type=int, default=list(BATCH_SIZES))
+    arguments.add_argument(
+        "models", nargs="*", choices=[*MODELS, []], default=list(MODELS)
+    )
+    arguments.add_argument(
+        "--batch-sizes", nargs="+", type=int, default=list(BATCH_SIZES)
+    )
     arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    arguments.add_argument("--try-out", action="store_true", help="tiny models, few steps")
+    arguments.add_argument(
+        "--try-out", action="store_true", help="tiny models, few steps"
+    )
     main(arguments.parse_args())

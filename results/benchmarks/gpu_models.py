@@ -42,7 +42,9 @@ class DistilBert128(DistilBert):
 def _of_128(table: TokenTable) -> TokenTable:
     count = len(table.tokens) // 128
     lengths = np.full(count, 128)
-    return TokenTable(table.tokens[: count * 128], offsets_of(lengths), table.labels[:count])
+    return TokenTable(
+        table.tokens[: count * 128], offsets_of(lengths), table.labels[:count]
+    )
 
 
 class ModernBert(DistilBert):
@@ -56,5 +58,7 @@ class ModernBert(DistilBert):
             "num_attention_heads": 2, "vocab_size": 8192,
         }  # fmt: skip
         sizes = tiny if self.options.size == "tiny" else {}
-        config = ModernBertConfig(num_labels=len(data.labels), pad_token_id=data.pad_id, **sizes)
+        config = ModernBertConfig(
+            num_labels=len(data.labels), pad_token_id=data.pad_id, **sizes
+        )
         return ModernBertForSequenceClassification(config)

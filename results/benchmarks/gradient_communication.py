@@ -66,7 +66,18 @@ def network() -> Iterator[None]:
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
         a, b = NODES
-        pair = ["link", "add", DEVICE, "netns", a, "type", "veth", "peer", "name", DEVICE]
+        pair = [
+            "link",
+            "add",
+            DEVICE,
+            "netns",
+            a,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            DEVICE,
+        ]
         ip(*pair, "netns", b)
         for name, address in NODES.items():
             ip("-n", name, "addr", "add", f"{address}/24", "dev", DEVICE)
@@ -74,7 +85,9 @@ def network() -> Iterator[None]:
         yield
     finally:
         for name in NODES:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+            subprocess.run(
+                ["ip", "netns", "del", name], check=False, capture_output=True
+            )
 
 
 def ip(*arguments: str) -> None:
@@ -84,7 +97,9 @@ def ip(*arguments: str) -> None:
 def slow_down(mbit_s: float) -> None:
     """Limits what the node that this process is on sends."""
     limit = ["tbf", "rate", f"{mbit_s:.0f}mbit", "burst", "256kb", "latency", "50ms"]
-    subprocess.run(["tc", "qdisc", "replace", "dev", DEVICE, "root", *limit], check=True)
+    subprocess.run(
+        ["tc", "qdisc", "replace", "dev", DEVICE, "root", *limit], check=True
+    )
 
 
 # --- one measurement ------------------------------------------------------------------------------
@@ -102,8 +117,22 @@ def measure(link: str, data: Path) -> None:
                 "MASTER_ADDR": next(iter(NODES.values())), "MASTER_PORT": port,
                 "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE,
             }  # fmt: skip
-            command = ["nsenter", f"--net=/run/netns/{name}", "taskset", "--cpu-list", str(number)]
-            command += [sys.executable, __file__, "rank", link, str(data), folder, str(output)]
+            command = [
+                "nsenter",
+                f"--net=/run/netns/{name}",
+                "taskset",
+                "--cpu-list",
+                str(number),
+            ]
+            command += [
+                sys.executable,
+                __file__,
+                "rank",
+                link,
+                str(data),
+                folder,
+                str(output),
+            ]
             ranks.append(subprocess.Popen(command, env=environment))
         try:
             codes = [process.wait(3600) for process in ranks]
@@ -122,8 +151,12 @@ class Case(Steps):
     def __init__(self, name: str, data: Path, folder: Path, main_rank: bool) -> None:
         self.name = name
         mode, _, variant = name.partition(", ")
-        mode = {"one": "local:1000000", "both": "local:1000000", "ddp": "fp32"}.get(mode, mode)
-        with changed(is_plain=name == "ddp", whole_table=name == "ddp" or variant != ""):
+        mode = {"one": "local:1000000", "both": "local:1000000", "ddp": "fp32"}.get(
+            mode, mode
+        )
+        with changed(
+            is_plain=name == "ddp", whole_table=name == "ddp" or variant != ""
+        ):
             super().__init__(self._run(mode, data, folder, main_rank))
 
     def _run(self, mode: str, data: Path, folder: Path, main_rank: bool) -> Path:
@@ -194,7 +227,9 @@ def rank(link: str, data: Path, folder: Path, output: Path) -> None:
         for name in names[:: -1 if number % 2 else 1]:
             times[name].append(cases[name].block(BLOCK) / BLOCK)
         if world.is_main:
-            print(number, {name: round(t[-1], 4) for name, t in times.items()}, flush=True)
+            print(
+                number, {name: round(t[-1], 4) for name, t in times.items()}, flush=True
+            )
     if world.is_main:
         found = summary(times) | {
             "link_mbit_s": mbit_s, "tries": tries, "batch_size": BATCH, "steps_in_a_block": BLOCK,
@@ -232,11 +267,15 @@ def settle(
         efficiency = one / ddp
         tries.append((mbit_s, efficiency))
         if cases["ddp"].world.is_main:
-            print(f"{mbit_s:.0f} Mbit/s: efficiency {efficiency:.3f} of plain DDP", flush=True)
+            print(
+                f"{mbit_s:.0f} Mbit/s: efficiency {efficiency:.3f} of plain DDP",
+                flush=True,
+            )
         if wanted[0] <= efficiency <= wanted[1]:
             break
         middle = sum(wanted) / 2
-        mbit_s *= max(0.3, (1 / efficiency - 1) / (1 / middle - 1))  # what waits, is sent
+        # what waits, is sent
+        mbit_s *= max(0.3, (1 / efficiency - 1) / (1 / middle - 1))
     return mbit_s, tries
 
 
@@ -260,7 +299,9 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
             for name, all_of in pairs.items()
         }
 
-    pairs = over("one") | {name: whole[name] for name in times if name == "ddp" or "whole" in name}
+    pairs = over("one") | {
+        name: whole[name] for name in times if name == "ddp" or "whole" in name
+    }
     return {
         "over_plain_node": middle(whole, "one, whole table"),
         "efficiency": middle(pairs, "one"),
@@ -276,8 +317,13 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 def accuracy(data: Path, seeds: int, names: Sequence[str]) -> None:
     """Two epochs on two simulated nodes, with every way to communicate; it resumes where it was
     stopped."""
-    before = load("gradient_communication_accuracy") or {"accuracy": {}, "gradients": {}}
-    found: dict[str, list[float]] = {name: before["accuracy"].get(name, []) for name in MODES}
+    before = load("gradient_communication_accuracy") or {
+        "accuracy": {},
+        "gradients": {},
+    }
+    found: dict[str, list[float]] = {
+        name: before["accuracy"].get(name, []) for name in MODES
+    }
     used: dict[str, Any] = before["gradients"]
     for number in range(seeds):
         for name in names:
@@ -296,7 +342,8 @@ def accuracy(data: Path, seeds: int, names: Sequence[str]) -> None:
 def points_from(base: list[float], found: dict[str, list[float]]) -> dict[str, float]:
     """Differences of means over the seeds that both have."""
     return {
-        name: 100 * statistics.mean(own - other for own, other in zip(values, base, strict=False))
+        name: 100
+        * statistics.mean(own - other for own, other in zip(values, base, strict=False))
         for name, values in found.items()
         if values
     }
@@ -307,8 +354,24 @@ def train(data: Path, mode: str, seed: int) -> dict[str, Any]:
         return result(
             submit(
                 Path(folder),
-                *("--cluster", "local", "--nodes", "2", "--task", "emotion", "--data", str(data)),
-                *("--model", str(encoder()), "--batch-size", str(BATCH), "--epochs", "2"),
+                *(
+                    "--cluster",
+                    "local",
+                    "--nodes",
+                    "2",
+                    "--task",
+                    "emotion",
+                    "--data",
+                    str(data),
+                ),
+                *(
+                    "--model",
+                    str(encoder()),
+                    "--batch-size",
+                    str(BATCH),
+                    "--epochs",
+                    "2",
+                ),
                 *("--precision", "bf16", "--batching", "packed", "--seed", str(seed)),
                 *("--grad-comm", mode, "--checkpoint-every", "0"),
             )
@@ -322,7 +385,9 @@ if __name__ == "__main__":
     arguments.add_argument("part", choices=[*LINKS, "accuracy"])
     arguments.add_argument("data", type=Path, metavar="DATA_DIR")
     arguments.add_argument("--seeds", type=int, default=1)
-    arguments.add_argument("--modes", nargs="+", default=MODES, choices=MODES, metavar="MODE")
+    arguments.add_argument(
+        "--modes", nargs="+", default=MODES, choices=MODES, metavar="MODE"
+    )
     asked = arguments.parse_args()
     if asked.part == "accuracy":
         accuracy(asked.data.absolute(), asked.seeds, asked.modes)

@@ -28,7 +28,8 @@ REPOSITORY = RESULTS.parent
 MEASURED, PUBLISHED = RESULTS / "measured", RESULTS / "published"
 PACKAGES = ("torch", "transformers", "accelerate", "submitit")
 
-sys.path.insert(0, str(REPOSITORY))  # slurmft and tests, also where slurmft is not installed
+# slurmft and tests, also where slurmft is not installed
+sys.path.insert(0, str(REPOSITORY))
 
 
 def parser(documentation: str | None) -> argparse.ArgumentParser:
@@ -57,7 +58,9 @@ def load(name: str) -> dict[str, Any]:
 def provenance() -> dict[str, Any]:
     """Date, command, commit, versions and processor."""
     git = ["git", "-C", str(RESULTS), "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        git, capture_output=True, text=True, check=False
+    ).stdout.strip()
     script, *arguments = (Path(argument).name for argument in sys.argv)
     program = "bash" if script.endswith(".sh") else "python"
     return {
@@ -73,13 +76,19 @@ def provenance() -> dict[str, Any]:
 
 def cpu_lines() -> list[str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return [
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    ]
 
 
 def confidence(values: list[float]) -> tuple[float, float]:
     """95 % confidence interval of the median, by bootstrap."""
     draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
+    medians = sorted(
+        statistics.median(draw.choices(values, k=len(values))) for _ in range(2000)
+    )
     return medians[50], medians[1949]
 
 
@@ -125,7 +134,15 @@ def submit(
     """
     before = set(runs_dir.glob("*/result.json"))
     call(
-        *(sys.executable, "-m", "slurmft", "submit", "--follow", "--runs-dir", str(runs_dir)),
+        *(
+            sys.executable,
+            "-m",
+            "slurmft",
+            "submit",
+            "--follow",
+            "--runs-dir",
+            str(runs_dir),
+        ),
         *flags,
         timeout_s=timeout_s,
         env=env,
@@ -144,7 +161,13 @@ def call(
 ) -> None:
     """Runs a command; shows what it printed where it fails, and may not."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, check=False, env=env, cwd=cwd
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=env,
+        cwd=cwd,
     )
     if done.returncode and not fails:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -184,7 +207,9 @@ def make_run(runs_dir: Path, **train: Any) -> Path:
 
     backend = train.pop("backend", "auto")
     job = JobConfig(runs_dir=str(runs_dir), checkpoint_every="0", backend=backend)
-    return RunDir.create(RunConfig(program=TrainConfig.resolve(**train).program(), job=job)).path
+    return RunDir.create(
+        RunConfig(program=TrainConfig.resolve(**train).program(), job=job)
+    ).path
 
 
 def make_emotion(folder: Path) -> Path:
@@ -205,7 +230,9 @@ def job_environment() -> dict[str, str]:
     return {setting.name: setting.value for setting in profile.settings()}
 
 
-def torchrun(processes: int, script: str, *arguments: str, env: Mapping[str, str]) -> None:
+def torchrun(
+    processes: int, script: str, *arguments: str, env: Mapping[str, str]
+) -> None:
     """Runs a script under torchrun on this machine."""
     call(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -268,7 +295,12 @@ class Steps:
 
 
 def train_by_trainer(
-    model: Any, rows: Any, collator: Any, folder: Path, warm_up: int = 0, **arguments: Any
+    model: Any,
+    rows: Any,
+    collator: Any,
+    folder: Path,
+    warm_up: int = 0,
+    **arguments: Any,
 ) -> tuple[list[float], list[Any]]:
     """Trains on samples in their order by transformers' Trainer, with AdamW fused.
 
@@ -304,6 +336,10 @@ def train_by_trainer(
         disable_tqdm=True, **arguments,
     )  # fmt: skip
     Recorded(
-        model=model, args=asked, train_dataset=rows, data_collator=collator, callbacks=[Clock()]
+        model=model,
+        args=asked,
+        train_dataset=rows,
+        data_collator=collator,
+        callbacks=[Clock()],
     ).train()
     return times, losses

@@ -35,7 +35,10 @@ def main() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash_attention, "forward", no_attention)
         patch.setattr(flash_attention, "backward", no_gradients)
-        with flash_attention.as_on_an_h100(patch), tempfile.TemporaryDirectory() as folder:
+        with (
+            flash_attention.as_on_an_h100(patch),
+            tempfile.TemporaryDirectory() as folder,
+        ):
             six, three = (measured(Path(folder), layers) for layers in (6, 3))
     each = (six["kernels"] - three["kernels"]) / 3
     found = six | {"kernels_outside_of_layers": six["kernels"] - 6 * each}
@@ -49,7 +52,13 @@ def no_attention(query: Any, *_: Any, **__: Any) -> Any:
     import torch
 
     nothing = torch.zeros(1, dtype=torch.int64)
-    return torch.zeros_like(query), torch.empty(0), nothing, torch.empty(0), torch.empty(0)
+    return (
+        torch.zeros_like(query),
+        torch.empty(0),
+        nothing,
+        torch.empty(0),
+        torch.empty(0),
+    )
 
 
 def no_gradients(_: Any, *states: Any, **__: Any) -> Any:
@@ -62,7 +71,9 @@ def measured(folder: Path, layers: int) -> dict[str, float]:
     """Medians of a step, and of its batch, which a thread makes; and kernels of a step."""
     from tests.train.test_gpu_layers import Kernels
 
-    run = make_run(folder, task="synthetic", preset="paper", batch_size=SAMPLES, precision="bf16")
+    run = make_run(
+        folder, task="synthetic", preset="paper", batch_size=SAMPLES, precision="bf16"
+    )
     with narrow(layers):
         steps = Steps(run)
     for _ in range(WARM_UP):
@@ -79,7 +90,11 @@ def measured(folder: Path, layers: int) -> dict[str, float]:
         steps.learner.step(samples, batches)
         times.append((made - began, time.perf_counter() - made))
     batch_s, step_s = (statistics.median(each) for each in zip(*times, strict=True))
-    return {"kernels": kernels.count.total(), "step_ms": 1e3 * step_s, "batch_ms": 1e3 * batch_s}
+    return {
+        "kernels": kernels.count.total(),
+        "step_ms": 1e3 * step_s,
+        "batch_ms": 1e3 * batch_s,
+    }
 
 
 @contextlib.contextmanager

@@ -28,7 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Steps, call, make_run, one_rank, parser, peak_memory_mib, save, train_by_trainer
+from harness import (
+    Steps,
+    call,
+    make_run,
+    one_rank,
+    parser,
+    peak_memory_mib,
+    save,
+    train_by_trainer,
+)
 
 ROUNDS, WARM_UP = 3, 2
 TEXT_BYTES = 10_000_000
@@ -73,11 +82,14 @@ def main(name: str) -> None:
         for program, all_of in found.items()
     }
     pairs = [
-        zip(a["losses"], b["losses"], strict=True) for a, b in zip(*found.values(), strict=True)
+        zip(a["losses"], b["losses"], strict=True)
+        for a, b in zip(*found.values(), strict=True)
     ]
     facts = {
         "ratio_of_medians": rates["slurmft"] / rates["Trainer"],
-        "largest_difference_of_losses": max(abs(a - b) for pair in pairs for a, b in pair),
+        "largest_difference_of_losses": max(
+            abs(a - b) for pair in pairs for a, b in pair
+        ),
     }
     print(json.dumps(facts, indent=1))
     values = {"runs": found, "median_tokens_per_s": rates, **facts}
@@ -88,7 +100,15 @@ def run(folder: Path, name: str, program: str) -> dict[str, Any]:
     """One case in a process of its own."""
     output = folder / "measured.json"
     environment = one_rank() | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-    command = [sys.executable, __file__, "case", name, program, str(folder), str(output)]
+    command = [
+        sys.executable,
+        __file__,
+        "case",
+        name,
+        program,
+        str(folder),
+        str(output),
+    ]
     call(*command, timeout_s=900, env=os.environ | environment)
     found: dict[str, Any] = json.loads(output.read_text())
     return found
@@ -119,7 +139,9 @@ def make(folder: Path, vocabulary: int) -> None:
         chat_template=CHAT_TEMPLATE,
     )
     tokenizer.save_pretrained(folder / "model")
-    config = LlamaConfig(vocab_size=vocabulary, bos_token_id=None, eos_token_id=0, **LLAMA)
+    config = LlamaConfig(
+        vocab_size=vocabulary, bos_token_id=None, eos_token_id=0, **LLAMA
+    )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
 
 
@@ -162,7 +184,9 @@ def case(name: str, program: str, folder: Path, output: Path) -> None:
         max_length=512, learning_rate=1e-4, lr_schedule="constant", warmup_ratio=0.0, dropout=0.0,
     )  # fmt: skip
     torch.manual_seed(0)
-    times, losses, tokens = {"slurmft": by_slurmft, "Trainer": by_trainer}[program](path, work)
+    times, losses, tokens = {"slurmft": by_slurmft, "Trainer": by_trainer}[program](
+        path, work
+    )
     found = {
         "tokens_per_s": sum(tokens[WARM_UP:]) / (times[-1] - times[WARM_UP - 1]),
         "losses": losses,
@@ -201,14 +225,19 @@ def by_trainer(path: Path, work: Work) -> tuple[list[float], list[float], list[i
     data = maker.prepare()
     table, labels = data.train, data.train.token_labels
     assert labels is not None
-    order = epoch_order(len(table), config.seed, 0)[: (WARM_UP + work.steps) * work.batch_size]
+    order = epoch_order(len(table), config.seed, 0)[
+        : (WARM_UP + work.steps) * work.batch_size
+    ]
     rows = [
         {
             "input_ids": table.tokens[start:end].tolist(),
             "attention_mask": [1] * int(end - start),
-            "labels": [IGNORED, *labels[start : end - 1].tolist()],  # the model shifts them
+            # the model shifts them
+            "labels": [IGNORED, *labels[start : end - 1].tolist()],
         }
-        for start, end in zip(table.offsets[order], table.offsets[order + 1], strict=True)
+        for start, end in zip(
+            table.offsets[order], table.offsets[order + 1], strict=True
+        )
     ]
     times, losses = train_by_trainer(
         maker.model(data), rows,

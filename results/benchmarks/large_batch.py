@@ -41,9 +41,13 @@ def accuracy(folder: Path, data: Path, seeds: list[int]) -> None:
         for name, flags in CASES.items():
             key = f"{name}, seed {seed}"
             if key not in runs:
-                runs[key] = run(folder / key.replace(" ", "-"), data, *flags, "--seed", str(seed))
+                runs[key] = run(
+                    folder / key.replace(" ", "-"), data, *flags, "--seed", str(seed)
+                )
                 print(key, runs[key]["accuracy"], flush=True)
-                means = {kind: mean(runs, kind) for kind in ("accuracy", "test_accuracy")}
+                means = {
+                    kind: mean(runs, kind) for kind in ("accuracy", "test_accuracy")
+                }
                 save("large_batch", {"runs": runs, "means": means})
 
 
@@ -96,7 +100,9 @@ def test_accuracy(model: Path, file: Path) -> float | None:
         )
         with torch.inference_mode():
             found = classifier(**inputs).logits.argmax(-1).tolist()
-        right += sum(row["label"] == label for row, label in zip(part, found, strict=True))
+        right += sum(
+            row["label"] == label for row, label in zip(part, found, strict=True)
+        )
     return right / len(rows)
 
 
@@ -141,7 +147,9 @@ def cost() -> dict[str, Any]:
         "other_s_a_step_more": step_s,
         "published_s": seconds[4096],
         "time_over_published": {size: s / seconds[4096] for size, s in times.items()},
-        "time_over_4096_with_muon": {size: s / times[4096] for size, s in times.items()},
+        "time_over_4096_with_muon": {
+            size: s / times[4096] for size, s in times.items()
+        },
     }
 
 

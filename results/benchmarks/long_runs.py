@@ -20,7 +20,9 @@ ROUNDS = 5
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        runs = {title: make_run(Path(name) / title, steps) for title, steps in STEPS.items()}
+        runs = {
+            title: make_run(Path(name) / title, steps) for title, steps in STEPS.items()
+        }
         found: dict[str, dict[str, list[dict[str, float]]]] = {}
         for _ in range(ROUNDS):
             for title, run in runs.items():

@@ -26,7 +26,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import MEASURED, Steps, confidence, make_run, parser, pyplot, save, torchrun
+from harness import (
+    MEASURED,
+    Steps,
+    confidence,
+    make_run,
+    parser,
+    pyplot,
+    save,
+    torchrun,
+)
 
 SAMPLES, CLASSES, STORED_AT_ONCE = 131_072, 6, 256
 PROCESSES, ROUNDS = (1, 2, 4, 8, 16), 5
@@ -171,7 +180,9 @@ class Phase:
         step = STORED_AT_ONCE * self.world.size  # a batch of every rank, gathered
         for start in range(0, SAMPLES, step):
             batch = slice(start, start + step)
-            metric.add_batch(predictions=self.predictions[batch], references=self.labels[batch])
+            metric.add_batch(
+                predictions=self.predictions[batch], references=self.labels[batch]
+            )
         if not self.world.is_main:
             metric.compute()  # gives the main rank its file; not timed
         self.begin_together()
@@ -182,7 +193,9 @@ class Phase:
         began = time.perf_counter()
         self.number += 1
         metric = self.evaluate_metric(f"files-{self.number}")
-        metric.add_batch(predictions=self.predictions[self.mine], references=self.labels[self.mine])
+        metric.add_batch(
+            predictions=self.predictions[self.mine], references=self.labels[self.mine]
+        )
         found = metric.compute()  # on the main rank
         return time.perf_counter() - began + self.share(lambda: found)
 
@@ -260,10 +273,15 @@ def throughput_rank(run: Path) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| processes | published | files | memory | published / memory |", "|" + "---|" * 5]
+    lines = [
+        "| processes | published | files | memory | published / memory |",
+        "|" + "---|" * 5,
+    ]
     for row in rows:
         by = row["median_s"]
-        cells = [f"{1000 * by[name]:.1f} ms" for name in ("published", "files", "memory")]
+        cells = [
+            f"{1000 * by[name]:.1f} ms" for name in ("published", "files", "memory")
+        ]
         ratio = by["published"] / by["memory"]
         lines.append(f"| {row['processes']} | {' | '.join(cells)} | {ratio:.0f} |")
     return "\n".join(lines)

@@ -40,7 +40,9 @@ def main(rounds: int) -> None:
                 seconds = wall_s([*words], folder / "project", environment)
                 if number:  # the first round fills the disk cache, and compiles modules
                     times.setdefault(title, []).append(seconds)
-    medians = {title: round(statistics.median(each), 3) for title, each in times.items()}
+    medians = {
+        title: round(statistics.median(each), 3) for title, each in times.items()
+    }
     for title, seconds in medians.items():
         print(f"{title:<34} {seconds:6.2f} s")
     save("on_cluster", {"rounds": rounds, "median_s": medians, "all_s": times})
@@ -62,21 +64,32 @@ def prepare(folder: Path, ssh: str) -> dict[str, str]:
     (folder / "project").mkdir()
     (folder / "project" / "train.py").write_text("print('hello')\n")
     for number in range(200):
-        (folder / "project" / f"module_{number}.py").write_text(f"VALUE = {number}\n" * 100)
+        (folder / "project" / f"module_{number}.py").write_text(
+            f"VALUE = {number}\n" * 100
+        )
     (folder / "bin").mkdir()
-    for name, answer in {"sbatch": "Submitted batch job 7", "squeue": "", "sinfo": ""}.items():
+    for name, answer in {
+        "sbatch": "Submitted batch job 7",
+        "squeue": "",
+        "sinfo": "",
+    }.items():
         file = folder / "bin" / name
         file.write_text(f"#!/bin/sh\nprintf %s {shlex.quote(answer)}\n")
         file.chmod(0o755)
     (folder / "bin" / "srun").symlink_to("sbatch")
     path = f"{folder}/bin:{os.environ['PATH']}"
-    setup = [f"export PATH={shlex.quote(path)} PYTHONPATH={REPOSITORY} SLURM_CLUSTER_NAME=x"]
+    setup = [
+        f"export PATH={shlex.quote(path)} PYTHONPATH={REPOSITORY} SLURM_CLUSTER_NAME=x"
+    ]
     (folder / "clusters.toml").write_text(
         f"[lab]\nssh = {json.dumps(ssh)}\nfolder = '{folder}/there'\n"
         f"python = '{sys.executable}'\nsetup = {json.dumps(setup)}\n"
     )
     own = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "SLURM_CLUSTER_NAME": "x"}
-    own |= {"SLURMFT_CLUSTERS": f"{folder}/clusters.toml", "XDG_STATE_HOME": f"{folder}/state"}
+    own |= {
+        "SLURMFT_CLUSTERS": f"{folder}/clusters.toml",
+        "XDG_STATE_HOME": f"{folder}/state",
+    }
     return os.environ | own | {"XDG_RUNTIME_DIR": f"{folder}/x", "HOME": str(folder)}
 
 

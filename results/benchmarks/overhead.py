@@ -19,7 +19,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import Steps, confidence, encoder, make_emotion, make_run, parser, save, torchrun
+from harness import (
+    Steps,
+    confidence,
+    encoder,
+    make_emotion,
+    make_run,
+    parser,
+    save,
+    torchrun,
+)
 
 CHECKPOINT_EVERY_S = 60
 PAIRS = {"checkpoint": 12, "requests": 120}
@@ -41,7 +50,12 @@ def make_case(part: str, folder: Path) -> Path:
     if part == "requests":
         return make_run(folder, epochs=100, batch_size=12)
     data = make_emotion(folder / "data")
-    train = {"task": "emotion", "model": str(encoder()), "data": str(data), "batch_size": 8}
+    train = {
+        "task": "emotion",
+        "model": str(encoder()),
+        "data": str(data),
+        "batch_size": 8,
+    }
     return make_run(folder, epochs=100, **train)
 
 
@@ -58,7 +72,9 @@ def rank(part: str, path: Path) -> None:
     found = {
         "steps_in_a_block": STEPS[part],
         "pairs": pairs,
-        "step_ms": 1000 * statistics.median(without for _, without in pairs) / STEPS[part],
+        "step_ms": 1000
+        * statistics.median(without for _, without in pairs)
+        / STEPS[part],
         "ratio": statistics.median(a / b for a, b in pairs),
     }
     if part == "checkpoint":
@@ -104,7 +120,9 @@ def requests_block(steps: Steps, with_it: bool) -> float:
     return time.perf_counter() - began
 
 
-def checkpoint_cost(steps: Steps, path: Path, pairs: list[tuple[float, float]]) -> dict[str, Any]:
+def checkpoint_cost(
+    steps: Steps, path: Path, pairs: list[tuple[float, float]]
+) -> dict[str, Any]:
     cost_s = statistics.median(with_it - without for with_it, without in pairs)
     size = sum(file.stat().st_size for file in path.glob("checkpoints/*/*.safetensors"))
     return {
@@ -135,7 +153,9 @@ if __name__ == "__main__":
         rank(sys.argv[2], Path(sys.argv[3]))
         os._exit(0)  # as ranks do: threads of the process group may not end in order
     arguments = parser(__doc__)
-    arguments.add_argument("parts", nargs="*", metavar="PART", help="checkpoint, requests")
+    arguments.add_argument(
+        "parts", nargs="*", metavar="PART", help="checkpoint, requests"
+    )
     parts = arguments.parse_args().parts or list(PAIRS)
     if not set(parts) <= set(PAIRS):
         arguments.error(f"a part is one of: {', '.join(PAIRS)}")

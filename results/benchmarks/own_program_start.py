@@ -75,10 +75,26 @@ def started(folder: Path, per: str, text: str | None) -> float:
     program, start = folder / "program.py", folder / "start"
     program.write_text(PROGRAM)
     if text is None:
-        flags = ["--runs-dir", str(folder / "runs"), "--nodes", str(NODES), "--time", "5"]
+        flags = [
+            "--runs-dir",
+            str(folder / "runs"),
+            "--nodes",
+            str(NODES),
+            "--time",
+            "5",
+        ]
         flags += ["--cpus-per-task", "1", "--per", per, "--snapshot", "none"]
         flags += ["--setup", f"date +%s.%N > {shlex.quote(str(start))}"]
-        command = [sys.executable, "-m", "slurmft", "run", "--follow", *flags, "--", str(program)]
+        command = [
+            sys.executable,
+            "-m",
+            "slurmft",
+            "run",
+            "--follow",
+            *flags,
+            "--",
+            str(program),
+        ]
         call(*command, timeout_s=300)
     else:
         script = folder / "job.sh"
@@ -99,7 +115,10 @@ def login_s(folder: Path) -> tuple[float, float]:
     found = []
     env = os.environ | {"PYTHONSAFEPATH": "1"}
     ours = [sys.executable, "-m", "slurmft", "run", "--dry-run", "--cluster", "local"]
-    for command in ([*ours, "--snapshot", "none", "--", str(program)], [sys.executable, "-c", ""]):
+    for command in (
+        [*ours, "--snapshot", "none", "--", str(program)],
+        [sys.executable, "-c", ""],
+    ):
         began = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True, timeout=60, env=env)
         found.append(time.perf_counter() - began)

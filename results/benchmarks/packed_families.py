@@ -20,7 +20,12 @@ from typing import Any
 from harness import confidence, parser, save
 
 WARM_UP = 2
-FAMILIES = {"modernbert": "ModernBert", "deberta": "DebertaV2", "mpnet": "MPNet", "gte": "Gte"}
+FAMILIES = {
+    "modernbert": "ModernBert",
+    "deberta": "DebertaV2",
+    "mpnet": "MPNet",
+    "gte": "Gte",
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "deberta": {
         "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256,
@@ -52,7 +57,9 @@ def main(family: str, data: Path, vocabulary: Path, asked: Any) -> None:
         **OPTIONS.get(family, {}), **options
     )
     config.pad_token_id = 0
-    model = getattr(transformers, f"{FAMILIES[family]}ForSequenceClassification")(config)
+    model = getattr(transformers, f"{FAMILIES[family]}ForSequenceClassification")(
+        config
+    )
     packed = packing.pack(model.train())
     assert isinstance(packed, packing.Packing), packed
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -61,7 +68,9 @@ def main(family: str, data: Path, vocabulary: Path, asked: Any) -> None:
         began = time.process_time()
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(**batch.inputs).logits
-        loss = torch.nn.functional.cross_entropy(logits.float(), batch.targets["labels"])
+        loss = torch.nn.functional.cross_entropy(
+            logits.float(), batch.targets["labels"]
+        )
         torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
@@ -73,7 +82,8 @@ def main(family: str, data: Path, vocabulary: Path, asked: Any) -> None:
         batches = table.batch(samples, 0), table.packed(samples)
         packed.expect(batches[1].lengths, torch.device("cpu"))
         seconds = [0.0, 0.0]
-        for which in (0, 1) if number % 2 else (1, 0):  # with padding, it is transformers' own
+        # with padding, it is transformers' own
+        for which in (0, 1) if number % 2 else (1, 0):
             seconds[which] = step(batches[which])
         print(f"padded {seconds[0]:.2f} s, packed {seconds[1]:.2f} s", flush=True)
         if number >= WARM_UP:
@@ -83,7 +93,8 @@ def main(family: str, data: Path, vocabulary: Path, asked: Any) -> None:
     padding = statistics.mean(padded / real for padded, real in tokens)
     low, high = confidence(ratios)
     print(
-        f"{family}: {statistics.median(ratios):.2f} times [{low:.2f}, {high:.2f}] as fast; ", end=""
+        f"{family}: {statistics.median(ratios):.2f} times [{low:.2f}, {high:.2f}] as fast; ",
+        end="",
     )
     print(f"padded tokens for each real one: {padding:.2f}")
     save(f"packed_families_{family}", {

@@ -87,7 +87,8 @@ def left_out(series: Series) -> list[dict[str, Any]]:
     if len(series.rows) < 3:
         return []
     return [
-        facts(model.fit([r for r in series.rows if r is not row]), row, True) for row in series.rows
+        facts(model.fit([r for r in series.rows if r is not row]), row, True)
+        for row in series.rows
     ]
 
 
@@ -96,7 +97,9 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for name, series in found.items():
         table, _, rest = name.partition(": ")
-        kind = f"{table}, {rest.partition('-')[0]}" if table == "mn4_benchmark" else table
+        kind = (
+            f"{table}, {rest.partition('-')[0]}" if table == "mn4_benchmark" else table
+        )
         kinds.setdefault(kind, []).extend(r for r in series["rows"] if r["held_out"])
     everything = [row for rows in kinds.values() for row in rows]
     left = [row for series in found.values() for row in series["left_out"]]
@@ -139,7 +142,11 @@ def of_runs(sources: Sequence[str]) -> None:
     print(*(f"left out: {problem}" for problem in problems), sep="\n", end="")
     for name, series in series_of(runs).items():
         found = backtest(series)
-        print(f"{name}:" if found else f"{name}: no run has two smaller numbers of devices")
+        print(
+            f"{name}:"
+            if found
+            else f"{name}: no run has two smaller numbers of devices"
+        )
         for each in found:
             print(
                 f"  {each['row']:<20} {each['devices']} devices  measured {each['measured_s']:.4g} "

@@ -44,7 +44,9 @@ def make_runs(folder: Path) -> int:
     """Writes the run directories; returns how many."""
     from tests.support.made_runs import write_run
 
-    grid = product((1, 2, 4, 8, 16), (16, 32, 64, 128), (1e-5, 2e-5, 5e-5, 1e-4, 5e-4), range(5))
+    grid = product(
+        (1, 2, 4, 8, 16), (16, 32, 64, 128), (1e-5, 2e-5, 5e-5, 1e-4, 5e-4), range(5)
+    )
     count = 0
     for nodes, batch_size, learning_rate, seed in grid:
         run = write_run(
@@ -73,7 +75,8 @@ def measure(arguments: list[str]) -> dict[str, float]:
 
 def medians(measured: list[dict[str, float]]) -> dict[str, Any]:
     found: dict[str, Any] = {
-        key: round(statistics.median(m[key] for m in measured), 2) for key in measured[0]
+        key: round(statistics.median(m[key] for m in measured), 2)
+        for key in measured[0]
     }
     return found | {"wall_s_all": [round(m["wall_s"], 2) for m in measured]}
 

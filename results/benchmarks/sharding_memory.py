@@ -41,11 +41,14 @@ def main(which: str, layers: int) -> None:
         else:
             found = measure(folder, ranks=4, flags=("--shard", "full"), until=None)
     same = before.get("parameters") == parameters
-    peaks: dict[str, list[float]] = (before["peak_mib"] if same else {}) | {which: found}
+    peaks: dict[str, list[float]] = (before["peak_mib"] if same else {}) | {
+        which: found
+    }
     facts: dict[str, Any] = {"parameters": parameters, "peak_mib": peaks}
     if len(peaks) == 2:
         state = BYTES_OF_A_PARAMETER * parameters / 2**20
-        rest = min(peaks["ddp"]) - state  # activations, buffers of gradients to send, libraries
+        # activations, buffers of gradients to send, libraries
+        rest = min(peaks["ddp"]) - state
         facts |= {
             "share_mib": state / 4,
             "activations_and_process_mib": rest,
@@ -71,17 +74,34 @@ def write(folder: Path, layers: int) -> int:
     model.save_pretrained(folder / "model")
     write_emotion(folder / "data", train=STEPS * 4 * BATCH, validation=2 * BATCH)
     for path in (folder / "data").glob("*.jsonl"):
-        text = re.sub(r'"text": "[^"]*"', '"text": "' + "word1 " * LENGTH + '"', path.read_text())
+        text = re.sub(
+            r'"text": "[^"]*"', '"text": "' + "word1 " * LENGTH + '"', path.read_text()
+        )
         path.write_text(text)
     return sum(p.numel() for p in model.parameters())
 
 
-def measure(folder: Path, ranks: int, flags: tuple[str, ...], until: str | None) -> list[float]:
+def measure(
+    folder: Path, ranks: int, flags: tuple[str, ...], until: str | None
+) -> list[float]:
     """Peaks of all ranks in MiB. The run is killed when it says `until`."""
     command = [
         *(sys.executable, "-m", "slurmft", "submit", "--follow", "--cluster", "local"),
-        *("--runs-dir", str(folder / "runs"), "--nproc-per-node", str(ranks), "--no-requeue"),
-        *("--task", "emotion", "--data", str(folder / "data"), "--model", str(folder / "model")),
+        *(
+            "--runs-dir",
+            str(folder / "runs"),
+            "--nproc-per-node",
+            str(ranks),
+            "--no-requeue",
+        ),
+        *(
+            "--task",
+            "emotion",
+            "--data",
+            str(folder / "data"),
+            "--model",
+            str(folder / "model"),
+        ),
         *("--precision", "fp32", "--batch-size", str(BATCH), "--max-steps", str(STEPS)),
         *("--log-every", "1", "--max-restarts", "0", "--epochs", str(STEPS), *flags),
         *("--max-length", str(LENGTH), "--eval-batch-size", str(BATCH)),
@@ -89,7 +109,10 @@ def measure(folder: Path, ranks: int, flags: tuple[str, ...], until: str | None)
     log = folder / "log"
     with open(log, "w") as file:
         run = subprocess.Popen(
-            command, stdout=file, stderr=file, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}
+            command,
+            stdout=file,
+            stderr=file,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         )
     peaks: dict[int, float] = {}
     while run.poll() is None:

@@ -99,7 +99,9 @@ RATIOS = [
 
 
 def main(task: str, data: Path) -> None:
-    cases = [name for name in CASES if not any(word in name for word in WORK[task].skip)]
+    cases = [
+        name for name in CASES if not any(word in name for word in WORK[task].skip)
+    ]
     cases = [name for name in cases if task != "lora" or "LoRA" in name]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +143,16 @@ def report(task: str, found: dict[str, list[dict[str, Any]]]) -> None:
 def run(folder: Path, task: str, data: Path, name: str) -> dict[str, Any]:
     """One case in a process of its own."""
     output = folder / "measured.json"
-    command = [sys.executable, __file__, "case", task, str(data), name, str(folder), str(output)]
+    command = [
+        sys.executable,
+        __file__,
+        "case",
+        task,
+        str(data),
+        name,
+        str(folder),
+        str(output),
+    ]
     environment = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     if name == "slurmft as submitted":
         environment |= job_environment()
@@ -153,7 +164,9 @@ def run(folder: Path, task: str, data: Path, name: str) -> dict[str, Any]:
 def case(task: str, data: Path, name: str, folder: Path, output: Path) -> None:
     program, batching, precision = CASES[name]
     path = make_case(folder / "runs", task, data, encoder(), batching, precision)
-    times, given, f1 = {"slurmft": by_slurmft, "trainer": by_trainer}[program](path, task)
+    times, given, f1 = {"slurmft": by_slurmft, "trainer": by_trainer}[program](
+        path, task
+    )
     work, losses = WORK[task], [float(loss) for loss in given]
     seconds = times[-1] - times[WARM_UP - 1]
     found: dict[str, Any] = {
@@ -211,14 +224,18 @@ def by_trainer(path: Path, task: str) -> Trained:
     maker = tasks.get(config)
     data = maker.prepare()
     order = epoch_order(len(data.train), config.seed, 0)
-    rows = [sample(data.train, i) for i in order[: (WARM_UP + work.steps) * work.batch_size]]
+    rows = [
+        sample(data.train, i) for i in order[: (WARM_UP + work.steps) * work.batch_size]
+    ]
     is_padded = config.batching == "padded"
     tokenizer = AutoTokenizer.from_pretrained(config.model)
     fill: dict[str, Any] = {"padding": "longest"}
     if is_padded:
         fill = {"padding": "max_length", "max_length": work.max_length}
     of_words = data.train.token_labels is not None
-    collator = DataCollatorForTokenClassification if of_words else DataCollatorWithPadding
+    collator = (
+        DataCollatorForTokenClassification if of_words else DataCollatorWithPadding
+    )
     model = make_model(maker, data, config)
     times, losses = train_by_trainer(
         model, rows, collator(tokenizer, **fill), path / "trainer",
@@ -252,7 +269,10 @@ def make_model(maker: Any, data: Any, config: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
     adapters = LoraConfig(
-        r=config.lora, lora_alpha=2 * config.lora, target_modules="all-linear", task_type="SEQ_CLS"
+        r=config.lora,
+        lora_alpha=2 * config.lora,
+        target_modules="all-linear",
+        task_type="SEQ_CLS",
     )
     return get_peft_model(model, adapters)
 
@@ -261,7 +281,21 @@ def make_sentences(folder: Path) -> Path:
     """Sentences of English words with the lengths of news (mean 14 words), of which some name a
     person, place or organization, by words of one type or by a word before them."""
     rng = random.Random(0)
-    common = ["the", "a", "of", "to", "in", "and", "he", "she", "it", "was", "said", "on", "for"]
+    common = [
+        "the",
+        "a",
+        "of",
+        "to",
+        "in",
+        "and",
+        "he",
+        "she",
+        "it",
+        "was",
+        "said",
+        "on",
+        "for",
+    ]
     kinds = ("PER", "LOC", "ORG")
     names = {kind: [f"{kind.lower()}{chr(97 + i)}{chr(97 + k)}" for i in range(20) for k in
              range(20)] for kind in kinds}  # fmt: skip
@@ -300,7 +334,13 @@ def sample(table: Any, i: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["case"]:
-        case(sys.argv[2], Path(sys.argv[3]), sys.argv[4], Path(sys.argv[5]), Path(sys.argv[6]))
+        case(
+            sys.argv[2],
+            Path(sys.argv[3]),
+            sys.argv[4],
+            Path(sys.argv[5]),
+            Path(sys.argv[6]),
+        )
     arguments = parser(__doc__)
     arguments.add_argument("task", choices=WORK)
     arguments.add_argument("data", type=Path, metavar="DATA_DIR")

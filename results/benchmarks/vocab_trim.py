@@ -39,11 +39,16 @@ def main(data: Path) -> None:
             found[name] = {
                 "step_s": both["step_s"],
                 "speed": statistics.median(whole / used for whole, used in pairs),
-                "peak_memory": alone["used"]["peak_memory_mib"] / alone["all"]["peak_memory_mib"],
-                "checkpoint": alone["used"]["checkpoint_mib"] / alone["all"]["checkpoint_mib"],
+                "peak_memory": alone["used"]["peak_memory_mib"]
+                / alone["all"]["peak_memory_mib"],
+                "checkpoint": alone["used"]["checkpoint_mib"]
+                / alone["all"]["checkpoint_mib"],
                 "alone": alone,
             }
-            print(name, {k: found[name][k] for k in ("speed", "peak_memory", "checkpoint")})
+            print(
+                name,
+                {k: found[name][k] for k in ("speed", "peak_memory", "checkpoint")},
+            )
     save("vocab_trim", {"used_over_all": found})
 
 
@@ -60,7 +65,9 @@ def make_large(folder: Path) -> Path:
     return folder
 
 
-def run(folder: Path, data: Path, model: Path, rows: list[str], steps: int) -> dict[str, Any]:
+def run(
+    folder: Path, data: Path, model: Path, rows: list[str], steps: int
+) -> dict[str, Any]:
     """Trains with all rows, with those in use, or both in turn, in a process of its own."""
     output = folder / "measured.json"
     command = [sys.executable, __file__, "case", str(data), str(model), ",".join(rows)]
@@ -73,7 +80,9 @@ def run(folder: Path, data: Path, model: Path, rows: list[str], steps: int) -> d
     return found
 
 
-def case(data: Path, model: Path, rows: list[str], steps: int, folder: Path, output: Path) -> None:
+def case(
+    data: Path, model: Path, rows: list[str], steps: int, folder: Path, output: Path
+) -> None:
     trainings = {each: training_of(data, model, each, folder) for each in rows}
     times: dict[str, list[float]] = {each: [] for each in rows}
     losses: dict[str, list[float]] = {each: [] for each in rows}
@@ -117,7 +126,14 @@ def checkpoint_mib(learner: Any) -> float:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["case"]:
         data, model, rows, steps, folder, output = sys.argv[2:]
-        case(Path(data), Path(model), rows.split(","), int(steps), Path(folder), Path(output))
+        case(
+            Path(data),
+            Path(model),
+            rows.split(","),
+            int(steps),
+            Path(folder),
+            Path(output),
+        )
     arguments = parser(__doc__)
     arguments.add_argument("data", type=Path, metavar="MRPC_DIR")
     main(arguments.parse_args().data.absolute())

@@ -67,15 +67,21 @@ ORDER = ("login node", "batch script", "task", "torchrun", "rank")
 def main() -> None:
     """Runs a job, and prints the files by place, and their lines."""
     command = parser(__doc__)
-    command.add_argument("--built-in", action="store_true", help="the training, not a script")
-    command.add_argument("--tree", type=Path, default=REPOSITORY, help="another work tree")
+    command.add_argument(
+        "--built-in", action="store_true", help="the training, not a script"
+    )
+    command.add_argument(
+        "--tree", type=Path, default=REPOSITORY, help="another work tree"
+    )
     arguments = command.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = traced(arguments.tree.resolve(), arguments.built_in, Path(folder))
     every: dict[str, int] = {}
     for place in ORDER:
         paths = files.get(place, set())
-        lines = {path: len(Path(path).read_text().splitlines()) for path in sorted(paths)}
+        lines = {
+            path: len(Path(path).read_text().splitlines()) for path in sorted(paths)
+        }
         print(f"{place}: {len(lines)} files, {sum(lines.values())} lines")
         for path, count in lines.items():
             print(f"  {os.path.relpath(path, arguments.tree)} {count}")
@@ -103,7 +109,16 @@ def traced(tree: Path, built_in: bool, folder: Path) -> dict[str, set[str]]:
     if built_in:
         words = ["submit", "--max-steps", "1"]
         end = []
-    words += ["--cluster", "slurm", "--nodes", "1", "--nproc-per-node", "1", "--runs-dir", "runs"]
+    words += [
+        "--cluster",
+        "slurm",
+        "--nodes",
+        "1",
+        "--nproc-per-node",
+        "1",
+        "--runs-dir",
+        "runs",
+    ]
     with FakeSlurm(folder / "slurm") as slurm:
         argv = [sys.executable, "-m", "slurmft", *words, *end]
         slurm.run(argv, cwd=folder, env=env)

@@ -70,7 +70,10 @@ def usage() -> str:
             del left[entry.name]
     # Otherwise an installed package's command that does nothing would be a riddle.
     for entry in plugins.ignored(plugins.COMMANDS):
-        lines += ["", f"ignored: {entry.name} of the package {entry.package}: slurmft has its own"]
+        lines += [
+            "",
+            f"ignored: {entry.name} of the package {entry.package}: slurmft has its own",
+        ]
     lines += [
         "",
         "slurmft help COMMAND shows a command's flags; start with: slurmft submit --follow",
@@ -87,7 +90,8 @@ def _usage_line(entry: plugins.Entry) -> str:
 
 
 def next_commands(
-    run_dir: PathLike[str], which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume")
+    run_dir: PathLike[str],
+    which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume"),
 ) -> str:
     """Returns the commands that a user types next, with this run's path in them."""
     lines = []
@@ -132,7 +136,9 @@ def typed() -> list[str]:
     if os.path.basename(script) == "slurmft":
         on_path = shutil.which("slurmft")
         # Another environment's slurmft may come first on the PATH: then only the path is right.
-        if on_path is not None and os.path.realpath(on_path) == os.path.realpath(script):
+        if on_path is not None and os.path.realpath(on_path) == os.path.realpath(
+            script
+        ):
             return ["slurmft"]
         return [script]
     # sys.argv has the module's file in the place of -m; only orig_argv has what was typed.
@@ -157,10 +163,13 @@ def pasted(path: PathLike[str]) -> str:
     return below
 
 
-def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv: list[str]) -> int:
+def submit_or_show(
+    config: "RunConfig", arguments: "Namespace", name: str, argv: list[str]
+) -> int:
     """Submits a run, says where it is, and follows it with --follow; with --dry-run shows what
     would be submitted. Returns the exit code."""
-    from slurmft.cli.parser import print_json  # not above: --help need not wait for these
+    # not above: --help need not wait for these
+    from slurmft.cli.parser import print_json
     from slurmft.cluster import launcher, submit
 
     cluster = submit.check(config.job)
@@ -183,7 +192,9 @@ def submit_or_show(config: "RunConfig", arguments: "Namespace", name: str, argv:
     print(f"job {job.id} submitted {destination.format(config.job.nodes)}")
     # A request by --on that comes again leads to the run of the first time.
     if run.load_config().submission.time != submission.time:
-        print("before the connection was cut; to submit another, type the command once more")
+        print(
+            "before the connection was cut; to submit another, type the command once more"
+        )
     # At once: the job may take long, and whoever reads a pipe waits for this line.
     print(f"run directory: {run.path}", flush=True)
     if not arguments.follow:

@@ -19,11 +19,17 @@ def main(argv: list[str]) -> int:
     earlier_end = cancel(run)
     is_cancelled = earlier_end is None
     state = "cancelled"
-    if earlier_end is not None:  # cancelling it is no error: a script need not ask first
+    # cancelling it is no error: a script need not ask first
+    if earlier_end is not None:
         state = earlier_end.name.lower()
     job_id = cluster_launcher.job_of(run).id
     if arguments.json:
-        facts = {"run": str(run.path), "job": job_id, "cancelled": is_cancelled, "state": state}
+        facts = {
+            "run": str(run.path),
+            "job": job_id,
+            "cancelled": is_cancelled,
+            "state": state,
+        }
         return print_json(facts)
     if is_cancelled:
         # Not "is cancelled": the cluster gives the ranks some seconds to end.

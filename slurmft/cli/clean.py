@@ -58,7 +58,12 @@ def as_json(top: Path, plan: Plan, is_removed: bool) -> dict[str, Any]:
     """Returns what `slurmft clean --json` prints: runs_dir, items (path, kind, why, bytes), bytes
     (their sum), removed (they are gone), left_out (a line each)."""
     items = [
-        {"path": str(item.path), "kind": item.kind, "why": item.why, "bytes": item.bytes}
+        {
+            "path": str(item.path),
+            "kind": item.kind,
+            "why": item.why,
+            "bytes": item.bytes,
+        }
         for item in plan.items
     ]
     return {
@@ -88,7 +93,9 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         return print_json(as_json(top, plan, is_removed))
     if plan.items and not arguments.dry_run:
-        print(f"removed {in_bytes(plan.bytes)}" if is_removed else "nothing was removed")
+        print(
+            f"removed {in_bytes(plan.bytes)}" if is_removed else "nothing was removed"
+        )
     return Exit.OK
 
 

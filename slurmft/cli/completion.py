@@ -30,7 +30,9 @@ _NAMES = {"cluster": plugins.LAUNCHERS, "task": plugins.TASKS}
 
 def parser() -> Parser:
     command = Parser("slurmft completion", __doc__)
-    command.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell")
+    command.add_argument(
+        "shell", choices=SHELLS, metavar="|".join(SHELLS), help="your shell"
+    )
     return command
 
 
@@ -96,7 +98,10 @@ def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _explain(
-    action: Any, options: Mapping[str, Option], file: dict[str, str], folder: dict[str, str]
+    action: Any,
+    options: Mapping[str, Option],
+    file: dict[str, str],
+    folder: dict[str, str],
 ) -> None:
     """Adds what values an argument takes, where its parser leaves that to later checks."""
     # zsh shows the help beside the flag, in one line.

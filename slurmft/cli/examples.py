@@ -21,7 +21,9 @@ ELSEWHERE = Elsewhere.PLAIN
 
 def parser() -> Parser:
     command = Parser("slurmft examples", __doc__)
-    command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="copy the files there")
+    command.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR", help="copy the files there"
+    )
     return command
 
 

@@ -31,7 +31,9 @@ def follow(run: RunDir, only_new: bool = False) -> int:
         cluster_follow.follow(job, Progress(), only_new)
     except KeyboardInterrupt:
         # Ctrl-C is meant for this process alone: the job has a group of its own, or other nodes.
-        print(f"\nno longer following; job {job.job_id} continues. {next_commands(run.path)}")
+        print(
+            f"\nno longer following; job {job.job_id} continues. {next_commands(run.path)}"
+        )
         return 130
     return show_outcome(job)
 

@@ -30,9 +30,19 @@ from slurmft.show import costs, run_table
 ELSEWHERE = Elsewhere.SEVERAL
 
 _SORTED_BY = (
-    "submitted", "name", "state", "user", "task", "data", "model", "nodes", "steps_done",
-    "samples_per_s", "left_s", "loss",
-)  # fmt: skip
+    "submitted",
+    "name",
+    "state",
+    "user",
+    "task",
+    "data",
+    "model",
+    "nodes",
+    "steps_done",
+    "samples_per_s",
+    "left_s",
+    "loss",
+)
 
 
 def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
@@ -105,8 +115,12 @@ def parser() -> Parser:
         text = f"only runs with this in their {name}; * stands for anything"
         command.add_argument(f"--{name}", metavar="TEXT", help=text)
     states = f"only runs in this state, repeatable: {', '.join(_STATES)}"
-    command.add_argument("--state", action="append", default=[], metavar="STATE", help=states)
-    command.add_argument("--newest", type=count, metavar="N", help="at most the N newest of them")
+    command.add_argument(
+        "--state", action="append", default=[], metavar="STATE", help=states
+    )
+    command.add_argument(
+        "--newest", type=count, metavar="N", help="at most the N newest of them"
+    )
     sort = f"largest last: {', '.join(_SORTED_BY)}, or a metric (default: submitted)"
     command.add_argument("--sort", metavar="KEY", help=sort)
     command.add_argument("--reverse", action="store_true", help="the other way round")
@@ -129,7 +143,9 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         return print_json(listing)
     if listing["problems"]:
-        print(f"warning: left out: {problem_line(listing['problems'])}", file=sys.stderr)
+        print(
+            f"warning: left out: {problem_line(listing['problems'])}", file=sys.stderr
+        )
     runs = listing["runs"]
     if not runs:
         print(f"no such runs in {listing['runs_dir']}")

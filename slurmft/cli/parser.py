@@ -42,7 +42,9 @@ class Parser(argparse.ArgumentParser):
         """Names of the options that --help leaves out."""
         # What argparse takes for negative numbers, which may be values: --host-suffix -ib0, too.
         self._negative_number_matcher = re.compile("-[^-]")
-        self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+        self.add_argument(
+            "--debug", action="store_true", help="show tracebacks of errors"
+        )
         on = "run the command there, by ssh; see docs/from-a-laptop.md"
         self.add_argument("--on", metavar="CLUSTER", help=on)
 
@@ -59,7 +61,9 @@ class Parser(argparse.ArgumentParser):
 
     def add_runs_dir(self) -> Self:
         """Adds the folder where runs are looked for."""
-        text = "folder of run directories (default: the site file's runs_dir, else runs)"
+        text = (
+            "folder of run directories (default: the site file's runs_dir, else runs)"
+        )
         self.add_argument("--runs-dir", metavar="DIR", help=text)
         return self
 
@@ -67,7 +71,9 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help=text)
         return self
 
-    def add_follow(self, json: str = "print run, name, job and cluster as JSON") -> Self:
+    def add_follow(
+        self, json: str = "print run, name, job and cluster as JSON"
+    ) -> Self:
         """Adds --dry-run and either --follow or --json, for commands that submit a run."""
         text = "show what would run; submit nothing"
         self.add_argument("--dry-run", action="store_true", help=text)
@@ -96,7 +102,11 @@ class Parser(argparse.ArgumentParser):
             if taken and not plugins.is_ours(extension):
                 name = plugins.name_of(extension)
                 warning = f"the program has {', '.join(taken)} already; the flags are left out"
-                print(f"warning: options of {name}: {warning}", file=sys.stderr, flush=True)
+                print(
+                    f"warning: options of {name}: {warning}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 continue
             self._add_section(_heading(extension), declared, only)
         return self
@@ -193,7 +203,9 @@ def _wrapped_example(line: str, width: int) -> list[str]:
     if len(line) <= width:
         return [line]
     # A path or a flag that is cut in two is another one.
-    fill = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+    fill = functools.partial(
+        textwrap.wrap, break_long_words=False, break_on_hyphens=False
+    )
     indent = line[: len(line) - len(line.lstrip())]
     if not indent:
         return fill(line, width)
@@ -204,7 +216,9 @@ def _wrapped_example(line: str, width: int) -> list[str]:
         command, comment = match.groups()
     lines = fill(command, width - 2, subsequent_indent=f"{indent}    ")
     margin = " " * 6
-    comment_lines = fill(comment, width, initial_indent=margin, subsequent_indent=margin)
+    comment_lines = fill(
+        comment, width, initial_indent=margin, subsequent_indent=margin
+    )
     # With backslashes it can be pasted as it stands.
     return [" \\\n".join(lines), *comment_lines]
 
@@ -223,11 +237,15 @@ class Part(NamedTuple):
     main: Callable[[list[str]], int]
 
 
-def run_part(command: str, parts: Mapping[str, Part], argv: list[str], description: str) -> int:
+def run_part(
+    command: str, parts: Mapping[str, Part], argv: list[str], description: str
+) -> int:
     """Runs the part of a command that the first argument names."""
     names = list(parts)
     if not argv:
-        raise UsageError(f"{command}: which command?", f"{', '.join(names)}; see {command} --help")
+        raise UsageError(
+            f"{command}: which command?", f"{', '.join(names)}; see {command} --help"
+        )
     name = argv[0]
     if name in parts:
         part = parts[name]
@@ -264,7 +282,9 @@ def _argument(option: Option) -> dict[str, Any]:
     return argument
 
 
-def typed_options(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+def typed_options(
+    arguments: argparse.Namespace, names: Iterable[str]
+) -> dict[str, Any]:
     """Returns those of the named options that the command line has, repeatable ones as tuples."""
     names = set(names)
     values = {}
@@ -310,7 +330,9 @@ def whole(text: str) -> int:
 def above_zero(text: str) -> float:
     """The type of an argument that measures something."""
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, without a unit")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number above 0, without a unit"
+        )
     return float(text)
 
 
@@ -319,7 +341,8 @@ def confirmed(question: str) -> bool:
     # Without a terminal, nobody answers: a script must say --yes, and not hang.
     if not sys.stdin.isatty():
         raise UsageError(
-            f"nothing was done: there is no terminal to ask: {question}", "add --yes or --dry-run"
+            f"nothing was done: there is no terminal to ask: {question}",
+            "add --yes or --dry-run",
         )
     try:
         answer = input(f"{question} [y/N] ")

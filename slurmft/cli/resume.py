@@ -19,14 +19,18 @@ from slurmft.core.options import options
 
 ELSEWHERE = Elsewhere.SUBMITS
 
-_JOB_OPTIONS = [name for name, each in options(JobConfig).items() if not each.identifies]
+_JOB_OPTIONS = [
+    name for name, each in options(JobConfig).items() if not each.identifies
+]
 """Options of the job that may change: a run stays what and where it is."""
 
 
 def parser() -> Parser:
     command = Parser("slurmft resume", __doc__).add_run()
     command.add_follow("print run, job and checkpoint as JSON")
-    return command.add_options(JobConfig, "where to run it (default: as before)", _JOB_OPTIONS)
+    return command.add_options(
+        JobConfig, "where to run it (default: as before)", _JOB_OPTIONS
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +39,11 @@ def main(argv: list[str]) -> int:
     # Read before the submission: a job that starts at once may write another.
     checkpoint = run.newest_checkpoint()
     start = checkpoint or "the beginning: there is no checkpoint"
-    facts: dict[str, Any] = {"run": str(run.path), "job": None, "checkpoint": checkpoint}
+    facts: dict[str, Any] = {
+        "run": str(run.path),
+        "job": None,
+        "checkpoint": checkpoint,
+    }
     if not arguments.dry_run:
         facts["job"] = resume(run, flags, provenance("resume", argv))
     if arguments.json:

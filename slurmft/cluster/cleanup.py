@@ -144,12 +144,15 @@ def _in_shared_caches(older_s: float) -> Iterator[_Candidate]:
     for cache in hooks.shared_caches():
         for path, idle_s in cache.unused(older_s):
             why = f"no run has used it for {idle_s / 86400:.0f} days"
-            if path.name.startswith("."):  # under this name an entry is written, until it is whole
+            # under this name an entry is written, until it is whole
+            if path.name.startswith("."):
                 why = _LEFT
             yield _Candidate("token-cache", path, why)
 
 
-def _of_kinds(candidates: Iterable[_Candidate], kinds: Sequence[str]) -> Iterator[_Candidate]:
+def _of_kinds(
+    candidates: Iterable[_Candidate], kinds: Sequence[str]
+) -> Iterator[_Candidate]:
     """Yields what is of these kinds, without what is in a folder that goes as a whole."""
     # Candidates come in an order in which folders stand before what is in them: see `_in_run`.
     whole: list[Path] = []

@@ -35,7 +35,9 @@ def runtimes() -> dict[str, dict[str, Any]]:
     """Returns the options of each container runtime, by its name; see containers.toml."""
     import tomllib  # 5 ms: only jobs in containers pay for it
 
-    return tomllib.loads(Path(__file__).with_name("containers.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        Path(__file__).with_name("containers.toml").read_text(encoding="utf-8")
+    )
 
 
 def runtime_of(job: JobConfig) -> str:
@@ -122,7 +124,11 @@ def _options(config: RunConfig, run: RunDir) -> list[str]:
     values = {"here": os.getcwd(), "image": image, "mounts": mount_list}
     arguments = [template.format(**values) for template in templates]
     for source, place, *option in mounted:
-        fields = {"source": source, "place": place, "csv": as_csv(source, place, *option)}
+        fields = {
+            "source": source,
+            "place": place,
+            "csv": as_csv(source, place, *option),
+        }
         arguments += [template.format(**fields) for template in runtime["mount"]]
     arguments += [template.format(**values) for template in runtime[image_kind(image)]]
     return arguments
@@ -247,7 +253,9 @@ def _run_detached(command: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "pid")
         podman, subcommand, *arguments = command
-        done = subprocess.run([podman, subcommand, f"--conmon-pidfile={file}", *arguments])
+        done = subprocess.run(
+            [podman, subcommand, f"--conmon-pidfile={file}", *arguments]
+        )
         if done.returncode:
             return done.returncode
         if not file.exists():  # a stop signal came before the container

@@ -63,7 +63,8 @@ def _jobs(run: MeasuredRun, here: str) -> list[str]:
     claims = RunDir(run.path).claims
     jobs = {job.id}
     with contextlib.suppress(OSError):
-        for name in os.listdir(claims):  # a link for each submission, which names its job
+        # a link for each submission, which names its job
+        for name in os.listdir(claims):
             jobs.add(os.readlink(claims / name))
     return sorted(jobs)
 
@@ -95,9 +96,12 @@ def _by_records(run: MeasuredRun) -> dict[str, Any]:
     hours = sum(attempts_s) / 3600
     ranks = RunDir(run.path).read_environment().ranks
     # The ranks of a node record the same hardware.
-    nodes = {rank.host: rank.hardware for rank in ranks if isinstance(rank.hardware, dict)}
+    nodes = {
+        rank.host: rank.hardware for rank in ranks if isinstance(rank.hardware, dict)
+    }
     node_count = 1
-    if _is_slurm(run) and run.value("cluster") != "local":  # simulated nodes are one machine
+    # simulated nodes are one machine
+    if _is_slurm(run) and run.value("cluster") != "local":
         node_count = run.value("nodes") or 1
     gpus = 0
     cpus = 0
@@ -164,5 +168,7 @@ def advice(cost: dict[str, Any], run: MeasuredRun) -> str:
         longest_s = cost["longest_s"]
         if limit_s >= 3600 and limit_s > _MUCH_TIME * longest_s:
             used = duration(longest_s)
-            advice.append(f"asked for --time {limit}, ran {used}: a shorter one may start sooner")
+            advice.append(
+                f"asked for --time {limit}, ran {used}: a shorter one may start sooner"
+            )
     return "; ".join(advice)

@@ -19,7 +19,9 @@ def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
     in `submission.dependency`. A requeued job keeps its id; a resumed run has its newest."""
     awaited = {}
     for kind in KINDS:
-        awaited[kind] = [resolve.find(name, runs_dir) for name in getattr(config.job, kind)]
+        awaited[kind] = [
+            resolve.find(name, runs_dir) for name in getattr(config.job, kind)
+        ]
     # A resume that waits for nothing any more must still clear what it waited for before.
     if not any(awaited.values()) and config.submission.dependency is None:
         return config

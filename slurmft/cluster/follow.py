@@ -13,7 +13,10 @@ from slurmft.show.progress import Progress
 
 
 def follow(
-    job: JobWatch, progress: Progress, only_new: bool = False, timeout_s: float = math.inf
+    job: JobWatch,
+    progress: Progress,
+    only_new: bool = False,
+    timeout_s: float = math.inf,
 ) -> None:
     """Shows the last records of a run and those to come, or only these, by its run directory and
     its job's state; TimeoutError where the job has not ended by then."""

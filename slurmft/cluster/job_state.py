@@ -16,10 +16,22 @@ from dataclasses import dataclass
 from slurmft.core.run_files import State
 
 _ENDED = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-    "PREEMPTED", "REVOKED", "TIMEOUT",
-}  # fmt: skip
-_NAMES_OF_RECORDS = {"finished": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+}
+_NAMES_OF_RECORDS = {
+    "finished": "COMPLETED",
+    "failed": "FAILED",
+    "cancelled": "CANCELLED",
+}
 """What a scheduler would call the end that a run has recorded."""
 
 
@@ -51,7 +63,9 @@ class Report:
 
 
 NO_ANSWER = Report(name="UNKNOWN", reason="Slurm does not answer")
-NO_ACCOUNTING = Report(name="UNKNOWN", reason="it left the queue; accounting does not answer")
+NO_ACCOUNTING = Report(
+    name="UNKNOWN", reason="it left the queue; accounting does not answer"
+)
 """The job is over, but it is not known how."""
 LOST = Report(name="LOST", reason="neither queue nor accounting knows it")
 
@@ -144,7 +158,9 @@ def combine(
     # The job of a resumed run waits for the first time, whatever jobs came before.
     is_again = has_started and recorded.state != "submitted"
     phase = Phase.REQUEUED if is_again else Phase.PENDING
-    return JobState(phase=phase, report=report, reason=report.reason, is_over=report.ended)
+    return JobState(
+        phase=phase, report=report, reason=report.reason, is_over=report.ended
+    )
 
 
 def _running(recorded: State, report: Report) -> JobState:
@@ -173,14 +189,18 @@ def by_record(
         phase = Phase.PENDING
         if recorded.state in _ALIVE_BY_RECORD:
             phase = Phase(recorded.state)
-        return JobState(phase=phase, report=Report(name="UNKNOWN"), reason=reason, is_sure=False)
+        return JobState(
+            phase=phase, report=Report(name="UNKNOWN"), reason=reason, is_sure=False
+        )
     phase, reason = _recorded_end(recorded, has_result)
     report = Report(
         name=_NAMES_OF_RECORDS[recorded.state],
         reason=recorded.reason,
         exit_code=recorded.exit_code or 0,
     )
-    return JobState(phase=phase, report=report, reason=reason, is_over=True, is_sure=is_sure)
+    return JobState(
+        phase=phase, report=report, reason=reason, is_over=True, is_sure=is_sure
+    )
 
 
 def _recorded_end(recorded: State, has_result: bool) -> tuple[Phase, str]:
@@ -197,12 +217,16 @@ def _vanished(report: Report) -> JobState:
     cause = report.reason
     if report == LOST:
         cause = "neither queue nor accounting knows its job"
-    return JobState(phase=Phase.VANISHED, report=report, reason=f"vanished: {cause}", is_over=True)
+    return JobState(
+        phase=Phase.VANISHED, report=report, reason=f"vanished: {cause}", is_over=True
+    )
 
 
 def _unanswered(recorded: State, report: Report, has_result: bool) -> JobState:
     if not recorded.has_ended:
-        return JobState(phase=Phase.UNKNOWN, report=report, reason=report.reason, is_sure=False)
+        return JobState(
+            phase=Phase.UNKNOWN, report=report, reason=report.reason, is_sure=False
+        )
     phase, reason = _recorded_end(recorded, has_result)
     # That a run has finished needs no answer; a failed one may have been requeued.
     is_sure = phase is Phase.FINISHED
@@ -211,7 +235,9 @@ def _unanswered(recorded: State, report: Report, has_result: bool) -> JobState:
     return JobState(phase=phase, report=report, reason=reason, is_sure=is_sure)
 
 
-def _ended_by_record(recorded: State, report: Report, cluster: str, has_result: bool) -> JobState:
+def _ended_by_record(
+    recorded: State, report: Report, cluster: str, has_result: bool
+) -> JobState:
     is_finished = recorded.state == "finished"
     is_completing = report.name == "COMPLETING" and cluster == "slurm"
     awaits_epilog = is_completing and recorded.state != "cancelled"

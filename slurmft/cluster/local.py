@@ -103,7 +103,9 @@ class LocalNodes:
         # A stop comes before the failures that it may have caused.
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"
-            return attempts.Outcome("failed", reason, Exit.STOPPED if saved else Exit.FAILED)
+            return attempts.Outcome(
+                "failed", reason, Exit.STOPPED if saved else Exit.FAILED
+            )
         if code and self.stopped_by:
             return attempts.Outcome("cancelled", f"cancelled{saved}", Exit.CANCELLED)
         return attempts.decide(run, code)
@@ -111,7 +113,9 @@ class LocalNodes:
     def _start(
         self, node: int, shared: dict[str, str], gpus: Sequence[Gpu]
     ) -> subprocess.Popen[bytes]:
-        environment = os.environ | shared | {rendezvous.LOCAL_NODE: str(node)} | select(gpus)
+        environment = (
+            os.environ | shared | {rendezvous.LOCAL_NODE: str(node)} | select(gpus)
+        )
         command = [sys.executable, "-m", "slurmft.node.task", str(self.run.path)]
         with open(self.run.logs / f"task-{node:03d}.log", "ab") as log:
             # A session of its own, so that a signal reaches the node as srun would send it: whole.
@@ -213,7 +217,10 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
     executor = Executor(run.submitit)
     limit_min = time_limit_min(config.job.time or "unlimited")
     # The job outlives this terminal: neither its Ctrl-C nor its end may reach submitit's processes.
-    detach = ["trap '' INT HUP", f"exec </dev/null >>{shlex.quote(str(_job_log(run)))} 2>&1"]
+    detach = [
+        "trap '' INT HUP",
+        f"exec </dev/null >>{shlex.quote(str(_job_log(run)))} 2>&1",
+    ]
     # submitit's controller signals `lead_s` before the limit, as sbatch's --signal does.
     executor.update_parameters(
         timeout_min=limit_min, signal_delay_s=config.job.lead_s, setup=detach
@@ -224,14 +231,18 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 def job_state(job_id: str, run: RunDir) -> Report | None:
     """Returns whether the job's process is alive; None for one that has ended as it recorded."""
     # The process of the id is submitit's controller; the one that writes pid.json comes after it.
-    is_starting = not os.path.exists(_pid_file(run)) and _start_time(int(job_id)) is not None
+    is_starting = (
+        not os.path.exists(_pid_file(run)) and _start_time(int(job_id)) is not None
+    )
     is_alive = is_starting or _alive(run)
     has_ended = run.get_state().has_ended
     if is_alive:
         return Report(name="COMPLETING" if has_ended else "RUNNING")
     if has_ended:
         return None
-    return Report(name="FAILED", reason="its process ended without recording why", exit_code=1)
+    return Report(
+        name="FAILED", reason="its process ended without recording why", exit_code=1
+    )
 
 
 def cancel(job_id: str, run: RunDir) -> None:
@@ -239,7 +250,9 @@ def cancel(job_id: str, run: RunDir) -> None:
     deadline = time.monotonic() + _KILL_AFTER_S
     while not _pid_file(run).exists() and _start_time(int(job_id)) is not None:
         if time.monotonic() > deadline:
-            raise SlurmftError(f"the job {job_id} does not start", f"log: {_job_log(run)}")
+            raise SlurmftError(
+                f"the job {job_id} does not start", f"log: {_job_log(run)}"
+            )
         time.sleep(0.05)  # it is just starting
     process_of_job = read(_pid_file(run), _Process)
     if process_of_job and _alive(run):

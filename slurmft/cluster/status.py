@@ -85,7 +85,8 @@ class RunStatus:
         requeues = len([each for each in transitions if each.avoided])
         if starts:
             requeues += len(starts) - 1
-            if self.state is Phase.REQUEUED:  # the start that this requeue leads to is to come
+            # the start that this requeue leads to is to come
+            if self.state is Phase.REQUEUED:
                 requeues += 1
         return requeues
 
@@ -158,7 +159,8 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
     elif place.is_asked and place.launcher and not run.has_ended:
         report = place.launcher.job_state(place.job_id, files)
     if place.is_asked and (report is None or report.ended or report.name == "UNKNOWN"):
-        run = _read_again(run)  # the last records may be newer than those before the question
+        # the last records may be newer than those before the question
+        run = _read_again(run)
     if not run.is_finished and not run.has_ended and not place.job_id:
         # No scheduler can know of it, so there is nothing to be unsure of.
         report = Report(name="UNKNOWN")
@@ -204,7 +206,10 @@ def _must_have_started(state: JobState) -> bool:
 
 def _with_names_of_others(run: MeasuredRun, state: JobState) -> JobState:
     """Names the runs that a job waits for, or can never start after."""
-    if state.report.reason == "Dependency" and state.phase in (Phase.PENDING, Phase.REQUEUED):
+    if state.report.reason == "Dependency" and state.phase in (
+        Phase.PENDING,
+        Phase.REQUEUED,
+    ):
         others = _others(run, *dependency.KINDS)
         if others:
             return dataclasses.replace(state, reason=f"waits for {others}")
@@ -305,7 +310,11 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     (status,) = run_statuses([MeasuredRun.read(run.path)])
     facts = summary(status)
     # A job whose run directory took no record left its reason as the comment of the Slurm job.
-    if status.state is Phase.FAILED and not status.run.has_ended and status.cluster == "slurm":
+    if (
+        status.state is Phase.FAILED
+        and not status.run.has_ended
+        and status.cluster == "slurm"
+    ):
         facts["reason"] = commands.noted(status.job) or status.reason
     latest = records.latest(run.path)
     (costs,) = cost.costs_of([status.run])
@@ -358,5 +367,7 @@ def checkpoints(run: RunDir) -> list[dict[str, Any]]:
         path = run.checkpoints / name
         with contextlib.suppress(OSError):  # one that is just being removed
             written_at = path.stat().st_mtime
-            checkpoints.append({"name": name, "bytes": size_of(path), "time": written_at})
+            checkpoints.append(
+                {"name": name, "bytes": size_of(path), "time": written_at}
+            )
     return checkpoints

@@ -80,7 +80,8 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
         lines.append("")
     launcher = cluster_launcher.get(cluster)
     lines.append(launcher.plan(config, run))
-    if not launcher.STARTS_RANKS:  # else the plan is the whole command: no torchrun runs under it
+    # else the plan is the whole command: no torchrun runs under it
+    if not launcher.STARTS_RANKS:
         lines += node_command(config, run, cluster)
     lines += ["", "dry run: nothing was submitted"]
     return "\n".join(lines)
@@ -98,11 +99,14 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
         job_id = "$SLURM_JOB_ID.0"
     hosts = (head,) * config.job.nodes
     nproc = str(config.job.nproc_per_node or "$NPROC")
-    meeting = Rendezvous(hosts=hosts, node_rank=0, port="$PORT", check_port=0, id=job_id)
+    meeting = Rendezvous(
+        hosts=hosts, node_rank=0, port="$PORT", check_port=0, id=job_id
+    )
     command = shlex.join(task.node_command(config, run.path, meeting, nproc))
     lines = [
         "# the task of each node then runs (here: of the first; NPROC: its GPUs or CPU sockets)",
-        re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),  # our variables, and no path
+        # our variables, and no path
+        re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),
     ]
     program = OwnProgram.of(config.program)
     if program is None:
@@ -152,7 +156,9 @@ def _was_submitted(run: RunDir, cluster: str) -> bool:
         run.discard()
         return False
     if not run.read_job():
-        cluster_launcher.note_job(run, cluster, job_id, cluster_launcher.location(cluster))
+        cluster_launcher.note_job(
+            run, cluster, job_id, cluster_launcher.location(cluster)
+        )
     return True
 
 
@@ -275,7 +281,8 @@ def _restored(run: RunDir) -> Iterator[None]:
         # Not where an interruption came after the submission: its job waits, and is not lost.
         if isinstance(error, Exception) or read_bytes(run.job) == contents[run.job]:
             for path, content in contents.items():
-                with contextlib.suppress(OSError):  # the error of the block is the one to read
+                # the error of the block is the one to read
+                with contextlib.suppress(OSError):
                     write_bytes(path, content)
         raise
 
@@ -285,7 +292,9 @@ def _check_ended(run: RunDir, moves: bool) -> None:
     finished. With `moves` the user names a cluster: the run may then come here from elsewhere."""
     job = cluster_launcher.job_of(run)
     if run.get_state().state == "finished":
-        raise UsageError(f"the run {str(run.path)!r} has finished", f"its model: {run.model}")
+        raise UsageError(
+            f"the run {str(run.path)!r} has finished", f"its model: {run.model}"
+        )
     place = cluster_launcher.elsewhere(run)
     if place:
         if moves:
@@ -299,7 +308,8 @@ def _check_ended(run: RunDir, moves: bool) -> None:
         return
     if state.report == NO_ANSWER:
         raise UsageError(
-            f"whether the job {job.id} has ended is unknown: {state.report.reason}", "try later"
+            f"whether the job {job.id} has ended is unknown: {state.report.reason}",
+            "try later",
         )
     raise UsageError(
         f"the job {job.id} of this run is {state.name.lower()}",

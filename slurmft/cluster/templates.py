@@ -10,6 +10,8 @@ def fill(template: Path, **values: Any) -> str:
     a command of a list."""
     import jinja2  # 60 ms
 
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
     environment.filters |= {"quote": shlex.quote, "words": shlex.join}
     return environment.from_string(template.read_text(encoding="utf-8")).render(values)

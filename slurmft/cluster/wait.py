@@ -84,14 +84,19 @@ class JobWatch:
             return False
         if self.state.report == LOST:
             return time.monotonic() - self._missing_since > _LOST_AFTER_S
-        if not self.state.report.may_be_requeued or not self.run.load_config().job.requeue:
+        if (
+            not self.state.report.may_be_requeued
+            or not self.run.load_config().job.requeue
+        ):
             return True
         # A job that a preemption or a dead node ended may yet be requeued.
         now = time.monotonic()
         self._may_requeue_until = min(self._may_requeue_until, now + _REQUEUE_S)
         return now >= self._may_requeue_until
 
-    def looks(self, timeout_s: float = math.inf, pause_s: float | None = None) -> Iterator[bool]:
+    def looks(
+        self, timeout_s: float = math.inf, pause_s: float | None = None
+    ) -> Iterator[bool]:
         """Yields True when the run's files are worth a look, and False once after the job's end.
 
         Args:
@@ -101,7 +106,9 @@ class JobWatch:
         deadline = time.monotonic() + timeout_s
         while not self.has_ended():
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"the job {self.job_id} has not ended after {timeout_s:g} s")
+                raise TimeoutError(
+                    f"the job {self.job_id} has not ended after {timeout_s:g} s"
+                )
             yield True
             time.sleep(pause_s or self._look_pause_s())
         self._await_result()
@@ -166,7 +173,11 @@ class JobWatch:
             if result is not None:
                 return result
         report = self.state.report
-        if report.name == "CANCELLED" and not report.reason and self.job.cluster == "slurm":
+        if (
+            report.name == "CANCELLED"
+            and not report.reason
+            and self.job.cluster == "slurm"
+        ):
             # The controller does not say who cancelled it; accounting does, seconds later.
             report = commands.await_accounting(self.job_id, report)
         # Before the end is recorded: it reads what the run itself has recorded.
@@ -215,9 +226,12 @@ def job_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
             error.add_note(failure.traceback.rstrip())
         return error
     if recorded.state == "cancelled":
-        return SlurmftError(f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED)
+        return SlurmftError(
+            f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED
+        )
     error = _ended_error(run, job_id, report)
-    if failure is None and report.name == "FAILED":  # perhaps a setup line, before any rank
+    # perhaps a setup line, before any rank
+    if failure is None and report.name == "FAILED":
         lines = _last_lines(run, job_id)
         if lines:
             error.add_note("\n".join(lines))
@@ -237,7 +251,9 @@ def _ended_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
     scheduler's."""
     recorded = run.get_state()
     if recorded.state == "failed" and recorded.reason:
-        return SlurmftError(recorded.reason, _resume(run), recorded.exit_code or Exit.FAILED)
+        return SlurmftError(
+            recorded.reason, _resume(run), recorded.exit_code or Exit.FAILED
+        )
     message = f"the job {job_id} ended as {report.name}"
     comment = ""
     if cluster_launcher.job_of(run).cluster == "slurm":

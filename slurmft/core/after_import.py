@@ -9,7 +9,9 @@ from types import ModuleType
 class AfterImport:
     """Calls `then` with each of some modules before whoever imports it has it."""
 
-    def __init__(self, names: Sequence[str], then: Callable[[ModuleType], None]) -> None:
+    def __init__(
+        self, names: Sequence[str], then: Callable[[ModuleType], None]
+    ) -> None:
         self._names, self._then = names, then
         sys.meta_path.insert(0, self)
 

@@ -416,14 +416,18 @@ class JobConfig:
 
     # --- the rest
 
-    plugins: dict[str, Any] = field(default_factory=dict, metadata=from_plugins(JOB_OPTIONS))
+    plugins: dict[str, Any] = field(
+        default_factory=dict, metadata=from_plugins(JOB_OPTIONS)
+    )
     """Options of plug-ins; in config.json they stand among those above."""
 
     def __post_init__(self) -> None:
         check_options(self)
         check_credentials(self)
         duration_s(self.checkpoint_every, "--checkpoint-every")
-        if self.time is not None and time_limit_min(self.time) * 60 <= (self.stop_lead_s or 0):
+        if self.time is not None and time_limit_min(self.time) * 60 <= (
+            self.stop_lead_s or 0
+        ):
             raise UsageError(
                 f"--stop-lead-s {self.stop_lead_s} leaves nothing of --time {self.time} to run",
                 "give more --time, or a shorter --stop-lead-s: at least what a save takes",
@@ -535,10 +539,13 @@ def _check_run_name(name: str | None) -> None:
     is_plain = re.fullmatch(r"[A-Za-z][\w.-]{0,63}", name, re.ASCII)
     if is_plain and name != "last" and not STAMP.search(f"{name}-"):
         return
-    safe = re.sub(r"[^\w.-]+", "-", STAMP.split(f"{name}-")[0], flags=re.ASCII).strip("-._")
-    hint = (
-        "give a letter, then at most 63 letters, digits, hyphens, underscores and dots, not 'last'"
+    safe = re.sub(r"[^\w.-]+", "-", STAMP.split(f"{name}-")[0], flags=re.ASCII).strip(
+        "-._"
     )
+    hint = (
+        "give a letter, then at most 63 letters, digits, hyphens, underscores and dots"
+    )
+    hint += ", not 'last'"
     if re.fullmatch(r"(?!last$)[A-Za-z].{0,63}", safe):
         hint += f": --name {safe}"
     raise UsageError(f"--name {name!r} cannot be the name of a run", hint)
@@ -588,7 +595,9 @@ def time_limit_min(text: str) -> int:
         return _UNLIMITED_MIN
     match = _TIME.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"invalid time limit: --time {text!r}", "use M, HH:MM:SS or D-HH:MM:SS")
+        raise UsageError(
+            f"invalid time limit: --time {text!r}", "use M, HH:MM:SS or D-HH:MM:SS"
+        )
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part]
     units_s: tuple[int, ...] = (60, 1)  # MM[:SS]
@@ -598,7 +607,9 @@ def time_limit_min(text: str) -> int:
     for part, unit_s in zip(parts, units_s, strict=False):
         seconds += part * unit_s
     if seconds == 0:
-        raise UsageError(f"--time {text!r} leaves no time to run", "give at least one minute")
+        raise UsageError(
+            f"--time {text!r} leaves no time to run", "give at least one minute"
+        )
     return math.ceil(seconds / 60)
 
 
@@ -610,7 +621,9 @@ def duration_s(text: str, what: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if not match:
-        raise UsageError(f"{what} {text!r} is not a duration", "write it as 90s, 10m, 2h or 3d")
+        raise UsageError(
+            f"{what} {text!r} is not a duration", "write it as 90s, 10m, 2h or 3d"
+        )
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
@@ -625,20 +638,38 @@ def _check_runs_dir(path: str) -> None:
 
 
 _RESERVED = (
-    "ntasks", "ntasks-per-node", "output", "error", "open-mode", "array", "requeue", "signal",
-    "parsable", "quiet", "wait", "test-only", "wrap", "clusters",
-)  # fmt: skip
+    "ntasks",
+    "ntasks-per-node",
+    "output",
+    "error",
+    "open-mode",
+    "array",
+    "requeue",
+    "signal",
+    "parsable",
+    "quiet",
+    "wait",
+    "test-only",
+    "wrap",
+    "clusters",
+)
 """sbatch options on which slurmft's own working depends."""
 
 
 def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
     key = pair.partition("=")[0].lstrip("-")
     if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]+", key):
-        raise UsageError(f"--sbatch {pair!r} is not KEY=VALUE", 'write it as --sbatch "nice=100"')
+        raise UsageError(
+            f"--sbatch {pair!r} is not KEY=VALUE", 'write it as --sbatch "nice=100"'
+        )
     if key in _RESERVED:
-        raise UsageError(f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out")
+        raise UsageError(
+            f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out"
+        )
     for name, each in own_options(JobConfig).items():
         is_given = getattr(job, name) not in (None, False)
         # sbatch would take the last of the two, whichever that is.
         if each.sbatch == key and is_given:
-            raise UsageError(f"--sbatch {pair!r} contradicts {each.flag}", "give one of the two")
+            raise UsageError(
+                f"--sbatch {pair!r} contradicts {each.flag}", "give one of the two"
+            )

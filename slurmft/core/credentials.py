@@ -11,7 +11,9 @@ import re
 _NAME = r"[A-Z0-9_]*(?:TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY)"
 """Names of variables that hold a secret: HF_TOKEN, HUGGING_FACE_HUB_TOKEN, WANDB_API_KEY, ..."""
 
-_TELLING_NAME = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE|JWT|SIGNATURE", re.I)
+_TELLING_NAME = re.compile(
+    "TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE|JWT|SIGNATURE", re.I
+)
 """Names of variables whose values are not for others, though they may be no secrets."""
 
 _SHORTEST = 8
@@ -19,7 +21,10 @@ _SHORTEST = 8
 
 _FORMS = (
     ("a Hugging Face token", re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{10,}")),
-    ("a token", re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|wandb_v\d_|sk-)[\w-]{16,}")),
+    (
+        "a token",
+        re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|wandb_v\d_|sk-)[\w-]{16,}"),
+    ),
     ("a key of AWS", re.compile(r"\bAKIA[0-9A-Z]{16}\b")),
     (
         "a URL with credentials",

@@ -34,7 +34,8 @@ def read(path: Path, kind: type[T]) -> T | None:
     """Reads a JSON file as a dataclass; None where it is absent or damaged."""
     try:
         return loads(read_text(path), kind)
-    except (OSError, ValueError, RecursionError):  # the last one: brackets within brackets
+    # RecursionError: brackets within brackets.
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -198,7 +199,8 @@ def _mapping(item: Any) -> Decoder:
 @functools.cache
 def _field_decoders(kind: Any) -> dict[str, Decoder]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    if dataclasses.is_dataclass(kind):  # not its class variables, which are annotated as well
+    # not its class variables, which are annotated as well
+    if dataclasses.is_dataclass(kind):
         hints = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     return {name: _decoder(hint) for name, hint in hints.items()}
 

@@ -39,7 +39,9 @@ class SlurmftError(Exception):
     bad_hosts: Sequence[str] = ()
     """Hosts that are to blame, where others could go on without them."""
 
-    def __init__(self, message: str, hint: str | None = None, code: int = Exit.FAILED) -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, code: int = Exit.FAILED
+    ) -> None:
         super().__init__(message)
         self.message = plain(message)
         self.hint = hint and plain(hint)

@@ -64,7 +64,11 @@ def write_json(path: Path, value: Any) -> None:
 def to_json(value: Any, indent: int | None = None) -> str:
     """Returns a value as JSON: dataclasses are objects, NaN and infinities are null."""
     write = functools.partial(
-        json.dumps, indent=indent, ensure_ascii=False, allow_nan=False, default=dataclasses.asdict
+        json.dumps,
+        indent=indent,
+        ensure_ascii=False,
+        allow_nan=False,
+        default=dataclasses.asdict,
     )
     # A walk through the whole value is worth its time only where something is not finite.
     try:
@@ -184,7 +188,8 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
             if not file.is_dir():
                 file.chmod(mode)
             _sync(file)
-        if replace and path.exists():  # an attempt has ended right after it wrote the folder
+        # an attempt has ended right after it wrote the folder
+        if replace and path.exists():
             os.rename(path, old)
         os.rename(aside, path)
         _sync(path.parent)

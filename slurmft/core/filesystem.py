@@ -10,9 +10,25 @@ LOCK_PRIMITIVES = ("flock", "lockf", "ofd", "soft")
 the existence of a file. Which of them hold between nodes is the file system's choice."""
 
 _LOCAL = (
-    "bcachefs", "btrfs", "devtmpfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay",
-    "ramfs", "reiserfs", "rootfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
-)  # fmt: skip
+    "bcachefs",
+    "btrfs",
+    "devtmpfs",
+    "exfat",
+    "ext2",
+    "ext3",
+    "ext4",
+    "f2fs",
+    "jfs",
+    "overlay",
+    "ramfs",
+    "reiserfs",
+    "rootfs",
+    "squashfs",
+    "tmpfs",
+    "vfat",
+    "xfs",
+    "zfs",
+)
 """Kernel file systems of one machine. All others are taken for shared: the safe side."""
 
 
@@ -58,7 +74,8 @@ def room(folder: Path) -> Room:
     usage = os.statvfs(place)
     problem = None
     try:
-        with tempfile.TemporaryFile(dir=place) as file:  # unnamed: nothing can be left behind
+        # unnamed: nothing can be left behind
+        with tempfile.TemporaryFile(dir=place) as file:
             file.write(bytes(2**20))
             file.flush()
             os.fsync(file.fileno())
@@ -66,7 +83,8 @@ def room(folder: Path) -> Room:
         problem = error.strerror or str(error)
     return Room(
         free_bytes=usage.f_bavail * usage.f_frsize,
-        free_inodes=usage.f_favail if usage.f_files else None,  # btrfs makes inodes as needed
+        # btrfs makes inodes as needed
+        free_inodes=usage.f_favail if usage.f_files else None,
         problem=problem,
     )
 
@@ -79,7 +97,9 @@ def absolute(path: str | Path) -> Path:
 
 def of(path: str | Path) -> FileSystem:
     """Returns the file system of a path, or of the nearest folder above it that exists."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+    with open(
+        "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape"
+    ) as file:
         return find(file.read(), os.path.realpath(existing(Path(path))))
 
 

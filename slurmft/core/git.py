@@ -138,7 +138,9 @@ def _without_filters(folder: Path) -> list[str]:
 def _filters(folder: Path) -> set[str]:
     names = set()
     try:
-        listed = output(folder, "config", "-z", "--show-scope", "--get-regexp", _FILTERS)
+        listed = output(
+            folder, "config", "-z", "--show-scope", "--get-regexp", _FILTERS
+        )
     except UsageError:  # exit code 1: there is none
         listed = ""
     fields = listed.split("\0")

@@ -93,7 +93,9 @@ class Hooks:
     def recorder(self, run: "RunDir") -> Recorder | None:
         """Returns what takes copies of the run's records; None: nothing does."""
 
-    def state_changed(self, run: "RunDir", from_login: bool) -> Callable[[], None] | None:
+    def state_changed(
+        self, run: "RunDir", from_login: bool
+    ) -> Callable[[], None] | None:
         """Hears that the state of a run has changed: on the job's first node, or where somebody
         follows the run (`from_login`). Returns what waits for the plug-in, if it works on."""
 
@@ -122,7 +124,9 @@ def script_lines(config: "RunConfig", run: "RunDir") -> ScriptLines:
     return ScriptLines("\n".join(before), "\n".join(after))
 
 
-def examine_node(config: "RunConfig", run: "RunDir", rendezvous: "Rendezvous") -> list[Examination]:
+def examine_node(
+    config: "RunConfig", run: "RunDir", rendezvous: "Rendezvous"
+) -> list[Examination]:
     """Begins the examinations of this node."""
     return _answers(lambda member: member.examine_node(config, run, rendezvous))
 
@@ -192,7 +196,11 @@ def _answers(ask: Callable[[Hooks], Answer | None]) -> list[Answer]:
 
 def _warn(plugin: Any, error: Exception) -> None:
     name = plugins.name_of(plugin)
-    print(f"warning: {name}: {one_line(error)}; it is left out", file=sys.stderr, flush=True)
+    print(
+        f"warning: {name}: {one_line(error)}; it is left out",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 @functools.cache

@@ -11,4 +11,6 @@ def starts_ranks(cluster: str) -> bool:
     """
     if cluster == "auto":
         return False
-    return bool(plugins.get(plugins.LAUNCHERS, cluster, "--cluster").load().STARTS_RANKS)
+    return bool(
+        plugins.get(plugins.LAUNCHERS, cluster, "--cluster").load().STARTS_RANKS
+    )

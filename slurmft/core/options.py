@@ -348,7 +348,9 @@ def build(config: type[Config], values: dict[str, Any]) -> Config:
 
 
 def build_own(
-    config: type[Config], values: dict[str, Any], of_plugins: dict[str, Any] | None = None
+    config: type[Config],
+    values: dict[str, Any],
+    of_plugins: dict[str, Any] | None = None,
 ) -> Config:
     """Makes a configuration of those of `values` that are its fields; imports no plug-in.
 
@@ -422,7 +424,9 @@ def _check_needed(config: Any, declared: Option, value: Any, need: Needs) -> Non
     )
 
 
-def _check_excluded(config: Any, declared: Option, value: Any, exclusion: Excludes) -> None:
+def _check_excluded(
+    config: Any, declared: Option, value: Any, exclusion: Excludes
+) -> None:
     other = own_options(type(config))[exclusion.other]
     other_value = getattr(config, other.name)
     if other_value in exclusion.but or not other.is_set(other_value):

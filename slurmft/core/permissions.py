@@ -149,7 +149,9 @@ def open_own(path: Path, folder: int | None = None, is_folder: bool = False) -> 
                 "use a run of your own; slurmft status, logs and follow show those of others, too",
             )
         if status.st_mode & _OTHERS_WRITE:
-            raise _writable(path, status.st_mode, f"chmod go-w {shlex.quote(str(path))}")
+            raise _writable(
+                path, status.st_mode, f"chmod go-w {shlex.quote(str(path))}"
+            )
         if not is_folder and not stat.S_ISREG(status.st_mode):
             raise NotOwnError(f"{str(path)!r} is not a regular file")
     except BaseException:

@@ -78,8 +78,11 @@ class Entry(NamedTuple):
             return functools.reduce(getattr, attribute.split("."), loaded)
         except SlurmftError:
             raise
-        except (Exception, SystemExit) as error:  # of any package: other commands must not know
-            cure = "install slurmft again" if self.package == OURS else "mend or remove it"
+        # of any package: other commands must not know
+        except (Exception, SystemExit) as error:
+            cure = (
+                "install slurmft again" if self.package == OURS else "mend or remove it"
+            )
             raise PluginError(
                 f"{self.name!r} of the package {self.package} cannot be imported: "
                 f"{one_line(error)}",
@@ -117,7 +120,9 @@ def find(group: str, name: str) -> Entry | None:
     targets = {entry.target for entry in others}
     if len(targets) > 1:
         packages = " and ".join(sorted(entry.package for entry in others))
-        raise UsageError(f"{name!r} is of two packages: {packages}", "pip uninstall one of them")
+        raise UsageError(
+            f"{name!r} is of two packages: {packages}", "pip uninstall one of them"
+        )
     return others[0] if others else None
 
 
@@ -148,7 +153,9 @@ def load_all(group: str) -> tuple[Any, ...]:
         try:
             loaded.append(entry.load())
         except PluginError as error:
-            print(f"warning: {error.message}; it is left out", file=sys.stderr, flush=True)
+            print(
+                f"warning: {error.message}; it is left out", file=sys.stderr, flush=True
+            )
     return tuple(loaded)
 
 
@@ -191,7 +198,8 @@ def _installed() -> dict[str, Groups]:
     for folder in _installation_folders():
         for file in sorted(Path(folder).glob("*-info/entry_points.txt")):
             package = file.parent.name.partition("-")[0].replace("_", "-")
-            if package == OURS or package in packages:  # the first on the path is imported
+            # the first on the path is imported
+            if package == OURS or package in packages:
                 continue
             try:
                 text = file.read_text(encoding="utf-8")

@@ -58,5 +58,7 @@ def copy(folder: Path) -> list[Path]:
                     written.append(Path(shutil.copyfile(file, copy_of_file)))
     except OSError as error:
         problem = f"cannot write to {error.filename!r}: {error.strerror}"
-        raise UsageError(problem, "give a folder that can be made, or is yours") from None
+        raise UsageError(
+            problem, "give a folder that can be made, or is yours"
+        ) from None
     return written

@@ -29,7 +29,9 @@ def all_options() -> dict[str, Option]:
 
 def site_file() -> Path:
     """Returns the path of the site file: $SLURMFT_SITE, or ~/.config/slurmft/site.toml."""
-    return Path(os.environ.get("SLURMFT_SITE") or "~/.config/slurmft/site.toml").expanduser()
+    return Path(
+        os.environ.get("SLURMFT_SITE") or "~/.config/slurmft/site.toml"
+    ).expanduser()
 
 
 def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
@@ -69,7 +71,9 @@ def _options_of_on() -> dict[str, Any]:
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        raise UsageError(f"${OPTIONS_OF_ON} is no JSON object: {text[:80]!r}", "unset it")
+        raise UsageError(
+            f"${OPTIONS_OF_ON} is no JSON object: {text[:80]!r}", "unset it"
+        )
     return values
 
 
@@ -82,7 +86,9 @@ def read_site_file() -> dict[str, Any]:
     path = site_file()
     if not path.is_file():
         if os.environ.get("SLURMFT_SITE"):
-            raise UsageError(f"$SLURMFT_SITE names no file: {path}", "unset it, or write that file")
+            raise UsageError(
+                f"$SLURMFT_SITE names no file: {path}", "unset it, or write that file"
+            )
         return {}
     import tomllib  # 4 ms: only a site with a file pays for it
 

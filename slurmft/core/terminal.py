@@ -15,8 +15,10 @@ from typing import Any
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m|\r(?=\n)")
 _COMMAND = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, C1: a CSI of one character
-    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # ends of lines, the direction of text
+    # C0 without tab and newline, C1: a CSI of one character
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"
+    # ends of lines, the direction of text
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
     "\ud800-\udfff]"  # bytes of file names that are no UTF-8
 )
 

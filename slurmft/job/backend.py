@@ -126,7 +126,9 @@ def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
         return _choose_for_gpus(asked, offers), None
     if asked == "gloo":
         return "gloo", None
-    problems = [(offer.host, offer.ccl_problem) for offer in offers if offer.ccl_problem]
+    problems = [
+        (offer.host, offer.ccl_problem) for offer in offers if offer.ccl_problem
+    ]
     if not problems:
         return "ccl", None
     if asked == "ccl":
@@ -154,7 +156,9 @@ def _choose_for_gpus(asked: str, offers: Sequence[Offer]) -> str:
     return offers[0].gpu_backend
 
 
-def _too_few_gpus(asked: str, offers: Sequence[Offer], too_few: Sequence[Offer]) -> SlurmftError:
+def _too_few_gpus(
+    asked: str, offers: Sequence[Offer], too_few: Sequence[Offer]
+) -> SlurmftError:
     """Returns the error where not every process has a GPU."""
     facts = []
     for offer in offers:

@@ -43,12 +43,21 @@ def verify(path: Path) -> None:
         manifest = json.loads(read_text(path / MANIFEST))
         for name, expected in manifest["files"].items():
             size_bytes = (path / name).stat().st_size
-            if size_bytes != expected["bytes"]:  # cheaper than a checksum, and says more
+            # cheaper than a checksum, and says more
+            if size_bytes != expected["bytes"]:
                 raise BadCheckpointError(f"{name} has lost or gained bytes")
             if fingerprint(path / name) != expected:
-                raise BadCheckpointError(f"{name} has another checksum than when it was written")
+                raise BadCheckpointError(
+                    f"{name} has another checksum than when it was written"
+                )
     # Besides an absent file, whatever a damaged manifest leads to.
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        FileNotFoundError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise BadCheckpointError(f"{type(error).__name__}: {error}") from error
 
 
@@ -69,7 +78,9 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
             # same step may be saved again, and be damaged again.
             aside = path.with_name(f"bad-{name}-{time.time_ns()}")
             path.rename(aside)
-            warn(f"the checkpoint {name} is damaged ({error}); put aside as {aside.name}")
+            warn(
+                f"the checkpoint {name} is damaged ({error}); put aside as {aside.name}"
+            )
     if names:
         warn("no checkpoint is whole: the run starts from its beginning")
     return None

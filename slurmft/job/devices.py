@@ -9,7 +9,11 @@ from slurmft.core.text import shown
 from slurmft.node.hardware import cpu_model
 from slurmft.node.profiles import GPUS
 
-_BUILDS = {"NVIDIA": ("CUDA", "cuda"), "AMD": ("ROCm", "hip"), "Intel": ("XPU support", "xpu")}
+_BUILDS = {
+    "NVIDIA": ("CUDA", "cuda"),
+    "AMD": ("ROCm", "hip"),
+    "Intel": ("XPU support", "xpu"),
+}
 """Vendor -> the build of torch that its GPUs need, and the name of it in `torch.version`."""
 
 

@@ -90,7 +90,9 @@ def attach(run_dir: str | Path | None = None) -> "Job":
         job = Job(run, stop, heart)
         locks.install(run.load_config().job.file_locks)
     except Exception as error:
-        process.end(process.record_failure(error, run, rank, 0, run.meetings(current_attempt())))
+        process.end(
+            process.record_failure(error, run, rank, 0, run.meetings(current_attempt()))
+        )
     return job
 
 
@@ -149,8 +151,12 @@ class Job:
                 self.began_at = float(transition.time)
         if self.is_main:
             job = self.config.job
-            self._checkpoints = Checkpoints(run, job.checkpoint_every_s, job.keep_checkpoints)
-            self._stop.before_exit = lambda: self._checkpoints.wait(_LAST_WRITE_AT_TERM_S)
+            self._checkpoints = Checkpoints(
+                run, job.checkpoint_every_s, job.keep_checkpoints
+            )
+            self._stop.before_exit = lambda: self._checkpoints.wait(
+                _LAST_WRITE_AT_TERM_S
+            )
             self._records = RecordWriter(run.records)
             self._step_windows = StepWindows()
             self._progress = Progress()
@@ -272,7 +278,9 @@ class Job:
             is_due_by_steps = self._step // every > last_agreed_step // every
         self._save = decision.save or is_due_by_steps
         if decision.signal:
-            self._stopped_by = f"{Signals(decision.signal).name} on rank {decision.rank}"
+            self._stopped_by = (
+                f"{Signals(decision.signal).name} on rank {decision.rank}"
+            )
             self._heart.beat(self._step, "save")
             self.record("stopping", reason=self._stopped_by, step=self._step)
 
@@ -375,7 +383,9 @@ class Job:
 
     # --- records ----------------------------------------------------------------------------------
 
-    def evaluated(self, facts: Mapping[str, Any] | None = None, /, **metrics: float) -> None:
+    def evaluated(
+        self, facts: Mapping[str, Any] | None = None, /, **metrics: float
+    ) -> None:
         """Records metrics of the state after this step, and what else is to be known; from the main
         rank."""
         record = {"step": self._step, "metrics": metrics}
@@ -425,7 +435,9 @@ class Job:
         else:
             self._progress.say(text)
 
-    def result(self, facts: Mapping[str, Any] | None = None, /, **metrics: float) -> dict[str, Any]:
+    def result(
+        self, facts: Mapping[str, Any] | None = None, /, **metrics: float
+    ) -> dict[str, Any]:
         """Writes result.json, by which a run counts as finished; from the main rank.
 
         Args:
@@ -444,7 +456,8 @@ class Job:
         } | dict(facts or {})
         if self._run is not None and self.is_main:
             nodes = {"nodes": self.config.job.nodes}
-            result = self._timing(self._run) | nodes | result  # the caller's facts count
+            # the caller's facts count
+            result = self._timing(self._run) | nodes | result
             write_json(self._run.result, result)
             self.record("result", result)
         self._has_result = True
@@ -479,7 +492,9 @@ class Job:
         if self._run is None:
             return
         if isinstance(error, Exception):
-            code = process.record_failure(error, self._run, self.rank, self._step, self._meetings)
+            code = process.record_failure(
+                error, self._run, self.rank, self._step, self._meetings
+            )
             if self.is_main:
                 self._checkpoints.wait(_LAST_WRITE_S)
             self._close()
@@ -510,7 +525,9 @@ class _Speed:
         self._first_step = 0
         self._samples = 0
 
-    def after_step(self, n: int, total: int | None, samples: int | None) -> dict[str, float]:
+    def after_step(
+        self, n: int, total: int | None, samples: int | None
+    ) -> dict[str, float]:
         """Returns samples_per_s and left_s where a window ends with step `n`; nothing elsewhere."""
         now = time.monotonic()
         if self._began_at is None:  # the first step warms up: it is in no window

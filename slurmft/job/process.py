@@ -24,7 +24,12 @@ from slurmft.node.signals import StopRequest
 from slurmft.runs import log_times, rundir
 from slurmft.runs.rundir import RunDir
 
-LOST_PEER = ("connection closed by peer", "connection reset", "broken pipe", "gloo/transport")
+LOST_PEER = (
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "gloo/transport",
+)
 """Signs of errors that only say that another rank is gone, in lower case."""
 
 _BROKEN_GPU = re.compile(
@@ -40,7 +45,8 @@ def receive_signals() -> StopRequest:
     """Takes up the stop signals, and ends with the process that started this one."""
     signals.block()
     process.die_with_parent()
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # torchrun's end; some launchers ignore it
+    # torchrun's end; some launchers ignore it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     stop = StopRequest()
     stop.listen()
     return stop
@@ -89,7 +95,9 @@ def note_stopped() -> None:
         (folder / "stopped").touch()
 
 
-def record_failure(error: Exception, run: RunDir, rank: int, step: int, meetings: int) -> int:
+def record_failure(
+    error: Exception, run: RunDir, rank: int, step: int, meetings: int
+) -> int:
     """Records a failure, and ends torchrun if a restart cannot help.
 
     It cannot help where the same failure at the same step is on record from an earlier life of the
@@ -181,7 +189,9 @@ def _broken_gpu(error: Exception) -> SlurmftError:
     host = host_name()
     message = f"GPU {name} of {host} failed: {error}"
     first_line, _, _ = message.partition("\n")  # torch adds advice for debugging
-    broken = SlurmftError(first_line, "nvidia-smi and the kernel's log there may say more")
+    broken = SlurmftError(
+        first_line, "nvidia-smi and the kernel's log there may say more"
+    )
     broken.bad_hosts = [host]
     return broken
 

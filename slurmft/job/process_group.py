@@ -22,7 +22,10 @@ _CONTROL_TIMEOUT = timedelta(days=2)
 """For requests and objects. Ranks may wait long for the main one, which reads data; hangs are the
 watchdog's to find."""
 
-_EVALUATE_WAITED = ("Expected to find locked file", "Cannot acquire lock on cached file")
+_EVALUATE_WAITED = (
+    "Expected to find locked file",
+    "Cannot acquire lock on cached file",
+)
 """evaluate's messages about a rank that has not written its file, for whatever reason."""
 
 
@@ -117,7 +120,9 @@ class World:
         dist.broadcast_object_list(box, src=source, group=self.control)
         return box[0]
 
-    def share_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def share_tensors(
+        self, tensors: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """Returns the main rank's CPU tensors, on every rank, bit by bit. Others pass anything."""
         layouts: dict[str, Any] = {}
         if self.is_main:
@@ -182,7 +187,9 @@ def init(backend: str) -> World:
     if name in ("nccl", "xccl"):
         device = devices.take(local_rank)
     if owned:  # after the device is taken: nccl asks which it is
-        dist.init_process_group(name, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+        dist.init_process_group(
+            name, store=store, rank=rank, world_size=size, timeout=_TIMEOUT
+        )
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),

@@ -48,7 +48,9 @@ class LockShimError(SlurmftError):
 # --- the primitives -------------------------------------------------------------------------------
 
 
-def lock(fd: int, primitive: str, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Any:
+def lock(
+    fd: int, primitive: str, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB
+) -> Any:
     """Locks a file as `flock(fd, operation)` would, by a primitive.
 
     Returns what `unlock` needs. `fd` must be writable for lockf and ofd.
@@ -63,9 +65,13 @@ def lock(fd: int, primitive: str, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB
         elif primitive == "lockf":
             fcntl.lockf(fd, operation)
         elif primitive == "ofd":
-            wait = fcntl.F_OFD_SETLK if operation & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
+            wait = (
+                fcntl.F_OFD_SETLK if operation & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
+            )
             shared = operation & fcntl.LOCK_SH
-            fcntl.fcntl(fd, wait, _whole_file(fcntl.F_RDLCK if shared else fcntl.F_WRLCK))
+            fcntl.fcntl(
+                fd, wait, _whole_file(fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
+            )
         else:
             return _soft(fd, operation)
     except OSError as error:
@@ -99,7 +105,9 @@ def hold(path: Path) -> TextIO:
     """
     with contextlib.ExitStack() as opened:
         # Not "w", which would empty the file of whoever holds it.
-        file = opened.enter_context(open(path, "a+", encoding="utf-8", errors="replace"))
+        file = opened.enter_context(
+            open(path, "a+", encoding="utf-8", errors="replace")
+        )
         try:
             lock(file.fileno(), "lockf")
         except BlockingIOError:
@@ -165,8 +173,11 @@ def default(file_system: FileSystem) -> str:
 def recorded(file_system: FileSystem) -> dict[str, Any] | None:
     """Reads what `slurmft doctor locks` measured on a file system; None: no readable record."""
     try:
-        record: dict[str, Any] = json.loads(record_path(file_system).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: the home directory is not known
+        record: dict[str, Any] = json.loads(
+            record_path(file_system).read_text(encoding="utf-8")
+        )
+    # RuntimeError: the home directory is not known
+    except (OSError, ValueError, RuntimeError):
         return None
     if record.get("primitive") not in LOCK_PRIMITIVES:
         return None
@@ -210,11 +221,13 @@ class _Shim:
         self.patched: set[str] = set()
         self._chosen: dict[int, str] = {}
         self._forget()
-        os.register_at_fork(after_in_child=self._forget)  # a child inherits no POSIX lock
+        # a child inherits no POSIX lock
+        os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         for entry in self.__dict__.get("held", {}).values():
-            if entry.primitive == "soft":  # older ones would remove the file of the parent
+            # older ones would remove the file of the parent
+            if entry.primitive == "soft":
                 with contextlib.suppress(AttributeError):
                     entry.held.release = _nothing
         # A thread that is not in the child may have had the mutex: so the child gets a new one.
@@ -248,7 +261,9 @@ class _Shim:
             inode = _inode(file)
         except OSError:
             return False
-        return any(e.inode == inode and e.primitive != "flock" for e in self.held.values())
+        return any(
+            e.inode == inode and e.primitive != "flock" for e in self.held.values()
+        )
 
     def drop_new(self, before: set[int]) -> None:
         """Forgets locks whose descriptors were closed without an unlock, by a failed acquire."""
@@ -301,7 +316,10 @@ def install(primitive: str = "auto") -> None:
 
     # Takes a lock, to see that it comes through the shim.
     calls_before = _shim.calls
-    with tempfile.TemporaryDirectory() as folder, filelock.FileLock(Path(folder) / "lock"):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        filelock.FileLock(Path(folder) / "lock"),
+    ):
         pass
     if _shim.calls == calls_before:
         raise LockShimError(

@@ -51,7 +51,9 @@ def _primitive(options: list[str]) -> str:
     if options[0] != "--primitive":
         raise unknown("flag", options[0], ["--primitive"])
     if len(options) != 2:
-        raise UsageError("--primitive takes one value", f"auto, {', '.join(LOCK_PRIMITIVES)}")
+        raise UsageError(
+            "--primitive takes one value", f"auto, {', '.join(LOCK_PRIMITIVES)}"
+        )
     return options[1]
 
 

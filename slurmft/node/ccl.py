@@ -51,7 +51,9 @@ class Binding:
             return {}
         # The script must not be $0: it would take that for being run, not sourced, and refuse.
         command = ["bash", "-c", _SOURCE, "bash", str(script)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=False
+        )
         changed = {}
         for entry in done.stdout.split("\0"):
             name, equals, value = entry.partition("=")

@@ -104,7 +104,9 @@ class Hardware:
     def cores(self) -> tuple[Cpu, ...]:
         """One logical CPU of each physical core that is granted, neighbours together."""
         by_core: dict[tuple[int, int], Cpu] = {}
-        for cpu in sorted(self.cpus, key=lambda cpu: (cpu.socket, cpu.numa, cpu.number)):
+        for cpu in sorted(
+            self.cpus, key=lambda cpu: (cpu.socket, cpu.numa, cpu.number)
+        ):
             by_core.setdefault(cpu.core, cpu)
         limits = [len(by_core)]
         # What Slurm counts may be more than the mask has, or fewer.
@@ -148,7 +150,9 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
     if root == Path("/"):
         mask = os.sched_getaffinity(0)
     # Slurm sets the first one only where --cpus-per-task was given.
-    slurm_cpus = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE")
+    slurm_cpus = environment.get("SLURM_CPUS_PER_TASK") or environment.get(
+        "SLURM_CPUS_ON_NODE"
+    )
     granted_cpus = None
     if slurm_cpus:
         granted_cpus = int(slurm_cpus)
@@ -313,7 +317,9 @@ _MIG = re.compile(r"\s+(MIG \S*?(\d+)gb\S*) .*\(UUID: (MIG-\S+)\)")
 _INSTINCT = "gfx(9(0[068a]|[45].)|125.)"
 
 
-def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
+def visible_gpus(
+    environment: Mapping[str, str], root: Path = Path("/")
+) -> tuple[Gpu, ...]:
     """Lists the GPUs that this process may use. NVIDIA's have their names alone."""
     gpus = _nvidia(root) or _amd(root) or _intel(root)
     vendor = "NVIDIA"
@@ -490,7 +496,8 @@ def networks(root: Path = Path("/")) -> tuple[Network, ...]:
     for path in (root / "sys/class/net").glob("*"):
         if path.name == "lo" or _read(path / "operstate") not in ("up", "unknown"):
             continue
-        speed = int(_read(path / "speed") or 0)  # unreadable, or -1, for virtual interfaces
+        # unreadable, or -1, for virtual interfaces
+        speed = int(_read(path / "speed") or 0)
         network = Network(
             name=path.name,
             infiniband=_read(path / "type") == "32",  # ARPHRD_INFINIBAND

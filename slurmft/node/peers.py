@@ -114,7 +114,8 @@ class Peers:
     def _accept(self, server: socket.socket) -> None:
         link, _ = server.accept()
         with self._news:
-            lines = [self._greeting, *self._words, ""]  # "": the last one ends with a line break
+            # "": the last one ends with a line break
+            lines = [self._greeting, *self._words, ""]
             text = "\n".join(lines)
             link.sendall(text.encode())
             # Under the lock: a word that another thread tells now reaches it, with these or later.

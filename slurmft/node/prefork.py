@@ -24,8 +24,12 @@ from slurmft.core import process
 # Variables by which an OpenMP library decides, when it is loaded, where threads run: before the
 # rank is bound to its cores.
 _BIND_AT_LOAD = {
-    "KMP_AFFINITY", "KMP_HW_SUBSET", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND",
-}  # fmt: skip
+    "KMP_AFFINITY",
+    "KMP_HW_SUBSET",
+    "GOMP_CPU_AFFINITY",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+}
 # Device files of GPUs.
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _POLL_S = 0.02
@@ -101,7 +105,11 @@ def fork_ranks(argv: Sequence[str], handler: Any) -> None:
     begin = argv.index("--module") + 1  # the last flag: what follows is the program's
     module, *arguments = argv[begin:]
     is_ours = module.startswith("slurmft.")
-    if not is_ours or _BIND_AT_LOAD & os.environ.keys() or not hasattr(handler, "_popen"):
+    if (
+        not is_ours
+        or _BIND_AT_LOAD & os.environ.keys()
+        or not hasattr(handler, "_popen")
+    ):
         return
     try:
         program = importlib.import_module(module)

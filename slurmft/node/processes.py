@@ -101,7 +101,8 @@ def main(argv: list[str]) -> int:
     module, run_dir, per, count, node, nodes, head, port = argv
     # Before any process is started: it inherits the mask.
     signals.block()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a failed rank sends it, to end torchrun
+    # a failed rank sends it, to end torchrun
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     each = environments(per, int(count), int(node), int(nodes), head, port)
     return run([sys.executable, "-m", module, run_dir], each)
 

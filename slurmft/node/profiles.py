@@ -94,7 +94,8 @@ class Profile:
         vendor = gpus[0].vendor
         variables = {GPUS: f"{len(gpus)} {vendor}"}
         if vendor == "NVIDIA":
-            import importlib.metadata  # 8 ms of each dry run: only nodes with GPUs need it
+            # 8 ms of each dry run: only nodes with GPUs need it
+            import importlib.metadata
 
             name = _ALLOCATOR
             if importlib.metadata.version("torch").startswith("2.8."):
@@ -114,7 +115,8 @@ class Profile:
             variables["LD_PRELOAD"] = ":".join(filter(None, (tcmalloc, iomp)))
         if iomp:
             variables["KMP_BLOCKTIME"] = 1
-        if iomp and self.pinned:  # else the processes of a node would bind to the same cores
+        # else the processes of a node would bind to the same cores
+        if iomp and self.pinned:
             variables["KMP_AFFINITY"] = "granularity=fine,compact,1,0"
             variables["KMP_HW_SUBSET"] = "1T"
         if not tcmalloc:
@@ -126,7 +128,10 @@ class Profile:
         """Returns the variables for oneCCL under torchrun, which sets none for it."""
         if not self.uses_ccl:
             return {}
-        variables: dict[str, Any] = {"CCL_ATL_TRANSPORT": "ofi", "CCL_PROCESS_LAUNCHER": "none"}
+        variables: dict[str, Any] = {
+            "CCL_ATL_TRANSPORT": "ofi",
+            "CCL_PROCESS_LAUNCHER": "none",
+        }
         worker_count = len(self.comm_cores[0])
         if worker_count == 0:
             variables["CCL_WORKER_OFFLOAD"] = 0
@@ -180,7 +185,9 @@ def choose(
         UsageError: the node does not have what was asked for.
     """
     name = name_of(hardware, job)
-    nproc = job.nproc_per_node or _default_nproc(hardware, name, is_part=part is not None)
+    nproc = job.nproc_per_node or _default_nproc(
+        hardware, name, is_part=part is not None
+    )
     _check_processes(hardware, name, nproc, part, for_rank)
     cores = list(hardware.cores)
     if part is not None:
@@ -273,7 +280,11 @@ def _usable_gpus(hardware: Hardware) -> int:
 
 
 def _check_processes(
-    hardware: Hardware, name: str, nproc: int, part: tuple[int, int] | None, for_rank: bool
+    hardware: Hardware,
+    name: str,
+    nproc: int,
+    part: tuple[int, int] | None,
+    for_rank: bool,
 ) -> None:
     usable = _usable_gpus(hardware)
     # The MPI that starts the ranks may show each a GPU of its own. Then the ranks check it.
@@ -335,7 +346,10 @@ def _pinning(
         return False, "not bound: more processes than cores"
     # Without task/affinity or cgroups, Slurm grants CPUs but binds no process to them.
     if len(hardware.cpus) == hardware.machine_cpus and not hardware.is_whole_node:
-        return False, "not bound: other jobs may share the node, and no mask says which cores"
+        return (
+            False,
+            "not bound: other jobs may share the node, and no mask says which cores",
+        )
     return True, "each process on cores of its own"
 
 

@@ -50,7 +50,9 @@ _NETWORK_HINT = (
 class RendezvousError(SlurmftError):
     """The nodes of the job cannot reach each other."""
 
-    def __init__(self, message: str, hint: str | None = None, reason: str | None = None) -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, reason: str | None = None
+    ) -> None:
         super().__init__(message, hint, Exit.RENDEZVOUS)
         self.reason = reason or message
         """The end of the message: what is wrong, without the hosts."""
@@ -145,7 +147,9 @@ class Rendezvous:
             return Peers()
         if self.is_head:
             return answer_checks(self.check_port, self.id, self.addresses())
-        _, peers = check_reachable(self.host, self.head, self.check_port, self.id, timeout_s)
+        _, peers = check_reachable(
+            self.host, self.head, self.check_port, self.id, timeout_s
+        )
         return peers
 
     def socket_interface(self) -> str | None:
@@ -180,7 +184,8 @@ class Rendezvous:
         if len(self.hosts) == 1:
             return _LOOPBACK
         addresses = own_addresses(self.host, socket.AF_INET)
-        if self.host not in addresses:  # a simulated node's name is its loopback address
+        # a simulated node's name is its loopback address
+        if self.host not in addresses:
             addresses = [a for a in addresses if not a.startswith("127.")]
         if len(addresses) == 1:
             return addresses[0]
@@ -226,7 +231,9 @@ def candidate_ports(job_id: str, count: int = 20) -> list[int]:
     above = range(max(_LOWEST_PORT, high + 1), _HIGHEST_PORT + 1)
     allowed = [*below, *above]
     if not allowed:
-        raise RendezvousError(f"the ephemeral port range {low}-{high} leaves no port to use")
+        raise RendezvousError(
+            f"the ephemeral port range {low}-{high} leaves no port to use"
+        )
     digits = "".join(c for c in job_id if c.isdigit())
     number = int(digits or "0")
     ports = []
@@ -269,7 +276,9 @@ def _can_bind(port: int) -> bool:
 # --- the reachability check -----------------------------------------------------------------------
 
 
-def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",)) -> Peers:
+def answer_checks(
+    port: int, rendezvous_id: str, addresses: Sequence[str] = ("",)
+) -> Peers:
     """Sends the rendezvous id, in the background, to everyone who connects.
 
     Args:
@@ -292,7 +301,12 @@ def answer_checks(port: int, rendezvous_id: str, addresses: Sequence[str] = ("",
 
 
 def check_reachable(
-    host: str, head: str, port: int, rendezvous_id: str, timeout_s: float, attempts: bool = False
+    host: str,
+    head: str,
+    port: int,
+    rendezvous_id: str,
+    timeout_s: float,
+    attempts: bool = False,
 ) -> tuple[str, Peers]:
     """Asks the head for its rendezvous id until the answer is the expected one; returns the answer
     and the connection.
@@ -308,7 +322,9 @@ def check_reachable(
     problem = "timed out"
     while (left_s := deadline - time.monotonic()) > 0:
         try:
-            connection = socket.create_connection((head, port), timeout=min(left_s, _CONNECT_S))
+            connection = socket.create_connection(
+                (head, port), timeout=min(left_s, _CONNECT_S)
+            )
             # Of a connection that answers nothing, the time-out of the connect ends the wait, too.
             answer = _first_line(connection)
             answered_id = answer
@@ -317,7 +333,9 @@ def check_reachable(
             if answered_id == rendezvous_id:
                 return answer, Peers(head=connection)
             connection.close()
-            problem = f"it answers {answer!r}, not {rendezvous_id!r}: is it another host?"
+            problem = (
+                f"it answers {answer!r}, not {rendezvous_id!r}: is it another host?"
+            )
         except socket.gaierror as error:
             problem = f"the name does not resolve ({error.strerror})"
         except OSError as error:
@@ -352,7 +370,10 @@ def own_addresses(host: str, family: int = socket.AF_UNSPEC) -> list[str]:
     addresses = []
     for version, _, _, _, address in resolved:
         # Only an address of this host can be bound.
-        with contextlib.suppress(OSError), socket.socket(version, socket.SOCK_DGRAM) as probe:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(version, socket.SOCK_DGRAM) as probe,
+        ):
             probe.bind(address)
             addresses.append(str(address[0]))
     return list(dict.fromkeys(addresses))
@@ -389,6 +410,7 @@ def interfaces() -> list[str]:
 def check_interface(name: str, host: str) -> str:
     if name not in interfaces():
         raise RendezvousError(
-            f"node {host} has no network interface {name!r}", f"it has: {', '.join(interfaces())}"
+            f"node {host} has no network interface {name!r}",
+            f"it has: {', '.join(interfaces())}",
         )
     return name

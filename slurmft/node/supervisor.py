@@ -76,7 +76,11 @@ class Supervisor:
             self._process.send_signal(signals.RELAYED)
 
     def supervise(
-        self, child: Child, environment: Mapping[str, str], node_rank: int, watchdog: Watchdog
+        self,
+        child: Child,
+        environment: Mapping[str, str],
+        node_rank: int,
+        watchdog: Watchdog,
     ) -> int:
         """Runs the child until it ends or is killed; returns the exit code of the task."""
         log_path = self.run.logs / f"node-{node_rank:03d}.log"
@@ -85,7 +89,11 @@ class Supervisor:
             head = log_head(f"node {node_rank}", host_name())
             log_times.StampedLog(log.fileno()).write(f"{head}\n".encode())
             self._process = process.start(
-                child.command, env=environment, stdout=log, stderr=log, pass_fds=child.pass_fds
+                child.command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                pass_fds=child.pass_fds,
             )
             code = self._watch(self._process, child, watchdog)
         if code is None:  # a hang, a later attempt, or another node's failure
@@ -107,14 +115,17 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return running.wait(_POLL_S)
             if time.monotonic() >= look_at:
-                look_at = time.monotonic() + look_pause_s(child.tasks, self.peers.is_head)
+                look_at = time.monotonic() + look_pause_s(
+                    child.tasks, self.peers.is_head
+                )
                 if self._is_superseded():
                     return None
                 self._look_for_failed_tasks()
             if self.peers.heard(HANG):
                 watchdog.dump(self.run)
             if self.stop_signal:
-                running.send_signal(signals.RELAYED)  # again: the child may just have started
+                # again: the child may just have started
+                running.send_signal(signals.RELAYED)
                 if child.records_stop:
                     self._record_stopping()
                 if child.ends_with_others and self.peers.heard(FAILED):
@@ -142,7 +153,9 @@ class Supervisor:
         """Records once that the job is stopping."""
         if not self._has_recorded_stop and self.run.get_state().state == "running":
             self._has_recorded_stop = True
-            self.run.set_state("stopping", f"the job received {Signals(self.stop_signal).name}")
+            self.run.set_state(
+                "stopping", f"the job received {Signals(self.stop_signal).name}"
+            )
 
     def _record_hang(self, watchdog: Watchdog) -> bool:
         """Records where the ranks of this node hang. False: they have moved meanwhile."""
@@ -158,7 +171,9 @@ class Supervisor:
         )
         # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
         where = f"node {host}"
-        self.run.add(Failure.of(where, error, secondary=not hang.certain, bad_host=host))
+        self.run.add(
+            Failure.of(where, error, secondary=not hang.certain, bad_host=host)
+        )
         print(f"error: {error}", file=sys.stderr, flush=True)
         if not hang.certain:
             await_cause(self.peers)

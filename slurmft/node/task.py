@@ -89,7 +89,9 @@ def run_torchrun(
     """
     profile = use_of_node(config, os.environ)
     child = Child(
-        command=node_command(config, supervisor.run.path, rendezvous, str(profile.nproc), nodes),
+        command=node_command(
+            config, supervisor.run.path, rendezvous, str(profile.nproc), nodes
+        ),
         record_failure=partial(record_torchrun_failure, supervisor),
         tasks=len(rendezvous.hosts),
         records_stop=rendezvous.is_head,
@@ -99,7 +101,11 @@ def run_torchrun(
 
 
 def node_command(
-    config: RunConfig, run_dir: Path, rendezvous: Rendezvous, nproc: str, nodes: str | None = None
+    config: RunConfig,
+    run_dir: Path,
+    rendezvous: Rendezvous,
+    nproc: str,
+    nodes: str | None = None,
 ) -> list[str]:
     """Returns the command of a node: torchrun, or the processes of a program that does without.
 
@@ -155,11 +161,17 @@ def run_child(
     """Runs the child in the environment of this node's ranks; returns the task's exit code."""
     kind = kind_of(config.program)
     environment = training_environment(profile, rendezvous, os.environ)
-    if config.program.needs_hub and "HF_HUB_OFFLINE" not in environment and not hub_in_reach():
+    if (
+        config.program.needs_hub
+        and "HF_HUB_OFFLINE" not in environment
+        and not hub_in_reach()
+    ):
         environment["HF_HUB_OFFLINE"] = "1"
     with (
         hooks.node_python(lambda: bool(supervisor.stop_signal)) as provided,
-        contextlib.closing(Watchdog(config.job.hang_timeout_s, kind.attaches)) as watchdog,
+        contextlib.closing(
+            Watchdog(config.job.hang_timeout_s, kind.attaches)
+        ) as watchdog,
     ):
         environment |= provided.variables
         environment |= kind.node_variables(environment)
@@ -187,7 +199,9 @@ def training_environment(
     variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     address = rendezvous.listen_address()
     variables[LISTEN] = f"{rendezvous.host}={address}" if address else ""
-    interface_variables = _interface_variables(rendezvous.socket_interface(), profile.uses_ccl)
+    interface_variables = _interface_variables(
+        rendezvous.socket_interface(), profile.uses_ccl
+    )
     variables |= interface_variables
     variables |= environment
     if rendezvous.interface is not None:  # the flag --interface
@@ -209,7 +223,9 @@ def _interface_variables(interface: str | None, uses_ccl: bool) -> dict[str, str
     return variables
 
 
-def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start: int) -> int:
+def record_torchrun_failure(
+    supervisor: Supervisor, code: int, log: Path, start: int
+) -> int:
     """Records why torchrun failed on this node; returns the exit code of the task."""
     run = supervisor.run
     host = host_name()
@@ -217,7 +233,9 @@ def record_torchrun_failure(supervisor: Supervisor, code: int, log: Path, start:
     hint = f"log: {log}"
     failure = None
     if code < 0:
-        error = SlurmftError(f"torchrun was killed by {signal.Signals(-code).name}", hint)
+        error = SlurmftError(
+            f"torchrun was killed by {signal.Signals(-code).name}", hint
+        )
         if supervisor.stop_signal:
             # Slurm kills what does not end in time: that is no host's fault.
             failure = run.add(Failure.of(where, error, secondary=True))

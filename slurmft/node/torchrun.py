@@ -102,7 +102,9 @@ def main(argv: list[str]) -> None:
     signals.block()
     log_times.stamp_output("stdout", "stderr")  # before torch's logging uses them
     gc.disable()  # while torch is imported, which leaves no garbage
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+        SubprocessHandler,
+    )
     from torch.distributed.run import main as torchrun
 
     prefork.fork_ranks(argv, SubprocessHandler)

@@ -109,7 +109,8 @@ class Watchdog:
         self._has_dumped = True
         for rank in self.ranks():
             with contextlib.suppress(ProcessLookupError):
-                if self._stacks(rank).exists():  # faulthandler writes them, without the GIL
+                # faulthandler writes them, without the GIL
+                if self._stacks(rank).exists():
                     os.kill(self._pid(rank), signal.SIGUSR1)
         time.sleep(_DUMP_S)
         for rank in self.ranks():
@@ -124,11 +125,13 @@ class Watchdog:
         state = process_state(pid)
         text = f"--- {time.ctime()}: rank {rank} on {host}, pid {pid}, state {state}\n"
         stacks = ""
-        with contextlib.suppress(FileNotFoundError):  # no Python, or one without our shim
+        # no Python, or one without our shim
+        with contextlib.suppress(FileNotFoundError):
             stacks = self._stacks(rank).read_text(errors="replace")
         if stacks:
             return text + stacks
-        py_spy = process.output(["py-spy", "dump", "--pid", str(pid)], _PY_SPY_S)  # if installed
+        # if installed
+        py_spy = process.output(["py-spy", "dump", "--pid", str(pid)], _PY_SPY_S)
         return f"{text}{py_spy or kernel_view(pid)}\n"
 
     def close(self) -> None:
@@ -177,7 +180,8 @@ def remove_stale(place: Path) -> None:
         # slurmft-NAMESPACE-PID-RANDOM
         owner, _, _ = folder.name.removeprefix(_prefix()).partition("-")
         if owner.isdigit() and process_state(int(owner)) == "gone":
-            shutil.rmtree(folder, ignore_errors=True)  # another user's cannot be removed
+            # another user's cannot be removed
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def process_state(pid: int) -> str:

@@ -11,9 +11,14 @@ import types
 from typing import Any
 
 _SET_BY_JOB = {
-    "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME", "PYTHONPATH",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "PYTHONPATH",
     "ACCELERATE_CPU_AFFINITY",
-}  # fmt: skip
+}
 
 
 # No Exception: nothing in between may catch it.
@@ -33,7 +38,10 @@ def variables(path: str) -> dict[str, str]:
     # What Accelerate sets is what differs afterwards.
     before = dict(os.environ)
     # Accelerate starts one process by Popen, several by torchrun: both are caught.
-    launch.subprocess, torch.distributed.run.run = types.SimpleNamespace(Popen=_launch), _launch
+    launch.subprocess, torch.distributed.run.run = (
+        types.SimpleNamespace(Popen=_launch),
+        _launch,
+    )
     # How many there are is the job's business: with one, the file's numbers do not count.
     one = "--num_processes 1 --num_machines 1 --machine_rank 0 --main_process_port 0 --gpu_ids all"
     arguments = ["--config_file", path, *one.split(), "program"]
@@ -41,7 +49,11 @@ def variables(path: str) -> dict[str, str]:
         launch.launch_command(launch.launch_command_parser().parse_args(arguments))
     except _Launched as launched:
         environment = launched.args[0]
-        return {k: v for k, v in environment.items() if before.get(k) != v and k not in _SET_BY_JOB}
+        return {
+            k: v
+            for k, v in environment.items()
+            if before.get(k) != v and k not in _SET_BY_JOB
+        }
     raise ValueError("Accelerate would not start a program with it")
 
 

@@ -149,9 +149,13 @@ class OwnProgram:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if f"SIG{self.stop_signal.removeprefix('SIG')}" not in signal.Signals.__members__:
+        if (
+            f"SIG{self.stop_signal.removeprefix('SIG')}"
+            not in signal.Signals.__members__
+        ):
             raise UsageError(
-                f"--stop-signal {self.stop_signal} is the name of no signal", "TERM, USR1, INT, ..."
+                f"--stop-signal {self.stop_signal} is the name of no signal",
+                "TERM, USR1, INT, ...",
             )
         if self.resume_args is None:
             return
@@ -186,7 +190,11 @@ class OwnProgram:
     def program(self, name: str, **more: Any) -> Program:
         """Returns the program as a configuration has it; `more` are further fields of `Program`."""
         return Program(
-            kind=OWN, name=name, module=MODULE, settings=dataclasses.asdict(self), **more
+            kind=OWN,
+            name=name,
+            module=MODULE,
+            settings=dataclasses.asdict(self),
+            **more,
         )
 
     def path(self, name: str) -> Path:
@@ -204,7 +212,9 @@ class OwnProgram:
 
     def has_finished(self) -> bool:
         """Returns whether it has written its --finished-file."""
-        return self.finished_file is not None and self._is_new(self.path(self.finished_file))
+        return self.finished_file is not None and self._is_new(
+            self.path(self.finished_file)
+        )
 
     def result(self) -> Path | None:
         """Returns the path of its --result-file; None: it has written none."""
@@ -240,7 +250,9 @@ class OwnProgram:
         if not folder.is_dir():
             return []
         candidates = [path for path in folder.iterdir() if _may_be_checkpoint(path)]
-        return sorted(candidates, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        return sorted(
+            candidates, key=lambda path: path.stat().st_mtime_ns, reverse=True
+        )
 
     def _is_new(self, path: Path) -> bool:
         return path.exists() and path.stat().st_mtime_ns > self.since_ns

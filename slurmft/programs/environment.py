@@ -51,7 +51,9 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
             project = folder
             break
     if not (project / "uv.lock").is_file():
-        raise UsageError(f"--env uv: no uv.lock in {str(project)!r}", "make it there: uv lock")
+        raise UsageError(
+            f"--env uv: no uv.lock in {str(project)!r}", "make it there: uv lock"
+        )
     # A part of the key: another Python needs another environment.
     python = _run_uv(project, ["python", "find", "--system"]).stdout.strip()
     environment = Path(job.runs_dir, f".envs-{os.getuid()}", _uv_key(project, python))
@@ -60,7 +62,11 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     permissions.make_folder(environment.parent, job.share_with_group, exist_ok=True)
     with permissions.own_folder(environment.parent):
         if not environment.exists():
-            print(f"slurmft: uv sync of {project} to {environment}", file=sys.stderr, flush=True)
+            print(
+                f"slurmft: uv sync of {project} to {environment}",
+                file=sys.stderr,
+                flush=True,
+            )
         # --frozen: the lock file is taken as it is, and not brought up to date.
         sync = ["sync", "--frozen"]
         if python:
@@ -74,14 +80,22 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     return environment
 
 
-def _run_uv(project: Path, words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+def _run_uv(
+    project: Path, words: list[str], **variables: str
+) -> subprocess.CompletedProcess[str]:
     uv = shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))
     if uv is None:
         raise UsageError("--env uv: there is no uv on the PATH", "pip install uv")
     # uv warns of an active environment that is not the project's.
-    inherited = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    inherited = {
+        name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"
+    }
     return subprocess.run(
-        [uv, *words], cwd=project, env=inherited | variables, capture_output=True, text=True
+        [uv, *words],
+        cwd=project,
+        env=inherited | variables,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -112,13 +126,17 @@ def check_accelerate(own: OwnProgram) -> None:
     option = f"--accelerate-config {own.accelerate_config!r}"
     hint = "make one: accelerate config"
     try:
-        values = yaml.safe_load(Path(own.accelerate_config or "").read_text(encoding="utf-8"))
+        values = yaml.safe_load(
+            Path(own.accelerate_config or "").read_text(encoding="utf-8")
+        )
         distributed_type = str(values["distributed_type"]).upper()
     except OSError as error:
         raise UsageError(f"{option}: {error.strerror}", hint) from None
     except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())  # YAML's errors have several lines
-        raise UsageError(f"{option} is no YAML with a distributed_type: {reason}", hint) from None
+        raise UsageError(
+            f"{option} is no YAML with a distributed_type: {reason}", hint
+        ) from None
     # Looked up in the program's own environment, which may lack what slurmft's has.
     required = ["accelerate"]
     if distributed_type == "DEEPSPEED":
@@ -133,7 +151,9 @@ def check_accelerate(own: OwnProgram) -> None:
             f"{own.python} -m pip install {missing[0]}",
         )
     # Said, and not refused: `accelerate config` writes some of these keys by itself.
-    ignored = [key for key, value in values.items() if value and _DECIDED_BY_JOB.match(key)]
+    ignored = [
+        key for key, value in values.items() if value and _DECIDED_BY_JOB.match(key)
+    ]
     if ignored:
         print(
             f"slurmft: {option}: the job decides, not that file: {', '.join(ignored)}",

@@ -40,7 +40,9 @@ def command_in(
     return [executable, *arguments], inside
 
 
-def accelerate_variables(own: OwnProgram, variables: Mapping[str, str]) -> dict[str, str]:
+def accelerate_variables(
+    own: OwnProgram, variables: Mapping[str, str]
+) -> dict[str, str]:
     """Returns the variables that Accelerate makes of --accelerate-config, on this node and in the
     program's environment.
 
@@ -48,8 +50,12 @@ def accelerate_variables(own: OwnProgram, variables: Mapping[str, str]) -> dict[
         UsageError: Accelerate refuses the file.
     """
     script = str(Path(__file__).with_name("accelerate_variables.py"))
-    command, inside = command_in(own, [own.python, script, str(own.accelerate_config)], variables)
-    done = subprocess.run(command, cwd=own.folder, env=inside, capture_output=True, text=True)
+    command, inside = command_in(
+        own, [own.python, script, str(own.accelerate_config)], variables
+    )
+    done = subprocess.run(
+        command, cwd=own.folder, env=inside, capture_output=True, text=True
+    )
     answer: dict[str, Any] = {"error": "its Python ends with an error"}
     _, brace, last_object = done.stdout.rpartition("\n{")  # libraries may print, too
     if brace:

@@ -83,11 +83,14 @@ class OwnProcess:
         assert self._child.stdout is not None
         log = log_times.StampedLog(1)
         # A thread of its own reads: a full pipe would block the program, for which this one waits.
-        reader = threading.Thread(target=self._read, args=(self._child.stdout, log), daemon=True)
+        reader = threading.Thread(
+            target=self._read, args=(self._child.stdout, log), daemon=True
+        )
         reader.start()
         code = self._child.wait()
         self._clear()
-        reader.join(1)  # a process that left its session may hold the pipe open for ever
+        # a process that left its session may hold the pipe open for ever
+        reader.join(1)
         return self._ended(code)
 
     def _clear(self) -> None:
@@ -97,7 +100,9 @@ class OwnProcess:
             os.killpg(self._child.pid, signal.SIGKILL)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        command, environment = node_environment.command_in(self._program, command, os.environ)
+        command, environment = node_environment.command_in(
+            self._program, command, os.environ
+        )
         # Into a pipe, Python writes whole blocks: a program that prints little would look hung.
         environment["PYTHONUNBUFFERED"] = "1"
         if self._program.code:
@@ -149,7 +154,8 @@ class OwnProcess:
             # \r\n ends a line; \r alone redraws it, as progress bars do.
             text = (incomplete + chunk).replace(b"\r\n", b"\n")
             *lines, incomplete = re.split(rb"(?<=[\r\n])", text)
-            if len(incomplete) > _CHUNK_BYTES:  # no text: it is not kept until a line ends
+            # no text: it is not kept until a line ends
+            if len(incomplete) > _CHUNK_BYTES:
                 lines.append(incomplete)
                 incomplete = b""
             for line in lines:
@@ -281,7 +287,11 @@ class OwnProcess:
         can_restart = secondary
         if not secondary and run.newest_checkpoint() is not None:
             can_restart = not failed_so_before(run, error, where, 0, meetings)
-        run.add(Failure.of(where, error, traceback=trace, secondary=secondary, meetings=meetings))
+        run.add(
+            Failure.of(
+                where, error, traceback=trace, secondary=secondary, meetings=meetings
+            )
+        )
         if not can_restart:
             ask_for_no_restart()
 
@@ -292,7 +302,9 @@ class OwnProcess:
 
 def _trace(lines: list[str]) -> str | None:
     """Returns the last Python traceback in a log's lines; None without one."""
-    starts = [n for n, line in enumerate(lines) if "Traceback (most recent call" in line]
+    starts = [
+        n for n, line in enumerate(lines) if "Traceback (most recent call" in line
+    ]
     if not starts:
         return None
     return "\n".join(lines[starts[-1] :]) + "\n"

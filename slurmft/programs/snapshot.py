@@ -74,7 +74,11 @@ class Source:
 
 
 def source(
-    program: Path, mode: str = "auto", *, runs_dir: Path | None = None, limit_mb: int = LIMIT_MB
+    program: Path,
+    mode: str = "auto",
+    *,
+    runs_dir: Path | None = None,
+    limit_mb: int = LIMIT_MB,
 ) -> Source:
     """Lists the files that would be copied for a program.
 
@@ -110,7 +114,9 @@ def source(
         raise _too_large(source, limit_mb)
     if source.mode == "git":
         with contextlib.suppress(UsageError):  # there is no commit yet
-            source.commit = git.output(source.root, "rev-parse", "--verify", "HEAD").strip()
+            source.commit = git.output(
+                source.root, "rev-parse", "--verify", "HEAD"
+            ).strip()
             source.diff = git.diff(source.root)
     return source
 
@@ -133,7 +139,9 @@ def choose(program: Path, mode: str) -> tuple[str, Path]:
     folder = program if program.is_dir() else program.parent
     top = _work_tree(folder)
     if mode == "git" and top is None:
-        raise UsageError(f"no git work tree holds {str(program)!r}", "--snapshot folder needs none")
+        raise UsageError(
+            f"no git work tree holds {str(program)!r}", "--snapshot folder needs none"
+        )
     if mode == "auto":
         mode = _choose_auto(program, folder, top)
     if mode == "git" and top is not None:
@@ -146,7 +154,8 @@ def _work_tree(folder: Path) -> Path | None:
     if shutil.which("git") is None:
         return None
     for path in (folder, *folder.parents):
-        if os.path.lexists(path / ".git"):  # a file, in submodules and linked work trees
+        # a file, in submodules and linked work trees
+        if os.path.lexists(path / ".git"):
             return path
     return None
 
@@ -199,7 +208,9 @@ def _files_in_folder(
             if not entry.is_dir(follow_symlinks=False):
                 yield below + entry.name
             elif not is_left_out(Path(entry.path)):
-                yield from _files_in_folder(source, is_left_out, f"{below}{entry.name}/")
+                yield from _files_in_folder(
+                    source, is_left_out, f"{below}{entry.name}/"
+                )
 
 
 def _holds_no_code(folder: Path, runs_dir: Path | None) -> bool:
@@ -220,7 +231,9 @@ def _too_large(source: Source, limit_mb: int) -> UsageError:
     for name, about in source.files.items():
         top_folder = name.partition("/")[0] if "/" in name else "."
         sizes[top_folder] += about.st_size
-    largest = ", ".join(f"{name} ({in_bytes(size)})" for name, size in sizes.most_common(3))
+    largest = ", ".join(
+        f"{name} ({in_bytes(size)})" for name, size in sizes.most_common(3)
+    )
     return UsageError(
         f"{str(source.root)!r} is too large to be copied for a job: {largest or 'a whole home'}; "
         f"the limit is {limit_mb} MiB and {FILES_PER_MB * limit_mb:,} files",
@@ -231,7 +244,8 @@ def _too_large(source: Source, limit_mb: int) -> UsageError:
 
 def _unreadable(error: OSError) -> UsageError:
     return UsageError(
-        f"cannot copy the code: {error.filename!r}: {error.strerror}", "or: --snapshot none"
+        f"cannot copy the code: {error.filename!r}: {error.strerror}",
+        "or: --snapshot none",
     )
 
 
@@ -281,7 +295,8 @@ def copy_of(path: Path, root: Path, run: RunDir) -> Path:
 
 def _copy_all(source: Source, into: Path) -> str:
     """Copies all files into a folder; returns the sha256 of their names and contents."""
-    from concurrent.futures import ThreadPoolExecutor  # it brings logging: not for every command
+    # it brings logging: not for every command
+    from concurrent.futures import ThreadPoolExecutor
 
     for folder in {os.path.dirname(name) for name in source.files}:
         os.makedirs(into / folder, exist_ok=True)

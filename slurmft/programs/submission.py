@@ -24,7 +24,10 @@ from slurmft.runs.rundir import RunDir
 
 
 def configure(
-    words: list[str], flags: dict[str, Any], site_options: Mapping[str, Any], make: bool = True
+    words: list[str],
+    flags: dict[str, Any],
+    site_options: Mapping[str, Any],
+    make: bool = True,
 ) -> RunConfig:
     """Resolves the configuration of a run: flags over the site file, and the program.
 
@@ -37,12 +40,15 @@ def configure(
         UsageError: there is no such program, or the options do not fit it.
     """
     values = merge(site_defaults(site_options), flags)
-    values.setdefault("hang_timeout_s", 0)  # its output may rest for as long as it likes
+    # its output may rest for as long as it likes
+    values.setdefault("hang_timeout_s", 0)
     job = with_absolute_paths(build(JobConfig, values))
     settings = {name: value for name, value in values.items() if name in FLAGS}
     env = settings.get("env")
     if env:
-        project = Path(words[0]).absolute().parent if words[0].endswith(".py") else Path.cwd()
+        project = (
+            Path(words[0]).absolute().parent if words[0].endswith(".py") else Path.cwd()
+        )
         env = environment.folder(env, project, job, make)
         settings["env"] = env
     accelerate_config = settings.get("accelerate_config")
@@ -105,7 +111,13 @@ def _integrated(own: OwnProgram) -> OwnProgram:
 
 def in_image(words: list[str], flags: dict[str, Any]) -> Program:
     """Returns a program whose code and Python are those of a container's image."""
-    settings = {"argv": words, "per": "node", "file": "", "folder": ".", "snapshot": "none"}
+    settings = {
+        "argv": words,
+        "per": "node",
+        "file": "",
+        "folder": ".",
+        "snapshot": "none",
+    }
     is_module = words[0] == "-m"
     if is_module or words[0].endswith(".py"):
         settings |= {"argv": ["python3", *words], "per": "torchrun"}
@@ -160,7 +172,8 @@ def _copied(program: OwnProgram, root: Path, run: RunDir) -> dict[str, Any]:
     """Returns the settings that start a program from the copies in its run."""
     argv = list(program.argv)
     python_path = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]
-    if program.file == program.folder:  # a module: -P keeps the folder itself off its path
+    # a module: -P keeps the folder itself off its path
+    if program.file == program.folder:
         argv.insert(1, "-P")
         python_path.insert(0, program.folder)
     elif program.file in argv:
@@ -226,7 +239,9 @@ def _absolute_script(words: list[str]) -> list[str]:
     if script.startswith("-"):
         return words
     if not os.path.isfile(script):
-        raise UsageError(f"no such program: {script!r} in {os.getcwd()!r}", "give its path")
+        raise UsageError(
+            f"no such program: {script!r} in {os.getcwd()!r}", "give its path"
+        )
     return [os.path.abspath(script), *arguments]
 
 
@@ -241,9 +256,13 @@ def _executable(name: str, env: str | None) -> str:
         return os.path.abspath(executable)
     if os.path.isfile(name):
         if "/" not in name:
-            raise UsageError(f"{name!r} is not on the PATH, but in this folder", f"write ./{name}")
+            raise UsageError(
+                f"{name!r} is not on the PATH, but in this folder", f"write ./{name}"
+            )
         raise UsageError(f"{name!r} is not executable", f"chmod +x {name}")
-    raise UsageError(f"no such program: {name!r}", "give a .py file, -m MODULE, or an executable")
+    raise UsageError(
+        f"no such program: {name!r}", "give a .py file, -m MODULE, or an executable"
+    )
 
 
 def _name(program: str) -> str:
@@ -263,5 +282,7 @@ def _inputs(words: list[str]) -> dict[str, dict[str, Any]]:
             _, _, name = word.partition("=")
         path = Path(name)
         if path.is_file() and not word.endswith(".py"):  # code has a snapshot instead
-            fingerprints[os.path.abspath(path)] = fingerprint.of(path) | {"what": "file"}
+            fingerprints[os.path.abspath(path)] = fingerprint.of(path) | {
+                "what": "file"
+            }
     return fingerprints

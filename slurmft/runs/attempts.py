@@ -60,7 +60,9 @@ def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
     if last is not None and last.submission == submission:
         if owner != job or last.restarts > restarts:
             where = f", in attempt {last.number} on {some(last.hosts)}"
-            raise UsageError(f"the job {job} ends at once: the job {owner} has {run.path}{where}")
+            raise UsageError(
+                f"the job {job} ends at once: the job {owner} has {run.path}{where}"
+            )
     elif owner != job:
         raise UsageError(f"the job {job} ends at once: the job {owner} has {run.path}")
 
@@ -89,7 +91,8 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     number = run.attempt_number() + 1
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
-    if stalled > settings.max_requeues:  # Slurm requeues after a node's death without asking us
+    # Slurm requeues after a node's death without asking us
+    if stalled > settings.max_requeues:
         outcome = _no_progress(stalled, "the last attempt ended without a word")
         run.set_state(outcome.state, outcome.reason, outcome.code)
         path = shlex.quote(str(run.path))
@@ -229,9 +232,11 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     # After a stop ranks may fail as their neighbours leave: a stopped run is requeued all the same.
     if failure is not None and code != Exit.STOPPED and _is_of_the_run(failure):
         return Outcome("failed", str(failure), failure.code)
-    is_by_signal = 128 <= code <= 255  # as a shell and srun report it: 128 and the signal's number
+    # as a shell and srun report it: 128 and the signal's number
+    is_by_signal = 128 <= code <= 255
     has_reason = failure is not None or code == Exit.STOPPED or is_by_signal
-    if not has_reason and run.newest_checkpoint() is None:  # its tasks never came so far
+    # its tasks never came so far
+    if not has_reason and run.newest_checkpoint() is None:
         return Outcome("failed", f"the tasks ended with code {code}", code)
     reason = _reason(run, code, failure)
     # Bad nodes are excluded from the next start. A cluster that has ever more of them would keep
@@ -239,7 +244,9 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     if failure and failure.exclude:
         starts = _starts_on_bad_nodes(run)
         if starts > _MAX_STARTS_ON_BAD_NODES:
-            return Outcome("failed", f"{reason}; {starts} starts had bad nodes", Exit.FAILED)
+            return Outcome(
+                "failed", f"{reason}; {starts} starts had bad nodes", Exit.FAILED
+            )
     settings = run.load_config().job
     if not settings.requeue:
         return Outcome("failed", f"{reason}; not requeued (--no-requeue)", Exit.STOPPED)
@@ -330,7 +337,9 @@ def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:
     times = f"in {stalled} attempts"
     if stalled == 1:
         times = "in this attempt"
-    return Outcome("failed", f"{reason}; no new checkpoint {times} (--max-requeues)", code)
+    return Outcome(
+        "failed", f"{reason}; no new checkpoint {times} (--max-requeues)", code
+    )
 
 
 def await_failure(run: RunDir, code: int) -> None:
@@ -344,7 +353,8 @@ def await_failure(run: RunDir, code: int) -> None:
         is_explained = failure is not None and not failure.secondary
         if is_explained or time.monotonic() > deadline:
             return
-        with contextlib.suppress(OSError):  # a change of its own makes NFS read the folder anew
+        # a change of its own makes NFS read the folder anew
+        with contextlib.suppress(OSError):
             probe = run.failures / f".{os.getpid()}"
             probe.touch()
             probe.unlink()

@@ -17,7 +17,11 @@ class LogText:
     """The logs of a run as lines with their ends, for people, or as JSON for programs."""
 
     def __init__(
-        self, run: RunDir, choice: Choice, tail: int | None = None, as_json: bool = False
+        self,
+        run: RunDir,
+        choice: Choice,
+        tail: int | None = None,
+        as_json: bool = False,
     ) -> None:
         """`tail`: how many lines there are at most of what is there now; None: all."""
         _check(run, choice, tail)
@@ -102,7 +106,8 @@ class LogText:
         self._label_width = max(self._label_width, len(line.label))
         host = line.host.ljust(self._host_width)
         label = line.label.ljust(self._label_width)
-        who = f"{host}  {label}".lstrip()  # without any host, there is no column of hosts
+        # without any host, there is no column of hosts
+        who = f"{host}  {label}".lstrip()
         millis = int(line.time % 1 * 1000)
         seconds = time.strftime("%H:%M:%S", local_time)
         clock = f"{seconds}.{millis:03d}"
@@ -129,7 +134,11 @@ def _check(run: RunDir, choice: Choice, tail: int | None) -> None:
     ranks = run.read_environment().ranks
     for rank in choice.ranks:
         if ranks and not 0 <= rank < len(ranks):
-            raise UsageError(f"--rank {rank}: the run has the ranks 0 to {len(ranks) - 1}")
+            raise UsageError(
+                f"--rank {rank}: the run has the ranks 0 to {len(ranks) - 1}"
+            )
     newest = run.attempt_number()
     if choice.attempt is not None and not 1 <= choice.attempt <= newest:
-        raise UsageError(f"--attempt {choice.attempt}: the job has started {newest} time(s)")
+        raise UsageError(
+            f"--attempt {choice.attempt}: the job has started {newest} time(s)"
+        )

@@ -15,9 +15,13 @@ from datetime import datetime
 from typing import Any, TextIO
 
 _LENGTH = len("2026-11-20T10:31:07.123+01:00")
-_FOREIGN = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{3})?)(?!\d)")
+_FOREIGN = re.compile(
+    r"(?<!\d)(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d{3})?)(?!\d)"
+)
 """NCCL, submitit, slurmstepd, Python's logging."""
-_GLOG = re.compile(r"(?:\[rank\d+\]:)?\[?[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)\.(\d{3})")
+_GLOG = re.compile(
+    r"(?:\[rank\d+\]:)?\[?[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)\.(\d{3})"
+)
 """PyTorch's C++ and torchrun: no year."""
 _WITHIN = 160
 """Characters of a line in which a foreign time is looked for."""
@@ -53,7 +57,8 @@ def foreign(line: str, year: int) -> float | None:
     match = _FOREIGN.search(text)
     if match is not None:
         day, clock = match.groups()
-        clock = clock.replace(",", ".")  # Python's logging writes a comma before milliseconds
+        # Python's logging writes a comma before milliseconds
+        clock = clock.replace(",", ".")
         return _unix_time(f"{day}T{clock}")
     return None
 

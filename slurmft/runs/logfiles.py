@@ -29,7 +29,10 @@ _STAMP_STEP_S = 0.001
 
 _SLURMS = ("srun: ", "slurmstepd")
 _TRACE = "Traceback (most recent call last)"
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_CHAINED = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+)
 
 
 class Line(NamedTuple):
@@ -123,7 +126,9 @@ class Logs:
 class LogFile:
     """Reads the lines of one log, and later those that were added."""
 
-    def __init__(self, place: "_Place", source: int, starts: list[tuple[float, int]]) -> None:
+    def __init__(
+        self, place: "_Place", source: int, starts: list[tuple[float, int]]
+    ) -> None:
         """`starts`: when each attempt began (Unix seconds) and its number, oldest first."""
         self.place = place
         self._starts = starts
@@ -256,7 +261,8 @@ class LogFile:
         when = self._time_in(raw, changed_at)
         if when is not None and not self._belongs(text):
             self._at(when)
-        if stamped is not None:  # a head is always stamped: other text may only look like one
+        # a head is always stamped: other text may only look like one
+        if stamped is not None:
             head = read_log_head(text)
             if head is not None:
                 host, attempt = head
@@ -285,7 +291,8 @@ class LogFile:
         is_empty = not text.strip()
         is_indented = text[:1].isspace()
         if self._trace:
-            self._trace = is_empty or is_indented  # the first that is neither is the error: its end
+            # the first that is neither is the error: its end
+            self._trace = is_empty or is_indented
             return True
         if self._had_trace and (is_empty or text.startswith(_CHAINED)):
             return True

@@ -204,7 +204,9 @@ def _line_begin(file: BinaryIO, place: int) -> int:
     return file.tell()
 
 
-def _newest(file: BinaryIO, end: int, marks: Iterable[bytes], until: int = 0) -> dict[bytes, _Line]:
+def _newest(
+    file: BinaryIO, end: int, marks: Iterable[bytes], until: int = 0
+) -> dict[bytes, _Line]:
     """Returns the newest record with each mark before a place, newest first: searched from there
     back, as far as to another place."""
     missing = set(marks)

@@ -56,7 +56,9 @@ def _ambiguous(name: str, matches: Sequence[Path]) -> UsageError:
     return UsageError(message, f"one of: {some(names)}")
 
 
-def _unknown(name: str, top: Path, paths: Sequence[Path], problems: Sequence[str]) -> UsageError:
+def _unknown(
+    name: str, top: Path, paths: Sequence[Path], problems: Sequence[str]
+) -> UsageError:
     newest_first = sorted(paths, key=submitted, reverse=True)
     names = [path.name for path in newest_first]
     # Of the hints, the last that applies says most: a near name, else the newest runs.

@@ -111,7 +111,8 @@ class RunDir:
             while not run.make(config):
                 run = cls(top / f"{start}-{_random_part()}")
             try:
-                with permissions.own_folder(run.path):  # the job would refuse others' writing
+                # the job would refuse others' writing
+                with permissions.own_folder(run.path):
                     write_text(run.config, config.to_json())
                 run.set_state("submitted")
             except BaseException:
@@ -155,7 +156,9 @@ class RunDir:
         """An existing run."""
         run = cls(absolute(path))
         if not run.exists():
-            raise UsageError(f"{str(path)!r} is not a run directory: it has no {run.config.name}")
+            raise UsageError(
+                f"{str(path)!r} is not a run directory: it has no {run.config.name}"
+            )
         return run
 
     def exists(self) -> bool:
@@ -164,7 +167,8 @@ class RunDir:
             return self.config.is_file()
         except PermissionError:
             raise UsageError(
-                f"{str(self.path)!r} cannot be read: Permission denied", "its owner can open it"
+                f"{str(self.path)!r} cannot be read: Permission denied",
+                "its owner can open it",
             ) from None
         except OSError as error:
             # A name that no file system takes is no run's.
@@ -193,7 +197,14 @@ class RunDir:
         """Returns the configuration that the login node wrote."""
         try:
             return RunConfig.from_json(read(self.config).decode("utf-8"))
-        except (OSError, ValueError, LookupError, TypeError, RecursionError, UsageError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            RecursionError,
+            UsageError,
+        ) as error:
             reason = f"cannot read {str(self.config)!r}: {one_line(error)}"
             raise SlurmftError(reason, self._hint_of_version()) from None
 
@@ -292,7 +303,8 @@ class RunDir:
         """
         try:
             write_json(path, value)
-        except (OSError, ValueError) as error:  # ValueError: no UTF-8, in the name of a file
+        # ValueError: no UTF-8, in the name of a file
+        except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             text = redact(words)
             with contextlib.suppress(OSError):  # stderr may be a file of the same disk
@@ -322,7 +334,8 @@ class RunDir:
         job = self.read_job()
         if job is not None:
             return job.id
-        attempt = self.read_attempt()  # the job knows its id where the submission was interrupted
+        # the job knows its id where the submission was interrupted
+        attempt = self.read_attempt()
         if attempt is None:
             return ""
         return attempt.job
@@ -398,7 +411,8 @@ class RunDir:
     def newest_checkpoint(self) -> str | None:
         """Returns the name of the checkpoint that a resume starts from: of the run's own, or of
         those that a program writes into its --checkpoint-dir; None: nothing."""
-        with contextlib.suppress(OSError, SlurmftError):  # the folder, or the whole run, is gone
+        # the folder, or the whole run, is gone
+        with contextlib.suppress(OSError, SlurmftError):
             checkpoint = kind_of(self.load_config().program).newest_checkpoint()
             if checkpoint is not None:
                 return checkpoint

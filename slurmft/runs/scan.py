@@ -47,7 +47,9 @@ class MeasuredRun:
         checked = decode_or_none(config, AnyConfig)
         if config is None or checked is None:
             if files.config.exists() and not os.access(files.config, os.R_OK):
-                raise UsageError(f"{str(files.config)!r} cannot be read: Permission denied")
+                raise UsageError(
+                    f"{str(files.config)!r} cannot be read: Permission denied"
+                )
             raise UsageError(f"{str(files.config)!r} is not the configuration of a run")
         result = files.read_result()
         # A damaged result must not pass for a run that has not finished.

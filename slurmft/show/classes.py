@@ -40,7 +40,9 @@ def lines(result: Any) -> list[str]:
         rows.append(row)
     text = aligned(rows)
     if len(classes) > SHOWN:
-        text.append(f"the {SHOWN} of {len(classes):,} classes with the lowest f1; all: result.json")
+        text.append(
+            f"the {SHOWN} of {len(classes):,} classes with the lowest f1; all: result.json"
+        )
     return text + _confusions(classes)
 
 

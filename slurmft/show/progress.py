@@ -29,7 +29,10 @@ class Progress:
     """Shows the records of a run as they come, on a terminal as a bar, elsewhere as lines."""
 
     def __init__(
-        self, stream: TextIO | None = None, live: bool | None = None, only_bar: bool = False
+        self,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        only_bar: bool = False,
     ) -> None:
         self.only_bar = only_bar
         self._stream = stream or sys.stdout
@@ -78,12 +81,15 @@ class Progress:
 
     def _open_bar(self, total: int) -> None:
         if self._live:
-            from tqdm import tqdm  # not above: commands without a bar need not wait for it
+            # not above: commands without a bar need not wait for it
+            from tqdm import tqdm
 
             # A job that was started again has a start of its own, and begins a new bar.
             self.close()
             file = raw(self._stream)
-            self._bar = tqdm(total=total, desc="train", unit="step", file=file, leave=False)
+            self._bar = tqdm(
+                total=total, desc="train", unit="step", file=file, leave=False
+            )
 
     def _show_step(self, step: Step) -> None:
         # A program of the user's own may record no start: its first step opens the bar.
@@ -212,7 +218,9 @@ def describe(record: Record) -> str | None:
         case Epoch():
             return describe_epoch(record)
         case EarlyStop():
-            reason = f"{record.evaluations} evaluation(s) without a better {record.metric}"
+            reason = (
+                f"{record.evaluations} evaluation(s) without a better {record.metric}"
+            )
             return f"early stopping after step {record.step}: {reason}"
         case Resume():
             lines = [f"resumes after step {record.step} (from {record.checkpoint})"]

@@ -79,7 +79,9 @@ def _phases(r: Values) -> str:
 def _tokens(r: Values) -> str:
     rate = r["train_tokens_per_s"]
     rate_with_padding = r["train_padded_tokens_per_s"]
-    return f"{rate:,.0f} real tokens/s in training, {rate_with_padding:,.0f} with padding"
+    return (
+        f"{rate:,.0f} real tokens/s in training, {rate_with_padding:,.0f} with padding"
+    )
 
 
 # The formats check the types, too: `:d` and `:s` raise ValueError for a value of another type,
@@ -88,7 +90,9 @@ _ROWS: dict[str, Callable[[Values], str]] = {
     "predictions": lambda r: f"{r['output']:s}",
     "train loss": lambda r: f"{r['loss']:.4f}",
     "processes": lambda r: f"{r['world_size']:d} on {r['nodes']:d} node(s)",
-    "global batch": lambda r: f"{r['global_batch_size']:d} samples, {r['steps']:d} steps",
+    "global batch": lambda r: (
+        f"{r['global_batch_size']:d} samples, {r['steps']:d} steps"
+    ),
     "precision": lambda r: f"{r['precision']:s}, {r['backend']:s}",
     "imports": _imports,
     "phases": _phases,

@@ -133,7 +133,9 @@ class RunView:
 
     # --- the screen -------------------------------------------------------------------------------
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
         state_colour = _colour(self.state)
         head = [_line(self.name, "bold"), _line(self.state, state_colour)]
         if isinstance(self.start, TrainingStart):
@@ -176,7 +178,9 @@ class RunView:
         if self.losses:
             table.add_row("loss", self._loss(step, options))
         if self.evaluate:
-            part = f"{self.evaluate.done}/{self.evaluate.total} samples of the first rank"
+            part = (
+                f"{self.evaluate.done}/{self.evaluate.total} samples of the first rank"
+            )
             table.add_row("evaluate", _line(part))
         if self.epoch:
             metrics = metrics_words(self.epoch.metrics)

@@ -35,7 +35,8 @@ CLASS_WEIGHTS = ("none", "balanced")
 LR_SCHEDULES = ("linear", "cosine", "constant")
 
 _REFERENCE = Needs(
-    "reference_batch_size", why="the largest global batch for which --learning-rate is right"
+    "reference_batch_size",
+    why="the largest global batch for which --learning-rate is right",
 )
 _LORA = (Needs("lora"),)
 
@@ -285,7 +286,11 @@ class TrainConfig:
         counts="batch",
     )
     lr_schedule: str = option(
-        "linear", "decay after the warm-up", affects="result", at="rank", choices=LR_SCHEDULES
+        "linear",
+        "decay after the warm-up",
+        affects="result",
+        at="rank",
+        choices=LR_SCHEDULES,
     )
     warmup_steps: int | None = option(
         None,
@@ -303,7 +308,11 @@ class TrainConfig:
         most=1,
     )
     weight_decay: float = option(
-        0.01, "weight decay; biases and norms have none", affects="result", at="rank", least=0
+        0.01,
+        "weight decay; biases and norms have none",
+        affects="result",
+        at="rank",
+        least=0,
     )
     max_grad_norm: float = option(
         1.0,
@@ -575,7 +584,9 @@ def resolved(config: TrainConfig) -> ResolvedConfig:
 
 
 _REQUIRED = tuple(
-    each.name for each in dataclasses.fields(ResolvedConfig) if each.default is dataclasses.MISSING
+    each.name
+    for each in dataclasses.fields(ResolvedConfig)
+    if each.default is dataclasses.MISSING
 )
 """Options that every run has a value of."""
 
@@ -606,7 +617,8 @@ def local_steps(grad_comm: str) -> int | None:
     steps = int(match[1])
     if steps < 2:
         raise UsageError(
-            f"--grad-comm {grad_comm} leaves no steps between averages", "give local:2 or more"
+            f"--grad-comm {grad_comm} leaves no steps between averages",
+            "give local:2 or more",
         )
     return steps
 
@@ -621,6 +633,8 @@ def _check_class_weights(task: str) -> None:
             "weigh them in loss() and count() of the task",
         )
     if task == "multi-label":
-        raise UsageError(f"{what}: each of its classes is a decision of its own", "leave it out")
+        raise UsageError(
+            f"{what}: each of its classes is a decision of its own", "leave it out"
+        )
     if facts.rows not in ("Texts", "Words") or facts.labels == ():
         raise UsageError(f"{what}: it has no classes", "leave it out")

@@ -57,7 +57,8 @@ def load(name: str) -> Any:
 def _import_class(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if attribute:
-        if os.getcwd() not in sys.path:  # as `python -m` does, and console scripts do not
+        # as `python -m` does, and console scripts do not
+        if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         target: Any = importlib.import_module(module)
         for part in attribute.split("."):
@@ -65,7 +66,9 @@ def _import_class(name: str) -> Any:
         return target
     entry = plugins.find(plugins.TASKS, name)
     if entry is None:
-        raise unknown("--task", name, [*plugins.entries(plugins.TASKS), "package.module:Class"])
+        raise unknown(
+            "--task", name, [*plugins.entries(plugins.TASKS), "package.module:Class"]
+        )
     return entry.load()
 
 
@@ -102,7 +105,8 @@ def code(name: str) -> str:
 def use_code(folder: str) -> None:
     """Lets own modules be imported from a folder first; "" changes nothing."""
     if folder:
-        sys.path[:0] = [folder, os.getcwd()]  # so that `load` does not put this one first
+        # so that `load` does not put this one first
+        sys.path[:0] = [folder, os.getcwd()]
 
 
 def options(task_class: Any, task: str, settings: tuple[str, ...]) -> Any:

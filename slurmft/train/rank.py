@@ -20,14 +20,17 @@ class _Later(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args: getattr(importlib.import_module(self.__name__), name)(*args)
+        return lambda *args: getattr(importlib.import_module(self.__name__), name)(
+            *args
+        )
 
 
 def prepare() -> None:
     """Imports what a training needs; torchrun's process may do so for all its ranks."""
     global _imports_s
     if _imports_s is None:
-        gc.disable()  # collections of garbage would find none, and take a third of the time
+        # collections of garbage would find none, and take a third of the time
+        gc.disable()
         # For one function, in losses of object detection: a tenth of the time of all imports.
         later = sys.modules.setdefault("scipy.optimize", _Later("scipy.optimize"))
         with contextlib.suppress(ImportError):

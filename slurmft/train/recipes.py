@@ -59,7 +59,8 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
         task_class = None  # our own tasks have no options of this kind
         if task not in TASKS:
             task_class = own_task.load(task)
-        own_task.options(task_class, task, settings)  # raises for what the task does not have
+        # raises for what the task does not have
+        own_task.options(task_class, task, settings)
     if "recipe" in given:
         recipe = _named_recipe(given)
     else:
@@ -80,7 +81,8 @@ def _named_recipe(given: dict[str, Any]) -> dict[str, Any]:
         value = RECIPES[name][key]
         if given.get(key, value) != value:
             raise UsageError(
-                f"--recipe {name} has the {key} {value}, not {given[key]}", f"leave out --{key}"
+                f"--recipe {name} has the {key} {value}, not {given[key]}",
+                f"leave out --{key}",
             )
     if given.get("as_published"):
         return dict(RECIPES[name])

@@ -28,7 +28,9 @@ from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder, write_json
 
 _SUMS = "sums.json"
-_NAME = re.compile(r"(meta|texts)\.json|(train|validation)/\w+\.npy|tokenizer/\w[\w.-]*")
+_NAME = re.compile(
+    r"(meta|texts)\.json|(train|validation)/\w+\.npy|tokenizer/\w[\w.-]*"
+)
 """Files that tokens consist of; no other file is written or taken, whatever damage says."""
 _UNUSED_S = 30 * 86400
 """Entries that no run has used for so long are removed when another is added."""
@@ -83,7 +85,8 @@ def _check_private(cache: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         owner = permissions.user_name(status.st_uid)
         raise permissions.NotOwnError(
-            f"the token cache {str(cache)!r} belongs to {owner}", "set HF_HOME to a folder of yours"
+            f"the token cache {str(cache)!r} belongs to {owner}",
+            "set HF_HOME to a folder of yours",
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
@@ -219,7 +222,8 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
         if (private / key).exists():
             return
         names = _files_in(tokens)
-        with new_folder(private / key, replace=False) as entry:  # others may be reading it
+        # others may be reading it
+        with new_folder(private / key, replace=False) as entry:
             for name in names:
                 if not _NAME.fullmatch(name):
                     raise SlurmftError(f"tokens have no file {name!r}")

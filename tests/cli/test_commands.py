@@ -27,7 +27,15 @@ from tests.support.made_runs import write_run
 
 pytestmark = pytest.mark.processes
 
-HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit", "pyarrow")
+HEAVY = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "numpy",
+    "submitit",
+    "pyarrow",
+)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +47,9 @@ HEAVY = ("torch", "transformers", "accelerate", "datasets", "numpy", "submitit",
         (["--nods"], "UsageError(\"unknown flag '--nods'\")"),
     ],
 )
-def test_no_heavy_imports(arguments: list[str], ending: str, fake_sbatch: dict[str, str]) -> None:
+def test_no_heavy_imports(
+    arguments: list[str], ending: str, fake_sbatch: dict[str, str]
+) -> None:
     code = (
         "import sys\n"
         "from slurmft.train.commands.submit import main\n"
@@ -59,7 +69,14 @@ def test_no_heavy_imports(arguments: list[str], ending: str, fake_sbatch: dict[s
     assert done.stdout.splitlines()[-2:] == [ending, "HEAVY []"]
 
 
-MPIRUN = ("--cluster", "mpirun", "--nproc-per-node", "1", "--hostfile", "{folder}/hosts")
+MPIRUN = (
+    "--cluster",
+    "mpirun",
+    "--nproc-per-node",
+    "1",
+    "--hostfile",
+    "{folder}/hosts",
+)
 
 
 @pytest.fixture
@@ -88,7 +105,9 @@ def fake_sbatch(tmp_path: Path) -> dict[str, str]:
         (["--comment", "two\nlines"], "holds a line break"),
     ],
 )
-def test_mistakes_end_in_two_lines(arguments: list[str], hint: str, tmp_path: Path) -> None:
+def test_mistakes_end_in_two_lines(
+    arguments: list[str], hint: str, tmp_path: Path
+) -> None:
     done = slurmft("submit", *arguments, env={"PATH": f"{tmp_path}"})
     assert done.code in (2, 3)
     assert hint in done.err
@@ -108,7 +127,11 @@ def test_mistakes_end_in_two_lines(arguments: list[str], hint: str, tmp_path: Pa
             ["doctor", "node", "--here", "--nproc-per-node", "4000"],
             "--nproc-per-node 4000, but",
         ),
-        ("", ["doctor", "node", "--here", "--profile", "gpu"], "looked at CUDA_VISIBLE_DEVICES"),
+        (
+            "",
+            ["doctor", "node", "--here", "--profile", "gpu"],
+            "looked at CUDA_VISIBLE_DEVICES",
+        ),
     ],
 )
 def test_mistakes_name_fact_and_cure(
@@ -121,7 +144,8 @@ def test_mistakes_name_fact_and_cure(
 
 
 @pytest.mark.parametrize(
-    "name", [*plugins.entries(plugins.COMMANDS), "study run", "study status", "doctor node"]
+    "name",
+    [*plugins.entries(plugins.COMMANDS), "study run", "study status", "doctor node"],
 )
 def test_help_fits_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a wide terminal: long lines are hard to read."""
@@ -172,17 +196,29 @@ def test_json_of_a_submission(tmp_path: Path) -> None:
     for text in ("# would resume from ", '"nodes": 2', str(made.path), "dry run"):
         assert text in shown.out
     as_json = json.loads(slurmft("resume", *where, "--dry-run", "--json").out)
-    assert as_json == {"run": str(made.path), "job": None, "checkpoint": made.newest_checkpoint()}
+    assert as_json == {
+        "run": str(made.path),
+        "job": None,
+        "checkpoint": made.newest_checkpoint(),
+    }
     assert before == {path: path.read_bytes() for path in before}
 
 
 @pytest.mark.parametrize(
     ("program", "words", "found"),
     [
-        ("/usr/bin/slurmft", ["python3", "/usr/bin/slurmft", "list"], ["/usr/bin/slurmft"]),
+        (
+            "/usr/bin/slurmft",
+            ["python3", "/usr/bin/slurmft", "list"],
+            ["/usr/bin/slurmft"],
+        ),
         (".venv/bin/slurmft", ["python3", ".venv/bin/slurmft"], [".venv/bin/slurmft"]),
         ("/x/slurmft/__main__.py", ["py", "-m", "slurmft"], ["py", "-m", "slurmft"]),
-        ("/x/slurmft/submit.py", ["../py", "-m", "slurmft.submit"], ["../py", "-m", "slurmft"]),
+        (
+            "/x/slurmft/submit.py",
+            ["../py", "-m", "slurmft.submit"],
+            ["../py", "-m", "slurmft"],
+        ),
         ("notebook", ["notebook"], ["slurmft"]),
     ],
 )
@@ -199,7 +235,9 @@ def test_next_commands_of_a_run_below_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are short, and what they name is found from there."""
-    made = write_run(tmp_path / "elsewhere" / "a-20261120-093012-a1b2c3", state="failed")
+    made = write_run(
+        tmp_path / "elsewhere" / "a-20261120-093012-a1b2c3", state="failed"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "60")
     assert status.main(["a", "--runs-dir", "elsewhere"]) == 0
@@ -213,14 +251,18 @@ def test_next_commands_of_a_run_below_the_folder(
 
 def test_names_of_runs(tmp_path: Path) -> None:
     for name in ("a", "a-b", "a-b"):
-        write_run(tmp_path / f"{name}-20261120-09301{len(list(tmp_path.iterdir()))}-a1b2c3")
+        write_run(
+            tmp_path / f"{name}-20261120-09301{len(list(tmp_path.iterdir()))}-a1b2c3"
+        )
     assert resolve.find("a", tmp_path).path.name == "a-20261120-093010-a1b2c3"
     with pytest.raises(UsageError, match="2 runs are called 'a-b'") as error:
         resolve.find("a-b", tmp_path)
     assert "one of: a-b-20261120-093012-a1b2c3, a-b-20261120-093011" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["last", "12", "a b", "../x", "-a", "a-20261120-093012", "", "é"])
+@pytest.mark.parametrize(
+    "name", ["last", "12", "a b", "../x", "-a", "a-20261120-093012", "", "é"]
+)
 def test_names_that_mean_something_else(name: str, tmp_path: Path) -> None:
     assert_two_lines(slurmft("submit", "--name", name), "cannot be the name of a run")
 
@@ -240,7 +282,15 @@ def test_dry_run_shows_everything_and_does_nothing(
     runs = tmp_path / HOSTILE
     done = slurmft(
         *("submit", "--dry-run", "--nodes", "3", "--runs-dir", str(runs)),
-        *("--partition", "gpu", "--gpus-per-node", "4", "--cpus-per-task", "8", "--exclusive"),
+        *(
+            "--partition",
+            "gpu",
+            "--gpus-per-node",
+            "4",
+            "--cpus-per-task",
+            "8",
+            "--exclusive",
+        ),
         *("--setup", "module load cuda", "--sbatch", "nice=100", "--comment", "it's"),
         env=fake_sbatch,
     )

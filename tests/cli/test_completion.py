@@ -71,21 +71,30 @@ def test_commands_and_flags(scripts: dict[str, Path], folder: Path) -> None:
 def test_values(scripts: dict[str, Path], folder: Path) -> None:
     bash = scripts["bash"]
     assert complete(bash, folder, "submit", "--task", "") == set(TASKS)
-    assert complete(bash, folder, "render", "kubernetes", "--precision", "b") == {"bf16"}
+    assert complete(bash, folder, "render", "kubernetes", "--precision", "b") == {
+        "bf16"
+    }
     assert complete(bash, folder, "submit", "--runs-dir", "r") == {"runs"}
     assert complete(bash, folder, "completion", "") == {"bash", "zsh"}
 
 
 def test_runs(scripts: dict[str, Path], folder: Path) -> None:
     bash = scripts["bash"]
-    assert complete(bash, folder, "logs", "") >= {"last", "emotion-1", "emotion-2", "squad-1"}
+    assert complete(bash, folder, "logs", "") >= {
+        "last",
+        "emotion-1",
+        "emotion-2",
+        "squad-1",
+    }
     for command in ("logs", "watch", "follow", "cancel", "resume"):
         assert complete(bash, folder, command, "emo") == {"emotion-1", "emotion-2"}
     assert complete(bash, folder, "watch", "la") == {"last"}
     assert complete(bash, folder, "watch", "--runs-dir", "x", "squ") == {"squad-1"}
 
 
-def typed(command: list[str], setup: str, keys: str, expected: str, folder: Path) -> None:
+def typed(
+    command: list[str], setup: str, keys: str, expected: str, folder: Path
+) -> None:
     """Types into an interactive shell, until it shows what TAB completes."""
     pid, fd = pty.fork()
     if pid == 0:
@@ -113,7 +122,8 @@ def _until(fd: int, text: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "expected"), [("slurmft logs --fol\t", "--follow"), ("slurmft watch squ\t", "squad-1")]
+    ("keys", "expected"),
+    [("slurmft logs --fol\t", "--follow"), ("slurmft watch squ\t", "squad-1")],
 )
 def test_tab(scripts: dict[str, Path], folder: Path, keys: str, expected: str) -> None:
     bash = ["bash", "--norc", "--noprofile", "-i"]

@@ -22,7 +22,10 @@ from slurmft.core.run_files import Failure
 from tests.support.damage import damaged, damages
 from tests.support.made_runs import write_run
 
-FINISHED, FAILED = "runs/emotion-20261120-093012-a1b2", "runs/emotion-20261121-093012-c3d4"
+FINISHED, FAILED = (
+    "runs/emotion-20261120-093012-a1b2",
+    "runs/emotion-20261121-093012-c3d4",
+)
 
 READING = (
     ["status", FAILED],
@@ -86,30 +89,55 @@ def _write_world(top: Path) -> None:
     write_json(finished.job, {"cluster": "slurm", "id": "11"})
     failed = write_run(top / FAILED, state="failed", nodes=2)
     write_json(failed.job, {"cluster": "slurm", "id": "12"})
-    write_json(failed.attempt, {"number": 1, "job": "12", "hosts": ["n1", "n2"], "time": 1000.0})
+    write_json(
+        failed.attempt,
+        {"number": 1, "job": "12", "hosts": ["n1", "n2"], "time": 1000.0},
+    )
     write_json(failed.started, {"attempt": 1, "meetings": 1})
     error = SlurmftError("the disk is full", "free some")
     failed.add(Failure.of("rank 0 on n1", error, traceback="Traceback", attempt=1))
     next(failed.failures.iterdir()).rename(failed.failures / "rank-0.json")
     with open(failed.records, "a", encoding="utf-8") as file:
         for record in (
-            {"event": "resume", "step": 5, "checkpoint": "step-00000005", "changes": ["x"]},
-            {"event": "epoch", "epoch": 1, "step": 10, "loss": 0.2, "metrics": {"accuracy": 0.5}},
+            {
+                "event": "resume",
+                "step": 5,
+                "checkpoint": "step-00000005",
+                "changes": ["x"],
+            },
+            {
+                "event": "epoch",
+                "epoch": 1,
+                "step": 10,
+                "loss": 0.2,
+                "metrics": {"accuracy": 0.5},
+            },
             {"event": "evaluate", "done": 5, "total": 10},
             {"event": "warning", "text": "slow"},
-            {"event": "ranks", "step": 10, "own_ms": [1.5, 2.0], "memory_mib": [100, 200]},
+            {
+                "event": "ranks",
+                "step": 10,
+                "own_ms": [1.5, 2.0],
+                "memory_mib": [100, 200],
+            },
             {"event": "stopping", "step": 20, "reason": "SIGTERM"},
         ):
             file.write(json.dumps({"time": 1002.0} | record) + "\n")
     for name in ("rank-000.log", "node-000.log"):
-        lines = ["2026-11-21T10:00:00.000000 rank 0 on n1, attempt 1, pid 7", "one", "two"]
+        lines = [
+            "2026-11-21T10:00:00.000000 rank 0 on n1, attempt 1, pid 7",
+            "one",
+            "two",
+        ]
         (failed.logs / name).write_text("\n".join(lines) + "\n")
     study = top / "studies" / "small"
     (study / "runs").mkdir(parents=True)
     (study / "study.toml").write_text(
         'name = "small"\nrepeats = 2\n\n[base]\ntask = "emotion"\n\n[grid]\nnodes = [1, 2]\n'
     )
-    (top / "site.toml").write_text('runs_dir = "runs"\npartition = "gpu"\nsetup = ["true"]\n')
+    (top / "site.toml").write_text(
+        'runs_dir = "runs"\npartition = "gpu"\nsetup = ["true"]\n'
+    )
 
 
 @pytest.mark.parametrize("name", FILES)

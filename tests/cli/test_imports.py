@@ -22,7 +22,12 @@ COMPUTES = {"plan": {"numpy"}}
 """Commands that need one of these for all that they do."""
 ASKED_OFTEN = ("status", "list")
 """Commands that a user types again and again, and a script calls in a loop."""
-WHERE_ASKED = ("slurmft.cluster.cost", "slurmft.node.hardware", "ctypes", "importlib.metadata")
+WHERE_ASKED = (
+    "slurmft.cluster.cost",
+    "slurmft.node.hardware",
+    "ctypes",
+    "importlib.metadata",
+)
 """Modules that they import in the functions which need them, if at all."""
 
 CODE = """
@@ -47,7 +52,13 @@ def test_commands_import_nothing_heavy() -> None:
     others = declared.keys() - set(ASKED_OFTEN) - COMPUTES.keys()
     order = [*ASKED_OFTEN, *sorted(others), *COMPUTES]
     done = subprocess.run(
-        [sys.executable, "-c", CODE, json.dumps(order), json.dumps([*HEAVY, *WHERE_ASKED])],
+        [
+            sys.executable,
+            "-c",
+            CODE,
+            json.dumps(order),
+            json.dumps([*HEAVY, *WHERE_ASKED]),
+        ],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

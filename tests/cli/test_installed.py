@@ -31,14 +31,22 @@ pytestmark = pytest.mark.extra("wheel")
 
 VERSION = "1.2.3"
 OF_GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-SHIPPED = {f"shipped/{kind}/{f.name}" for kind in shipped.KINDS for f in shipped.files(kind)}
+SHIPPED = {
+    f"shipped/{kind}/{f.name}" for kind in shipped.KINDS for f in shipped.files(kind)
+}
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 
 
 def call(*words: str | Path, cwd: Path, **variables: str) -> Done:
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
     done = subprocess.run(
-        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        words,
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -97,7 +105,8 @@ def python(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("fresh") / "venv"
     venv.create(folder)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    with zipfile.ZipFile(built[0]) as wheel:  # a wheel of pure Python is installed by unpacking it
+    # a wheel of pure Python is installed by unpacking it
+    with zipfile.ZipFile(built[0]) as wheel:
         wheel.extractall(packages)
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
     return folder / "bin/python"
@@ -114,8 +123,12 @@ def test_wheel_has_what_the_package_reads(built: tuple[Path, Path]) -> None:
     """Every file that git has below slurmft/ is there, and none beside."""
     with zipfile.ZipFile(built[0]) as wheel:
         inside = {n for n in wheel.namelist() if ".dist-info/" not in n}
-    tracked = set(git(CHECKOUT, "ls-files", "-co", "--exclude-standard", "slurmft").split())
-    links = {n for n in tracked if (CHECKOUT / n).is_dir() or not (CHECKOUT / n).exists()}
+    tracked = set(
+        git(CHECKOUT, "ls-files", "-co", "--exclude-standard", "slurmft").split()
+    )
+    links = {
+        n for n in tracked if (CHECKOUT / n).is_dir() or not (CHECKOUT / n).exists()
+    }
     expected = (tracked - links) | {f"slurmft/{name}" for name in SHIPPED}
     assert inside == expected | {"slurmft/_version.py"}
 
@@ -123,7 +136,13 @@ def test_wheel_has_what_the_package_reads(built: tuple[Path, Path]) -> None:
 def test_sdist_has_the_tests_and_the_documentation(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[1]) as sdist:
         inside = {name.partition("/")[2] for name in sdist.getnames()}
-    for name in ("tests/conftest.py", "docs/sites.md", "CITATION.cff", "LICENSE", ".ci/run"):
+    for name in (
+        "tests/conftest.py",
+        "docs/sites.md",
+        "CITATION.cff",
+        "LICENSE",
+        ".ci/run",
+    ):
         assert name in inside
     assert {f"slurmft/{name}" for name in SHIPPED} <= inside
 
@@ -142,7 +161,15 @@ def test_metadata(built: tuple[Path, Path]) -> None:
 
 def test_version_of_an_archive(tagged: Path, tmp_path: Path) -> None:
     """What hosts of repositories offer as the source of a tag, without git's folder."""
-    git(tagged, "archive", "--prefix", "there/", "--output", str(tmp_path / "a.tar"), "HEAD")
+    git(
+        tagged,
+        "archive",
+        "--prefix",
+        "there/",
+        "--output",
+        str(tmp_path / "a.tar"),
+        "HEAD",
+    )
     with tarfile.open(tmp_path / "a.tar") as archive:
         archive.extractall(tmp_path, filter="data")
     (wheel,) = build(tmp_path / "there", tmp_path / "built", "--wheel")
@@ -173,14 +200,30 @@ def test_version(python: Path, tmp_path: Path) -> None:
 def test_a_run_and_its_report(
     python: Path, tiny_model: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    flags = ["--cluster", "local", "--task", "emotion", "--data", str(tiny_data), "--nodes", "1"]
+    flags = [
+        "--cluster",
+        "local",
+        "--task",
+        "emotion",
+        "--data",
+        str(tiny_data),
+        "--nodes",
+        "1",
+    ]
     flags += ["--model", str(tiny_model), "--max-steps", "2", "--precision", "fp32"]
     done = slurmft(python, "submit", *flags, "--follow", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.run.path.parent == tmp_path / "runs"
     assert done.run.load_config().submission.slurmft == VERSION
     done = slurmft(
-        python, "report", "runs", "--published", "mn4_emotion", "--output", "r", cwd=tmp_path
+        python,
+        "report",
+        "runs",
+        "--published",
+        "mn4_emotion",
+        "--output",
+        "r",
+        cwd=tmp_path,
     )
     assert done.code == 0, done.err
     assert "DistilBERT" in (tmp_path / "r/report.html").read_text()
@@ -191,25 +234,41 @@ def test_a_study_that_comes_along(python: Path, tmp_path: Path) -> None:
     done = slurmft(python, *words, cwd=tmp_path)
     assert done.code == 0, done.err
     assert "nothing was submitted" in done.out
-    done = slurmft(python, "report", "mn4_benchmark", "--format", "markdown", cwd=tmp_path)
+    done = slurmft(
+        python, "report", "mn4_benchmark", "--format", "markdown", cwd=tmp_path
+    )
     assert done.code == 0, done.err
     assert "| GPUs |" in done.out
 
 
 def test_image(python: Path, tmp_path: Path) -> None:
     """What the Dockerfile copies and installs makes a working slurmft."""
-    flags = ("--image", "registry.example.com/slurmft:1", "--claim", "runs", "--output", "deploy")
+    flags = (
+        "--image",
+        "registry.example.com/slurmft:1",
+        "--claim",
+        "runs",
+        "--output",
+        "deploy",
+    )
     done = slurmft(python, "render", "kubernetes", *flags, cwd=tmp_path)
     assert done.code == 0, done.err
     line = next(x for x in done.out.splitlines() if x.startswith("docker build"))
     shutil.copytree(shlex.split(line)[-1], tmp_path / "opt/slurmft")
     text = (tmp_path / "deploy/Dockerfile").read_text().replace("\\\n", "")
     assert "WORKDIR /opt/slurmft\nCOPY . slurmft\n" in text
-    words = shlex.split(next(x for x in text.splitlines() if x.startswith("RUN pip install")))
+    words = shlex.split(
+        next(x for x in text.splitlines() if x.startswith("RUN pip install"))
+    )
     assert set(words[words.index("-c") + 2 :]) == set(PROJECT["dependencies"])
     assert (tmp_path / "opt" / words[words.index("-c") + 1]).is_file()
     done = call(
-        sys.executable, "-m", "slurmft", "--version", cwd=tmp_path, PYTHONPATH=str(tmp_path / "opt")
+        sys.executable,
+        "-m",
+        "slurmft",
+        "--version",
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path / "opt"),
     )
     assert done.out == f"slurmft {VERSION}\n"
 
@@ -217,7 +276,9 @@ def test_image(python: Path, tmp_path: Path) -> None:
 def test_image_of_a_checkout(source: Path, tmp_path: Path) -> None:
     """What the Dockerfile copies of a checkout is enough to build it, without git."""
     text = manifests.dockerfile()
-    copied = [n for names in re.findall(r"^COPY (.*) \S+$", text, re.M) for n in names.split()]
+    copied = [
+        n for names in re.findall(r"^COPY (.*) \S+$", text, re.M) for n in names.split()
+    ]
     (tmp_path / "image").mkdir()
     cp = ["cp", "--archive", "--parents", *copied, str(tmp_path / "image")]
     subprocess.run(cp, cwd=source, check=True, timeout=30)
@@ -225,7 +286,9 @@ def test_image_of_a_checkout(source: Path, tmp_path: Path) -> None:
     made = {"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SLURMFT": "4.5.6"}
     (wheel,) = build(tmp_path / "image", tmp_path / "built", "--wheel", **made)
     assert wheel.name == "slurmft-4.5.6-py3-none-any.whl"
-    assert {f"slurmft/{name}" for name in SHIPPED} <= set(zipfile.ZipFile(wheel).namelist())
+    assert {f"slurmft/{name}" for name in SHIPPED} <= set(
+        zipfile.ZipFile(wheel).namelist()
+    )
 
 
 def test_examples(python: Path, tmp_path: Path) -> None:
@@ -247,10 +310,18 @@ def test_examples(python: Path, tmp_path: Path) -> None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_a_file_of_ones_own_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_ones_own_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert shipped.find("studies", "lab-train") == shipped.FOLDER / "studies/lab-train.toml"
-    assert shipped.find("studies", "lab-train.toml") == shipped.FOLDER / "studies/lab-train.toml"
+    assert (
+        shipped.find("studies", "lab-train")
+        == shipped.FOLDER / "studies/lab-train.toml"
+    )
+    assert (
+        shipped.find("studies", "lab-train.toml")
+        == shipped.FOLDER / "studies/lab-train.toml"
+    )
     assert shipped.find("published", "last") == Path("last")
     (tmp_path / "lab-train").write_text("")
     assert shipped.find("studies", "lab-train") == Path("lab-train")

@@ -52,7 +52,9 @@ class FakeQueue:
         self.calls.append(name)
         text = self.squeue if name == "squeue" else self.sacct
         if text == "down" or (name == "scontrol" and self.squeue == "down"):
-            raise SlurmftError(f"{name} failed (exit 1): Unable to contact slurm controller")
+            raise SlurmftError(
+                f"{name} failed (exit 1): Unable to contact slurm controller"
+            )
         return text
 
 
@@ -108,7 +110,9 @@ def test_names(three: Path, name: str, found: str) -> None:
         ("", "is not a run directory", None),
     ],
 )
-def test_names_of_no_run_or_several(three: Path, name: str, fact: str, hint: str | None) -> None:
+def test_names_of_no_run_or_several(
+    three: Path, name: str, fact: str, hint: str | None
+) -> None:
     with pytest.raises(UsageError, match=fact) as caught:
         resolve.find(name)
     assert hint is None or caught.value.hint == hint
@@ -138,7 +142,8 @@ def test_last_is_one_of_mine(three: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("own", "state"), [("finished", "COMPLETED"), ("running", "UNKNOWN"), ("failed", "UNKNOWN")]
+    ("own", "state"),
+    [("finished", "COMPLETED"), ("running", "UNKNOWN"), ("failed", "UNKNOWN")],
 )
 def test_to_have_finished_needs_no_answer_of_slurm(
     queue: FakeQueue, tmp_path: Path, own: str, state: str
@@ -194,7 +199,13 @@ def test_finished_run_is_not_undone_by_a_job_that_came_too_late(
     ],
 )  # fmt: skip
 def test_runs_and_jobs_are_reconciled(
-    queue: FakeQueue, tmp_path: Path, own: str, squeue: str, sacct: str, state: str, note: str
+    queue: FakeQueue,
+    tmp_path: Path,
+    own: str,
+    squeue: str,
+    sacct: str,
+    state: str,
+    note: str,
 ) -> None:
     run = on_slurm(write_run(tmp_path / "r", state=own), "7")
     if own == "submitted":
@@ -210,9 +221,18 @@ def test_runs_and_jobs_are_reconciled(
     assert len(queue.calls) == (0 if own == "finished" else len(set(queue.calls)))
 
 
-def test_requeues_are_counted_from_the_last_submission(queue: FakeQueue, tmp_path: Path) -> None:
+def test_requeues_are_counted_from_the_last_submission(
+    queue: FakeQueue, tmp_path: Path
+) -> None:
     run = on_slurm(write_run(tmp_path / "r", state="running"), "7")
-    for state in ("requeued", "running", "cancelled", "submitted", "running", "requeued"):
+    for state in (
+        "requeued",
+        "running",
+        "cancelled",
+        "submitted",
+        "running",
+        "requeued",
+    ):
         run.set_state(state)
     run.set_state("running")
     write_json(run.attempt, {"number": 4, "job": "7", "hosts": ["n1"], "time": 0})
@@ -272,7 +292,8 @@ def test_a_run_of_another_cluster_is_believed(
     on_a: None, queue: FakeQueue, tmp_path: Path, own: str, state: str, note: str
 ) -> None:
     run = on_b(tmp_path / "r", own)
-    queue.squeue = "7|CANCELLED|N/A|None"  # a job of this cluster, which is none of its business
+    # a job of this cluster, which is none of its business
+    queue.squeue = "7|CANCELLED|N/A|None"
     found = status.run_statuses([MeasuredRun.read(run.path)])[0]
     told = status.summary(found)
     assert (found.state, status_words.note(told), told["where"]) == (state, note, "b")
@@ -286,7 +307,8 @@ def test_list_asks_slurm_of_this_cluster_alone(
     on_b(three / "theirs", job="21")
     ours = write_run(three / "ours", state="running")
     launcher.note_job(ours, "slurm", "21", "a")
-    on_slurm(write_run(three / "old", state="running"), "22")  # of a version that noted no cluster
+    # of a version that noted no cluster
+    on_slurm(write_run(three / "old", state="running"), "22")
     assert list_command.main(["--json"]) == 0
     found = {run["name"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
     states = {name: (found[name]["state"], found[name]["where"]) for name in found}
@@ -325,7 +347,10 @@ def test_an_ended_run_of_another_cluster(
     on_a: None, queue: FakeQueue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its end can be seen and told from here; it moves only if somebody says so."""
-    done, dead = on_b(tmp_path / "done", "finished"), on_b(tmp_path / "dead", "cancelled")
+    done, dead = (
+        on_b(tmp_path / "done", "finished"),
+        on_b(tmp_path / "dead", "cancelled"),
+    )
     assert follow.main([str(done.path)]) == 0
     assert "accuracy" in capsys.readouterr().out
     assert slurmft.Run(dead.path).cancel() is False
@@ -368,7 +393,9 @@ def test_latest_looks_as_far_back_as_it_must(tmp_path: Path) -> None:
     far = json.loads(lines[-1]) | {"epoch": 1.5, "step": 30}
     filler = [json.dumps({"time": 2.0, "event": "checkpoint", "text": "x" * 1000})] * 80
     evaluating = json.dumps({"time": 3.0, "event": "evaluate", "done": 4, "total": 9})
-    run.records.write_text("\n".join([*lines, epoch, *filler, json.dumps(far), evaluating, ""]))
+    run.records.write_text(
+        "\n".join([*lines, epoch, *filler, json.dumps(far), evaluating, ""])
+    )
     said = records.latest(run.path)
     assert said.metrics == {"accuracy": 0.5}
     assert (said.steps_done, said.steps_total, said.evaluating) == (30, 20, (4, 9))
@@ -380,7 +407,12 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path, clock_s: float) -> 
     """Whatever the clock of the host that resumes."""
     run = write_run(tmp_path / "r", state="running")
     start = {"time": 5000.0, "event": "start", "total_steps": 20}
-    resume = {"time": clock_s, "event": "resume", "step": 15, "checkpoint": "step-00000015"}
+    resume = {
+        "time": clock_s,
+        "event": "resume",
+        "step": 15,
+        "checkpoint": "step-00000015",
+    }
 
     def steps() -> tuple[int | None, float | None]:
         found = records.latest(run.path)
@@ -404,7 +436,9 @@ FULL = """cost program job_options submission hosts history changed attempts las
 checkpoints warnings failures result model_path logs"""
 
 
-def test_list(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list(
+    three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
     on_slurm(write_run(three / "mrpc-20261121-000000-abcd", state="running"), "21")
     (three / "broken").mkdir()
     (three / "broken" / "config.json").write_text("{")
@@ -413,7 +447,10 @@ def test_list(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr()
     heads, *rows = shown.out.splitlines()
     assert heads.split()[:5] == ["run", "job", "state", "data", "steps"]
-    names = [name.rpartition("-")[0] for name in (OLD, MIDDLE, NEW, "mrpc-20261121-000000-abcd")]
+    names = [
+        name.rpartition("-")[0]
+        for name in (OLD, MIDDLE, NEW, "mrpc-20261121-000000-abcd")
+    ]
     assert [row.split()[0] for row in rows] == names
     assert rows[-1].split()[1:3] == ["21", "running"]
     assert rows[-1].split()[-3:] == ["20/20", "320", "-"]
@@ -437,15 +474,26 @@ def test_list_for_programs(
         list_command.main(["--state", "runing"])
 
 
-def test_status(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]) -> None:
-    run = on_slurm(write_run(three / "mrpc-20261121-000000-abcd", state="running"), "21")
+def test_status(
+    three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = on_slurm(
+        write_run(three / "mrpc-20261121-000000-abcd", state="running"), "21"
+    )
     write_json(run.attempt, {"number": 1, "job": "21", "hosts": ["n1"], "time": 0})
     run.set_state("requeued", "stopped; the newest checkpoint is step-00000010")
     (run.checkpoints / "step-00000010").mkdir(parents=True)
     (run.checkpoints / "step-00000010" / "model.safetensors").write_bytes(b"x" * 2048)
     with open(run.records, "a") as file:
-        file.write(json.dumps({"time": 9.0, "event": "warning", "text": "the disk is full"}) + "\n")
-    run.add(Failure.of("rank 3 on n1", SlurmftError("the loss is nan", "lower it"), attempt=1))
+        file.write(
+            json.dumps({"time": 9.0, "event": "warning", "text": "the disk is full"})
+            + "\n"
+        )
+    run.add(
+        Failure.of(
+            "rank 3 on n1", SlurmftError("the loss is nan", "lower it"), attempt=1
+        )
+    )
     queue.squeue = "21|PENDING|2026-11-22T14:05:00|BeginTime"
     assert cli_status.main(["last"]) == 0
     shown = capsys.readouterr().out
@@ -465,10 +513,16 @@ def test_status(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str
     found = json.loads(capsys.readouterr().out)
     assert sorted(found) == sorted([*SUMMARY.split(), *FULL.split()])
     assert found["checkpoints"][0]["bytes"] == 2048
-    assert [h["state"] for h in found["history"]] == ["submitted", "running", "requeued"]
+    assert [h["state"] for h in found["history"]] == [
+        "submitted",
+        "running",
+        "requeued",
+    ]
 
 
-def test_status_of_a_finished_run(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_finished_run(
+    three: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli_status.main([OLD]) == 0
     shown = capsys.readouterr().out
     assert "phases" in shown
@@ -488,7 +542,9 @@ def grow_old(run: RunDir, days: float) -> None:
 
 
 @pytest.fixture
-def messy(tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> dict[str, RunDir]:
+def messy(
+    tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, RunDir]:
     """Runs in all states with something to remove in each of them."""
     states = ("finished", "failed", "cancelled", "running", "vanished", "recent")
     own = {"vanished": "running", "recent": "failed"}
@@ -496,7 +552,12 @@ def messy(tmp_path: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> 
     for job, name in enumerate(states):
         run = write_run(tmp_path / "runs" / name, state=own.get(name, name))
         made[name] = on_slurm(run, str(job))
-        for folder in (run.model, run.tokens, run.checkpoints / "step-00000010", run.submitit):
+        for folder in (
+            run.model,
+            run.tokens,
+            run.checkpoints / "step-00000010",
+            run.submitit,
+        ):
             folder.mkdir(parents=True)
             (folder / "meta.json").write_bytes(b"x" * 100)
         (run.path / ".state.json.123-abcd").write_bytes(b"x" * 10)
@@ -512,7 +573,9 @@ def planned(runs: Path, *kinds: str) -> set[str]:
     return {f"{item.kind} {item.path.relative_to(runs)}" for item in plan.items}
 
 
-def test_what_may_go(messy: dict[str, RunDir], queue: FakeQueue, tmp_path: Path) -> None:
+def test_what_may_go(
+    messy: dict[str, RunDir], queue: FakeQueue, tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
     aside = runs / ".gone.77-0a1b"
     aside.mkdir()
@@ -589,7 +652,9 @@ def test_kept_tokens_that_are_taken_meanwhile_stay(
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", ask)
-    assert clean.main(["--runs-dir", str(tmp_path / "runs"), "--only", "token-cache"]) == 0
+    assert (
+        clean.main(["--runs-dir", str(tmp_path / "runs"), "--only", "token-cache"]) == 0
+    )
     assert (cache / "key").is_dir()
 
 
@@ -622,7 +687,8 @@ def test_clean_asks(
 ) -> None:
     def ask(prompt: str) -> str:
         assert prompt.startswith("remove ")
-        messy["cancelled"].set_state("submitted", "resumed")  # meanwhile, in another terminal
+        # meanwhile, in another terminal
+        messy["cancelled"].set_state("submitted", "resumed")
         on_slurm(messy["cancelled"], "3")
         return answer
 
@@ -651,9 +717,16 @@ def test_public_names_are_cheap() -> None:
         "except AttributeError as error: print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
-    assert done.stdout.splitlines() == ["[]", "module 'slurmft' has no attribute 'sumbit'"]
+    assert done.stdout.splitlines() == [
+        "[]",
+        "module 'slurmft' has no attribute 'sumbit'",
+    ]
 
 
 @pytest.mark.processes
@@ -671,7 +744,11 @@ def test_module_submit_is_the_command() -> None:
     ("call", "fact", "hint"),
     [
         (lambda: slurmft.submit(ndoes=4), "'ndoes'", "did you mean nodes?"),
-        (lambda: slurmft.submit(nodes="4"), "nodes must be a whole number, not '4'", None),
+        (
+            lambda: slurmft.submit(nodes="4"),
+            "nodes must be a whole number, not '4'",
+            None,
+        ),
         (lambda: slurmft.submit(setup="echo"), "setup must be a list of strings", None),
         (lambda: slurmft.submit(task="emotoin"), "'emotoin'", "did you mean emotion?"),
         (lambda: slurmft.Run(OLD).resume(learning_rate=1.0), "'learning_rate'", None),
@@ -700,7 +777,9 @@ def test_a_finished_run_in_a_script(three: Path) -> None:
     assert slurmft.Run(Path("runs") / OLD).name == OLD
 
 
-def test_cancel_and_wait(three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_and_wait(
+    three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = on_slurm(write_run(three / "alive", state="running"), "21")
     queue.squeue = "RUNNING|None"
     run = slurmft.Run("alive")
@@ -723,12 +802,20 @@ def test_cancel_and_wait(three: Path, queue: FakeQueue, capsys: pytest.CaptureFi
 def test_failed_run_in_a_script(three: Path, queue: FakeQueue) -> None:
     """The error is the rank's, and its traceback a note of it."""
     run = on_slurm(write_run(three / "bad", state="failed"), "21")
-    write_json(run.attempt, {"number": 1, "job": "21", "hosts": ["n1"], "time": time.time() + 1})
+    write_json(
+        run.attempt,
+        {"number": 1, "job": "21", "hosts": ["n1"], "time": time.time() + 1},
+    )
     error = SlurmftError("the loss is nan", "lower --learning-rate")
     run.add(Failure.of("rank 3 on n1", error, traceback="Traceback: here", attempt=1))
-    with pytest.raises(SlurmftError, match=r"the loss is nan \(rank 3 on n1\)") as caught:
+    with pytest.raises(
+        SlurmftError, match=r"the loss is nan \(rank 3 on n1\)"
+    ) as caught:
         slurmft.Run("bad").wait()
-    assert (caught.value.hint, caught.value.__notes__) == (error.hint, ["Traceback: here"])
+    assert (caught.value.hint, caught.value.__notes__) == (
+        error.hint,
+        ["Traceback: here"],
+    )
 
 
 @pytest.mark.processes
@@ -753,16 +840,23 @@ def test_submit_wait_resume(
     capsys.readouterr()
     result = run.wait(bar=True)
     shown = capsys.readouterr()
-    assert (shown.out, "| 0/2 [" in shown.err, "steps" in shown.err) == ("", True, False)
+    assert (shown.out, "| 0/2 [" in shown.err, "steps" in shown.err) == (
+        "",
+        True,
+        False,
+    )
     assert run.follow(timeout_s=PATIENCE_S) == result
     shown = capsys.readouterr()
     assert "after step 2 (epoch 0.04): train loss" in shown.out
     assert (result["steps"], run.state, run.result) == (2, "finished", result)
-    assert result["epochs"] == run.status()["epoch"] == 0.0392  # 2 steps of 51, not 3 epochs
+    # 2 steps of 51, not 3 epochs
+    assert result["epochs"] == run.status()["epoch"] == 0.0392
     assert [r["epoch"] for r in run.records("epoch")] == [0.0392]
     assert "accuracy" in run.logs()
     told = run.config.submission
-    assert told.command.startswith("slurmft.submit(cluster='local', setup=('echo no module")
+    assert told.command.startswith(
+        "slurmft.submit(cluster='local', setup=('echo no module"
+    )
     assert told.resumed[0].command == "slurmft.Run.resume(setup=[])"
     assert (read_json(run.path / "job.json") or {})["where"] == os.uname().nodename
     done = command("cancel", "last")

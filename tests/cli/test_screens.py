@@ -62,7 +62,9 @@ def test_list(runs: Path, columns: int) -> None:
 @pytest.mark.parametrize("columns", [60, 80])
 def test_status(runs: Path, columns: int) -> None:
     name = "bert-small"
-    screen = Terminal("status", name, "--runs-dir", str(runs), columns=columns, lines=80, PATH="")
+    screen = Terminal(
+        "status", name, "--runs-dir", str(runs), columns=columns, lines=80, PATH=""
+    )
     lines = screen.shown()
     text = " ".join(" ".join(lines).split())
     assert screen.code == 0
@@ -88,9 +90,24 @@ def test_list_sorts_and_filters(
     assert names() == ["syntheticc3", "bert80", "emotion78", "synthetic00"]
     assert names("--sort", "accuracy")[-2:] == ["synthetic00", "syntheticc3"]
     assert names("--sort", "accuracy", "--reverse")[0] == "syntheticc3"
-    for key in ("submitted", "state", "user", "task", "data", "model", "nodes", "loss", "left_s"):
+    for key in (
+        "submitted",
+        "state",
+        "user",
+        "task",
+        "data",
+        "model",
+        "nodes",
+        "loss",
+        "left_s",
+    ):
         assert len(names("--sort", key)) == 4
-    assert names("--sort", "name") == ["bert80", "emotion78", "syntheticc3", "synthetic00"]
+    assert names("--sort", "name") == [
+        "bert80",
+        "emotion78",
+        "syntheticc3",
+        "synthetic00",
+    ]
     assert (
         names("--name", "BERT")
         == names("--data", "tick")
@@ -106,9 +123,15 @@ def test_list_sorts_and_filters(
     assert error.value.hint == "did you mean accuracy?"
 
 
-def test_epochs_of_a_run_that_ends_early(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_of_a_run_that_ends_early(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By what it did, not by what it was asked for."""
-    run = write_run(runs / "short-20261123-000000-000000", max_steps=5, result={"epochs": 0.2344})
-    assert list_command.main(["--runs-dir", str(runs), "--name", "short", "--json"]) == 0
+    run = write_run(
+        runs / "short-20261123-000000-000000", max_steps=5, result={"epochs": 0.2344}
+    )
+    assert (
+        list_command.main(["--runs-dir", str(runs), "--name", "short", "--json"]) == 0
+    )
     assert json.loads(capsys.readouterr().out)["runs"][0]["epoch"] == 0.2344
     assert RunDir(run.path).load_config().program.settings["epochs"] > 1

@@ -68,12 +68,20 @@ def test_screen() -> None:
     lines = text_of(made_view(4))
     assert lines[:2] == ["a-run", "job 7 running"]
     text = "\n".join(lines)
-    for part in (" 25%  step 100/400", "3:07 min of training", "1,280 samples/s, 320 per rank"):
+    for part in (
+        " 25%  step 100/400",
+        "3:07 min of training",
+        "1,280 samples/s, 320 per rank",
+    ):
         assert part in text
     assert "slowest: rank 1 on n0, 100% longer than the median" in text
     assert lines[-2].endswith("warning: something is odd")
     assert lines[-1] == "the footer"
-    bars = {line.split()[0]: len(re.findall("[━╸]", line)) for line in lines if "  n0  " in line}
+    bars = {
+        line.split()[0]: len(re.findall("[━╸]", line))
+        for line in lines
+        if "  n0  " in line
+    }
     assert bars["1"] == 2 * bars["0"] == 2 * bars["3"]
 
 
@@ -86,7 +94,11 @@ def test_program_that_tells_little() -> None:
     assert "10%  step 2/20" in text
     assert "epoch" not in text
     assert "loss" not in text
-    take(view, {"event": "step", "step": 3, "loss": 0.5}, {"event": "step", "step": 4} | speed)
+    take(
+        view,
+        {"event": "step", "step": 3, "loss": 0.5},
+        {"event": "step", "step": 4} | speed,
+    )
     take(view, {"event": "epoch", "step": 4, "metrics": {"accuracy": 0.75}})
     rows = {line.split()[0]: line.split()[1:] for line in text_of(view) if line}
     assert rows["loss"][0] == "0.5000"
@@ -101,7 +113,8 @@ def test_every_screen_has_room(width: int, height: int, ranks: int) -> None:
     assert max(map(len, lines)) <= width
     assert lines[-1] == "the footer" or height < 15
     if ranks == 64 and (width, height) == (80, 24):
-        assert any(line.startswith("   1  n0") for line in lines)  # the slowest is shown
+        # the slowest is shown
+        assert any(line.startswith("   1  n0") for line in lines)
         assert any("more, which take less time" in line for line in lines)
 
 
@@ -158,16 +171,25 @@ def test_watched_to_its_end(live: LiveRun) -> None:
     assert lines[0] == "emotion-20261120-093012-a1b2"
     assert lines[1] == f"job {live.job.pid} running"
     assert any(line.startswith("speed 640 samples/s, 320 per rank") for line in lines)
-    assert any(line.startswith("loss  0.1000  ") and line.endswith("▁") for line in lines)
+    assert any(
+        line.startswith("loss  0.1000  ") and line.endswith("▁") for line in lines
+    )
     assert "Ctrl-C quits" in text
-    live.write({"event": "ranks", "step": 20, "own_ms": [10.0, 15.0], "memory_mib": [800, 900]})
-    terminal.until(lambda text: "slowest: rank 1 on n2, 20% longer than the median" in text)
+    live.write(
+        {"event": "ranks", "step": 20, "own_ms": [10.0, 15.0], "memory_mib": [800, 900]}
+    )
+    terminal.until(
+        lambda text: "slowest: rank 1 on n2, 20% longer than the median" in text
+    )
     terminal.resize(60, 15)
-    terminal.until(lambda text: "Ctrl-C quits" in text and max(map(len, text.split("\n"))) == 60)
+    terminal.until(
+        lambda text: "Ctrl-C quits" in text and max(map(len, text.split("\n"))) == 60
+    )
     live.end("failed")
     assert terminal.end() == 3
     assert b"\x1b[32m" in terminal.raw
-    assert b"\x1b[?1049l" in terminal.raw  # the screen from before is back, with the end below
+    # the screen from before is back, with the end below
+    assert b"\x1b[?1049l" in terminal.raw
     assert "error: a reason" in terminal.raw.decode()
 
 
@@ -187,7 +209,9 @@ def test_records_cannot_command_the_terminal(live: LiveRun) -> None:
     terminal.until(lambda text: "warning: \\u001b]0;title\\u0007 \\u009b2J red" in text)
     terminal.press(b"\x03")
     assert terminal.end() == 130
-    assert not any(each in terminal.raw for each in (b"\x1b]", b"\x07", b"\xc2\x9b", b"\x1b[31m"))
+    assert not any(
+        each in terminal.raw for each in (b"\x1b]", b"\x07", b"\xc2\x9b", b"\x1b[31m")
+    )
 
 
 def test_terminal_that_cannot_draw(live: LiveRun) -> None:
@@ -199,7 +223,9 @@ def test_terminal_that_cannot_draw(live: LiveRun) -> None:
 
 
 def test_in_a_pipe_it_follows(live: LiveRun) -> None:
-    live.write({"event": "epoch", "epoch": 1, "loss": 0.1, "metrics": {"accuracy": 0.9}})
+    live.write(
+        {"event": "epoch", "epoch": 1, "loss": 0.1, "metrics": {"accuracy": 0.9}}
+    )
     command = [sys.executable, "-m", "slurmft", "watch", str(live.run.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None

@@ -59,10 +59,17 @@ class Script:
             (tools / name).chmod(0o755)
         config = JobConfig(runs_dir=str(folder), **job)  # type: ignore[arg-type]
         program = Program(kind="script", name="plain", module="plain")
-        text = inside_text(RunConfig(program=program, job=config), RunDir(folder / "run"))
+        text = inside_text(
+            RunConfig(program=program, job=config), RunDir(folder / "run")
+        )
         self.text = text.replace(sys.executable, str(tools / "python"))
-        self.env = {"PATH": f"{tools}:/usr/bin:/bin", "STATE": str(folder), "SLURM_JOB_ID": "7"}
-        self.env |= {"PYTHON": sys.executable, "PYTHONSAFEPATH": "1"}  # one without packages
+        self.env = {
+            "PATH": f"{tools}:/usr/bin:/bin",
+            "STATE": str(folder),
+            "SLURM_JOB_ID": "7",
+        }
+        # one without packages
+        self.env |= {"PYTHON": sys.executable, "PYTHONSAFEPATH": "1"}
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -89,7 +96,9 @@ def test_exit_code_is_that_of_the_end(tmp_path: Path, code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [2, 75])
-def test_begin_that_refuses_or_requeues_ends_the_job_at_once(tmp_path: Path, code: int) -> None:
+def test_begin_that_refuses_or_requeues_ends_the_job_at_once(
+    tmp_path: Path, code: int
+) -> None:
     script = Script(tmp_path)
     assert script.run(BEGIN=str(code)) == (code, "")
     assert script.calls == ["begin"]
@@ -117,7 +126,8 @@ def test_broken_upgrade_is_told_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "requeue", "requeued"), [("75", True, True), ("75", False, False), ("1", True, False)]
+    ("code", "requeue", "requeued"),
+    [("75", True, True), ("75", False, False), ("1", True, False)],
 )
 def test_upgrade_that_breaks_while_the_tasks_run(
     tmp_path: Path, code: str, requeue: bool, requeued: bool
@@ -130,7 +140,9 @@ def test_upgrade_that_breaks_while_the_tasks_run(
 
 
 @pytest.mark.parametrize("sent", [signal.SIGHUP, signal.SIGUSR2, signal.SIGTERM])
-def test_signal_to_the_script_leaves_the_end_to_it(tmp_path: Path, sent: signal.Signals) -> None:
+def test_signal_to_the_script_leaves_the_end_to_it(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
     script = Script(tmp_path)
     running = script.start(WAIT="yes", CODE="75")
     until(lambda: "srun" in script.calls, every_s=0.02)
@@ -156,11 +168,17 @@ class Slurm:
         if command[0] == "squeue":
             return "RUNNING|None\n"
         if self.refuses and command[:2] == ("scontrol", "requeue"):
-            raise SlurmftError("scontrol failed (exit 1): Requested operation not supported")
+            raise SlurmftError(
+                "scontrol failed (exit 1): Requested operation not supported"
+            )
         return ""
 
     def changes(self) -> list[str]:
-        return [call for call in self.calls if call.startswith(("scontrol requeue", "scontrol up"))]
+        return [
+            call
+            for call in self.calls
+            if call.startswith(("scontrol requeue", "scontrol up"))
+        ]
 
 
 @pytest.fixture
@@ -212,7 +230,9 @@ def test_end_on_a_full_disk_has_its_exit_code(
 ) -> None:
     """The job itself keeps the words for `slurmft status`."""
     run = make()
-    run.add(Failure.of("rank 0 on n1", SlurmftError("the loss is nan", code=3), attempt=1))
+    run.add(
+        Failure.of("rank 0 on n1", SlurmftError("the loss is nan", code=3), attempt=1)
+    )
     fill(run.path.parent)
     assert end(run, code) == code
     (note,) = slurm.changes()
@@ -220,7 +240,9 @@ def test_end_on_a_full_disk_has_its_exit_code(
     assert note == f"scontrol update JobId=7 Comment=slurmft: {state}: {words}".rstrip()
 
 
-def test_end_that_is_recorded_leaves_the_comment_alone(make: Make, slurm: Slurm) -> None:
+def test_end_that_is_recorded_leaves_the_comment_alone(
+    make: Make, slurm: Slurm
+) -> None:
     run = make()
     assert end(run, 0) == 0
     assert slurm.changes() == []

@@ -17,7 +17,9 @@ from slurmft.cluster.slurm import commands
 from slurmft.core.errors import Exit, SlurmftError
 
 NO_SUCH_JOB = "slurm_load_jobs error: Invalid job id specified"
-NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+NO_CONTROLLER = (
+    "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+)
 NO_DATABASE = """\
 sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to \
 host:login:27819: Connection refused
@@ -92,7 +94,12 @@ junk
         elapsed_s=60, nodes=2, cpus=8, gpus=2, memory_bytes=128 * 2**30,
         peak_bytes=int(9.5 * 2**30), energy_j=500,
     )  # fmt: skip
-    assert (second.elapsed_s, second.gpus, second.peak_bytes, second.energy_j) == (30, 0, 0, 0)
+    assert (second.elapsed_s, second.gpus, second.peak_bytes, second.energy_j) == (
+        30,
+        0,
+        0,
+        0,
+    )
     assert second.memory_bytes == 128 * 2**30
     assert found["7_3"][0].elapsed_s == 0
     assert commands.parse_job_uses("") == {}
@@ -112,7 +119,10 @@ def test_squeue() -> None:
         ("COMPLETED|0:0\n", Report(name="COMPLETED")),
         ("FAILED|4:0\n", Report(name="FAILED", exit_code=4)),
         ("FAILED|4:9\n", Report(name="FAILED", exit_code=4)),
-        ("CANCELLED by 1000|0:15\n", Report(name="CANCELLED", reason="by 1000", exit_code=143)),
+        (
+            "CANCELLED by 1000|0:15\n",
+            Report(name="CANCELLED", reason="by 1000", exit_code=143),
+        ),
         ("TIMEOUT|0:0", Report(name="TIMEOUT")),
         ("RUNNING|", Report(name="RUNNING")),
         ("\n", None),
@@ -125,7 +135,9 @@ def test_sacct(text: str, state: Report | None) -> None:
 def test_scontrol(slurm: Callable[..., Slurm]) -> None:
     text = "JobId=7 JobName=a b\n   JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15\n"
     slurm(squeue="", sacct="", scontrol=text)
-    assert commands.job_state("7") == Report(name="TIMEOUT", reason="TimeLimit", exit_code=143)
+    assert commands.job_state("7") == Report(
+        name="TIMEOUT", reason="TimeLimit", exit_code=143
+    )
     slurm(squeue="", sacct="", scontrol="nothing")
     assert commands.job_state("7") is None
 
@@ -166,9 +178,13 @@ def test_states_of_many_jobs() -> None:
     assert found["12_0"] == Report(name="RUNNING")
     assert found["12_1"] == Report(name="PENDING", reason="JobArrayTaskLimit")
     start = "2026-11-22T14:05:00"
-    assert found["13"] == Report(name="PENDING", reason="Resources", expected_start=start)
+    assert found["13"] == Report(
+        name="PENDING", reason="Resources", expected_start=start
+    )
     assert set(found) == {"12_0", "12_1", "13"}
-    ended = commands.parse_sacct_jobs("12_0|REQUEUED|0:0\n12_0|FAILED|4:0\n14|COMPLETED|0:0\n")
+    ended = commands.parse_sacct_jobs(
+        "12_0|REQUEUED|0:0\n12_0|FAILED|4:0\n14|COMPLETED|0:0\n"
+    )
     assert ended["12_0"] == Report(name="FAILED", exit_code=4)
 
 
@@ -228,7 +244,10 @@ def test_max_array_size(slurm: Callable[..., Slurm]) -> None:
     ],
 )  # fmt: skip
 def test_state_of_a_job(
-    slurm: Callable[..., Slurm], answers: dict[str, Any], state: Report | None, asked: int
+    slurm: Callable[..., Slurm],
+    answers: dict[str, Any],
+    state: Report | None,
+    asked: int,
 ) -> None:
     made = slurm(**answers)
     assert commands.job_state("1") == state
@@ -246,7 +265,11 @@ def test_state_of_a_job(
     ],
 )  # fmt: skip
 def test_who_has_cancelled_a_job(
-    slurm: Callable[..., Slurm], pauses: list[float], sacct: Any, state: Report, tries: int
+    slurm: Callable[..., Slurm],
+    pauses: list[float],
+    sacct: Any,
+    state: Report,
+    tries: int,
 ) -> None:
     made = slurm(sacct=sacct)
     assert commands.await_accounting("1", Report(name="CANCELLED")) == state
@@ -292,9 +315,9 @@ def test_a_pending_array_that_was_cancelled() -> None:
     assert {job for job in found if job.startswith("2")} == {
         f"2_{task}" for task in (0, 1, 2, 4, 5, 6, 7, 8, 9)
     }
-    assert {found[job] for job in ("2_0", "2_9", "3_1", "3_24", "4_46", "5_1", "5_5")} == {
-        cancelled
-    }
+    assert {
+        found[job] for job in ("2_0", "2_9", "3_1", "3_24", "4_46", "5_1", "5_5")
+    } == {cancelled}
     assert found["5_0"] == Report(name="TIMEOUT")  # by its own line, wherever that is
     reverse = "".join(reversed(CANCELLED_ARRAYS.splitlines(keepends=True)))
     assert commands.parse_sacct_jobs(reverse)["5_0"] == Report(name="TIMEOUT")
@@ -304,7 +327,9 @@ def test_a_pending_array_that_was_cancelled() -> None:
 
 def test_a_cancelled_task_that_never_started(slurm: Callable[..., Slurm]) -> None:
     """sacct --jobs=2_5 finds nothing; the controller has forgotten the job."""
-    made = slurm(squeue=failed(NO_SUCH_JOB), sacct=CANCELLED_ARRAYS, scontrol=failed(NO_SUCH_JOB))
+    made = slurm(
+        squeue=failed(NO_SUCH_JOB), sacct=CANCELLED_ARRAYS, scontrol=failed(NO_SUCH_JOB)
+    )
     assert commands.job_state("2_5") == Report(name="CANCELLED", reason="by 0")
     assert made.calls[1][-1] == "--jobs=2"
     found = commands.job_states(["2_5", "2_3", "7"])
@@ -313,7 +338,9 @@ def test_a_cancelled_task_that_never_started(slurm: Callable[..., Slurm]) -> Non
     }  # fmt: skip
 
 
-def test_a_cancelled_array_that_accounting_has_just_heard_of(slurm: Callable[..., Slurm]) -> None:
+def test_a_cancelled_array_that_accounting_has_just_heard_of(
+    slurm: Callable[..., Slurm],
+) -> None:
     slurm(squeue="", sacct="2|CANCELLED by 0|0:0\n", scontrol=failed(NO_SUCH_JOB))
     cancelled = Report(name="CANCELLED", reason="by 0")
     assert commands.job_states(["2_0", "2_3"]) == {"2_0": cancelled, "2_3": cancelled}
@@ -340,7 +367,10 @@ def test_many_jobs_are_asked_for_by_two_calls(slurm: Callable[..., Slurm]) -> No
 
 def test_the_queue_comes_before_accounting(slurm: Callable[..., Slurm]) -> None:
     """Accounting may have the state of an earlier attempt."""
-    slurm(squeue="8|PENDING|2026-11-22T21:02:29|BeginTime\n", sacct="8|NODE_FAIL|0:0\n9|FAILED|1:0")
+    slurm(
+        squeue="8|PENDING|2026-11-22T21:02:29|BeginTime\n",
+        sacct="8|NODE_FAIL|0:0\n9|FAILED|1:0",
+    )
     found = commands.job_states(["8", "9"])
     assert found["8"].name == "PENDING"
     assert found["9"] == Report(name="FAILED", exit_code=1)
@@ -365,21 +395,32 @@ def test_no_answer_about_many_jobs(
     assert commands.job_states(["1", "2"]) == found
 
 
-def test_twenty_thousand_jobs_are_asked_for_in_pieces(slurm: Callable[..., Slurm]) -> None:
+def test_twenty_thousand_jobs_are_asked_for_in_pieces(
+    slurm: Callable[..., Slurm],
+) -> None:
     jobs = [str(1_000_000 + i) for i in range(20_000)]
-    made = slurm(squeue=["1000000|RUNNING|N/A|None", ""], sacct=["", "1019999|FAILED|4:0", ""])
+    made = slurm(
+        squeue=["1000000|RUNNING|N/A|None", ""], sacct=["", "1019999|FAILED|4:0", ""]
+    )
     found = commands.job_states(jobs)
     assert {job: state.name for job, state in found.items()} == {
         "1000000": "RUNNING",
         "1019999": "FAILED",
     }
     assert made.asked == ["squeue"] * 4 + ["sacct"] * 4
-    asked = [job for call in made.calls[:4] for job in call[-1].removeprefix("--jobs=").split(",")]
+    asked = [
+        job
+        for call in made.calls[:4]
+        for job in call[-1].removeprefix("--jobs=").split(",")
+    ]
     assert sorted(asked) == jobs
-    assert max(len(call[-1]) for call in made.calls) < 128 * 1024 - 1  # the kernel's limit
+    # the kernel's limit
+    assert max(len(call[-1]) for call in made.calls) < 128 * 1024 - 1
 
 
-def test_a_piece_without_an_answer_makes_all_unknown(slurm: Callable[..., Slurm]) -> None:
+def test_a_piece_without_an_answer_makes_all_unknown(
+    slurm: Callable[..., Slurm],
+) -> None:
     jobs = [str(1_000_000 + i) for i in range(12_000)]
     made = slurm(squeue=["1000000|RUNNING|N/A|None", failed(NO_CONTROLLER)])
     assert set(commands.job_states(jobs).values()) == {NO_ANSWER}
@@ -414,7 +455,11 @@ def test_call_returns_what_is_printed(path: Path) -> None:
 
 @pytest.mark.processes
 def test_call_says_what_failed(path: Path) -> None:
-    program(path, "squeue", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 3")
+    program(
+        path,
+        "squeue",
+        "echo slurm_load_jobs error: Invalid job id specified >&2; exit 3",
+    )
     with pytest.raises(SlurmftError) as caught:
         commands.call("squeue")
     assert caught.value.message == f"squeue failed (exit 3): {NO_SUCH_JOB}"
@@ -432,7 +477,9 @@ def test_call_of_what_is_not_there_or_cannot_be_started(path: Path) -> None:
 @pytest.mark.processes
 def test_call_waits_so_long(path: Path) -> None:
     program(path, "squeue", "exec sleep 30")
-    with pytest.raises(SlurmftError, match=r"squeue did not answer within 0 s") as caught:
+    with pytest.raises(
+        SlurmftError, match=r"squeue did not answer within 0 s"
+    ) as caught:
         commands.call("squeue", timeout_s=0.2)
     assert "controller" in str(caught.value.hint)
 
@@ -453,7 +500,10 @@ def test_sbatch_refuses(path: Path) -> None:
     with pytest.raises(SlurmftError) as caught:
         commands.sbatch([], "job.sh")
     assert caught.value.message == f"sbatch refused the job (exit 1): {words}"
-    assert caught.value.hint == "partitions here: batch (1 nodes of 2 CPUs, time limit 1:00:00, up)"
+    assert (
+        caught.value.hint
+        == "partitions here: batch (1 nodes of 2 CPUs, time limit 1:00:00, up)"
+    )
     assert caught.value.code == Exit.SUBMIT
     program(path, "sinfo", "exit 1")
     with pytest.raises(SlurmftError) as caught:
@@ -463,7 +513,9 @@ def test_sbatch_refuses(path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_sbatch_is_not_there_or_silent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sbatch_is_not_there_or_silent(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(path, "sbatch", "exec sleep 30")
     monkeypatch.setattr(commands, "_SBATCH_TIMEOUT_S", 0.2)
     with pytest.raises(SlurmftError, match="sbatch did not answer") as caught:
@@ -497,7 +549,9 @@ def test_requeue(slurm: Callable[..., Slurm], pauses: list[float]) -> None:
     assert pauses == []
 
 
-def test_requeue_is_tried_for_minutes(slurm: Callable[..., Slurm], pauses: list[float]) -> None:
+def test_requeue_is_tried_for_minutes(
+    slurm: Callable[..., Slurm], pauses: list[float]
+) -> None:
     made = slurm(scontrol=failed(NO_CONTROLLER), squeue=failed(NO_CONTROLLER))
     with pytest.raises(SlurmftError, match="Unable to contact"):
         commands.requeue("7")
@@ -531,7 +585,9 @@ def test_requeue_of_what_somebody_else_has_requeued(
     assert made.asked.count("scontrol requeue") == tries
 
 
-def test_requeue_without_hosts(slurm: Callable[..., Slurm], pauses: list[float]) -> None:
+def test_requeue_without_hosts(
+    slurm: Callable[..., Slurm], pauses: list[float]
+) -> None:
     made = slurm()
     assert commands.requeue("7", ["n1", "n3"]) is None
     assert made.calls == [
@@ -677,8 +733,12 @@ def test_a_job_that_never_starts(slurm: Callable[..., Slurm]) -> None:
 
 
 def test_a_job_that_never_starts_is_cancelled(slurm: Callable[..., Slurm]) -> None:
-    made = slurm(squeue="PENDING|PartitionConfig|batch|3|10:00\n", sinfo="batch|up|1:00:00|2|4\n")
-    with pytest.raises(SlurmftError, match="never start the job: it requests 3 nodes") as caught:
+    made = slurm(
+        squeue="PENDING|PartitionConfig|batch|3|10:00\n", sinfo="batch|up|1:00:00|2|4\n"
+    )
+    with pytest.raises(
+        SlurmftError, match="never start the job: it requests 3 nodes"
+    ) as caught:
         commands.check_starts("5")
     assert caught.value.code == Exit.SUBMIT
     assert "partitions here: batch" in str(caught.value.hint)
@@ -686,11 +746,17 @@ def test_a_job_that_never_starts_is_cancelled(slurm: Callable[..., Slurm]) -> No
 
 
 def test_errors_without_their_prefixes() -> None:
-    lines: Sequence[str] = ["sbatch: error: Batch job submission failed: x ", "error: y", "z"]
+    lines: Sequence[str] = [
+        "sbatch: error: Batch job submission failed: x ",
+        "error: y",
+        "z",
+    ]
     assert commands.error_text(lines) == ["Batch job submission failed: x", "y", "z"]
 
 
-def test_name_of_the_cluster(slurm: Callable[..., Slurm], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_of_the_cluster(
+    slurm: Callable[..., Slurm], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a job's environment, else by the controller, once."""
     made = slurm(scontrol="ClusterName             = Gamma\n")
     monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
@@ -707,7 +773,9 @@ def test_name_of_the_cluster(slurm: Callable[..., Slurm], monkeypatch: pytest.Mo
 
 
 def test_words_that_are_left_with_a_job(slurm: Callable[..., Slurm]) -> None:
-    slurm(scontrol="JobId=5 JobName=x\n   Comment=slurmft: the disk is full \n   Power=\n")
+    slurm(
+        scontrol="JobId=5 JobName=x\n   Comment=slurmft: the disk is full \n   Power=\n"
+    )
     assert commands.noted("5") == "the disk is full"
     slurm(scontrol="JobId=5 JobName=x\n   Comment=of the user\n   Power=\n")
     assert commands.noted("5") == ""

@@ -135,14 +135,19 @@ def test_command(
     (tmp_path / "a,b cache").mkdir()
     image = tmp_path / f"{HOSTILE}.sif"
     image.touch()
-    job = JobConfig(runs_dir=str(tmp_path / "ru,ns"), container=str(image), gpus_per_node=1)
+    job = JobConfig(
+        runs_dir=str(tmp_path / "ru,ns"), container=str(image), gpus_per_node=1
+    )
     config = RunConfig(program=TrainConfig.resolve().program(), job=job)
     run = RunDir.create(config)
     monkeypatch.setenv("PATH", apptainer["PATH"])
     command = container.node_task(config, run)
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | apptainer
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert "no batch script of slurmft" in done.stderr  # the node's task has run, and says so
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    # the node's task has run, and says so
+    assert "no batch script of slurmft" in done.stderr
     assert done.returncode == 4
     mounts, nv, told, words = json.loads((tmp_path / "log").read_text())
     assert nv
@@ -164,7 +169,12 @@ def test_image_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "sbatch").write_text("#!/bin/sh\n")
     (tmp_path / "sbatch").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    flags = ("--container-runtime", "apptainer", "--container", str(tmp_path / "no.sif"))
+    flags = (
+        "--container-runtime",
+        "apptainer",
+        "--container",
+        str(tmp_path / "no.sif"),
+    )
     done = slurmft("submit", *flags, *where, env=env)
     assert_two_lines(done, "no such image")
     assert "apptainer pull" in done.err
@@ -173,7 +183,10 @@ def test_image_that_is_not_there(tmp_path: Path) -> None:
 
 def config_of(tmp_path: Path, runtime: str, image: str, **job: Any) -> RunConfig:
     made = JobConfig(
-        runs_dir=str(tmp_path / "runs"), container=image, container_runtime=runtime, **job
+        runs_dir=str(tmp_path / "runs"),
+        container=image,
+        container_runtime=runtime,
+        **job,
     )
     return RunConfig(program=TrainConfig.resolve().program(), job=made)
 
@@ -204,12 +217,16 @@ def test_gpus_by_any_option_of_sbatch(
 
 
 @pytest.mark.processes
-def test_the_runtime_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runtime_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the order of the documentation; Singularity where Apptainer is not."""
     assert ("auto", *container.runtimes()) == core_config.RUNTIMES
     monkeypatch.setenv("PATH", str(tmp_path))
     job = JobConfig(container="docker://torch")
-    with pytest.raises(UsageError, match="no apptainer, singularity, ch-run or podman") as none:
+    with pytest.raises(
+        UsageError, match="no apptainer, singularity, ch-run or podman"
+    ) as none:
         container.check(job, "slurm")
     assert "--container-runtime" in str(none.value.hint)
     srun = "#!/bin/sh\n[ $* = --help ] && echo '  --container-image=[USER@]...'\n"
@@ -238,7 +255,9 @@ def test_the_runtime_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("podman", "images/torch", "no such image"),
     ],
 )
-def test_image_that_cannot_be_run(runtime: str, image: str, words: str, tmp_path: Path) -> None:
+def test_image_that_cannot_be_run(
+    runtime: str, image: str, words: str, tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file.sif").touch()
     path = image if "#" in image else str(tmp_path / image)
@@ -302,13 +321,17 @@ def test_node_without_the_runtime(
 
 def test_resume_in_another_image(tmp_path: Path) -> None:
     """A path is one from where the command is given, as for submit."""
-    assert with_absolute_paths(JobConfig(container="a.sif")).container == str(Path.cwd() / "a.sif")
+    assert with_absolute_paths(JobConfig(container="a.sif")).container == str(
+        Path.cwd() / "a.sif"
+    )
 
 
 @pytest.mark.processes
 def test_only_under_slurm(tmp_path: Path) -> None:
     (tmp_path / "image.sif").touch()
-    done = slurmft("submit", "--container", str(tmp_path / "image.sif"), "--cluster", "local")
+    done = slurmft(
+        "submit", "--container", str(tmp_path / "image.sif"), "--cluster", "local"
+    )
     assert done.code == 2
     assert "works under Slurm, not with --cluster local" in done.err
 
@@ -321,9 +344,26 @@ def test_run_in_a_container(
     image = tmp_path / f"{HOSTILE}.sif"
     image.touch()
     cache = tmp_path / "cache"
-    flags = ("--nodes", "2", "--time", "5", "--max-steps", "2", "--batch-size", "8", "--follow")
+    flags = (
+        "--nodes",
+        "2",
+        "--time",
+        "5",
+        "--max-steps",
+        "2",
+        "--batch-size",
+        "8",
+        "--follow",
+    )
     done = slurmft(
-        *("submit", *flags, "--container", str(image), "--runs-dir", str(tmp_path / HOSTILE)),
+        *(
+            "submit",
+            *flags,
+            "--container",
+            str(image),
+            "--runs-dir",
+            str(tmp_path / HOSTILE),
+        ),
         env=idle_cluster.env | apptainer | {"HF_HOME": str(cache)},
     )
     assert done.code == 0, done.err
@@ -335,12 +375,31 @@ def test_run_in_a_container(
 
 @pytest.mark.extra("containers")
 @pytest.mark.slurm
-def test_run_by_pyxis(idle_cluster: Cluster, tmp_path: Path, pyxis: dict[str, str]) -> None:
+def test_run_by_pyxis(
+    idle_cluster: Cluster, tmp_path: Path, pyxis: dict[str, str]
+) -> None:
     image = tmp_path / f"{HOSTILE}.sqsh"
     image.touch()
-    flags = ("--nodes", "2", "--time", "5", "--max-steps", "2", "--batch-size", "8", "--follow")
+    flags = (
+        "--nodes",
+        "2",
+        "--time",
+        "5",
+        "--max-steps",
+        "2",
+        "--batch-size",
+        "8",
+        "--follow",
+    )
     done = slurmft(
-        *("submit", *flags, "--container", str(image), "--runs-dir", str(tmp_path / HOSTILE)),
+        *(
+            "submit",
+            *flags,
+            "--container",
+            str(image),
+            "--runs-dir",
+            str(tmp_path / HOSTILE),
+        ),
         env=idle_cluster.env | pyxis | {"HF_HOME": str(tmp_path / "cache")},
     )
     assert done.code == 0, done.err
@@ -349,7 +408,9 @@ def test_run_by_pyxis(idle_cluster: Cluster, tmp_path: Path, pyxis: dict[str, st
     options, others, words = json.loads(line)
     assert options["--container-image"] == str(image)
     assert options["--container-workdir"] == os.getcwd()
-    assert f"{PACKAGE}:/opt/slurmft/slurmft:ro" in options["--container-mounts"].split(",")
+    assert f"{PACKAGE}:/opt/slurmft/slurmft:ro" in options["--container-mounts"].split(
+        ","
+    )
     assert "--export=ALL" in others
     assert words[3:7] == ["python3", "-u", "-m", "slurmft.node.task"]
 
@@ -358,9 +419,17 @@ def test_run_by_pyxis(idle_cluster: Cluster, tmp_path: Path, pyxis: dict[str, st
 @pytest.mark.slurm
 def test_srun_without_pyxis(idle_cluster: Cluster, tmp_path: Path) -> None:
     """The node says so, and the job is not requeued."""
-    flags = ("--container", "nvcr.io#torch", "--container-runtime", "pyxis", "--time", "5")
+    flags = (
+        "--container",
+        "nvcr.io#torch",
+        "--container-runtime",
+        "pyxis",
+        "--time",
+        "5",
+    )
     done = slurmft(
-        *("submit", "--follow", *flags, "--runs-dir", str(tmp_path)), env=idle_cluster.env
+        *("submit", "--follow", *flags, "--runs-dir", str(tmp_path)),
+        env=idle_cluster.env,
     )
     assert done.code == 1
     assert "error: --container: there is no Pyxis on this node (node n1)" in done.err
@@ -369,7 +438,9 @@ def test_srun_without_pyxis(idle_cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.extra("containers")
 @pytest.mark.slurm
-@pytest.mark.parametrize(("runtime", "stop"), [("charliecloud", "USR2"), ("podman", "TERM")])
+@pytest.mark.parametrize(
+    ("runtime", "stop"), [("charliecloud", "USR2"), ("podman", "TERM")]
+)
 def test_run_and_stop_in_a_container(
     runtime: str, stop: str, idle_cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -380,12 +451,27 @@ def test_run_and_stop_in_a_container(
     image = images.make(tmp_path / f"{HOSTILE} image")
     env = images.podman_environment(tmp_path / "bin") if runtime == "podman" else {}
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env |= {"USER": "root", "PATH": path, "HF_HOME": str(tmp_path / "cache")} | idle_cluster.env
-    flags = [*("--nodes", "2", "--cpus-per-task", "1", "--time", "5", "--max-steps", "300")]
-    flags += ["--batch-size", "8", "--log-every", "10", "--runs-dir", str(tmp_path / HOSTILE)]
+    env |= {
+        "USER": "root",
+        "PATH": path,
+        "HF_HOME": str(tmp_path / "cache"),
+    } | idle_cluster.env
+    flags = [
+        *("--nodes", "2", "--cpus-per-task", "1", "--time", "5", "--max-steps", "300")
+    ]
+    flags += [
+        "--batch-size",
+        "8",
+        "--log-every",
+        "10",
+        "--runs-dir",
+        str(tmp_path / HOSTILE),
+    ]
     shown = images.mounted(image) if runtime == "charliecloud" else nullcontext(image)
     with shown:
-        job = Following(*flags, "--container", str(image), "--container-runtime", runtime, env=env)
+        job = Following(
+            *flags, "--container", str(image), "--container-runtime", runtime, env=env
+        )
         job.at_step(10)
         idle_cluster.run(["scancel", f"--signal={stop}", job.job_id])
         code, text = job.end()

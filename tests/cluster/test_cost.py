@@ -21,7 +21,9 @@ COST: dict[str, Any] = {
 
 def made(folder: Path, history: list[tuple[str, float]], **job: Any) -> MeasuredRun:
     """A run of two nodes that two jobs of no known scheduler had."""
-    states = [{"state": s, "time": t, "reason": "", "exit_code": None} for s, t in history]
+    states = [
+        {"state": s, "time": t, "reason": "", "exit_code": None} for s, t in history
+    ]
     ranks = [
         {"rank": n, "host": f"n{n}", "hardware": {"cpus": "0-3,8", "gpus": [{}, {}]}}
         for n in range(2)
@@ -40,7 +42,12 @@ def made(folder: Path, history: list[tuple[str, float]], **job: Any) -> Measured
 @pytest.mark.processes
 def test_all_attempts_count(tmp_path: Path) -> None:
     """Time in the queue between them does not."""
-    history = [("submitted", 0), ("running", 100), ("stopping", 3600), ("requeued", 3700)]
+    history = [
+        ("submitted", 0),
+        ("running", 100),
+        ("stopping", 3600),
+        ("requeued", 3700),
+    ]
     run = made(tmp_path, [*history, ("running", 9000), ("failed", 10800)])
     (found,) = cost.costs_of([run])
     assert found["node_hours"] == pytest.approx(2 * 1.5)
@@ -48,14 +55,19 @@ def test_all_attempts_count(tmp_path: Path) -> None:
     assert found["gpu_hours"] == pytest.approx(4 * 1.5)
     assert found["longest_s"] == 3600
     assert found["energy_j"] is found["peak_memory_bytes"] is None
-    assert costs.words(found) == "3.00 node-hours, 6.00 GPU-hours, 15.00 CPU-hours; energy unknown"
+    assert (
+        costs.words(found)
+        == "3.00 node-hours, 6.00 GPU-hours, 15.00 CPU-hours; energy unknown"
+    )
 
 
 def test_words() -> None:
     assert costs.words(COST) == (
         "2.50 node-hours, 10.00 GPU-hours; 9.0 GiB of 64.0 GiB a node; energy 2 kWh"
     )
-    lines = costs.table(["a", "b"], [COST, COST | {"gpu_hours": None, "energy_j": None}])
+    lines = costs.table(
+        ["a", "b"], [COST, COST | {"gpu_hours": None, "energy_j": None}]
+    )
     assert lines[2].split() == [
         "b",
         "2.50",
@@ -68,18 +80,34 @@ def test_words() -> None:
         "GiB",
         "unknown",
     ]
-    assert lines[3].split() == ["in", "all", "5.00", "≥", "10.00", "0.00", "≥", "2", "kWh"]
+    assert lines[3].split() == [
+        "in",
+        "all",
+        "5.00",
+        "≥",
+        "10.00",
+        "0.00",
+        "≥",
+        "2",
+        "kWh",
+    ]
 
 
 @pytest.mark.parametrize(
     ("job", "more", "words"),
     [
-        ({"mem": "64G"}, {}, "asked for 64.0 GiB a node, used 9.0 GiB: --mem 14G would do"),
+        (
+            {"mem": "64G"},
+            {},
+            "asked for 64.0 GiB a node, used 9.0 GiB: --mem 14G would do",
+        ),
         ({}, {}, ""),  # the site gives so much
         ({"mem": "64G"}, {"peak_memory_bytes": 40 * GIB}, ""),
         ({"mem": "64G"}, {"peak_memory_bytes": None}, ""),
     ],
 )
-def test_advice(tmp_path: Path, job: dict[str, Any], more: dict[str, Any], words: str) -> None:
+def test_advice(
+    tmp_path: Path, job: dict[str, Any], more: dict[str, Any], words: str
+) -> None:
     run = made(tmp_path, [("submitted", 0), ("failed", 1)], **job)
     assert cost.advice(COST | more, run) == words

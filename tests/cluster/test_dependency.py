@@ -41,12 +41,19 @@ def settled(top: Path, cluster: str = "slurm", **fields: Any) -> RunConfig:
     )
 
 
-def test_jobs_that_have_not_ended_are_waited_for(tmp_path: Path, slurm: dict[str, Any]) -> None:
+def test_jobs_that_have_not_ended_are_waited_for(
+    tmp_path: Path, slurm: dict[str, Any]
+) -> None:
     """By path, beginning of the name, and job id; a job of a resume is the newest one's."""
-    one, two = other(tmp_path, "one", "running", "11"), other(tmp_path, "two", "running", "7")
+    one, two = (
+        other(tmp_path, "one", "running", "11"),
+        other(tmp_path, "two", "running", "7"),
+    )
     write_json(two.job, {"cluster": "slurm", "id": "12"})
     done = other(tmp_path, "done", "finished", "3")
-    config = settled(tmp_path, after=("one", "done"), after_any=("12",), sbatch=("nice=5",))
+    config = settled(
+        tmp_path, after=("one", "done"), after_any=("12",), sbatch=("nice=5",)
+    )
     assert config.submission.dependency == "afterok:11,afterany:12"
     assert config.job.after == (str(one.path), str(done.path))
     assert config.job.after_any == (str(two.path),)
@@ -56,10 +63,15 @@ def test_jobs_that_have_not_ended_are_waited_for(tmp_path: Path, slurm: dict[str
     assert options["nice"] == "5"
 
 
-def test_beside_a_dependency_of_the_users_own(tmp_path: Path, slurm: dict[str, Any]) -> None:
+def test_beside_a_dependency_of_the_users_own(
+    tmp_path: Path, slurm: dict[str, Any]
+) -> None:
     other(tmp_path, "one", "running", "11")
     config = settled(tmp_path, after=("one",), sbatch=("dependency=singleton",))
-    assert dict(all_options(config, RunDir(tmp_path)))["dependency"] == "singleton,afterok:11"
+    assert (
+        dict(all_options(config, RunDir(tmp_path)))["dependency"]
+        == "singleton,afterok:11"
+    )
 
 
 @pytest.mark.parametrize("state", ["finished", "failed", "cancelled"])
@@ -73,15 +85,21 @@ def test_what_has_ended_is_not_waited_for(
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
-def test_after_what_has_failed(state: str, tmp_path: Path, slurm: dict[str, Any]) -> None:
+def test_after_what_has_failed(
+    state: str, tmp_path: Path, slurm: dict[str, Any]
+) -> None:
     run = other(tmp_path, "one", "running", "3")
     run.set_state(state, "boom", 1)
-    with pytest.raises(UsageError, match=f"--after one: that run is {state}: boom") as caught:
+    with pytest.raises(
+        UsageError, match=f"--after one: that run is {state}: boom"
+    ) as caught:
         settled(tmp_path, after=("one",))
     assert "slurmft resume" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(("cluster", "of_other"), [("local", "slurm"), ("slurm", "mpirun")])
+@pytest.mark.parametrize(
+    ("cluster", "of_other"), [("local", "slurm"), ("slurm", "mpirun")]
+)
 def test_only_slurm_waits(
     cluster: str, of_other: str, tmp_path: Path, slurm: dict[str, Any]
 ) -> None:
@@ -90,7 +108,9 @@ def test_only_slurm_waits(
         run.submitit.mkdir()
         started = (process.stat(os.getpid()) or [])[19]
         write_json(run.submitit / "pid.json", {"pid": os.getpid(), "started": started})
-    with pytest.raises(UsageError, match=r"--after-any one: that run is running.*wait for each"):
+    with pytest.raises(
+        UsageError, match=r"--after-any one: that run is running.*wait for each"
+    ):
         settled(tmp_path, cluster, after_any=("one",))
 
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report, by_record, combine
+from slurmft.cluster.job_state import (
+    NO_ACCOUNTING,
+    NO_ANSWER,
+    Report,
+    by_record,
+    combine,
+)
 from slurmft.core.run_files import State
 
 
@@ -52,7 +58,9 @@ def recorded(state: str) -> State:
         ("cancelled", NO_ACCOUNTING, "cancelled", "CANCELLED", True),
     ],
 )  # fmt: skip
-def test_every_pair(record: str, report: Any, phase: str, name: str, is_over: bool) -> None:
+def test_every_pair(
+    record: str, report: Any, phase: str, name: str, is_over: bool
+) -> None:
     answer = Report(name=report) if isinstance(report, str) else report
     state = combine(recorded(record), answer)
     assert (state.phase, state.name, state.is_over) == (phase, name, is_over)
@@ -64,7 +72,11 @@ def test_every_pair(record: str, report: Any, phase: str, name: str, is_over: bo
 @pytest.mark.parametrize("name", ["NODE_FAIL", "PREEMPTED"])
 def test_slurm_may_requeue_what_has_ended(name: str) -> None:
     state = combine(recorded("running"), Report(name=name), may_requeue=True)
-    assert (state.phase, state.is_over, state.report.may_be_requeued) == ("requeued", True, True)
+    assert (state.phase, state.is_over, state.report.may_be_requeued) == (
+        "requeued",
+        True,
+        True,
+    )
     state = combine(recorded("submitted"), Report(name=name), may_requeue=True)
     assert state.phase == "pending"
     state = combine(recorded("running"), Report(name="TIMEOUT"), may_requeue=True)
@@ -77,7 +89,10 @@ def test_a_process_of_this_host() -> None:
     assert (state.phase, state.is_over) == ("failed", False)
     ended = Report(name="FAILED", reason="it ended without a word", exit_code=1)
     state = combine(recorded("running"), ended, cluster="local")
-    assert (state.phase, state.reason) == ("vanished", "vanished: it ended without a word")
+    assert (state.phase, state.reason) == (
+        "vanished",
+        "vanished: it ended without a word",
+    )
 
 
 def test_finished_without_a_result() -> None:

@@ -81,7 +81,9 @@ def a_run(runs: Path, name: str, where: str = "corona", job: str = "77") -> RunD
 
 
 def statuses(runs: Path) -> dict[str, status.RunStatus]:
-    return {each.run.name: each for each in status.run_statuses(resolve.read_all(runs)[0])}
+    return {
+        each.run.name: each for each in status.run_statuses(resolve.read_all(runs)[0])
+    }
 
 
 @pytest.mark.parametrize("name", sorted(plugins.entries(plugins.LAUNCHERS)))
@@ -118,7 +120,9 @@ def test_jobs_of_another_packages_launcher_are_asked_for(
 def test_launcher_of_another_package_decides_what_starts_the_ranks() -> None:
     assert starts_ranks("flux")
     assert not starts_ranks("auto")
-    with pytest.raises(UsageError, match="--preflight on cannot be used with --cluster flux"):
+    with pytest.raises(
+        UsageError, match="--preflight on cannot be used with --cluster flux"
+    ):
         examine.Examine().check(JobConfig(plugins={"preflight": "on"}), "flux")
 
 
@@ -131,5 +135,7 @@ def test_launcher_that_fails_at_import(flux: Path) -> None:
     assert (found["damaged"].state, found["damaged"].is_sure) == (Phase.RUNNING, False)
     assert found["other"].state is Phase.FINISHED
     assert list_command.main(["--runs-dir", str(flux)]) == 0
-    with pytest.raises(SlurmftError, match="'flux' of the package flux-tools cannot be imported"):
+    with pytest.raises(
+        SlurmftError, match="'flux' of the package flux-tools cannot be imported"
+    ):
         launcher.get("flux")

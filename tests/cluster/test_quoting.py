@@ -54,14 +54,18 @@ class Shell:
     def run(self, text: str, **variables: str) -> list[list[str]]:
         """What was called, with its arguments."""
         self.calls.write_text("")
-        env = {"PATH": f"{self.folder}:/usr/bin:/bin", "CALLS": str(self.calls)} | variables
+        env = {
+            "PATH": f"{self.folder}:/usr/bin:/bin",
+            "CALLS": str(self.calls),
+        } | variables
         done = subprocess.run(
             ["/bin/bash", "-c", text], cwd=self.folder, env=env, capture_output=True, text=True,
             timeout=60, check=False,
         )  # fmt: skip
         assert done.stderr == "", text
         whole = self.calls.read_text(encoding="utf-8").split("\0\0\n")
-        assert sorted(os.listdir(self.folder)) == sorted([*STUBS, "calls"]), text  # no redirection
+        # no redirection
+        assert sorted(os.listdir(self.folder)) == sorted([*STUBS, "calls"]), text
         return [call.split("\0") for call in whole[:-1]]
 
 
@@ -131,7 +135,8 @@ def test_job_script(shell: Shell, runs_dir: str, name: str) -> None:
     options = job_array.array_options(config, 2, 1, [], Path(path))
     others = [RunDir(shell.folder.parent / str(number)) for number in range(2)]
     script = job_array.script_text(options, [*others, run])
-    script = script.replace("exec 3<", "bash ").replace("|| exit", "; exit")  # what it would open
+    # what it would open
+    script = script.replace("exec 3<", "bash ").replace("|| exit", "; exit")
     (called,) = shell.run(script, SLURM_ARRAY_TASK_ID="2")
     assert called == ["bash", f"{path}/submitit/job.sh"]
 
@@ -166,10 +171,14 @@ def test_commands_for_kubernetes(shell: Shell, folder: str) -> None:
 def test_only_our_own_variables_are_variables(name: str) -> None:
     """The torchrun command of a dry run: paths stay as they are."""
     config = config_of(f"/r{name}")
-    text = submit.node_command(config, RunDir(Path(config.job.runs_dir) / "a"), "slurm")[1]
+    text = submit.node_command(
+        config, RunDir(Path(config.job.runs_dir) / "a"), "slurm"
+    )[1]
     echo = "printf '%s\\0' " + text
     env = {"HEAD": "n1", "PORT": "7", "NPROC": "2", "SLURM_JOB_ID": "9"}
-    done = subprocess.run(["/bin/bash", "-c", echo], env=env, capture_output=True, check=True)
+    done = subprocess.run(
+        ["/bin/bash", "-c", echo], env=env, capture_output=True, check=True
+    )
     words = done.stdout.decode().split("\0")
     assert f"/r{name}/a" in words
     assert words[words.index("--rdzv-id") + 1] == "9.0"

@@ -30,7 +30,16 @@ __all__ = ["fake_slurm"]  # a fixture
 
 FOLDER = CHECKOUT / "sbatch"
 FILES = sorted(FOLDER.glob("*.sbatch"))
-SMALL = ("--max-steps", "2", "--batch-size", "8", "--eval-batch-size", "64", "--precision", "fp32")
+SMALL = (
+    "--max-steps",
+    "2",
+    "--batch-size",
+    "8",
+    "--eval-batch-size",
+    "64",
+    "--precision",
+    "fp32",
+)
 
 SCONTROL = """\
 JobId=7 JobName=a Partition=b
@@ -53,7 +62,11 @@ JobId=7 JobName=a Partition=b
 
 def test_what_a_job_asked_for() -> None:
     """For `slurmft resume`, which asks Slurm for the same again."""
-    environment = {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "8", "SLURM_JOB_NAME": "it's"}
+    environment = {
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_PER_TASK": "8",
+        "SLURM_JOB_NAME": "it's",
+    }
     job = build(JobConfig, job_values(environment, commands.parse_job_facts(SCONTROL)))
     assert (job.nodes, job.cpus_per_task, job.job_name) == (2, 8, "it's")
     assert (job.partition, job.account, job.qos) == ("gpu", "proj", "normal")
@@ -69,7 +82,9 @@ def test_gpus_without_a_type() -> None:
     assert found["sbatch"] == ()
 
 
-def test_requeued_job_finds_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requeued_job_finds_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its id, and not one with the same letters in its name, or of another cluster."""
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "a")
@@ -97,7 +112,9 @@ def test_requeued_job_finds_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_file_passes_shellcheck(file: Path) -> None:
     tool = Path(sys.executable).parent / "shellcheck"
-    done = subprocess.run([tool, file], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [tool, file], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -157,7 +174,13 @@ def test_hostile_folders(idle_cluster: Cluster, tmp_path: Path) -> None:
     task = ("--task", "emotion", "--data", str(data), "--model", "model")
     flags = (*task, *SMALL, "--setup", setup)
     job = sbatch(
-        idle_cluster, folder, file, "--nodes=2", "--time=5", "--comment=$HOME", flags=flags
+        idle_cluster,
+        folder,
+        file,
+        "--nodes=2",
+        "--time=5",
+        "--comment=$HOME",
+        flags=flags,
     )
     run = run_of(folder, job)
     done = follow(idle_cluster, run)
@@ -168,14 +191,23 @@ def test_hostile_folders(idle_cluster: Cluster, tmp_path: Path) -> None:
     assert json.loads(run.job.read_text())["where"] == "slurmft"
     config = run.load_config()
     assert TrainConfig.of(config.program).model == str(model)
-    assert (config.job.nodes, config.job.partition, config.job.time) == (2, "batch", "00:05:00")
-    assert f"slurmft follow '{run.path}'".split("'")[0] in (folder / f"slurm-{job}.out").read_text()
+    assert (config.job.nodes, config.job.partition, config.job.time) == (
+        2,
+        "batch",
+        "00:05:00",
+    )
+    assert (
+        f"slurmft follow '{run.path}'".split("'")[0]
+        in (folder / f"slurm-{job}.out").read_text()
+    )
 
 
 @pytest.mark.slurm
 def test_requeue_keeps_the_run_directory(idle_cluster: Cluster, tmp_path: Path) -> None:
     flags = ("--max-steps", "200", "--batch-size", "8", "--log-every", "1")
-    job = sbatch(idle_cluster, tmp_path, FOLDER / "multi_node.sbatch", "--time=5", flags=flags)
+    job = sbatch(
+        idle_cluster, tmp_path, FOLDER / "multi_node.sbatch", "--time=5", flags=flags
+    )
     run = run_of(tmp_path, job)
     until(lambda: run.records.exists() and records(run, "step"))
     idle_cluster.run(["scancel", "--signal=USR2", job])
@@ -183,12 +215,23 @@ def test_requeue_keeps_the_run_directory(idle_cluster: Cluster, tmp_path: Path) 
     assert done.code == 0, done.err
     assert [r["step"] for r in records(run, "step")] == list(range(1, 201))
     states = [state.state for state in run.history()]
-    assert states == ["submitted", "running", "stopping", "requeued", "running", "finished"]
+    assert states == [
+        "submitted",
+        "running",
+        "stopping",
+        "requeued",
+        "running",
+        "finished",
+    ]
     assert run_of(tmp_path, job).path == run.path
     assert_nodes_are_clean(idle_cluster)
 
 
-STUDIES = {"mn4_emotion": "mn4-emotion", "icelake_glue": "icelake-mrpc", "spr_squad": "spr-squad"}
+STUDIES = {
+    "mn4_emotion": "mn4-emotion",
+    "icelake_glue": "icelake-mrpc",
+    "spr_squad": "spr-squad",
+}
 
 
 @pytest.mark.extra("sbatch")
@@ -223,16 +266,24 @@ def test_file(
         flags = ("--data", str(data), "--model", str(tiny_model))
         flags = (*flags, "--max-length", "24", "--doc-stride", "8")
     file = FOLDER / f"{name}.sbatch"
-    job = sbatch(idle_cluster, tmp_path, file, "--time=5", *options, flags=(*flags, *SMALL))
+    job = sbatch(
+        idle_cluster, tmp_path, file, "--time=5", *options, flags=(*flags, *SMALL)
+    )
     run = run_of(tmp_path, job)
     done = follow(idle_cluster, run)
     assert done.code == 0, done.err
-    assert json.loads(run.result.read_text())["nodes"] == (2 if name == "xeon_multi_node" else 1)
-    assert TrainConfig.of(run.load_config().program).recipe == STUDIES.get(name, "synthetic")
+    assert json.loads(run.result.read_text())["nodes"] == (
+        2 if name == "xeon_multi_node" else 1
+    )
+    assert TrainConfig.of(run.load_config().program).recipe == STUDIES.get(
+        name, "synthetic"
+    )
 
 
 @pytest.mark.processes
-def test_study_on_nodes_that_cannot_do_it(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_study_on_nodes_that_cannot_do_it(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
     """The benchmark's fp16 needs GPUs."""
     file = FOLDER / "mn4_benchmark.sbatch"
     job = sbatch(fake_slurm, tmp_path, file, "--nodes=1", "--gpus-per-node=0", flags=())
@@ -261,7 +312,15 @@ def test_job_that_cannot_be_right(
     tmp_path: Path,
 ) -> None:
     file = FOLDER / "multi_node.sbatch"
-    command = ["sbatch", "--wait", "--parsable", "--time=5", *options, str(file), *flags]
+    command = [
+        "sbatch",
+        "--wait",
+        "--parsable",
+        "--time=5",
+        *options,
+        str(file),
+        *flags,
+    ]
     env = {"SLURMFT_PYTHON": sys.executable}
     done = fake_slurm.run(command, cwd=tmp_path, env=env, check=False)
     assert done.returncode == 2

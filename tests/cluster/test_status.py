@@ -24,7 +24,10 @@ from tests.support.made_runs import write_run
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What squeue and sacct print; a text that is None is a failure of the command."""
-    answers: dict[str, Any] = {"squeue": "11|RUNNING|N/A|None\n12|RUNNING|N/A|None\n", "sacct": ""}
+    answers: dict[str, Any] = {
+        "squeue": "11|RUNNING|N/A|None\n12|RUNNING|N/A|None\n",
+        "sacct": "",
+    }
 
     def call(*command: str) -> str:
         given = answers.get(command[0])
@@ -55,13 +58,19 @@ def listed(top: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("state.json", '{"state": "running", "history": null, "time": "now", "reason": [1]}'),
+        (
+            "state.json",
+            '{"state": "running", "history": null, "time": "now", "reason": [1]}',
+        ),
         ("state.json", '{"state": "running", "history": [null, 5, {"state": null}]}'),
         ("job.json", '{"cluster": "slurm", "id": "12", "where": null}'),
         ("attempt.json", "[]"),
         ("attempt.json", '{"number": "x", "job": null}'),
         ("environment.json", '{"ranks": {"host": 5}}'),
-        ("records.jsonl", '{"time": null, "event": "step", "total_steps": {}, "epoch": "x"}\n'),
+        (
+            "records.jsonl",
+            '{"time": null, "event": "step", "total_steps": {}, "epoch": "x"}\n',
+        ),
         ("failures/one.json", '{"attempt": null, "time": "x"}'),
     ],
 )
@@ -75,7 +84,9 @@ def test_a_value_of_another_kind_is_left_out(
     assert status_command.main([str(run.path)]) == 0
 
 
-@pytest.mark.parametrize("job", ["--help", "12; rm", "x", None, 12, ["12"], "12,13", ""])
+@pytest.mark.parametrize(
+    "job", ["--help", "12; rm", "x", None, 12, ["12"], "12,13", ""]
+)
 def test_an_id_that_is_none_does_not_reach_slurm(
     tmp_path: Path, slurm: dict[str, Any], job: Any
 ) -> None:
@@ -99,7 +110,11 @@ def test_an_id_that_is_none_does_not_reach_slurm(
     ],
 )
 def test_no_answer_is_not_the_end(
-    tmp_path: Path, slurm: dict[str, Any], squeue: str | None, sacct: str | None, state: str
+    tmp_path: Path,
+    slurm: dict[str, Any],
+    squeue: str | None,
+    sacct: str | None,
+    state: str,
 ) -> None:
     run = made_run(tmp_path / "r", "running", "12")
     slurm.update(squeue=squeue, sacct=sacct)

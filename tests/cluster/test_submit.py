@@ -77,7 +77,9 @@ def run(tmp_path: Path) -> RunDir:
 
 def files(run: RunDir) -> dict[str, bytes]:
     """All that a run's files hold, but for the lock."""
-    found = {str(p.relative_to(run.path)): p for p in run.path.rglob("*") if p.is_file()}
+    found = {
+        str(p.relative_to(run.path)): p for p in run.path.rglob("*") if p.is_file()
+    }
     return {name: p.read_bytes() for name, p in found.items() if name != "resume.lock"}
 
 
@@ -105,7 +107,11 @@ def test_resume_submits_the_run_again(queue: Queue, run: RunDir) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [SlurmftError("sbatch refused the job"), OSError(errno.ENOSPC, "full"), KeyboardInterrupt()],
+    [
+        SlurmftError("sbatch refused the job"),
+        OSError(errno.ENOSPC, "full"),
+        KeyboardInterrupt(),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_refused_resume_leaves_the_run_as_it_was(
@@ -132,7 +138,9 @@ def test_run_that_has_lost_its_state_is_resumed(queue: Queue, run: RunDir) -> No
 def test_shorter_time_does_not_shorten_the_lead(queue: Queue, run: RunDir) -> None:
     assert resume(run, time="60", stop_lead_s=600) == "11"
     before = files(run)
-    with pytest.raises(UsageError, match="--stop-lead-s 600 leaves nothing of --time 10 to run"):
+    with pytest.raises(
+        UsageError, match="--stop-lead-s 600 leaves nothing of --time 10 to run"
+    ):
         resume(run, time="10")
     assert (len(queue.submitted), files(run)) == (1, before)
     resume(run, time="15")
@@ -154,7 +162,9 @@ def test_job_that_would_never_start(
 
     monkeypatch.setattr(commands, "check_starts", refuse)
     before = files(run)
-    with pytest.raises(SlurmftError, match="Slurm would never start the job: it requests 9 nodes"):
+    with pytest.raises(
+        SlurmftError, match="Slurm would never start the job: it requests 9 nodes"
+    ):
         resume(run, nodes=9)
     assert files(run) == before
 
@@ -191,13 +201,17 @@ def test_job_that_has_not_ended_is_not_submitted_again(
     queue: Queue, run: RunDir, name: str
 ) -> None:
     before, queue.state = files(run), Report(name=name)
-    with pytest.raises(UsageError, match=f"the job 7 of this run is {name.lower()}") as caught:
+    with pytest.raises(
+        UsageError, match=f"the job 7 of this run is {name.lower()}"
+    ) as caught:
         resume(run)
     assert caught.value.hint == f"slurmft cancel {run.path}"
     assert (queue.submitted, files(run)) == ([], before)
 
 
-def test_without_an_answer_no_second_job_is_submitted(queue: Queue, run: RunDir) -> None:
+def test_without_an_answer_no_second_job_is_submitted(
+    queue: Queue, run: RunDir
+) -> None:
     before, queue.state = files(run), job_state.NO_ANSWER
     words = "whether the job 7 has ended is unknown: Slurm does not answer"
     with pytest.raises(UsageError, match=words):
@@ -206,7 +220,8 @@ def test_without_an_answer_no_second_job_is_submitted(queue: Queue, run: RunDir)
 
 
 @pytest.mark.parametrize(
-    "state", [None, Report(name="FAILED"), Report(name="TIMEOUT"), job_state.NO_ACCOUNTING]
+    "state",
+    [None, Report(name="FAILED"), Report(name="TIMEOUT"), job_state.NO_ACCOUNTING],
 )
 def test_job_that_has_ended_or_is_forgotten_is(
     queue: Queue, run: RunDir, state: Report | None
@@ -223,7 +238,9 @@ def test_finished_run_is_not_resumed(queue: Queue, tmp_path: Path) -> None:
     assert queue.submitted == []
 
 
-def test_run_of_another_host_is_resumed_here_only_if_asked(queue: Queue, run: RunDir) -> None:
+def test_run_of_another_host_is_resumed_here_only_if_asked(
+    queue: Queue, run: RunDir
+) -> None:
     launcher.note_job(run, "local", "7", "login7")
     queue.state = Report(name="RUNNING")  # somebody else's job of that number
     with pytest.raises(UsageError, match="is on the host login7; seen from"):
@@ -244,7 +261,9 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_what_a_resume_writes_is_for_those_who_may_read_the_run(queue: Queue, run: RunDir) -> None:
+def test_what_a_resume_writes_is_for_those_who_may_read_the_run(
+    queue: Queue, run: RunDir
+) -> None:
     """Whatever the umask of the shell."""
     resume(run)
     assert (mode(run.path / "resume.lock"), mode(run.config)) == (0o600, 0o600)
@@ -260,7 +279,9 @@ def test_submission(queue: Queue, run: RunDir) -> None:
     assert made.path.parent == run.path.parent
     assert "-mark-" in made.path.name
     assert queue.submitted == [made.load_config()]
-    assert launcher.job_of(made) == Job(cluster="local", id="11", where=os.uname().nodename)
+    assert launcher.job_of(made) == Job(
+        cluster="local", id="11", where=os.uname().nodename
+    )
 
 
 def test_refused_submission_leaves_nothing(queue: Queue, run: RunDir) -> None:
@@ -303,16 +324,23 @@ def test_second_resume_at_the_same_time_is_refused(queue: Queue, run: RunDir) ->
         with pytest.raises(UsageError) as caught:
             resume(run)
         who = f"process {other.pid} on {os.uname().nodename}"
-        assert caught.value.message == f"another slurmft resume of r is under way: {who}"
+        assert (
+            caught.value.message == f"another slurmft resume of r is under way: {who}"
+        )
         assert caught.value.hint == f"wait for it; then: slurmft status {run.path}"
         assert (queue.submitted, files(run)) == ([], before)
         other.kill()  # whatever becomes of it, it does not keep the run for ever
-    with holder(run) as third, pytest.raises(UsageError, match=f"way: process {third.pid} on"):
+    with (
+        holder(run) as third,
+        pytest.raises(UsageError, match=f"way: process {third.pid} on"),
+    ):
         resume(run)
     assert resume(run) == "11"
 
 
-def test_second_resume_sees_what_the_first_has_submitted(queue: Queue, run: RunDir) -> None:
+def test_second_resume_sees_what_the_first_has_submitted(
+    queue: Queue, run: RunDir
+) -> None:
     assert resume(run) == "11"
     queue.state = Report(name="PENDING")
     with pytest.raises(UsageError, match="the job 11 of this run is pending"):
@@ -325,7 +353,9 @@ def test_lock_is_held_until_the_job_is_recorded(queue: Queue, run: RunDir) -> No
     def try_it(run: RunDir) -> None:
         program = HOLD.replace("print", "raise SystemExit(9)  #")
         command = [sys.executable, "-c", program, str(run.path)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=CHECKOUT, check=False
+        )
         assert "another slurmft resume" in done.stderr
 
     queue.on_submit = try_it
@@ -342,7 +372,9 @@ def test_resume_goes_on_where_the_file_system_has_no_locks(
     assert resume(run) == "11"
 
 
-def test_resume_goes_on_where_the_lock_cannot_be_signed(queue: Queue, run: RunDir) -> None:
+def test_resume_goes_on_where_the_lock_cannot_be_signed(
+    queue: Queue, run: RunDir
+) -> None:
     (run.path / "resume.lock").symlink_to("/dev/full")
     assert resume(run) == "11"
 
@@ -378,7 +410,11 @@ def test_error_is_the_reason_in_the_history(
     """An echo is the error only where the run has recorded no other reason."""
     run = write_run(tmp_path / "r", state="running", cluster="local")
     launcher.note_job(run, "local", "7", "")
-    run.add(Failure.of("rank 0 on n1", SlurmftError("Connection closed by peer"), secondary=True))
+    run.add(
+        Failure.of(
+            "rank 0 on n1", SlurmftError("Connection closed by peer"), secondary=True
+        )
+    )
     if recorded == "failed":
         run.set_state("failed", "the task of a node was killed by SIGKILL", 137)
     error = wait.job_error(run, "7", Report(name=name))
@@ -386,7 +422,9 @@ def test_error_is_the_reason_in_the_history(
 
 
 @pytest.mark.processes
-def test_resume_tells_job_and_checkpoint(queue: Queue, run: RunDir, capsys: Any) -> None:
+def test_resume_tells_job_and_checkpoint(
+    queue: Queue, run: RunDir, capsys: Any
+) -> None:
     from slurmft.cli import resume as command
 
     (run.checkpoints / "step-00000010").mkdir(parents=True)

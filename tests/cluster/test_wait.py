@@ -166,7 +166,9 @@ def test_a_script_that_fails_in_its_setup(run: RunDir, clock: Clock) -> None:
     assert clock.now < 15 + 5
 
 
-def test_a_preempted_job_is_asked_for_until_it_is_queued(run: RunDir, clock: Clock) -> None:
+def test_a_preempted_job_is_asked_for_until_it_is_queued(
+    run: RunDir, clock: Clock
+) -> None:
     """Slurm calls it preempted for a moment, then queues it again."""
     clock.at(1000, lambda: run.set_state("stopping"))
     clock.at(1000, lambda: clock.set("PREEMPTED"))
@@ -176,7 +178,9 @@ def test_a_preempted_job_is_asked_for_until_it_is_queued(run: RunDir, clock: Clo
     assert watch.state.name == "PENDING"
 
 
-def test_a_job_that_nobody_knows_is_lost_after_a_minute(run: RunDir, clock: Clock) -> None:
+def test_a_job_that_nobody_knows_is_lost_after_a_minute(
+    run: RunDir, clock: Clock
+) -> None:
     clock.at(500, lambda: clock.set(None))
     watch = follow(run, clock, 1e6)
     assert (watch.state.name, watch.state.report.ended) == ("LOST", False)
@@ -194,7 +198,8 @@ def test_no_answer_is_never_a_loss(run: RunDir, clock: Clock, state: Report) -> 
     watch = follow(run, clock, 20_000)
     assert watch.state.report == state
     assert clock.now >= 20_000
-    assert clock.asked(10_000, 20_000) <= 167  # a controller that is down is spared, too
+    # a controller that is down is spared, too
+    assert clock.asked(10_000, 20_000) <= 167
 
 
 def test_an_end_that_only_the_run_knows(run: RunDir, clock: Clock) -> None:
@@ -245,7 +250,9 @@ def test_a_result_that_never_comes_is_waited_for_once(
     clock: Clock, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.result.unlink(missing_ok=True)
-    write_json(run.state, {"state": "finished", "reason": "", "time": 1.0, "history": []})
+    write_json(
+        run.state, {"state": "finished", "reason": "", "time": 1.0, "history": []}
+    )
     clock.set("COMPLETED")
     watch = JobWatch(run)
     for _ in watch.looks():

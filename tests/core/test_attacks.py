@@ -53,7 +53,9 @@ class Attack:
 ATTACKS: list[Attack] = []
 
 
-def attack(who: str, what: str, result: str) -> Callable[..., Callable[[User, User], None]]:
+def attack(
+    who: str, what: str, result: str
+) -> Callable[..., Callable[[User, User], None]]:
     def add(carry_out: Callable[[User, User], None]) -> Callable[[User, User], None]:
         ATTACKS.append(Attack(who, what, result, carry_out))
         return carry_out
@@ -65,7 +67,9 @@ ANYBODY = "any user"
 GROUP = "your group"
 
 
-def run_of(user: User, name: str, *, state: str = "failed", job: str = "", **fields: Any) -> RunDir:
+def run_of(
+    user: User, name: str, *, state: str = "failed", job: str = "", **fields: Any
+) -> RunDir:
     """A run that this user submitted."""
     run = write_run(user.home / "runs" / name, state=state, **fields)
     run.submitit.mkdir()
@@ -78,7 +82,10 @@ def run_of(user: User, name: str, *, state: str = "failed", job: str = "", **fie
 
 def assert_refused(done: Done, fact: str) -> None:
     assert done.code != 0, done.out
-    assert [line.split(":")[0] for line in done.err.splitlines()] == ["error", "hint"], done.err
+    assert [line.split(":")[0] for line in done.err.splitlines()] == [
+        "error",
+        "hint",
+    ], done.err
     assert f"refused, as it would decide what runs as ada: {fact}" in done.err
 
 
@@ -128,10 +135,14 @@ def cancel(ada: User, eve: User) -> None:
     mine = subprocess.Popen(["sleep", "100"], user=ada.uid)
     try:
         run = run_of(eve, "cancel-me", state="running", job=str(mine.pid))
-        started = Path(f"/proc/{mine.pid}/stat").read_text().rpartition(") ")[2].split()[19]
+        started = (
+            Path(f"/proc/{mine.pid}/stat").read_text().rpartition(") ")[2].split()[19]
+        )
         told = {"pid": mine.pid, "started": started}
         eve.write(run.submitit / "pid.json", json.dumps(told))
-        assert_refused(ada.slurmft("cancel", str(run.path)), f"'{run.path}' belongs to eve")
+        assert_refused(
+            ada.slurmft("cancel", str(run.path)), f"'{run.path}' belongs to eve"
+        )
         assert mine.poll() is None
     finally:
         mine.send_signal(signal.SIGKILL)
@@ -156,7 +167,13 @@ def swapped(ada: User, eve: User) -> None:
     eve.write(run.script, f"touch {ada.home}/attacked")
     for command in (
         [sys.executable, "-m", "slurmft.node.task", str(run.path)],
-        [sys.executable, "-m", "slurmft.cluster.slurm.batch_script", "begin", str(run.path)],
+        [
+            sys.executable,
+            "-m",
+            "slurmft.cluster.slurm.batch_script",
+            "begin",
+            str(run.path),
+        ],
     ):
         done = ada.run(*command, SLURM_JOB_NODELIST="n1", SLURM_JOB_ID="1")
         assert done.code == 1
@@ -176,9 +193,8 @@ def swapped(ada: User, eve: User) -> None:
 def run_of_your_job(ada: User, eve: User) -> None:
     run = run_of(eve, "synthetic-20261120-093012-77-ab12")
     eve.write(run.job, json.dumps({"cluster": "slurm", "id": "77"}))
-    code = (
-        f"from slurmft.runs.rundir import RunDir; print(RunDir.of_job('{run.path.parent}', '77'))"
-    )
+    code = "from slurmft.runs.rundir import RunDir; "
+    code += f"print(RunDir.of_job('{run.path.parent}', '77'))"
     assert eve.python(code) != "None\n"
     assert ada.python(code) == "None\n"
 
@@ -223,7 +239,9 @@ def clean(ada: User, eve: User) -> None:
     (runs / "a").mkdir()
     (runs / "a" / "b").symlink_to(ada.home)
     eve.own(runs)
-    done = ada.slurmft("clean", "--runs-dir", str(runs), "--only", "checkpoints", "--yes")
+    done = ada.slurmft(
+        "clean", "--runs-dir", str(runs), "--only", "checkpoints", "--yes"
+    )
     assert "run(s) of other users" in done.err, done.out
     assert checkpoint.exists()
     code = (
@@ -234,10 +252,16 @@ def clean(ada: User, eve: User) -> None:
         "(top / 'kept').rename(top / 'aside'); (top / 'kept' / 'checkpoints').mkdir(parents=True)\n"
         "print(remove(item), (top / 'kept' / 'checkpoints').exists())"
     )
-    assert ada.python(code).endswith("/checkpoints' was replaced meanwhile: it stays True\n")
+    assert ada.python(code).endswith(
+        "/checkpoints' was replaced meanwhile: it stays True\n"
+    )
 
 
-@attack(ANYBODY, "has a study folder that you give to `study run` or `study cancel`", "refused")
+@attack(
+    ANYBODY,
+    "has a study folder that you give to `study run` or `study cancel`",
+    "refused",
+)
 def study(ada: User, eve: User) -> None:
     folder = eve.home / "studies" / "s"
     text = 'name = "s"\nscaling = "weak"\n[fixed]\nmax_steps = 1\n[grid]\nnodes = [1]\n'
@@ -264,7 +288,9 @@ def completion(ada: User, eve: User) -> None:
     assert not (ada.home / "attacked").exists()
 
 
-@attack(ANYBODY, "has runs that you look at: `status`, `list`, `logs`, `follow`", "shown")
+@attack(
+    ANYBODY, "has runs that you look at: `status`, `list`, `logs`, `follow`", "shown"
+)
 def reading(ada: User, eve: User) -> None:
     run = run_of(eve, "shown-1", state="finished")
     for command in ("status", "logs", "follow"):
@@ -282,9 +308,17 @@ def escapes(ada: User, eve: User) -> None:
     evil = "\x1b]52;c;Y3VybA==\x07\x9b2J"
     run = run_of(eve, f"escapes-1{evil}", model=evil)
     eve.write(run.rank_log(0), evil)
-    eve.write(run.state, json.dumps({"state": "failed", "time": 1, "reason": evil, "exit_code": 1}))
+    eve.write(
+        run.state,
+        json.dumps({"state": "failed", "time": 1, "reason": evil, "exit_code": 1}),
+    )
     where = ("--runs-dir", str(run.path.parent))
-    for command in (("list",), ("status", "escapes"), ("logs", "escapes"), ("resume", "escapes")):
+    for command in (
+        ("list",),
+        ("status", "escapes"),
+        ("logs", "escapes"),
+        ("resume", "escapes"),
+    ):
         done = ada.slurmft(*command, *where)
         assert not {"\x1b", "\x07", "\x9b"} & set(done.out + done.err), command
         assert "]52;c" in done.out + done.err
@@ -366,7 +400,9 @@ def tokens_in_an_open_cache(ada: User, eve: User) -> None:
         assert precious.read_text() == "mine"
         entry = plant(ada, cache.with_name(f"writable-{number}"), {"meta.json": "{}"})
         entry.chmod(0o777)
-        assert "is open to others" in take(ada, entry.parent, into.with_name(f"next-{number}"))
+        assert "is open to others" in take(
+            ada, entry.parent, into.with_name(f"next-{number}")
+        )
 
 
 @attack(

@@ -37,7 +37,9 @@ interface rdzv_timeout_s stop_lead_s
 file_locks
 after after_any requeue strict max_requeues max_restarts hang_timeout_s
 checkpoint_every checkpoint_every_steps keep_checkpoints"""
-PLUGIN_FLAGS = "preflight hostfile dialect notify notify_command stage_env stage_dir log_with"
+PLUGIN_FLAGS = (
+    "preflight hostfile dialect notify notify_command stage_env stage_dir log_with"
+)
 
 
 def test_flags_are_a_promise() -> None:
@@ -47,18 +49,24 @@ def test_flags_are_a_promise() -> None:
 
 
 def test_the_job_has_the_name_of_the_run() -> None:
-    config = RunConfig(program=TrainConfig.resolve().program(), job=JobConfig(name="mine"))
+    config = RunConfig(
+        program=TrainConfig.resolve().program(), job=JobConfig(name="mine")
+    )
     assert (config.name, config.job.project) == ("mine", "mine")
     assert request(config)["job-name"] == "mine"
     other = dataclasses.replace(config, job=JobConfig(name="mine", job_name="theirs"))
     assert request(other)["job-name"] == "theirs"
-    assert request(dataclasses.replace(config, job=JobConfig()))["job-name"] == "slurmft"
+    assert (
+        request(dataclasses.replace(config, job=JobConfig()))["job-name"] == "slurmft"
+    )
 
 
 def test_config_survives_json() -> None:
     config = RunConfig(
         program=TrainConfig.resolve(task="emotion", data='/d/it\'s "é"\n').program(),
-        job=JobConfig(nodes=3, setup=("module load x",), sbatch=("nice=3", "overcommit")),
+        job=JobConfig(
+            nodes=3, setup=("module load x",), sbatch=("nice=3", "overcommit")
+        ),
         submission=Submission(user="ada", git=GitCommit(commit="0a1b")),
     )
     assert RunConfig.from_json(config.to_json()) == config
@@ -90,7 +98,9 @@ def test_config_survives_json() -> None:
         ),
     ],
 )
-def test_train_values_that_cannot_be_right(values: dict[str, object], message: str) -> None:
+def test_train_values_that_cannot_be_right(
+    values: dict[str, object], message: str
+) -> None:
     with pytest.raises(UsageError) as error:
         TrainConfig.resolve(**values)
     assert message in str(error.value)
@@ -99,7 +109,10 @@ def test_train_values_that_cannot_be_right(values: dict[str, object], message: s
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"stop_lead_s": 600, "time": "10"}, "--stop-lead-s 600 leaves nothing of --time 10"),
+        (
+            {"stop_lead_s": 600, "time": "10"},
+            "--stop-lead-s 600 leaves nothing of --time 10",
+        ),
         ({"nodes": 0}, "--nodes 0 must be at least 1"),
         ({"time": "soon"}, "invalid time limit: --time 'soon'"),
         ({"time": "0:00"}, "leaves no time"),
@@ -129,7 +142,14 @@ def test_job_values_that_cannot_be_right(values: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [("90", 90), ("1:30", 2), ("30:00", 30), ("1:30:00", 90), ("1-0", 1440), ("2-12:30", 3630)],
+    [
+        ("90", 90),
+        ("1:30", 2),
+        ("30:00", 30),
+        ("1:30:00", 90),
+        ("1-0", 1440),
+        ("2-12:30", 3630),
+    ],
 )
 def test_time_limits_as_slurm_reads_them(text: str, minutes: int) -> None:
     assert time_limit_min(text) == minutes
@@ -182,7 +202,9 @@ PUBLISHED_VALUES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("name", PUBLISHED_VALUES)
 def test_published_recipes(name: str) -> None:
     config = configure({"recipe": name})
-    found = dataclasses.asdict(config.job) | dataclasses.asdict(TrainConfig.of(config.program))
+    found = dataclasses.asdict(config.job) | dataclasses.asdict(
+        TrainConfig.of(config.program)
+    )
     assert {k: found[k] for k in PUBLISHED_VALUES[name]} == PUBLISHED_VALUES[name]
     assert found["recipe"] == name
 
@@ -203,7 +225,12 @@ def test_flags_and_site_file_lie_over_recipes(
     site = tmp_path / "site.toml"
     site.write_text("nproc_per_node = 7\nepochs = 8\n")
     monkeypatch.setenv("SLURMFT_SITE", str(site))
-    given = {"recipe": "spr-squad", "precision": "auto", "weight_decay": 0.01, "epochs": 9}
+    given = {
+        "recipe": "spr-squad",
+        "precision": "auto",
+        "weight_decay": 0.01,
+        "epochs": 9,
+    }
     config = configure(given)
     assert (config.job.nproc_per_node, TrainConfig.of(config.program).epochs) == (7, 9)
     assert (
@@ -217,7 +244,10 @@ def test_flags_and_site_file_lie_over_recipes(
     [
         ({"recipe": "icelake-mprc"}, "did you mean icelake-mrpc?"),
         ({"recipe": "icelake-mrpc", "task": "rte"}, "has the task mrpc, not rte"),
-        ({"recipe": "mn4-benchmark", "preset": "quick"}, "has the preset paper, not quick"),
+        (
+            {"recipe": "mn4-benchmark", "preset": "quick"},
+            "has the preset paper, not quick",
+        ),
         ({"preset": "huge"}, "known: quick, paper"),
         ({"recipe": "squat"}, "did you mean squad?"),
         ({"task": "squad", "preset": "v3"}, "unknown preset of task squad 'v3'"),
@@ -234,7 +264,9 @@ def test_site_file_gives_defaults_and_flags_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site.toml"
-    site.write_text('partition = "gpu"\nnodes = 8\nsetup = ["module load cuda"]\ntime = 30\n')
+    site.write_text(
+        'partition = "gpu"\nnodes = 8\nsetup = ["module load cuda"]\ntime = 30\n'
+    )
     monkeypatch.setenv("SLURMFT_SITE", str(site))
     job = configure({"nodes": 2}).job
     assert (job.nodes, job.partition, job.setup, job.time) == (
@@ -266,7 +298,9 @@ def test_site_file_that_cannot_be_right(
     assert str(site) in str(error.value)
 
 
-def test_site_file_named_and_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_site_file_named_and_absent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("SLURMFT_SITE", str(tmp_path / "none.toml"))
     with pytest.raises(UsageError, match="names no file"):
         site_defaults(OPTIONS)

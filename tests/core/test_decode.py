@@ -10,7 +10,13 @@ from typing import Annotated, Any
 import pytest
 
 from slurmft.core import run_files
-from slurmft.core.decode import DecodeError, decode, decode_leniently, decode_or_none, read
+from slurmft.core.decode import (
+    DecodeError,
+    decode,
+    decode_leniently,
+    decode_or_none,
+    read,
+)
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.run_files import Attempt, Failure, State, Transition
@@ -66,7 +72,9 @@ def test_every_kind() -> None:
 def test_wrong_field(name: str, value: Any) -> None:
     with pytest.raises(DecodeError):
         decode(WHOLE | {name: value}, Outer)
-    lenient = decode_leniently(WHOLE | {name: value}, Outer) if name != "text" else Outer("a")
+    lenient = (
+        decode_leniently(WHOLE | {name: value}, Outer) if name != "text" else Outer("a")
+    )
     assert getattr(lenient, name) == getattr(Outer("a"), name)
 
 
@@ -85,12 +93,17 @@ def test_files(tmp_path: Path) -> None:
     write_json(path, Inner("a", 1))
     assert read(path, Inner) == Inner("a", 1)
     write_json(path, {"d": float("nan"), "inner": Inner("a")})
-    assert json.loads(path.read_text()) == {"d": None, "inner": {"name": "a", "size": None}}
+    assert json.loads(path.read_text()) == {
+        "d": None,
+        "inner": {"name": "a", "size": None},
+    }
 
 
 def test_files_of_a_run_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(run_files.ATTEMPT, "3")
-    failure = Failure.of("rank 1", SlurmftError("boom", "look", 9), bad_host="n1", step=4)
+    failure = Failure.of(
+        "rank 1", SlurmftError("boom", "look", 9), bad_host="n1", step=4
+    )
     assert (failure.attempt, failure.retry, str(failure)) == (3, True, "boom (rank 1)")
     past = Transition(state="running", time=1.0, attempt=1, checkpoint="step-1")
     state = State(state="failed", time=2.0, exit_code=1, history=[past])
@@ -102,8 +115,19 @@ def test_files_of_a_run_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) 
 def test_files_of_the_version_before() -> None:
     state = {"state": "running", "time": 1.0, "reason": "on n1", "exit_code": None}
     extra = {"attempt": 1, "checkpoint": None}
-    found = decode(state | extra | {"history": [state | extra, state | {"avoided": True}]}, State)
+    found = decode(
+        state | extra | {"history": [state | extra, state | {"avoided": True}]}, State
+    )
     assert [each.avoided for each in found.history] == [False, True]
-    attempt = {"number": 1, "submission": 1, "job": "7", "restarts": 0, "hosts": [], "time": 1.0}
+    attempt = {
+        "number": 1,
+        "submission": 1,
+        "job": "7",
+        "restarts": 0,
+        "hosts": [],
+        "time": 1.0,
+    }
     assert decode(attempt, Attempt).changed == {}
-    assert decode({"number": 1, "job": "7", "hosts": ["n1"]}, Attempt).submission is None
+    assert (
+        decode({"number": 1, "job": "7", "hosts": ["n1"]}, Attempt).submission is None
+    )

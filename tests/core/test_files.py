@@ -36,7 +36,9 @@ def test_a_file_that_another_node_has_just_replaced(
     assert list(stale) == []
 
 
-def test_a_file_that_stays_stale_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_stays_stale_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def open_regular(path: Path) -> BufferedReader:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
@@ -81,7 +83,15 @@ def test_numbers() -> None:
     assert not any(map(files.is_number, bad))
 
 
-READERS_OF_RUNS = ("cli", "cluster", "job", "runs", "show", "plugins/mpirun", "plugins/studies")
+READERS_OF_RUNS = (
+    "cli",
+    "cluster",
+    "job",
+    "runs",
+    "show",
+    "plugins/mpirun",
+    "plugins/studies",
+)
 OWN_FILES = {
     "cli/completion.py": "a file of slurmft",
     "cluster/container.py": "a file of slurmft; and one in a folder of this process",
@@ -108,7 +118,10 @@ def unguarded_reads(file: Path) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         text = ast.unparse(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in ("read_text", "read_bytes"):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in (
+            "read_text",
+            "read_bytes",
+        ):
             yield text
         if isinstance(node.func, ast.Name) and node.func.id == "open":
             modes = [ast.unparse(mode) for mode in node.args[1:]]

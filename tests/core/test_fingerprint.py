@@ -32,7 +32,9 @@ LARGE = 40 * 2**20
 def change(path: Path, before: dict[str, object]) -> str:
     program = TrainConfig.resolve().program()
     program = dataclasses.replace(program, inputs={str(path): before})
-    return fingerprint.changes(RunConfig(program=program, job=JobConfig())).get(str(path), "")
+    return fingerprint.changes(RunConfig(program=program, job=JobConfig())).get(
+        str(path), ""
+    )
 
 
 def test_changes_of_a_file(tmp_path: Path) -> None:
@@ -89,7 +91,9 @@ def test_changes_of_slurmft() -> None:
         ("other", "0.0", {"slurmft": f"was 0.0, is {slurmft.__version__}"}),
     ):
         config = RunConfig(
-            program=program, job=JobConfig(), submission=Submission(code=code, slurmft=version)
+            program=program,
+            job=JobConfig(),
+            submission=Submission(code=code, slurmft=version),
         )
         assert fingerprint.changes(config) == found
 
@@ -99,7 +103,12 @@ def test_a_change_is_told_once_and_stays_known(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = write_emotion(tmp_path / "data", 30, 10)
-    flags = {"task": "emotion", "data": str(data), "model": str(tiny_model), "batch_size": 2}
+    flags = {
+        "task": "emotion",
+        "data": str(data),
+        "model": str(tiny_model),
+        "batch_size": 2,
+    }
     run = RunDir.create(configure(flags | {"runs_dir": str(tmp_path / "runs")}))
 
     def begin(restarts: int) -> None:
@@ -118,13 +127,22 @@ def test_a_change_is_told_once_and_stays_known(
     assert warning["text"] == told.strip().removeprefix("slurmft: ")
     known = json.loads(run.attempt.read_text())["changed"]
     assert list(known) == [str(data / "train.jsonl")]
-    result = {"metrics": {}, "steps": 1, "wall_s": 1.0, "nodes": 1, "world_size": 1, "loss": 1.0}
+    result = {
+        "metrics": {},
+        "steps": 1,
+        "wall_s": 1.0,
+        "nodes": 1,
+        "world_size": 1,
+        "loss": 1.0,
+    }
     result |= {"train_samples_per_s": 1.0, "changed_since_submission": known}
     card = model_card.text(TrainConfig.of(run.load_config().program), result, {}, "run")
     assert "Changed between submission and start: train.jsonl (size " in card
     assert str(tmp_path) not in card
     assert cli_status.main([str(run.path)]) == 0
-    assert "changed      since submission: train.jsonl (size " in capsys.readouterr().out
+    assert (
+        "changed      since submission: train.jsonl (size " in capsys.readouterr().out
+    )
 
 
 @pytest.mark.processes

@@ -18,7 +18,14 @@ pytestmark = pytest.mark.processes
 
 
 def run_git(top: Path, *arguments: str) -> str:
-    author = ("-c", "user.name=Ada", "-c", "user.email=ada@x", "-c", "protocol.file.allow=always")
+    author = (
+        "-c",
+        "user.name=Ada",
+        "-c",
+        "user.email=ada@x",
+        "-c",
+        "protocol.file.allow=always",
+    )
     command = ["git", *author, *arguments]
     done = subprocess.run(command, cwd=top, capture_output=True, check=True, timeout=60)
     return os.fsdecode(done.stdout).strip()
@@ -72,7 +79,9 @@ def test_no_git(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         git.diff(tree)
 
 
-def test_variables_do_not_lead_elsewhere(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_do_not_lead_elsewhere(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_EXTERNAL_DIFF"):
         monkeypatch.setenv(name, "/nowhere")
     (tree / "train.py").write_text("print(2)\n")
@@ -82,7 +91,9 @@ def test_variables_do_not_lead_elsewhere(tree: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("where", ["tree", "submodule"])
-def test_nothing_of_a_repository_is_executed(tree: Path, tmp_path: Path, where: str) -> None:
+def test_nothing_of_a_repository_is_executed(
+    tree: Path, tmp_path: Path, where: str
+) -> None:
     place = tree
     if where == "submodule":
         library = repository(tmp_path / "library")
@@ -92,13 +103,20 @@ def test_nothing_of_a_repository_is_executed(tree: Path, tmp_path: Path, where: 
     trap = tmp_path / "trap"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\ncat\n")
     trap.chmod(0o755)
-    keys = ("core.fsmonitor", "core.pager", "diff.external", "diff.x.command", "diff.x.textconv")
+    keys = (
+        "core.fsmonitor",
+        "core.pager",
+        "diff.external",
+        "diff.x.command",
+        "diff.x.textconv",
+    )
     filters = ("filter.a.b.clean", "filter.a.b.smudge", "filter.p.process")
     for key in (*keys, *filters):
         run_git(place, "config", key, str(trap))
     run_git(place, "config", "filter.a.b.required", "true")
     (place / ".gitattributes").write_text("train.py diff=x filter=a.b\n*.p filter=p\n")
-    (place / "train.py").write_text("print(2)\n")  # of the same size: git has to read it
+    # of the same size: git has to read it
+    (place / "train.py").write_text("print(2)\n")
     folder = Path(run_git(place, "rev-parse", "--absolute-git-dir"), "hooks")
     folder.mkdir(exist_ok=True)
     for hook in ("post-index-change", "pre-commit"):

@@ -13,5 +13,7 @@ pytestmark = pytest.mark.processes
 
 def test_import_contracts() -> None:
     lint = Path(sys.executable).parent / "lint-imports"
-    done = subprocess.run([lint], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [lint], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout

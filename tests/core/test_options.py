@@ -68,7 +68,9 @@ def problems(config: type[Any]) -> Iterator[str]:
             yield f"{where} does not say which kind of path it is"
         if each.metavar and each.choices:
             yield f"{where} has choices, which its metavar hides"
-        others = [rule.other for rule in each.needs] + [rule.other for rule in each.excludes]
+        others = [rule.other for rule in each.needs] + [
+            rule.other for rule in each.excludes
+        ]
         for other in others:
             if other not in known:
                 yield f"{where}: {other} is no option of {config.__name__}"
@@ -105,7 +107,11 @@ def test_names_of_options_differ_between_configurations() -> None:
 @dataclass(frozen=True, kw_only=True)
 class Car:
     engine: str = option(
-        "petrol", "kind", affects="both", at="job", choices=("petrol", "diesel", "electric")
+        "petrol",
+        "kind",
+        affects="both",
+        at="job",
+        choices=("petrol", "diesel", "electric"),
     )
     volts: int | None = option(
         None,
@@ -118,7 +124,9 @@ class Car:
     )
     seats: int = option(4, "seats", affects="nothing", at="job", least=1, most=9)
     loading: float = option(0.0, "share", affects="speed", at="job", least=0, below=1)
-    children: int = option(0, "seats of children", affects="nothing", at="job", below="seats")
+    children: int = option(
+        0, "seats of children", affects="nothing", at="job", below="seats"
+    )
     tow_bar: bool = option(
         False,
         "tow bar",
@@ -134,7 +142,9 @@ class Car:
         at="job",
         choices=("off", "on", "auto"),
         needs=(Needs("trailer", when=("auto",)),),
-        excludes=(Excludes("seats", when=("on",), why="it is low", cure="stay at home"),),
+        excludes=(
+            Excludes("seats", when=("on",), why="it is low", cure="stay at home"),
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -155,7 +165,11 @@ class Car:
         ({"seats": 0}, "--seats 0 must be between 1 and 9", None),
         ({"loading": 1.0}, "--loading 1.0 must be 0 or more and below 1", None),
         ({"loading": -0.1}, "--loading -0.1 must be 0 or more and below 1", None),
-        ({"loading": float("nan")}, "--loading nan must be 0 or more and below 1", None),
+        (
+            {"loading": float("nan")},
+            "--loading nan must be 0 or more and below 1",
+            None,
+        ),
         ({"loading": float("inf")}, "--loading inf must be a finite number", None),
         ({"children": 4}, "--children 4 must be below --seats 4", None),
         (
@@ -193,7 +207,13 @@ def test_values_that_cannot_be_right(
     "values",
     [
         {},
-        {"engine": "electric", "volts": 400, "seats": 9, "children": 8, "loading": 0.999},
+        {
+            "engine": "electric",
+            "volts": 400,
+            "seats": 9,
+            "children": 8,
+            "loading": 0.999,
+        },
         {"tow_bar": True, "engine": "diesel"},
         {"sport": "auto", "trailer": "x", "seats": 1},
         {"sport": "on"},
@@ -238,7 +258,10 @@ def collections_of_options(file: Path, names: set[str]) -> Iterator[str]:
     """The names of collections at the top of a module that hold three names of options or more;
     declarations of options are no such collections."""
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-        if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
+        if (
+            not isinstance(statement, (ast.Assign, ast.AnnAssign))
+            or statement.value is None
+        ):
             continue
         texts = {
             node.value
@@ -246,7 +269,11 @@ def collections_of_options(file: Path, names: set[str]) -> Iterator[str]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         if len({text.lstrip("-").replace("-", "_") for text in texts} & names) >= 3:
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            target = (
+                statement.targets[0]
+                if isinstance(statement, ast.Assign)
+                else statement.target
+            )
             yield ast.unparse(target)
 
 
@@ -285,7 +312,11 @@ def lists_in_functions(file: Path, names: set[str]) -> Iterator[str]:
         elif isinstance(node, ast.Call):
             elements = node.args
         texts = [each.value for each in elements if isinstance(each, ast.Constant)]
-        words = [text.lstrip("-").replace("-", "_") for text in texts if isinstance(text, str)]
+        words = [
+            text.lstrip("-").replace("-", "_")
+            for text in texts
+            if isinstance(text, str)
+        ]
         of_options = dict.fromkeys(word for word in words if word in names)
         if len(of_options) >= 2:
             yield " ".join(of_options)

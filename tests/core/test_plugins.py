@@ -74,7 +74,11 @@ def test_every_command_of_ours_has_a_short_summary() -> None:
 def test_every_command_of_ours_says_how_it_runs_elsewhere() -> None:
     """What --on does with it: see `slurmft.cli.elsewhere`."""
     modules = {name: entry.load() for name, entry in plugins.entries(COMMANDS).items()}
-    silent = [name for name, each in modules.items() if not isinstance(each.ELSEWHERE, Elsewhere)]
+    silent = [
+        name
+        for name, each in modules.items()
+        if not isinstance(each.ELSEWHERE, Elsewhere)
+    ]
     assert silent == []
     # What does its work here is not run there.
     alone = [name for name, each in modules.items() if Elsewhere.HERE in each.ELSEWHERE]
@@ -87,7 +91,9 @@ def test_ours_are_what_is_installed() -> None:
     ours = {(entry.group, entry.name, entry.value) for entry in installed}
     ours -= {("console_scripts", "slurmft", "slurmft.__main__:console")}
     declared = plugins._ours()
-    assert ours == {(g, name, target) for g in declared for name, target in declared[g].items()}
+    assert ours == {
+        (g, name, target) for g in declared for name, target in declared[g].items()
+    }
 
 
 @pytest.mark.processes
@@ -118,7 +124,8 @@ def test_working_directory_has_no_packages(
     package(site, "my-tools", "[slurmft.commands]\nhello = my_hello\n")
     assert plugins.find(COMMANDS, "planted") is None
     assert plugins.find(COMMANDS, "hello") is not None
-    monkeypatch.chdir(tmp_path)  # "" and "." lead elsewhere now; a folder by name is like any other
+    # "" and "." lead elsewhere now; a folder by name is like any other
+    monkeypatch.chdir(tmp_path)
     is_named = on_path in paths
     assert (plugins.find(COMMANDS, "planted") is not None) == is_named
 
@@ -137,9 +144,16 @@ def test_removed_working_directory(
 
 def test_package_that_fails_at_import(site: Path) -> None:
     """Its command says why; the others work."""
-    package(site, "bad", "[slurmft.commands]\nbroken = bad_one\n", bad_one="import nothing_there")
+    package(
+        site,
+        "bad",
+        "[slurmft.commands]\nbroken = bad_one\n",
+        bad_one="import nothing_there",
+    )
     entry = plugins.get(COMMANDS, "broken", "command")
-    with pytest.raises(PluginError, match=r"'broken' of the package bad .* 'nothing_there'") as e:
+    with pytest.raises(
+        PluginError, match=r"'broken' of the package bad .* 'nothing_there'"
+    ) as e:
         entry.load()
     assert e.value.hint == "mend or remove it; --debug shows where it fails"
     assert "  broken     (bad)\n" in usage()
@@ -172,14 +186,20 @@ def test_hooks_of_another_package(
 ) -> None:
     """Beside slurmft's; those of a package that cannot be imported are left out."""
     package(site, "nights", "[slurmft.hooks]\nnights = nights:NoNights\n", nights=HOOKS)
-    package(site, "bad-hooks", "[slurmft.hooks]\nbad = bad_hooks:Bad\n", bad_hooks="1 / 0")
+    package(
+        site, "bad-hooks", "[slurmft.hooks]\nbad = bad_hooks:Bad\n", bad_hooks="1 / 0"
+    )
     monkeypatch.setattr(hooks, "_members", functools.cache(hooks._members.__wrapped__))
     config = RunConfig(program=Program(kind="x", name="x", module="m"), job=JobConfig())
     hooks.check(config.job, "local")
     with pytest.raises(UsageError, match="no jobs at night"):
         hooks.check(JobConfig(job_name="night"), "local")
-    assert hooks.script_lines(config, RunDir(site)) == hooks.ScriptLines("echo in", "echo out")
-    warning = "warning: 'bad' of the package bad-hooks cannot be imported: ZeroDivisionError("
+    assert hooks.script_lines(config, RunDir(site)) == hooks.ScriptLines(
+        "echo in", "echo out"
+    )
+    warning = (
+        "warning: 'bad' of the package bad-hooks cannot be imported: ZeroDivisionError("
+    )
     assert capsys.readouterr().err.startswith(warning)
     assert len(hooks._members()) == 7
 
@@ -206,15 +226,23 @@ class Night:
 
 def test_job_options_of_another_package(site: Path) -> None:
     """They are flags, keys of the site file and of config.json, and have their own section."""
-    package(site, "nights", "[slurmft.job_options]\nnight = night:Night\n", night=OPTIONS)
+    package(
+        site, "nights", "[slurmft.job_options]\nnight = night:Night\n", night=OPTIONS
+    )
     text = Parser("x", None).add_options(JobConfig, "j").format_help()
     assert "\nNights:\n  --moon full|new " in text
     job = build(JobConfig, {"moon": "new", "nodes": 2, "lamps": ("a", "b")})
-    assert sbatch_options.of_fields(job, ["moon", "nodes"]) == {"moon": "new", "nodes": "2"}
+    assert sbatch_options.of_fields(job, ["moon", "nodes"]) == {
+        "moon": "new",
+        "nodes": "2",
+    }
     with pytest.raises(UsageError, match="unknown --moon 'half'"):
         build(JobConfig, {"moon": "half"})
     config = RunConfig(program=Program(kind="x", name="x", module="m"), job=job)
-    assert json.loads(config.to_json())["job"].items() >= {"moon": "new", "nodes": 2}.items()
+    assert (
+        json.loads(config.to_json())["job"].items()
+        >= {"moon": "new", "nodes": 2}.items()
+    )
     assert RunConfig.from_json(config.to_json()) == config
     assert job.replaced({"moon": "full"}).values() == job.values() | {"moon": "full"}
     night = plugins.get(plugins.JOB_OPTIONS, "night", "plug-in").load()
@@ -239,13 +267,17 @@ def test_job_options_that_fail_at_import(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warning names them; those of all others work, and so do the site file's."""
-    package(site, "bad", "[slurmft.job_options]\nmoon = bad_moon:Moon\n", bad_moon="1 / 0")
+    package(
+        site, "bad", "[slurmft.job_options]\nmoon = bad_moon:Moon\n", bad_moon="1 / 0"
+    )
     (site / "site.toml").write_text('nodes = 7\nmoon = "new"\n')
     monkeypatch.setenv("SLURMFT_SITE", str(site / "site.toml"))
     known = options(JobConfig)
     assert {"nodes", "notify", "log_with"} <= known.keys()
     assert site_defaults(known) == {"nodes": 7}
-    warning = "warning: 'moon' of the package bad cannot be imported: ZeroDivisionError("
+    warning = (
+        "warning: 'moon' of the package bad cannot be imported: ZeroDivisionError("
+    )
     assert capsys.readouterr().err.startswith(warning)
 
 
@@ -267,7 +299,9 @@ def test_job_options_that_cannot_be_used(
     code, words = UNSOUND[what]
     # A name of its own: a module is imported once.
     module = "bad_" + what.replace(" ", "_")
-    package(site, "bad", f"[slurmft.job_options]\nmoon = {module}:Moon\n", **{module: code})
+    package(
+        site, "bad", f"[slurmft.job_options]\nmoon = {module}:Moon\n", **{module: code}
+    )
     known = options(JobConfig)
     assert {"nodes", "notify", "log_with"} <= known.keys()
     assert "moon" not in known
@@ -276,10 +310,14 @@ def test_job_options_that_cannot_be_used(
     assert words in warning
 
 
-def test_job_options_that_a_program_has(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_options_that_a_program_has(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its own flag stays; a warning says what is left out."""
     code = OPTIONS.replace("moon: str", "epochs: str").replace("Night", "Moon")
-    package(site, "bad", "[slurmft.job_options]\nmoon = bad_epochs:Moon\n", bad_epochs=code)
+    package(
+        site, "bad", "[slurmft.job_options]\nmoon = bad_epochs:Moon\n", bad_epochs=code
+    )
     parser = Parser("x", None).add_options(TrainConfig, "t").add_options(JobConfig, "j")
     assert "--epochs N" in parser.format_help()
     assert "--lamps" not in parser.format_help()
@@ -322,7 +360,9 @@ def test_hooks_that_raise(
 
 
 @pytest.mark.parametrize("text", ["[", "[1]", "null"])
-def test_site_options_that_are_no_object(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_site_options_that_are_no_object(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     monkeypatch.setenv(OPTIONS_OF_ON, text)
     with pytest.raises(UsageError, match="is no JSON object") as error:
         site_defaults(options(JobConfig))
@@ -330,7 +370,12 @@ def test_site_options_that_are_no_object(monkeypatch: pytest.MonkeyPatch, text: 
 
 
 def test_launcher_of_another_package(site: Path) -> None:
-    package(site, "flux", "[slurmft.launchers]\nflux = flux_launcher\n", flux_launcher="plan = 1")
+    package(
+        site,
+        "flux",
+        "[slurmft.launchers]\nflux = flux_launcher\n",
+        flux_launcher="plan = 1",
+    )
     assert launcher.choose("flux") == "flux"
     assert launcher.get("flux").plan == 1  # type: ignore[comparison-overlap]
     with pytest.raises(UsageError, match="unknown --cluster 'slrm'") as error:

@@ -28,7 +28,16 @@ from tests.conftest import assert_two_lines, modes, slurmft
 from tests.support import PATIENCE_S
 
 TOKEN = "hf_" + "AbCdEfGhIjKlMnOp" * 2
-QUICK = ("--max-steps", "2", "--batch-size", "4", "--eval-batch-size", "512", "--precision", "fp32")
+QUICK = (
+    "--max-steps",
+    "2",
+    "--batch-size",
+    "4",
+    "--eval-batch-size",
+    "512",
+    "--precision",
+    "fp32",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,11 +60,15 @@ def test_run_of_a_group_with_a_token(tmp_path: Path) -> None:
     setup = f'echo "$HF_TOKEN" | sha256sum >{seen}; ps axww -o args >{seen}.ps'
     where = ("--cluster", "local", "--nproc-per-node", "1", "--runs-dir", str(runs))
     flags = ("--share-with-group", "--setup", setup)
-    done = slurmft("submit", "--follow", *where, *QUICK, *flags, env={"HF_TOKEN": TOKEN})
+    done = slurmft(
+        "submit", "--follow", *where, *QUICK, *flags, env={"HF_TOKEN": TOKEN}
+    )
     assert done.code == 0, done.err
     assert done.run.model.exists()
     assert stat.S_IMODE(runs.stat().st_mode) == 0o755
-    assert seen.read_text().startswith(hashlib.sha256(f"{TOKEN}\n".encode()).hexdigest())
+    assert seen.read_text().startswith(
+        hashlib.sha256(f"{TOKEN}\n".encode()).hexdigest()
+    )
     assert TOKEN not in Path(f"{seen}.ps").read_text() + done.out + done.err
     files = [p for p in done.run.path.rglob("*") if p.is_file()]
     assert not [p for p in files if TOKEN.encode() in p.read_bytes()]
@@ -72,12 +85,15 @@ def test_folder_keeps_the_group_of_a_project(tmp_path: Path) -> None:
 def test_studies_are_private(tmp_path: Path) -> None:
     os.umask(0)
     study = tmp_path / "s.toml"
-    study.write_text('name = "s"\nscaling = "weak"\n[fixed]\nmax_steps = 1\n[grid]\nnodes = [1]\n')
+    study.write_text(
+        'name = "s"\nscaling = "weak"\n[fixed]\nmax_steps = 1\n[grid]\nnodes = [1]\n'
+    )
     folder = tmp_path / "studies"
     done = slurmft("study", "run", str(study), "--studies-dir", str(folder), "--cluster", "local",
                    "--nproc-per-node", "1", *QUICK[2:], imported=True)  # fmt: skip
     assert done.code == 0, done.err
-    assert modes(folder / "s") == {"folders": {0o700}, "files": {0o600}}  # its runs, too
+    # its runs, too
+    assert modes(folder / "s") == {"folders": {0o700}, "files": {0o600}}
 
 
 # --- what nobody else can have written ------------------------------------------------------------
@@ -135,7 +151,9 @@ def test_job_of_a_run_that_others_can_write_refuses(tmp_path: Path) -> None:
     run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     run.path.chmod(0o777)
     command = [sys.executable, "-m", "slurmft.cluster.local", str(run.path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 1
     assert "refused, as it would decide what runs as" in done.stderr
     assert f"others can write {str(run.path)!r} (mode 0777)" in done.stderr
@@ -150,7 +168,9 @@ def test_job_without_slurm_has_no_thread_that_takes_stop_signals() -> None:
         "print([name for name in ('numpy', 'submitit') if name in sys.modules])\n"
         "print(len(os.listdir('/proc/self/task')))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n1\n"
 
 
@@ -160,8 +180,16 @@ SECRETS = [
     ("a Hugging Face token", f"x {TOKEN} y", TOKEN),
     ("a URL with credentials", "https://jane:s3cret@hub.example.com/m", "s3cret"),
     ("a URL with credentials", f"https://{'t' * 24}@hub.example.com/m", "t" * 24),
-    ("a variable with its secret", "export WANDB_API_KEY=0123456789abcdef", "0123456789abcdef"),
-    ("a variable with its secret", "export MLFLOW_TRACKING_PASSWORD='correct-horse'", "correct"),
+    (
+        "a variable with its secret",
+        "export WANDB_API_KEY=0123456789abcdef",
+        "0123456789abcdef",
+    ),
+    (
+        "a variable with its secret",
+        "export MLFLOW_TRACKING_PASSWORD='correct-horse'",
+        "correct",
+    ),
 ]
 
 
@@ -188,7 +216,9 @@ def test_what_is_no_credential(text: str) -> None:
 def test_values_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "9f8e7d6c5b4a")
     assert credentials.redact("key 9f8e7d6c5b4a!") == "key [hidden]!"
-    assert credentials.kind_in("a9f8e7d6c5b4a") == "the value of a variable of this shell"
+    assert (
+        credentials.kind_in("a9f8e7d6c5b4a") == "the value of a variable of this shell"
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +261,9 @@ def test_records_hide_tokens(tmp_path: Path) -> None:
 
 
 def point(*hosts: str, rank: int = 0, elastic: bool = False) -> Rendezvous:
-    return Rendezvous(hosts=hosts, node_rank=rank, port=1, check_port=2, id="1.0", elastic=elastic)
+    return Rendezvous(
+        hosts=hosts, node_rank=rank, port=1, check_port=2, id="1.0", elastic=elastic
+    )
 
 
 def test_addresses_to_listen_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,17 +312,26 @@ def test_stores_listen_on_one_address(listen: str) -> None:
     env = os.environ | {"SLURMFT_LISTEN": listen}
     command = [sys.executable, "-c", code]
     done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     address = "127.0.0.7" if listen else "::"
-    assert json.loads(done.stdout.replace("'", '"')) == sorted(f"{address}:{p}" for p in ports)
+    assert json.loads(done.stdout.replace("'", '"')) == sorted(
+        f"{address}:{p}" for p in ports
+    )
 
 
 # --- weights --------------------------------------------------------------------------------------
 
 
-def test_pickled_weights_are_refused(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_pickled_weights_are_refused(
+    tiny_model: Path, tiny_data: Path, tmp_path: Path
+) -> None:
     import torch
     from safetensors.torch import load_file
 
@@ -303,6 +344,8 @@ def test_pickled_weights_are_refused(tiny_model: Path, tiny_data: Path, tmp_path
         configure({"task": "emotion", "model": str(folder), "data": str(tiny_data)})
     from transformers import AutoModelForSequenceClassification
 
-    task = Task(TrainConfig.resolve(task="emotion", model=str(folder), data=str(tiny_data)))
+    task = Task(
+        TrainConfig.resolve(task="emotion", model=str(folder), data=str(tiny_data))
+    )
     with pytest.raises(UsageError, match=r"use_safetensors=False\).save_pretrained"):
         task.pretrained(AutoModelForSequenceClassification)

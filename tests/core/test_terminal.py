@@ -29,7 +29,9 @@ COMMANDS = (
 
 def assert_plain(text: str) -> None:
     bad = {
-        c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c not in "\n\t"
+        c
+        for c in text
+        if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c not in "\n\t"
     }
     assert not bad, (bad, text)
     assert not set("\u202e\u2066\u200f") & set(text)
@@ -64,8 +66,19 @@ def test_what_is_shown(text: str, shown: str) -> None:
 def test_lines_above_a_bar() -> None:
     stream = io.StringIO()
     progress = Progress(stream, live=True)
-    start = {"task": "t", "world_size": 1, "nodes": 1, "precision": "fp32", "backend": "gloo"}
-    start |= {"global_batch_size": 1, "total_steps": 9, "parameters": 1, "event": "start"}
+    start = {
+        "task": "t",
+        "world_size": 1,
+        "nodes": 1,
+        "precision": "fp32",
+        "backend": "gloo",
+    }
+    start |= {
+        "global_batch_size": 1,
+        "total_steps": 9,
+        "parameters": 1,
+        "event": "start",
+    }
     for values in (start | {"task": COMMANDS}, {"event": "warning", "text": COMMANDS}):
         record = record_of(values)
         assert record is not None
@@ -99,16 +112,23 @@ def test_names_and_contents_of_data(tmp_path: Path) -> None:
                 ("watch",), ("follow",), ("resume",)],
 )  # fmt: skip
 def test_what_a_run_says(tmp_path: Path, command: tuple[str, ...]) -> None:
-    run = write_run(tmp_path / "runs" / f"a{COMMANDS[:3]}", state="failed", model=COMMANDS[:-1])
+    run = write_run(
+        tmp_path / "runs" / f"a{COMMANDS[:3]}", state="failed", model=COMMANDS[:-1]
+    )
     evil = COMMANDS[:-1]
     run.set_state("submitted")
     run.set_state("failed", evil, 1, checkpoint=evil)
-    run.add(Failure.of(f"rank {evil[:8]}", SlurmftError(evil, evil), traceback=evil, step=3))
+    run.add(
+        Failure.of(f"rank {evil[:8]}", SlurmftError(evil, evil), traceback=evil, step=3)
+    )
     found = json.loads(next(run.failures.glob("*.json")).read_text())
     for path in run.failures.glob("*.json"):
         path.write_text(json.dumps(found | {"message": evil, "hint": evil}))
     with run.records.open("a") as file:
-        file.write(json.dumps({"event": "warning", "text": evil, "time": 1.0, "rank": 0}) + "\n")
+        file.write(
+            json.dumps({"event": "warning", "text": evil, "time": 1.0, "rank": 0})
+            + "\n"
+        )
     run.rank_log(0).write_bytes(f"a line {evil}\n\n".encode() + b"\xff\x9b2J\n")
     told = {"cluster": "local", "id": "4194305"}  # above all process ids
     run.job.write_text(json.dumps(told))

@@ -34,7 +34,13 @@ def call(kernel: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(kernel)}
     command = [sys.executable, "-m", "slurmft", *words]
     return subprocess.run(
-        command, cwd=kernel, env=env, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=kernel,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -57,7 +63,9 @@ def test_run_of_a_program(kernel: Path) -> None:
     done = call(kernel, "status", "last")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Next:" in done.stdout
-    done = call(kernel, "run", "--dry-run", "--integrate", "transformers", "--", "hello.py")
+    done = call(
+        kernel, "run", "--dry-run", "--integrate", "transformers", "--", "hello.py"
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("error: unknown --integrate 'transformers'\n")
     done = call(kernel, "run", "--dry-run", "--stage-env", "--", "hello.py")

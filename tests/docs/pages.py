@@ -22,7 +22,12 @@ def texts() -> list[str]:
 
 def blocks(language: str) -> list[str]:
     """The fenced blocks of a language; "": those of none, which show output."""
-    return [found for text in texts() for name, found in _BLOCK.findall(text) if name == language]
+    return [
+        found
+        for text in texts()
+        for name, found in _BLOCK.findall(text)
+        if name == language
+    ]
 
 
 def block_that_begins(head: str, language: str = "") -> str:
@@ -37,7 +42,10 @@ def prose(text: str) -> str:
 
 def inline(text: str) -> list[str]:
     """All inline code of a text, each on one line; dots of an omission stand for nothing."""
-    return [" ".join(code.replace(" ...", " ").split()) for code in _INLINE.findall(prose(text))]
+    return [
+        " ".join(code.replace(" ...", " ").split())
+        for code in _INLINE.findall(prose(text))
+    ]
 
 
 def links(text: str) -> list[str]:
@@ -48,7 +56,9 @@ def links(text: str) -> list[str]:
 def anchors(text: str) -> set[str]:
     """What its headings are called in links, as GitHub does it."""
     headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
+    return {
+        re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings
+    }
 
 
 def lines(block: str) -> list[str]:

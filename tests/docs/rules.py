@@ -83,15 +83,25 @@ RULES = (
     ),
     Rule(begins="git tag |uv build$", how=READ, why="test_installed builds from a tag"),
     Rule(
-        begins="mkdocs serve$", how=READ, why="serves until it is stopped; .ci/run builds the site"
+        begins="mkdocs serve$",
+        how=READ,
+        why="serves until it is stopped; .ci/run builds the site",
     ),
-    Rule(begins=r"(\S+ -m )?pytest ", how=READ, why="that is these tests: .ci/run calls them so"),
+    Rule(
+        begins=r"(\S+ -m )?pytest ",
+        how=READ,
+        why="that is these tests: .ci/run calls them so",
+    ),
     Rule(
         begins="(ruff|mypy|lint-imports)( |$)",
         how=READ,
         why=".ci/run calls the lints with the tests",
     ),
-    Rule(begins=r"bash \.ci/", how=READ, why="installs for minutes, then calls these tests"),
+    Rule(
+        begins=r"bash \.ci/",
+        how=READ,
+        why="installs for minutes, then calls these tests",
+    ),
     Rule(
         begins="mkdir /gpfs/proj42/hf|chgrp |chmod ",
         how=READ,
@@ -100,14 +110,24 @@ RULES = (
     Rule(begins="(mkdir|export|unset|head) ", how=LOGIN),
     Rule(begins="source ", how=READ, why="of the environment that these tests run in"),
     Rule(begins="(sinfo|squeue|sacct|scontrol show)( |$)", how=CLUSTER),
-    Rule(begins="python docs/draw_", how=READ, why="writes a file; test_drawing_is_true checks it"),
     Rule(
-        begins=r"python -m tests\.lab(\.nodes)? ", how=READ, why="sets up file systems for minutes"
+        begins="python docs/draw_",
+        how=READ,
+        why="writes a file; test_drawing_is_true checks it",
     ),
-    Rule(begins=r"python -m tests\.support\.faults_found", how=READ, why="takes an hour"),
+    Rule(
+        begins=r"python -m tests\.lab(\.nodes)? ",
+        how=READ,
+        why="sets up file systems for minutes",
+    ),
+    Rule(
+        begins=r"python -m tests\.support\.faults_found", how=READ, why="takes an hour"
+    ),
     # The tests' cluster.
     Rule(
-        begins=r"python -m tests\.support\.cluster ", how=READ, why="the tests have the cluster up"
+        begins=r"python -m tests\.support\.cluster ",
+        how=READ,
+        why="the tests have the cluster up",
     ),
     Rule(begins=r'eval "\$\(python -m tests\.support\.cluster env\)"', how=CLUSTER),
     # Submitting.
@@ -117,7 +137,11 @@ RULES = (
         add="--dry-run",
         why="no GPUs, 64 nodes, second network, Apptainer or Pyxis here",
     ),
-    Rule(begins=f"{_SUBMIT} .*--notify file", how=READ, why="test_notification has such a file"),
+    Rule(
+        begins=f"{_SUBMIT} .*--notify file",
+        how=READ,
+        why="test_notification has such a file",
+    ),
     Rule(
         begins=f"{_SUBMIT} .*--cluster mpirun ",
         how=LOGIN,
@@ -126,17 +150,35 @@ RULES = (
     ),
     Rule(begins=f"{_SUBMIT} .*--cluster local ", how=LOGIN),
     Rule(begins=f"{_SUBMIT} --nodes 2 --time 10 --follow$", how=CLUSTER),
-    Rule(begins=_SUBMIT, how=LOGIN, add="--dry-run", why="much like the one before, which is run"),
+    Rule(
+        begins=_SUBMIT,
+        how=LOGIN,
+        add="--dry-run",
+        why="much like the one before, which is run",
+    ),
     Rule(begins="slurmft run -- PROGRAM", how=READ, why="a word for any program"),
-    Rule(begins="slurmft run .*--env uv", how=READ, why="test_own_environment makes one by uv"),
-    Rule(begins="slurmft run ", how=LOGIN, add="--dry-run", why="test_own_program runs such"),
+    Rule(
+        begins="slurmft run .*--env uv",
+        how=READ,
+        why="test_own_environment makes one by uv",
+    ),
+    Rule(
+        begins="slurmft run ",
+        how=LOGIN,
+        add="--dry-run",
+        why="test_own_program runs such",
+    ),
     Rule(
         begins="sbatch ",
         how=CLUSTER,
         leave_out=" --gpus-per-node=4",
         why="no GPUs here",
     ),
-    Rule(begins="slurmft predict ", how=READ, why="test_predict runs such, on a trained model"),
+    Rule(
+        begins="slurmft predict ",
+        how=READ,
+        why="test_predict runs such, on a trained model",
+    ),
     Rule(begins="slurmft data DIR", how=READ, why="a word for any folder"),
     Rule(begins="slurmft data ", how=LOGIN),
     # Living with runs.
@@ -148,7 +190,11 @@ RULES = (
         add="--dry-run",
         why="it asks, and there is nobody to answer",
     ),
-    Rule(begins="slurmft plan ", how=READ, why="the runs here are of several kinds: test_planner"),
+    Rule(
+        begins="slurmft plan ",
+        how=READ,
+        why="the runs here are of several kinds: test_planner",
+    ),
     Rule(begins="slurmft (list|status|watch|logs|report|completion)", how=LOGIN),
     Rule(begins="slurmft study (status|cancel) ", how=LOGIN),
     Rule(
@@ -158,7 +204,11 @@ RULES = (
         why="18 runs on GPUs; test_study and test_slurm_studies run small ones",
     ),
     # Is the cluster well?
-    Rule(begins="slurmft doctor .*--partition gpu", how=READ, why="no such partition here"),
+    Rule(
+        begins="slurmft doctor .*--partition gpu",
+        how=READ,
+        why="no such partition here",
+    ),
     Rule(begins="slurmft doctor --nodes 2$", how=READ, why="with --output, it is run"),
     Rule(
         begins=r"(salloc .*)?slurmft doctor(?! locks| node).*--nodes|salloc .*doctor$",
@@ -173,7 +223,11 @@ RULES = (
     ),
     Rule(begins="slurmft doctor", how=CLUSTER),
     # Models, manifests, locks.
-    Rule(begins="slurmft fetch ", how=READ, why="no hub here; test_hub fetches from a stand-in"),
+    Rule(
+        begins="slurmft fetch ",
+        how=READ,
+        why="no hub here; test_hub fetches from a stand-in",
+    ),
     Rule(begins="slurmft push ", how=LOGIN),
     Rule(begins="slurmft examples", how=LOGIN),
     Rule(begins="slurmft render ", how=LOGIN),
@@ -212,8 +266,16 @@ def commands() -> list[Command]:
         for line in pages.lines(block)
         if line.startswith("$ ")
     ]
-    within = [code for text in pages.texts() for code in pages.inline(text) if _TYPED.match(code)]
-    return [Command(text, _rule_of(text)) for text in dict.fromkeys([*typed, *shown, *within])]
+    within = [
+        code
+        for text in pages.texts()
+        for code in pages.inline(text)
+        if _TYPED.match(code)
+    ]
+    return [
+        Command(text, _rule_of(text))
+        for text in dict.fromkeys([*typed, *shown, *within])
+    ]
 
 
 def study_name(toml: str) -> str | None:

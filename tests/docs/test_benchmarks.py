@@ -26,7 +26,11 @@ MEASURED = sorted(path for path in (RESULTS / "measured").iterdir() if path.is_f
 def test_a_benchmark_says_how_it_is_used(script: Path) -> None:
     program = "bash" if script.suffix == ".sh" else sys.executable
     done = subprocess.run(
-        [program, str(script), "--help"], capture_output=True, text=True, check=False, timeout=60
+        [program, str(script), "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")

@@ -27,7 +27,9 @@ from tests.support.cluster.__main__ import parser as cluster_parser
 from tests.support.hub import Hub
 
 COMMANDS_THERE = rules.commands()
-OURS = re.compile(r"(\bslurmft(?= )|-m slurmft\.submit\b|-m tests\.support\.cluster\b|\.sbatch\b)")
+OURS = re.compile(
+    r"(\bslurmft(?= )|-m slurmft\.submit\b|-m tests\.support\.cluster\b|\.sbatch\b)"
+)
 """Where a command of ours begins; its arguments follow."""
 
 FLAG = r"(?<![\w-])--[a-z][\w-]*"
@@ -115,17 +117,22 @@ def test_commands_are_found(
 @pytest.mark.processes
 def test_bash_reads_all_commands() -> None:
     script = "\n".join(command.text for command in COMMANDS_THERE)
-    done = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-n", "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS_THERE if OURS.search(c.text)], ids=str)
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS_THERE if OURS.search(c.text)], ids=str
+)
 def test_flags_are_known(command: Command) -> None:
     """Also of commands that are not run here."""
     text = re.sub(r' > .*|\)"$', "", command.as_run)
     _, ours, arguments = OURS.split(text, maxsplit=1)
     words = shlex.split(filled(arguments, {"RUN": "last"}))
-    words = words[: words.index("--")] if "--" in words else words  # the rest is the program's
+    # the rest is the program's
+    words = words[: words.index("--")] if "--" in words else words
     if command.rule is MERE_NAME:
         module = load_command(words[0])
         assert all(part in module.PARTS for part in words[1:])
@@ -136,7 +143,8 @@ def test_flags_are_known(command: Command) -> None:
         assert prepare.parser().parse(words)
     else:
         words = words if ours == "slurmft" else ["submit", *words]
-        words = words[: words.index("--")] if "--" in words else words  # then a program's own
+        # then a program's own
+        words = words[: words.index("--")] if "--" in words else words
         assert parse(words[0], words[1:])
 
 
@@ -171,12 +179,17 @@ def test_command(command: Command, world: World) -> None:
 
 @pytest.mark.extra("docs")
 @pytest.mark.parametrize(
-    "block", [text for text in pages.blocks("python") if not text.startswith(worlds.OWN_TASK)]
+    "block",
+    [text for text in pages.blocks("python") if not text.startswith(worlds.OWN_TASK)],
 )
 def test_python(block: str, world: World) -> None:
     """Without Slurm, on one simulated node: more of them on two cores only take their time."""
-    place = worlds.SITE + f'model = "{world.folder}/gpfs/models/distilbert-base-uncased"\n'
-    (world.folder / "python.toml").write_text(place + f'data = "{world.folder}/gpfs/emotion"\n')
+    place = (
+        worlds.SITE + f'model = "{world.folder}/gpfs/models/distilbert-base-uncased"\n'
+    )
+    (world.folder / "python.toml").write_text(
+        place + f'data = "{world.folder}/gpfs/emotion"\n'
+    )
     env = {"SLURMFT_SITE": str(world.folder / "python.toml")}
     script = re.sub(r"\bnodes=4\b", "nodes=1", block)
     done = run(world, "python", "-c", script, env=env)

@@ -17,7 +17,9 @@ from tests.support.cluster.system import wait_until
 
 pytestmark = [pytest.mark.extra("docs"), pytest.mark.slurm, pytest.mark.timeout(600)]
 
-COMMANDS = list({rules.filled(c.text, {"RUN": "last"}): c for c in rules.tested(CLUSTER)}.values())
+COMMANDS = list(
+    {rules.filled(c.text, {"RUN": "last"}): c for c in rules.tested(CLUSTER)}.values()
+)
 """Those that come to the same once."""
 FIRST = next(c for c in COMMANDS if c.as_run == c.text and c.text.endswith(" --follow"))
 """What starts the run that the others look at."""
@@ -35,7 +37,9 @@ def run(cluster: Cluster, world: World, text: str) -> subprocess.CompletedProces
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_data: Path) -> World:
+def world(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_data: Path
+) -> World:
     folder = tmp_path_factory.mktemp("docs") / "cluster"
     made = worlds.make(folder, tiny_model, tiny_data)
     made.env.update(HF_HUB_OFFLINE="1", TMPDIR=str(folder))
@@ -67,7 +71,9 @@ def test_command(command: Command, cluster: Cluster, finished: World) -> None:
 
 
 @pytest.mark.parametrize("command", WAITS, ids=str)
-def test_command_on_a_job_that_waits(command: Command, cluster: Cluster, waiting: World) -> None:
+def test_command_on_a_job_that_waits(
+    command: Command, cluster: Cluster, waiting: World
+) -> None:
     """Each finds the run as it wants it: `resume` cancelled, others in the queue."""
     ended = '"cancelled"' in run(cluster, waiting, "slurmft list --json").stdout
     if "resume" in command.text and not ended:

@@ -14,7 +14,9 @@ from slurmft.train.task_facts import TASKS
 from tests.docs import pages
 
 PAGE = next(text for path, text in pages.PAGES.items() if path.name == "own-data.md")
-SHOWN = re.findall(r"^`--task ([\w-]+)`:(?:(?!^`--task).)*?```jsonl\n(.*?)```", PAGE, re.M | re.S)
+SHOWN = re.findall(
+    r"^`--task ([\w-]+)`:(?:(?!^`--task).)*?```jsonl\n(.*?)```", PAGE, re.M | re.S
+)
 OWN = {"multi-label", "text-regression", "token-classification", "seq2seq"}
 
 
@@ -29,4 +31,6 @@ def test_rows(task: str, rows: str, tmp_path: Path, tiny_model: Path) -> None:
         (tmp_path / f"{split}.jsonl").write_text(rows)
     config = TrainConfig.resolve(task=task, data=str(tmp_path), model=str(tiny_model))
     found = inputs.check(localize(config))
-    assert found[str(tmp_path / "train.jsonl")]["what"].startswith(f"{rows.count(chr(10))} rows")
+    assert found[str(tmp_path / "train.jsonl")]["what"].startswith(
+        f"{rows.count(chr(10))} rows"
+    )

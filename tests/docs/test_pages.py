@@ -28,7 +28,9 @@ TROUBLESHOOTING = CHECKOUT / "docs/troubleshooting.md"
 DRAW = CHECKOUT / "docs/draw_architecture.py"
 OF_OTHERS = {"CUDA out of memory"}
 """Messages that are not slurmft's."""
-GROUPS = {v for v in vars(plugins).values() if isinstance(v, str) and v.startswith("slurmft.")}
+GROUPS = {
+    v for v in vars(plugins).values() if isinstance(v, str) and v.startswith("slurmft.")
+}
 """Groups of entry points, which are no modules."""
 
 
@@ -40,8 +42,11 @@ def test_readme_is_short_and_whole() -> None:
     text = PAGES[README]
     assert len(text.splitlines()) <= 250
     named = set(re.findall(r"`slurmft (\w+)", text))
-    assert plugins.entries(plugins.COMMANDS).keys() - named == {"prepare"}  # what jobs call
-    assert {f"docs/{page.name}" for page in PAGES if page != README} <= set(pages.links(text))
+    # what jobs call
+    assert plugins.entries(plugins.COMMANDS).keys() - named == {"prepare"}
+    assert {f"docs/{page.name}" for page in PAGES if page != README} <= set(
+        pages.links(text)
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -54,7 +59,9 @@ def test_links(page: Path) -> None:
         assert not anchor or anchor in pages.anchors(PAGES[found]), target
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p != README], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p != README], ids=lambda page: page.name
+)
 def test_page_begins_with_its_question(page: Path) -> None:
     """And the README's index has it, too."""
     title, question, *_ = [line for line in PAGES[page].splitlines() if line]
@@ -65,7 +72,9 @@ def test_page_begins_with_its_question(page: Path) -> None:
 
 def test_ci_runs_the_test_command() -> None:
     """.ci/run takes it from the README."""
-    pattern = re.search(r"sed -n '/(.+)/p' README.md", (CHECKOUT / ".ci/run").read_text())
+    pattern = re.search(
+        r"sed -n '/(.+)/p' README.md", (CHECKOUT / ".ci/run").read_text()
+    )
     assert pattern
     assert len([x for x in PAGES[README].splitlines() if re.search(pattern[1], x)]) == 1
 
@@ -82,7 +91,9 @@ def test_modules_are_there(page: Path) -> None:
     files |= {w for w in words if re.fullmatch(r"(tests|results|train)/([a-z_]+/)*", w)}
     tops = (CHECKOUT, CHECKOUT / "slurmft")
     absent = {name for name in dotted if not is_there(name.rstrip("();"))}
-    absent |= {f for f in files if not any((top / f.rstrip(":")).exists() for top in tops)}
+    absent |= {
+        f for f in files if not any((top / f.rstrip(":")).exists() for top in tops)
+    }
     assert not absent - GROUPS
 
 
@@ -103,7 +114,9 @@ def is_there(name: str) -> bool:
 @functools.cache
 def literals() -> str:
     """All texts in slurmft's code and templates; of f-strings what stands between the values."""
-    trees = [ast.parse(file.read_text()) for file in (CHECKOUT / "slurmft").rglob("*.py")]
+    trees = [
+        ast.parse(file.read_text()) for file in (CHECKOUT / "slurmft").rglob("*.py")
+    ]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     found = (node.value for node in nodes if isinstance(node, ast.Constant))
     templates = [file.read_text() for file in (CHECKOUT / "slurmft").rglob("*.jinja")]
@@ -165,7 +178,9 @@ def test_pip() -> None:
 
 def draw(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(DRAW), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.processes
@@ -178,7 +193,9 @@ def test_drawing_is_true() -> None:
 def test_drawing_shows_contract_and_code(tmp_path: Path) -> None:
     """Layers, purposes, sizes and imports; `--check` sees what is no longer so."""
     (tmp_path / "docs").mkdir()
-    contract = 'type = "layers"\ncontainers = ["house"]\nlayers = ["roof | attic", "cellar"]\n'
+    contract = (
+        'type = "layers"\ncontainers = ["house"]\nlayers = ["roof | attic", "cellar"]\n'
+    )
     text = f"[[tool.importlinter.contracts]]\n{contract}"
     (tmp_path / "pyproject.toml").write_text(text)
     for name, source in {
@@ -208,7 +225,8 @@ def test_drawing_shows_contract_and_code(tmp_path: Path) -> None:
 def test_citation() -> None:
     """What GitHub and Zenodo read; `cffconvert --validate` finds it valid."""
     found = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text())
-    assert found.keys() >= {"cff-version", "message", "title", "authors"}  # what CFF asks for
+    # what CFF asks for
+    assert found.keys() >= {"cff-version", "message", "title", "authors"}
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     assert (found["title"], found["license"]) == (project["name"], project["license"])
     assert found["authors"] == project["authors"]

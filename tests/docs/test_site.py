@@ -33,7 +33,9 @@ class Seen(HTMLParser):
         self.names |= {str(found[k]) for k in ("id", "name") if found.get(k)}
         if tag == "a" and found.get("href"):
             self.links.append(str(found["href"]))
-        elif tag in ("img", "script", "link") and (target := found.get("src") or found.get("href")):
+        elif tag in ("img", "script", "link") and (
+            target := found.get("src") or found.get("href")
+        ):
             self.loads.append(str(target))
 
 
@@ -41,7 +43,15 @@ class Seen(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Seen]:
     """File of the site -> what it has."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(folder),
+    ]
     done = subprocess.run(
         command,
         cwd=CHECKOUT,
@@ -52,7 +62,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Seen]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return {file: Seen(file.read_text(encoding="utf-8")) for file in folder.rglob("*.html")}
+    return {
+        file: Seen(file.read_text(encoding="utf-8")) for file in folder.rglob("*.html")
+    }
 
 
 def targets(site: dict[Path, Seen], of: str) -> Iterator[tuple[Path, str]]:
@@ -71,7 +83,9 @@ def test_links_and_anchors(site: dict[Path, Seen]) -> None:
     assert len(found) > 1000
     for page, target in found:
         parts = urlsplit(target)
-        file = page.parent.joinpath(unquote(parts.path)).resolve() if parts.path else page
+        file = (
+            page.parent.joinpath(unquote(parts.path)).resolve() if parts.path else page
+        )
         file = file / "index.html" if file.is_dir() else file
         assert file.exists(), f"{page}: {target}"
         if parts.fragment and file in site:
@@ -87,7 +101,9 @@ def test_nothing_is_loaded_from_elsewhere(site: dict[Path, Seen]) -> None:
     for page, target in targets(site, "loads"):
         assert page.parent.joinpath(urlsplit(target).path).resolve().exists(), target
     assert "http" not in re.sub(
-        r'xmlns(:\w+)?="[^"]*"|<!--.*?-->', "", (CHECKOUT / "docs/images/watch.svg").read_text()
+        r'xmlns(:\w+)?="[^"]*"|<!--.*?-->',
+        "",
+        (CHECKOUT / "docs/images/watch.svg").read_text(),
     )
 
 
@@ -108,7 +124,11 @@ def test_api_has_all_public_names(site: dict[Path, Seen]) -> None:
 
 def test_links_to_other_sites_are_well_formed() -> None:
     """They are not followed: tests need no network."""
-    found = [link for text in pages.texts() for link in re.findall(r"\]\((https?:[^)]*)\)", text)]
+    found = [
+        link
+        for text in pages.texts()
+        for link in re.findall(r"\]\((https?:[^)]*)\)", text)
+    ]
     assert found
     for link in found:
         assert re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/[\w./#@~-]*)?", link), link

@@ -79,7 +79,12 @@ class World:
 
     def command(self, text: str) -> list[str]:
         """For bash, as it stands there, with names from here for its examples."""
-        names = {"RUN_A": "runs/fp32", "RUN_B": "runs/bf16", "RUN": self.run, "NAME": "batch"}
+        names = {
+            "RUN_A": "runs/fp32",
+            "RUN_B": "runs/bf16",
+            "RUN": self.run,
+            "NAME": "batch",
+        }
         names["PROGRAM"] = "train.py"
         of_hub = "sentence-transformers/all-MiniLM-L6-v2"
         names[of_hub] = "/gpfs/models/distilbert-base-uncased"
@@ -118,13 +123,17 @@ def make(folder: Path, model: Path, data: Path) -> World:
     write_chats(folder / "gpfs/data/chats", train=20, validation=5)
     shipped.copy(folder / "examples")
     prompts = [{"prompt": "joy", "completion": " love"}] * 20
-    write_splits(folder / "gpfs/data/prompts", {"train": prompts, "validation": prompts})
+    write_splits(
+        folder / "gpfs/data/prompts", {"train": prompts, "validation": prompts}
+    )
     for place in ("gpfs/proj42/hf", "gpfs/images"):
         (folder / place).mkdir(parents=True)
     for place in (".zfunc", ".local/share/bash-completion/completions"):
         (folder / "home" / place).mkdir(parents=True)
     (folder / "gpfs/images/torch.sif").touch()
-    (folder / "hosts").write_text("".join(f"127.0.0.{i} slots=2\n" for i in range(1, 5)))
+    (folder / "hosts").write_text(
+        "".join(f"127.0.0.{i} slots=2\n" for i in range(1, 5))
+    )
     (folder / "train.py").write_text(SCRIPT)
     (folder / "fsdp.yaml").write_text("distributed_type: FSDP\n")
     for name in ("uv.lock", "pyproject.toml"):
@@ -165,20 +174,31 @@ def with_runs_dir(world: World, name: str) -> World:
     """The same, with a folder of runs of its own."""
     site = world.folder / f"{name}.toml"
     site.write_text(f'{SITE}runs_dir = "{world.folder}/{name}-runs"\n')
-    return dataclasses.replace(world, env=world.env | {"SLURMFT_SITE": str(site)}, run="last")
+    return dataclasses.replace(
+        world, env=world.env | {"SLURMFT_SITE": str(site)}, run="last"
+    )
 
 
 def write_runs(world: World, model: Path) -> None:
     """The runs that are named: finished, on four nodes; and those of a plan."""
     names = {"fp32": {"precision": "fp32"}, "bf16": {"precision": "bf16"}}
-    named: dict[str, dict[str, Any]] = {**names, PUSHED: {"task": "emotion", "model": str(model)}}
+    named: dict[str, dict[str, Any]] = {
+        **names,
+        PUSHED: {"task": "emotion", "model": str(model)},
+    }
     for number, (name, values) in enumerate(named.items()):
         path, step_s = world.folder / "runs" / name, 0.1 - number / 100
-        run = write_run(path, step_s=step_s, epochs=1, nodes=4, nproc_per_node=1, **values)
-        write_json(run.job, {"cluster": "slurm", "id": str(int(JOB) - len(named) + 1 + number)})
+        run = write_run(
+            path, step_s=step_s, epochs=1, nodes=4, nproc_per_node=1, **values
+        )
+        write_json(
+            run.job, {"cluster": "slurm", "id": str(int(JOB) - len(named) + 1 + number)}
+        )
         shutil.copytree(model, run.model)
     for nodes in (1, 2, 4):
-        write_run(world.folder / "emotion-runs" / str(nodes), nodes=nodes, step_s=0.4 / nodes)
+        write_run(
+            world.folder / "emotion-runs" / str(nodes), nodes=nodes, step_s=0.4 / nodes
+        )
 
 
 def write_study(world: World, toml: str) -> None:
@@ -196,6 +216,10 @@ def write_study(world: World, toml: str) -> None:
         mine = {"name": study.name, "cell": cells[key], "repeat": repeat}
         name = f"emotion-20261121-10{repeat:02}{number:02}-c{number}-r{repeat}-ab12"
         step_s = (0.4 / config.job.nodes + 0.01) * (1 + repeat / 100)
-        values = dataclasses.asdict(TrainConfig.of(config.program)) | job | {"step_s": step_s}
+        values = (
+            dataclasses.asdict(TrainConfig.of(config.program))
+            | job
+            | {"step_s": step_s}
+        )
         write_run(folder / "runs" / name, submission={"study": mine}, **values)
     shutil.copy(world.folder / toml, folder / "study.toml")

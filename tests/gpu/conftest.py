@@ -11,10 +11,13 @@ import torch
 from slurmft.core.config import JobConfig
 from tests.support import CHECKOUT
 
-sys.path.append(str(CHECKOUT / "results/benchmarks"))  # harness: steps that a test takes itself
+# harness: steps that a test takes itself
+sys.path.append(str(CHECKOUT / "results/benchmarks"))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:

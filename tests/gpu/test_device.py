@@ -19,7 +19,13 @@ SIZES = {
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "Bert": SIZES,
-    "DistilBert": {"vocab_size": 200, "dim": 128, "n_layers": 3, "n_heads": 2, "hidden_dim": 256},
+    "DistilBert": {
+        "vocab_size": 200,
+        "dim": 128,
+        "n_layers": 3,
+        "n_heads": 2,
+        "hidden_dim": 256,
+    },
     "Llama": SIZES | {"num_key_value_heads": 1},
     "ModernBert": SIZES | {"local_attention": 8},
 }
@@ -35,7 +41,9 @@ def make(name: str, device: torch.device) -> Any:
     return getattr(transformers, f"{name}ForSequenceClassification")(config).to(device)
 
 
-def gradients(model: Any, inputs: dict[str, torch.Tensor], kind: torch.dtype) -> torch.Tensor:
+def gradients(
+    model: Any, inputs: dict[str, torch.Tensor], kind: torch.dtype
+) -> torch.Tensor:
     """All of them, one after the other, in fp64."""
     device = model.device
     labels = torch.arange(len(LENGTHS), device=device) % 3
@@ -49,7 +57,9 @@ def gradients(model: Any, inputs: dict[str, torch.Tensor], kind: torch.dtype) ->
     return torch.cat([grad.double().flatten() for grad in grads])
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "kind", [torch.float32, torch.bfloat16, torch.float16], ids=str
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_gradients_are_the_padded_ones(
     name: str, kind: torch.dtype, gpu: torch.device
@@ -57,7 +67,9 @@ def test_packed_gradients_are_the_padded_ones(
     """In reduced precision nearly: where a ReLU of the head is near 0, rounding decides about a
     sample's whole gradient of it."""
     draw = np.random.default_rng(0)
-    table = TokenTable.build([draw.integers(3, 200, n) for n in LENGTHS], [0] * len(LENGTHS))
+    table = TokenTable.build(
+        [draw.integers(3, 200, n) for n in LENGTHS], [0] * len(LENGTHS)
+    )
     order = np.arange(len(LENGTHS))
     padded, packed = table.batch(order, 0), table.packed(order)
     model = make(name, torch.device("cpu"))

@@ -33,7 +33,16 @@ class Failing(Task):
 """
 """A task of one's own that does something in its fifth step."""
 
-EXACT = ("--batch-size", "8", "--learning-rate", "1e-3", "--epochs", "4", "--nodes", "1")
+EXACT = (
+    "--batch-size",
+    "8",
+    "--learning-rate",
+    "1e-3",
+    "--epochs",
+    "4",
+    "--nodes",
+    "1",
+)
 
 
 def submit(*flags: str, timeout_s: float = 240) -> Done:
@@ -87,7 +96,9 @@ def test_losses_are_those_of_the_cpu(
     assert ours == pytest.approx(theirs, rel=allowed)
 
 
-def test_stopped_run_ends_as_if_it_had_not_been(undisturbed: Done, flags: tuple[str, ...]) -> None:
+def test_stopped_run_ends_as_if_it_had_not_been(
+    undisturbed: Done, flags: tuple[str, ...]
+) -> None:
     """SIGTERM while nccl is in use; dropout is on. Reductions on the device round differently from
     time to time: so losses may differ a little."""
     job = Following(*flags, "--precision", "bf16")
@@ -124,13 +135,19 @@ def failing(folder: Path, what: str, local: tuple[str, ...], *flags: str) -> Don
 
 def test_hung_kernel_is_found(tmp_path: Path, local: tuple[str, ...]) -> None:
     hangs = "torch.cuda._sleep(10**15)"
-    done = failing(tmp_path, hangs, local, "--hang-timeout-s", "15", "--max-requeues", "0")
+    done = failing(
+        tmp_path, hangs, local, "--hang-timeout-s", "15", "--max-requeues", "0"
+    )
     assert done.code != 0
     assert "hangs" in done.err + done.out
 
 
-def test_device_memory_that_does_not_suffice(tmp_path: Path, local: tuple[str, ...]) -> None:
-    done = failing(tmp_path, "torch.empty(2**45, device=batch.targets['labels'].device)", local)
+def test_device_memory_that_does_not_suffice(
+    tmp_path: Path, local: tuple[str, ...]
+) -> None:
+    done = failing(
+        tmp_path, "torch.empty(2**45, device=batch.targets['labels'].device)", local
+    )
     assert done.code != 0
     assert "out of memory" in done.err + done.out
     assert "--batch-size" in done.err + done.out
@@ -141,14 +158,23 @@ def test_gradients_that_are_not_finite_are_no_checkpoint(
 ) -> None:
     """The loss is finite, its gradient is not."""
     bad = "return (output.logits * 0).abs().sqrt().sum(), len(batch.indices)"
-    flags = ("--precision", "bf16", "--checkpoint-every-steps", "1", "--batch-size", "16")
+    flags = (
+        "--precision",
+        "bf16",
+        "--checkpoint-every-steps",
+        "1",
+        "--batch-size",
+        "16",
+    )
     done = failing(tmp_path, bad, local, *flags)
     assert done.code != 0
     assert "the gradients' norm is nan at step 5" in done.err
     assert all(int(name.split("-")[1]) < 5 for name in done.run.checkpoint_names())
 
 
-def test_fp16_skips_a_step_that_overflows(tmp_path: Path, local: tuple[str, ...]) -> None:
+def test_fp16_skips_a_step_that_overflows(
+    tmp_path: Path, local: tuple[str, ...]
+) -> None:
     grows = "return tuple(x * y for x, y in zip(super().loss(output, batch), (1e8, 1)))"
     done = failing(tmp_path, grows, local, "--precision", "fp16", "--batch-size", "16")
     assert done.code == 0, done.err

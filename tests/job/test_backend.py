@@ -30,7 +30,9 @@ def test_gpus() -> None:
         words = r"on n1, n2: 4 for 1 process\(es\); on n3: 0 for 1 process\(es\)\nhint"
         with pytest.raises(UsageError, match=words) as error:
             choose(asked, some)
-        assert "--gpus-per-node), or compute on CPUs: --profile cpu" in str(error.value.hint)
+        assert "--gpus-per-node), or compute on CPUs: --profile cpu" in str(
+            error.value.hint
+        )
     with pytest.raises(UsageError, match="a GPU for every process; on n3: 0 for 1"):
         choose("nccl", some[3:])
     assert choose("auto", [Offer("n1", 8, gpu_backend="xccl")]) == ("xccl", None)
@@ -41,19 +43,28 @@ def test_torch_that_does_not_fit_the_gpus() -> None:
     problem = "torch 2.13.0+cpu has no CUDA, and the host has 4 NVIDIA GPU(s)"
     offers = [Offer(host, 0, gpu_problem=problem, processes=4) for host in ("n1", "n2")]
     for asked in ("auto", "nccl"):
-        with pytest.raises(UsageError, match=rf"--backend {asked}: .*; on n1, n2: torch 2.13") as e:
+        with pytest.raises(
+            UsageError, match=rf"--backend {asked}: .*; on n1, n2: torch 2.13"
+        ) as e:
             choose(asked, offers)
         assert str(e.value.hint).startswith("install a torch for these GPUs")
     assert choose("gloo", offers) == ("gloo", None)
 
 
 def test_host_that_lost_a_gpu() -> None:
-    lost = Offer("n2", 3, gpu_problem="torch 2.13.0 can use 3 of 4 NVIDIA GPU(s)", processes=4)
-    with pytest.raises(SlurmftError, match=r"on n1: 4 for 4 process.*; on n2: torch 2") as error:
+    lost = Offer(
+        "n2", 3, gpu_problem="torch 2.13.0 can use 3 of 4 NVIDIA GPU(s)", processes=4
+    )
+    with pytest.raises(
+        SlurmftError, match=r"on n1: 4 for 4 process.*; on n2: torch 2"
+    ) as error:
         choose("auto", [Offer("n1", 4, processes=4), lost])
     assert error.value.bad_hosts == ["n2"]
     assert "--sbatch exclude=n2" in str(error.value.hint)
-    assert choose("auto", [Offer("n1", 4, processes=3), lost._replace(processes=3)])[0] == "nccl"
+    assert (
+        choose("auto", [Offer("n1", 4, processes=3), lost._replace(processes=3)])[0]
+        == "nccl"
+    )
     without = Offer("n3", 0, processes=4)  # never had any: another mistake
     with pytest.raises(UsageError):
         choose("auto", [Offer("n1", 4, processes=4), lost, without])
@@ -70,8 +81,14 @@ def test_each_process_sees_one_gpu() -> None:
 
 
 def test_ccl() -> None:
-    with_it, without, broken = Offer("n1", 0), Offer("n2", 0, NOT_HERE), Offer("n3", 0, BROKEN)
-    assert choose("auto", [with_it, with_it]) == choose("ccl", [with_it]) == ("ccl", None)
+    with_it, without, broken = (
+        Offer("n1", 0),
+        Offer("n2", 0, NOT_HERE),
+        Offer("n3", 0, BROKEN),
+    )
+    assert (
+        choose("auto", [with_it, with_it]) == choose("ccl", [with_it]) == ("ccl", None)
+    )
     assert choose("auto", [without, without]) == ("gloo", None)  # nobody expects it
     assert choose("auto", [with_it, without]) == (
         "gloo",
@@ -89,13 +106,27 @@ def join(asked: str, *variables: dict[str, str]) -> list[tuple[int, str]]:
     """Exit codes and output of ranks that join a process group, each on a host of its own."""
     ranks, port = [], str(free_ports(str(os.getpid()))[0])
     for number, more in enumerate(variables):
-        env = {"RANK": str(number), "WORLD_SIZE": str(len(variables)), "LOCAL_RANK": "0"}
-        env |= {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        env |= {"SLURMD_NODENAME": f"n{number + 1}", "GPUS": "0", "FI_TCP_IFACE": "lo"} | more
+        env = {
+            "RANK": str(number),
+            "WORLD_SIZE": str(len(variables)),
+            "LOCAL_RANK": "0",
+        }
+        env |= {
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        env |= {
+            "SLURMD_NODENAME": f"n{number + 1}",
+            "GPUS": "0",
+            "FI_TCP_IFACE": "lo",
+        } | more
         env["PYTHONPATH"] = os.pathsep.join([more.get("PYTHONPATH", ""), *sys.path])
         command = [*prepared.command("tests.support.join"), asked]
         pipe = subprocess.PIPE
-        ranks.append(subprocess.Popen(command, env=os.environ | env, stdout=pipe, text=True))
+        ranks.append(
+            subprocess.Popen(command, env=os.environ | env, stdout=pipe, text=True)
+        )
     try:
         said = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
     finally:
@@ -110,14 +141,19 @@ def test_host_without_the_binding(tmp_path: Path) -> None:
     found = join("auto", binding, {})
     assert found == [(0, f"gloo collectives use gloo; on n2: {NOT_HERE}\n")] * 2
     found = join("ccl", {}, binding)
-    assert found == [(2, f"error: --backend ccl on n1: {NOT_HERE}\nhint: {ccl.hint()}\n")] * 2
+    assert (
+        found
+        == [(2, f"error: --backend ccl on n1: {NOT_HERE}\nhint: {ccl.hint()}\n")] * 2
+    )
 
 
 @pytest.mark.processes
 def test_host_without_gpus() -> None:
     for code, text in join("auto", {"GPUS": "2"}, {}):
         assert code == 2
-        assert "; on n1: 2 for 1 process(es); on n2: 0 for 1 process(es)\nhint: " in text
+        assert (
+            "; on n1: 2 for 1 process(es); on n2: 0 for 1 process(es)\nhint: " in text
+        )
 
 
 @pytest.mark.processes

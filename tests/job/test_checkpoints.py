@@ -26,7 +26,9 @@ from tests.support.small_disk import fill
 
 def new_run(folder: Path) -> RunDir:
     program = Program(kind="script", name="plain", module="plain")
-    return RunDir.create(RunConfig(program=program, job=JobConfig(runs_dir=str(folder))))
+    return RunDir.create(
+        RunConfig(program=program, job=JobConfig(runs_dir=str(folder)))
+    )
 
 
 @pytest.fixture
@@ -53,7 +55,9 @@ def truncate(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["parts/weights", "state.json", "manifest.json"])
 @pytest.mark.parametrize("harm", [flip, truncate, Path.unlink])
-def test_damage_is_found_and_the_one_before_is_taken(run: RunDir, name: str, harm: object) -> None:
+def test_damage_is_found_and_the_one_before_is_taken(
+    run: RunDir, name: str, harm: object
+) -> None:
     store = Checkpoints(run, every_s=0, keep=3)
     for step in (1, 2):
         write(store, step)
@@ -66,7 +70,8 @@ def test_damage_is_found_and_the_one_before_is_taken(run: RunDir, name: str, har
     assert checkpoints.newest(run, warnings.append) == run.checkpoints / "step-00000001"
     assert len(warnings) == 1
     assert "step-00000002 is damaged" in warnings[0]
-    assert run.checkpoint_names() == ["step-00000001"]  # the bad one is put aside, not removed
+    # the bad one is put aside, not removed
+    assert run.checkpoint_names() == ["step-00000001"]
     assert len(list(run.checkpoints.glob("bad-*"))) == 1
 
 
@@ -92,14 +97,21 @@ def test_a_file_system_that_fails_is_no_reason_to_start_anew(
         run = new_run(two.nodes[0])
         write(Checkpoints(run, every_s=0, keep=3), 1)
         two.crash(0)
-        with pytest.raises(SlurmftError, match="checkpoints': Transport endpoint is not") as error:
+        with pytest.raises(
+            SlurmftError, match="checkpoints': Transport endpoint is not"
+        ) as error:
             checkpoints.newest(run, lambda warning: pytest.fail(warning))
         assert pauses == [1, 2, 3, 4]  # before the file system's end, which waits, too
     assert "slurmft resume" in str(error.value.hint)
 
 
 def test_names_sort_by_progress(run: RunDir) -> None:
-    names = ["step-00000009", "step-00000010", "step-00000010-e00000512", "step-00000010-evaluated"]
+    names = [
+        "step-00000009",
+        "step-00000010",
+        "step-00000010-e00000512",
+        "step-00000010-evaluated",
+    ]
     for name in reversed([*names, "step-00000011"]):
         (run.checkpoints / name).mkdir(parents=True)
     assert run.checkpoint_names() == [*names, "step-00000011"]
@@ -126,7 +138,9 @@ def test_attempt_that_slurm_gave_up_writes_no_checkpoint(
     assert run.checkpoint_names() == ["step-00000001"]
 
 
-def test_one_that_fails_is_not_seen_and_the_next_is_due_after_a_pause(run: RunDir) -> None:
+def test_one_that_fails_is_not_seen_and_the_next_is_due_after_a_pause(
+    run: RunDir,
+) -> None:
     store = Checkpoints(run, every_s=1e-9, keep=2)
     assert store.is_due()
 
@@ -147,17 +161,24 @@ def test_leftovers_of_a_kill_are_removed(run: RunDir) -> None:
     for name in (".step-00000001.123.ab", "bad-step-00000001-5", "step-00000002"):
         (run.checkpoints / name).mkdir(parents=True)
         (run.checkpoints / name / "model").touch()
-    (run.checkpoints / ".nfs0000000004").touch()  # a file that a client of NFS holds open
+    # a file that a client of NFS holds open
+    (run.checkpoints / ".nfs0000000004").touch()
     checkpoints.remove_leftovers(run)
     names = [".nfs0000000004", "bad-step-00000001-5", "step-00000002"]
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == names  # somebody may look
+    # somebody may look
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == names
     checkpoints.remove_leftovers(run, bad=True)
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == [names[0], names[2]]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        names[0],
+        names[2],
+    ]
 
 
 def test_manifest_names_every_file_with_size_and_sum(run: RunDir) -> None:
     write(Checkpoints(run, every_s=0, keep=2), 1)
-    files = json.loads((run.checkpoints / "step-00000001" / "manifest.json").read_text())["files"]
+    files = json.loads(
+        (run.checkpoints / "step-00000001" / "manifest.json").read_text()
+    )["files"]
     assert sorted(files) == ["parts/weights", "state.json"]
     zeros = hashlib.sha256(bytes(1000)).hexdigest()
     assert files["parts/weights"] == {"bytes": 1000, "sha256": zeros}
@@ -171,7 +192,9 @@ def test_manifest_names_every_file_with_size_and_sum(run: RunDir) -> None:
         (Path.unlink, "FileNotFoundError: "),
     ],
 )
-def test_damage_is_told_in_words(run: RunDir, harm: Callable[[Path], None], words: str) -> None:
+def test_damage_is_told_in_words(
+    run: RunDir, harm: Callable[[Path], None], words: str
+) -> None:
     write(Checkpoints(run, every_s=0, keep=2), 1)
     path = run.checkpoints / "step-00000001"
     harm(path / "parts" / "weights")
@@ -185,7 +208,9 @@ def test_damage_is_told_in_words(run: RunDir, harm: Callable[[Path], None], word
     assert warnings[1:] == ["no checkpoint is whole: the run starts from its beginning"]
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"files": []}', '{"files": {"state.json": {}}}', ""])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"files": []}', '{"files": {"state.json": {}}}', ""]
+)
 def test_manifest_that_is_none(run: RunDir, text: str) -> None:
     write(Checkpoints(run, every_s=0, keep=2), 1)
     (run.checkpoints / "step-00000001" / "manifest.json").write_text(text)
@@ -214,7 +239,9 @@ def test_read_is_tried_five_times(
     if failures < 5:
         assert checkpoints.newest(run, pytest.fail) == path
     else:
-        with pytest.raises(SlurmftError, match=f"cannot read '{path}': Stale file") as error:
+        with pytest.raises(
+            SlurmftError, match=f"cannot read '{path}': Stale file"
+        ) as error:
             checkpoints.newest(run, pytest.fail)
         assert f"slurmft resume {run.path}" in str(error.value.hint)
     assert pauses == [1, 2, 3, 4][:failures]
@@ -274,7 +301,9 @@ def test_due_by_the_clock(run: RunDir, clock: list[float]) -> None:
     assert store.is_due()
 
 
-def test_none_is_due_by_the_clock_if_not_asked_for(run: RunDir, clock: list[float]) -> None:
+def test_none_is_due_by_the_clock_if_not_asked_for(
+    run: RunDir, clock: list[float]
+) -> None:
     store = Checkpoints(run, every_s=0, keep=2)
     clock[0] += 1e9
     assert not store.is_due()
@@ -297,7 +326,10 @@ def test_full_disk_leaves_what_was_there(small_disk: Path) -> None:
     store = Checkpoints(run, every_s=0, keep=1)
     write(store, 1, best=True)
     ballast = fill(small_disk)
-    with pytest.raises(OSError, match="No space left"), store.write(checkpoint_name(2), best=True):
+    with (
+        pytest.raises(OSError, match="No space left"),
+        store.write(checkpoint_name(2), best=True),
+    ):
         pass
     assert store.best == checkpoint_name(1)
     assert [path.name for path in run.checkpoints.iterdir()] == [checkpoint_name(1)]

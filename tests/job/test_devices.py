@@ -69,7 +69,12 @@ def test_the_only_gpu_that_a_rank_sees_is_its_own(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setenv(GPUS, "4 NVIDIA")
     found = offer("auto")
-    assert (found.gpus, found.processes, found.uuid, found.gpu_problem) == (1, 4, "GPU-b", None)
+    assert (found.gpus, found.processes, found.uuid, found.gpu_problem) == (
+        1,
+        4,
+        "GPU-b",
+        None,
+    )
     assert found.gpu_backend == {"cuda": "nccl", "xpu": "xccl"}[kind]
 
 
@@ -85,14 +90,18 @@ def test_attention_of_cudnn_is_off(
 @pytest.mark.parametrize(
     ("vendor", "name"), [("NVIDIA", "CUDA"), ("AMD", "ROCm"), ("Intel", "XPU support")]
 )
-def test_torch_of_another_build(vendor: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_of_another_build(
+    vendor: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(GPUS, f"4 {vendor}")
     for build in ("cuda", "hip", "xpu"):
         monkeypatch.setattr(torch.version, build, None)
     count, problem = devices.usable()
     there = f"4 {vendor} GPU(s)"
     assert count == 0
-    assert problem == f"torch {torch.__version__} has no {name}, and the host has {there}"
+    assert (
+        problem == f"torch {torch.__version__} has no {name}, and the host has {there}"
+    )
 
 
 def test_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +111,10 @@ def test_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     count, problem = devices.usable()
     assert count == 0
     assert problem is not None
-    assert "can use 0 of the host's 4 NVIDIA GPU(s): CUDA initialization: The NVIDIA" in problem
+    assert (
+        "can use 0 of the host's 4 NVIDIA GPU(s): CUDA initialization: The NVIDIA"
+        in problem
+    )
     assert "driver on your system is too old" in problem
 
 
@@ -111,12 +123,17 @@ def test_fewer_gpus_than_the_node_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     FakeGpus(3).install(monkeypatch.setattr)
     version = torch.__version__
-    assert devices.usable() == (3, f"torch {version} can use 3 of the host's 4 NVIDIA GPU(s)")
+    assert devices.usable() == (
+        3,
+        f"torch {version} can use 3 of the host's 4 NVIDIA GPU(s)",
+    )
     FakeGpus(4).install(monkeypatch.setattr)
     assert devices.usable() == (4, None)
 
 
-@pytest.mark.parametrize(("asked", "gpus"), [("gloo", "4 NVIDIA"), ("ccl", ""), ("auto", "0")])
+@pytest.mark.parametrize(
+    ("asked", "gpus"), [("gloo", "4 NVIDIA"), ("ccl", ""), ("auto", "0")]
+)
 def test_ranks_on_cpus_ask_no_driver(
     asked: str, gpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +177,14 @@ def test_run_on_cpus_leaves_the_gpus_alone(tmp_path: Path) -> None:
     env |= {"ASKED": str(asked), "CUDA_VISIBLE_DEVICES": "0,1"}
     flags = ("--cluster", "local", "--max-steps", "2", "--runs-dir", str(tmp_path))
     done = slurmft(
-        "submit", "--follow", "--nproc-per-node", "1", "--profile", "cpu", *flags, env=env
+        "submit",
+        "--follow",
+        "--nproc-per-node",
+        "1",
+        "--profile",
+        "cpu",
+        *flags,
+        env=env,
     )
     assert done.code == 0, done.err
     assert done.result["backend"] == "gloo"

@@ -48,7 +48,9 @@ def make_run(folder: Path, **job: Any) -> RunDir:
     return RunDir.create(RunConfig(program=program, job=config))
 
 
-def start(run: RunDir, script: str, ranks: int, *arguments: str) -> subprocess.Popen[bytes]:
+def start(
+    run: RunDir, script: str, ranks: int, *arguments: str
+) -> subprocess.Popen[bytes]:
     """Two ranks under our torchrun, as a node's task starts them; or one process."""
     path = run.path.parent / "script.py"
     path.write_text(script)
@@ -59,7 +61,13 @@ def start(run: RunDir, script: str, ranks: int, *arguments: str) -> subprocess.P
     environment |= {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable]
     if ranks > 1:
-        command += ["-m", "slurmft.node.torchrun", "--standalone", "--nproc-per-node", str(ranks)]
+        command += [
+            "-m",
+            "slurmft.node.torchrun",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+        ]
     return subprocess.Popen(
         [*command, str(path), *arguments], env=environment, stdin=subprocess.DEVNULL
     )
@@ -70,12 +78,17 @@ def events(run: RunDir, event: str) -> list[dict[str, Any]]:
 
 
 def await_steps(process: subprocess.Popen[bytes], run: RunDir, count: int) -> None:
-    until(lambda: process.poll() is not None or len(events(run, "step")) >= count, every_s=0.05)
+    until(
+        lambda: process.poll() is not None or len(events(run, "step")) >= count,
+        every_s=0.05,
+    )
     assert process.poll() is None
 
 
 def last_steps(run: RunDir, ranks: int) -> list[str]:
-    return [run.rank_log(r).read_text().splitlines()[-1].split()[-1] for r in range(ranks)]
+    return [
+        run.rank_log(r).read_text().splitlines()[-1].split()[-1] for r in range(ranks)
+    ]
 
 
 @pytest.mark.processes
@@ -196,10 +209,15 @@ def test_records_of_many_steps_are_few(tmp_path: Path) -> None:
         job.step(n, loss=float(n))
     job.evaluated(accuracy=0.5)
     steps = events(run, "step")
-    assert [s["step"] for s in steps if s["step"] <= 10_000] == list(range(9_990, 10_001))
+    assert [s["step"] for s in steps if s["step"] <= 10_000] == list(
+        range(9_990, 10_001)
+    )
     assert sum(s.get("steps", 1) for s in steps) == 361
     assert 14 <= len(steps) <= 20
     assert steps[-1]["step"] == 10_350
     total = sum(s["loss"] * s.get("steps", 1) for s in steps)
     assert total == pytest.approx(sum(range(9_990, 10_351)))
-    assert [r["event"] for r in RecordReader(run.records).read_values()][-2:] == ["step", "epoch"]
+    assert [r["event"] for r in RecordReader(run.records).read_values()][-2:] == [
+        "step",
+        "epoch",
+    ]

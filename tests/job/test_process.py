@@ -41,11 +41,15 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def fail(run: RunDir, message: str = "no such label", rank: int = 3, meetings: int = 2) -> int:
+def fail(
+    run: RunDir, message: str = "no such label", rank: int = 3, meetings: int = 2
+) -> int:
     return process.record_failure(ValueError(message), run, rank, 7, meetings)
 
 
-def before(run: RunDir, rank: int = 3, step: int = 7, attempt: int = 2, meetings: int = 1) -> None:
+def before(
+    run: RunDir, rank: int = 3, step: int = 7, attempt: int = 2, meetings: int = 1
+) -> None:
     """A failure that is on record."""
     error = SlurmftError("ValueError: no such label")
     where = f"rank {rank} on {host_name()}"
@@ -67,8 +71,10 @@ def test_failure_says_what_this_process_has_seen(run: RunDir, ended: list[int]) 
     ("facts", "is_again"),
     [
         ({"meetings": 1}, True),
-        ({"meetings": 1, "rank": 0}, True),  # other ranks fail together with it, or did before
-        ({"meetings": 2}, True),  # an earlier life of this rank, which never met the others
+        # other ranks fail together with it, or did before
+        ({"meetings": 1, "rank": 0}, True),
+        # an earlier life of this rank, which never met the others
+        ({"meetings": 2}, True),
         ({"meetings": 2, "rank": 0}, False),  # the same moment
         ({"attempt": 1, "meetings": 5, "rank": 0}, True),
         ({"meetings": 1, "step": 6}, False),
@@ -97,7 +103,9 @@ def test_another_failure_is_no_return(run: RunDir, ended: list[int]) -> None:
     assert ended == []
 
 
-def test_error_with_words_of_its_own_cannot_be_helped(run: RunDir, ended: list[int]) -> None:
+def test_error_with_words_of_its_own_cannot_be_helped(
+    run: RunDir, ended: list[int]
+) -> None:
     error = SlurmftError("the loss is nan", code=3)
     assert process.record_failure(error, run, 0, 7, 1) == 3
     assert ended == [signal.SIGHUP]
@@ -149,14 +157,18 @@ def test_gpu_that_fails(
 
 
 @pytest.mark.parametrize("message", OTHERS)
-def test_errors_that_a_program_makes_on_a_gpu(message: str, run: RunDir, ended: list[int]) -> None:
+def test_errors_that_a_program_makes_on_a_gpu(
+    message: str, run: RunDir, ended: list[int]
+) -> None:
     process.record_failure(RuntimeError(message), run, 3, 7, 2)
     (failure,) = run.all_failures()
     assert (failure.bad_host, failure.retry, ended) == (None, False, [])
 
 
 @pytest.mark.parametrize("is_bad", [True, False])
-def test_host_whose_gpus_cannot_be_used(is_bad: bool, run: RunDir, ended: list[int]) -> None:
+def test_host_whose_gpus_cannot_be_used(
+    is_bad: bool, run: RunDir, ended: list[int]
+) -> None:
     """Every rank refuses; the one there is the cause."""
     hosts = [host_name()] if is_bad else ["n2"]
     error = SlurmftError("no GPU")

@@ -29,4 +29,6 @@ def test_ranks_agree(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank} done" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == [
+        f"rank {rank} done" for rank in range(3)
+    ]

@@ -25,8 +25,12 @@ from tests.lab.labs import LABS, make
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.lab", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LABS))
-    parser.add_argument("--only", action="append", metavar="CHECK", help=", ".join(CHECKS))
-    parser.add_argument("--output", type=Path, default=tables.FOLDER, help="%(default)s")
+    parser.add_argument(
+        "--only", action="append", metavar="CHECK", help=", ".join(CHECKS)
+    )
+    parser.add_argument(
+        "--output", type=Path, default=tables.FOLDER, help="%(default)s"
+    )
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
@@ -41,7 +45,11 @@ def examine(name: str, checks: list[str], path: Path) -> None:
     """Makes some checks on a file system; of the others, what was found before stays."""
     found = tables.load(path)
     with make(name) as lab:
-        found |= {"file_system_name": lab.title, "version": lab.version, "options": lab.options}
+        found |= {
+            "file_system_name": lab.title,
+            "version": lab.version,
+            "options": lab.options,
+        }
         found["date"] = time.strftime("%Y-%m-%d")
         for check in checks:
             began = time.monotonic()

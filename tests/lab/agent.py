@@ -62,18 +62,28 @@ class Operations(lock_operations.LockOperations):
                 return number
             time.sleep(random.random() / 2)
 
-    def read_all_along(self, path: str, seconds: float, patient: bool) -> dict[str, Any]:
+    def read_all_along(
+        self, path: str, seconds: float, patient: bool
+    ) -> dict[str, Any]:
         """Reads a file that another client replaces; what was seen, the errors by their names.
 
         Args:
             patient: as slurmft reads its files; else as any program.
         """
-        seen: dict[str, Any] = {"reads": 0, "torn": 0, "older": 0, "gap_s": 0.0, "errors": {}}
+        seen: dict[str, Any] = {
+            "reads": 0,
+            "torn": 0,
+            "older": 0,
+            "gap_s": 0.0,
+            "errors": {},
+        }
         last, since = 0, time.monotonic()
         deadline = since + seconds
         while time.monotonic() < deadline:
             try:
-                found = files.read_json(Path(path)) if patient else json.loads(_read(path))
+                found = (
+                    files.read_json(Path(path)) if patient else json.loads(_read(path))
+                )
                 if found is None:
                     raise OSError(0, "None")
             except ValueError:
@@ -136,7 +146,9 @@ class Operations(lock_operations.LockOperations):
 
     # --- checkpoints ---
 
-    def write_checkpoint(self, run: str, step: int, mib: int, pause_s: float = 0) -> dict[str, Any]:
+    def write_checkpoint(
+        self, run: str, step: int, mib: int, pause_s: float = 0
+    ) -> dict[str, Any]:
         """Writes a checkpoint of four files as slurmft does: seconds, and the error's words.
 
         Args:
@@ -198,7 +210,9 @@ class Operations(lock_operations.LockOperations):
         def got() -> bool:
             nonlocal answer
             try:
-                lock_operations.release(lock_operations.acquire(Path(path), primitive), primitive)
+                lock_operations.release(
+                    lock_operations.acquire(Path(path), primitive), primitive
+                )
                 answer = "got"
             except OSError as error:
                 answer = "busy" if isinstance(error, BlockingIOError) else words(error)

@@ -21,10 +21,14 @@ class Remote:
 
     def __init__(self, client: Client, user: int = 0) -> None:
         self.client = client
-        self._agents = Agents({client.name: client.command(python("-m", "tests.lab.agent"), user)})
+        self._agents = Agents(
+            {client.name: client.command(python("-m", "tests.lab.agent"), user)}
+        )
         self._pool = ThreadPoolExecutor(1)
 
-    def call(self, operation: str, /, timeout_s: float = ANSWER_S, **arguments: Any) -> Any:
+    def call(
+        self, operation: str, /, timeout_s: float = ANSWER_S, **arguments: Any
+    ) -> Any:
         """What the client answers.
 
         Raises:

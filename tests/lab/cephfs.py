@@ -34,8 +34,24 @@ class CephFS(NamespaceLab):
     """With its defaults, but one copy of the data, and no authentication."""
 
     name, title = "cephfs", "CephFS"
-    packages = ("ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph-common", "attr")
-    programs = ("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "setfattr")
+    packages = (
+        "ceph-mon",
+        "ceph-mgr",
+        "ceph-osd",
+        "ceph-mds",
+        "ceph-fuse",
+        "ceph-common",
+        "attr",
+    )
+    programs = (
+        "ceph",
+        "ceph-mon",
+        "ceph-mgr",
+        "ceph-osd",
+        "ceph-mds",
+        "ceph-fuse",
+        "setfattr",
+    )
     fixed_folders = ("/etc/ceph", "/var/lib/ceph", "/var/log/ceph", "/var/run/ceph")
     options = "ceph-fuse"
 
@@ -47,7 +63,10 @@ class CephFS(NamespaceLab):
             self._configure(self.server.name)
             for kind in ("mon", "mgr", "osd", "mds"):
                 self.server.sh(
-                    "mkdir", "-p", f"/var/lib/ceph/{kind}/ceph-a", "/var/lib/ceph/osd/ceph-0"
+                    "mkdir",
+                    "-p",
+                    f"/var/lib/ceph/{kind}/ceph-a",
+                    "/var/lib/ceph/osd/ceph-0",
                 )
             fsid = self._conf.split()[3]
             self.server.sh(
@@ -60,7 +79,9 @@ class CephFS(NamespaceLab):
                 fsid,
                 "/var/lib/ceph/monmap",
             )
-            self.server.sh("ceph-mon", "--mkfs", "-i", "a", "--monmap", "/var/lib/ceph/monmap")
+            self.server.sh(
+                "ceph-mon", "--mkfs", "-i", "a", "--monmap", "/var/lib/ceph/monmap"
+            )
         self.server.sh("ceph-mon", "-i", "a")
         self._wait("status", "quorum")
         self.server.sh("ceph-mgr", "-i", "a")
@@ -69,7 +90,9 @@ class CephFS(NamespaceLab):
             self._ceph("osd", "new", disk)
             self.server.sh("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", disk)
         self.server.sh(
-            "sh", "-c", "ceph-osd -i 0 || (tail -30 /var/log/ceph/ceph-osd.0.log; false)"
+            "sh",
+            "-c",
+            "ceph-osd -i 0 || (tail -30 /var/log/ceph/ceph-osd.0.log; false)",
         )
         if first:
             for pool in ("metadata", "data"):

@@ -62,7 +62,9 @@ def check_locks(bench: Bench) -> Found:
 
 def measure(clients: Sequence[Client], folder: Path) -> doctor_locks.Measurement:
     """`slurmft doctor locks` on the clients."""
-    commands = {c.name: c.command(["env", *python()[1:3], *agent_command()]) for c in clients}
+    commands = {
+        c.name: c.command(["env", *python()[1:3], *agent_command()]) for c in clients
+    }
     hosts = {name: name for name in commands}
     site = Site(hosts=hosts, commands=commands, env={}, job_id="lab", simulated=False)
     return doctor_locks.measure(site, len(hosts), folder)
@@ -82,7 +84,11 @@ def _holds(clients: Sequence[Client], folder: Path, kind: str) -> Found:
             assert first.stdin is not None
             first.stdin.close()
             back = _freed_after(clients[1], path, kind)
-    found: Found = {"on_node": beside == "busy", "between_nodes": between == "busy", "exit_s": back}
+    found: Found = {
+        "on_node": beside == "busy",
+        "between_nodes": between == "busy",
+        "exit_s": back,
+    }
     if between == "busy":
         other = folder / f"killed-{kind}"
         with _process(clients[0], other, kind, "hold") as first:
@@ -95,7 +101,9 @@ def _holds(clients: Sequence[Client], folder: Path, kind: str) -> Found:
 
 
 @contextlib.contextmanager
-def _process(client: Client, path: Path, kind: str, way: str) -> Iterator[subprocess.Popen[str]]:
+def _process(
+    client: Client, path: Path, kind: str, way: str
+) -> Iterator[subprocess.Popen[str]]:
     """A process on a client that locks by nothing but the system call."""
     argv = ["python3", "-I", "-S", "-c", LOCK, str(path), kind, way]
     with subprocess.Popen(
@@ -148,16 +156,23 @@ def check_traps(bench: Bench) -> Found:
         "kinds": kinds,
         "right": {"samples": evaluate_on_nodes.SAMPLES, "accuracy": 0.75},
         "evaluate": dict(zip(kinds, answers, strict=True)),
-        "hub": {name: _hub(clients, folder / f"hub-{name}", kind) for name, kind in kinds.items()},
+        "hub": {
+            name: _hub(clients, folder / f"hub-{name}", kind)
+            for name, kind in kinds.items()
+        },
     }
 
 
-def _evaluate(clients: Sequence[Client], cache: Path, kinds: Sequence[str]) -> list[Any]:
+def _evaluate(
+    clients: Sequence[Client], cache: Path, kinds: Sequence[str]
+) -> list[Any]:
     """What process 0 gets, for each kind of lock."""
     cases = [("four processes", kind) for kind in kinds]
     plan = {"caches": [str(cache)] * 2, "cases": cases, "timeout_s": EVALUATE_S}
     commands = [
-        python("-m", "tests.support.evaluate_on_nodes", json.dumps(plan | {"node": node}))
+        python(
+            "-m", "tests.support.evaluate_on_nodes", json.dumps(plan | {"node": node})
+        )
         for node in (0, 1)
     ]
     return [lines[0][2] for lines in _together(clients, commands, len(kinds))]
@@ -168,7 +183,10 @@ def _hub(clients: Sequence[Client], home: Path, kind: str) -> Found:
     command = python("-m", "tests.lab.hub_on_node", kind, str(home))
     answers = next(_together(clients, [command] * 2, 1))
     problems = [answer["problem"] for answer in answers if answer["problem"]]
-    return {"fetched": sum(answer["fetched"] for answer in answers), "problems": problems}
+    return {
+        "fetched": sum(answer["fetched"] for answer in answers),
+        "problems": problems,
+    }
 
 
 def _together(
@@ -189,7 +207,9 @@ def _together(
         for _ in range(rounds):
             for process in processes:
                 while (said := _line(process)) != "ready":
-                    assert process.poll() is None or said, "it ended before it was ready"
+                    assert process.poll() is None or said, (
+                        "it ended before it was ready"
+                    )
             for process in processes:
                 assert process.stdin is not None
                 process.stdin.write("\n")
@@ -207,11 +227,15 @@ def check_renames(bench: Bench, seconds: float = 30.0) -> Found:
     writer = bench.remote(0)
     writer.call("replace", path=path, seconds=0.1)
     reading = {
-        name: bench.remote(1).start("read_all_along", path=path, seconds=seconds, patient=patient)
+        name: bench.remote(1).start(
+            "read_all_along", path=path, seconds=seconds, patient=patient
+        )
         for name, patient in (("plain", False), ("slurmft", True))
     }
     found: Found = {"writes": writer.call("replace", path=path, seconds=seconds)}
-    return found | {name: future.result(2 * seconds + 30) for name, future in reading.items()}
+    return found | {
+        name: future.result(2 * seconds + 30) for name, future in reading.items()
+    }
 
 
 def check_exclusive(bench: Bench) -> Found:
@@ -219,7 +243,8 @@ def check_exclusive(bench: Bench) -> Found:
     folder = bench.folder("exclusive")
     found = {}
     for kind in ("O_EXCL", "mkdir", "symlink"):
-        remotes = [bench.remote(number) for number in (0, 1)]  # both are there before one begins
+        # both are there before one begins
+        remotes = [bench.remote(number) for number in (0, 1)]
         asked: Found = {"folder": str(folder), "count": 200, "start": 0.2, "kind": kind}
         tasks = [remote.start("exclusive", **asked) for remote in remotes]
         try:
@@ -238,10 +263,14 @@ def check_visibility(bench: Bench, times: int = 20) -> Found:
     writer, reader = bench.remote(0), bench.remote(1)
 
     def seen(what: str, number: int) -> float:
-        path = str(folder / (what if what in ("changed", "appended") else f"{what}-{number}"))
+        path = str(
+            folder / (what if what in ("changed", "appended") else f"{what}-{number}")
+        )
         text = f"{what} {number}\n"
         if what == "listed":
-            waiting = reader.start("await_listed", path=path, within_s=90, timeout_s=100)
+            waiting = reader.start(
+                "await_listed", path=path, within_s=90, timeout_s=100
+            )
         elif what == "looked for":
             waiting = reader.start("await_file", path=path, within_s=90, timeout_s=100)
         else:
@@ -249,7 +278,9 @@ def check_visibility(bench: Bench, times: int = 20) -> Found:
             waiting = reader.start("await_content", timeout_s=100, **asked)
         time.sleep(0.2)  # it has looked, and its caches are warm
         began = time.monotonic()
-        writer.call("append" if what == "appended" else "write_text", path=path, text=text)
+        writer.call(
+            "append" if what == "appended" else "write_text", path=path, text=text
+        )
         wrote = time.monotonic()
         if what == "new":
             writes.append(round(wrote - began, 4))
@@ -303,8 +334,18 @@ def check_run(bench: Bench, down_s: float = 5.0) -> Found:
     runs = bench.lab.folder / "runs"
     for folder in (bench.lab.folder, runs):  # MooseFS's is open to all
         bench.remote(0).call("make_folder", path=str(folder), mode=0o755)
-    flags = ["--nodes=1", "--nproc-per-node=1", "--cpus-per-task=1", f"--runs-dir={runs}"]
-    flags += ["--batch-size=2", "--max-steps=60", "--log-every=1", "--checkpoint-every-steps=5"]
+    flags = [
+        "--nodes=1",
+        "--nproc-per-node=1",
+        "--cpus-per-task=1",
+        f"--runs-dir={runs}",
+    ]
+    flags += [
+        "--batch-size=2",
+        "--max-steps=60",
+        "--log-every=1",
+        "--checkpoint-every-steps=5",
+    ]
     command = python("-m", "slurmft", "submit", "--cluster=local", "--follow", *flags)
     with subprocess.Popen(
         bench.lab.clients[0].command(command), text=True,
@@ -322,13 +363,17 @@ def check_run(bench: Bench, down_s: float = 5.0) -> Found:
             said += process.communicate(timeout=500)[0].splitlines()
         finally:
             process.kill()
-    steps = [int(found[1]) for line in said if (found := re.search(r"step (\d+)/60", line))]
+    steps = [
+        int(found[1]) for line in said if (found := re.search(r"step (\d+)/60", line))
+    ]
     done = any(line.startswith("model and records: ") for line in said)
     return {
         "exit": process.returncode,
         "finished": done,
         "steps_lost": len(steps) - len(set(steps)),
-        "words": [line for line in said if line.startswith(("warning", "error", "hint"))],
+        "words": [
+            line for line in said if line.startswith(("warning", "error", "hint"))
+        ],
     }
 
 
@@ -386,14 +431,18 @@ def check_quota(bench: Bench) -> Found:
     except NotImplementedError as error:
         return {"not shown": str(error)}
     try:
-        found: Found = {"small": writer.call("write_checkpoint", run=run, step=1, mib=4)}
+        found: Found = {
+            "small": writer.call("write_checkpoint", run=run, step=1, mib=4)
+        }
         large = {"run": run, "step": 2, "mib": MIB, "pause_s": 0.1}
         found["full"] = writer.call("write_checkpoint", timeout_s=200, **large)
         found["leftovers"] = maker.call("leftovers", run=run)
         found["seen"] = bench.remote(1).call("checkpoints", run=run)
     finally:
         bench.lab.set_quota(None)
-    found["again"] = writer.call("write_checkpoint", run=run, step=3, mib=MIB, timeout_s=200)
+    found["again"] = writer.call(
+        "write_checkpoint", run=run, step=3, mib=MIB, timeout_s=200
+    )
     return found
 
 
@@ -405,7 +454,10 @@ def check_cut(bench: Bench) -> Found:
     kind = str(measure(bench.lab.clients, bench.folder("cut-locks")).choice())
     run, lock = _run_folder(bench), str(bench.folder("cut") / "lock")
     writer, holder, other = bench.remote(0), bench.remote(0), bench.remote(1)
-    found: Found = {"primitive": kind, "taken": holder.call("take", path=lock, primitive=kind)}
+    found: Found = {
+        "primitive": kind,
+        "taken": holder.call("take", path=lock, primitive=kind),
+    }
     long_s = LOCK_LOSS_S + 100
     writing = writer.start(
         "write_checkpoint", timeout_s=long_s, run=run, step=1, mib=MIB, pause_s=0.05

@@ -30,11 +30,14 @@ class GlusterFS(NamespaceLab):
         self.server.sh("glusterd")
         if not first:  # its bricks start with it
             self._wait(
-                "Online", lambda: self._gluster("volume", "status").count(" Y ") >= self.bricks
+                "Online",
+                lambda: self._gluster("volume", "status").count(" Y ") >= self.bricks,
             )
             return
         self.version = self._gluster("--version").split()[1]
-        bricks = [f"{SERVER_ADDRESS}:{self.home}/server/brick{n}" for n in range(self.bricks)]
+        bricks = [
+            f"{SERVER_ADDRESS}:{self.home}/server/brick{n}" for n in range(self.bricks)
+        ]
         self._wait("the daemon", lambda: "State" in self._gluster("pool", "list"))
         self._gluster("volume", "create", "lab", *self.layout, *bricks, "force")
         for name, value in self.volume_options.items():

@@ -33,7 +33,15 @@ class Host:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        namespaces = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
+        namespaces = [
+            "--net",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--fork",
+            "--kill-child",
+        ]
         self._unshare = process.start(
             ["unshare", *namespaces, "--mount-proc", "bash", "-c", _INIT],
             stdin=subprocess.DEVNULL,
@@ -75,7 +83,9 @@ class Host:
         )  # fmt: skip
         if check and done.returncode:
             said = (done.stderr + done.stdout).strip()
-            raise LabError(f"{self.name}: {' '.join(argv)}: exit {done.returncode}: {said}")
+            raise LabError(
+                f"{self.name}: {' '.join(argv)}: exit {done.returncode}: {said}"
+            )
         return done.stdout
 
     def bind(self, private: Path, *places: str) -> None:
@@ -105,8 +115,11 @@ class Server(Host):
         cable = f"to-{client.name}"
         self.sh("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0")
         self.sh("ip", "link", "set", cable, "master", _BRIDGE, "up")
-        move = ["ip", "link", "set", "eth0", "netns", str(client.pid)]  # a pid as we see it
-        subprocess.run(["nsenter", f"--net=/proc/{self.pid}/ns/net", *move], check=True, timeout=30)
+        # a pid as we see it
+        move = ["ip", "link", "set", "eth0", "netns", str(client.pid)]
+        subprocess.run(
+            ["nsenter", f"--net=/proc/{self.pid}/ns/net", *move], check=True, timeout=30
+        )
         client.sh("ip", "addr", "add", f"{address}/24", "dev", "eth0")
         client.sh("ip", "link", "set", "eth0", "up")
 

@@ -20,7 +20,10 @@ CONTENT = bytes(range(256)) * 2**14  # 4 MiB
 
 def main(kind: str, home: str) -> None:
     os.environ["HF_HOME"] = home
-    with tempfile.TemporaryDirectory() as folder, hub.Hub(Path(folder), pause_s=1.5) as source:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        hub.Hub(Path(folder), pause_s=1.5) as source,
+    ):
         (Path(folder) / FILE).write_bytes(CONTENT)
         os.environ["HF_ENDPOINT"] = source.url()
         import huggingface_hub

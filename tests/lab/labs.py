@@ -82,7 +82,9 @@ class Lab:
         lacking = [name for name in self.programs if not shutil.which(name, path=_PATH)]
         if lacking:
             packages = " ".join(self.packages)
-            return f"{self.name} needs {', '.join(lacking)}: apt-get install -y {packages}"
+            return (
+                f"{self.name} needs {', '.join(lacking)}: apt-get install -y {packages}"
+            )
         return None
 
     def __enter__(self) -> Lab:
@@ -133,7 +135,9 @@ class NamespaceLab(Lab):
             self.hosts.append(client)
             client.bind(self.home / client.name, *self.fixed_folders)
             self.mount(client)
-        self.clients = [host for host in self.hosts if isinstance(host, NamespaceClient)]
+        self.clients = [
+            host for host in self.hosts if isinstance(host, NamespaceClient)
+        ]
 
     def mount(self, client: NamespaceClient) -> None:
         """Mounts the file system at `folder`."""

@@ -30,7 +30,14 @@ PROGRAMS = ("qemu-system-x86_64", "busybox", "depmod", "cpio")
 
 _PORT = 7900
 _BOOT_S = 180.0
-_BOOT_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_net", "virtio_blk")
+_BOOT_MODULES = (
+    "virtio_pci",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "virtio_net",
+    "virtio_blk",
+)
 _READY = "lab: ready"
 _REMOTE = Path(__file__).with_name("remote.py")
 
@@ -53,7 +60,12 @@ class Machine:
     """A machine on a network; a client of a file system, or its server."""
 
     def __init__(
-        self, name: str, network: Network, disks: Sequence[Path] = (), *, memory_mb: int = 700
+        self,
+        name: str,
+        network: Network,
+        disks: Sequence[Path] = (),
+        *,
+        memory_mb: int = 700,
     ) -> None:
         """
         Args:
@@ -73,14 +85,38 @@ class Machine:
         self._console.write_text("")
         kernel = next((self._network.kernel / "boot").glob("vmlinuz-*"))
         root = "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap"
-        data = f"socket,id=data,mcast=230.9.8.7:{self._network.port},localaddr=127.0.0.1"
+        data = (
+            f"socket,id=data,mcast=230.9.8.7:{self._network.port},localaddr=127.0.0.1"
+        )
         door = f"tcp:127.0.0.1:{self._port}-10.0.2.15:{_PORT}"
         control = f"user,id=control,restrict=on,hostfwd={door}"
         mac = f"52:54:00:79:00:{int(self.address.rpartition('.')[2]):02x}"
-        command = ["qemu-system-x86_64", *_accelerator(), "-m", str(self._memory_mb), "-nodefaults"]
-        command += ["-display", "none", "-no-reboot", "-serial", f"file:{self._console}"]
-        command += ["-monitor", f"unix:{self._monitor},server,nowait", "-kernel", str(kernel)]
-        command += ["-initrd", str(self._network.initrd), "-append", self._kernel_arguments()]
+        command = [
+            "qemu-system-x86_64",
+            *_accelerator(),
+            "-m",
+            str(self._memory_mb),
+            "-nodefaults",
+        ]
+        command += [
+            "-display",
+            "none",
+            "-no-reboot",
+            "-serial",
+            f"file:{self._console}",
+        ]
+        command += [
+            "-monitor",
+            f"unix:{self._monitor},server,nowait",
+            "-kernel",
+            str(kernel),
+        ]
+        command += [
+            "-initrd",
+            str(self._network.initrd),
+            "-append",
+            self._kernel_arguments(),
+        ]
         command += ["-virtfs", root]
         command += ["-netdev", data, "-device", f"virtio-net-pci,netdev=data,mac={mac}"]
         command += ["-netdev", control, "-device", "virtio-net-pci,netdev=control"]
@@ -91,7 +127,9 @@ class Machine:
 
     def _kernel_arguments(self) -> str:
         """What the kernel does not know itself, it gives to its first process as variables."""
-        others = [f"{address}={name}" for name, address in self._network.addresses.items()]
+        others = [
+            f"{address}={name}" for name, address in self._network.addresses.items()
+        ]
         variables = {
             "LAB_NAME": self.name,
             "LAB_ADDRESS": self.address,
@@ -187,7 +225,9 @@ class MachineLab(Lab):
             machine.start()
         for machine in self.machines.values():
             machine.await_boot()
-        clients = [machine for name, machine in self.machines.items() if name != "server"]
+        clients = [
+            machine for name, machine in self.machines.items() if name != "server"
+        ]
         self.serve()
         for client in clients:
             client.sh(f"mkdir -p {self.folder}")
@@ -223,7 +263,9 @@ def image(path: Path, mib: int) -> Path:
 def _accelerator() -> list[str]:
     """KVM where the processor does it. Where only a hypervisor does (PVM), Debian's kernel cannot
     boot on it: there QEMU translates, ten times slower."""
-    hardware = any(Path(f"/sys/module/kvm_{maker}").exists() for maker in ("intel", "amd"))
+    hardware = any(
+        Path(f"/sys/module/kvm_{maker}").exists() for maker in ("intel", "amd")
+    )
     if hardware and os.access("/dev/kvm", os.W_OK):
         return ["-accel", "kvm", "-cpu", "host"]
     return ["-accel", "tcg", "-cpu", "max"]
@@ -238,7 +280,9 @@ def _kernel() -> Path:
     kernel = folder / "kernel"
     if not kernel.exists():
         depends = _run("apt-cache", "depends", "linux-image-amd64")
-        package = next(word for word in depends.split() if re.match(r"linux-image-\d", word))
+        package = next(
+            word for word in depends.split() if re.match(r"linux-image-\d", word)
+        )
         with tempfile.TemporaryDirectory(dir=folder) as aside:
             _run("apt-get", "download", package, cwd=Path(aside))
             (archive,) = Path(aside).glob("*.deb")
@@ -269,7 +313,9 @@ def _initrd(kernel: Path, home: Path) -> Path:
     order = dict.fromkeys(file for name in _BOOT_MODULES for file in needs[name])
     for file in order:
         shutil.copy(modules / file, tree / "modules")
-    (tree / "modules/order").write_text("".join(f"{Path(file).name}\n" for file in order))
+    (tree / "modules/order").write_text(
+        "".join(f"{Path(file).name}\n" for file in order)
+    )
     packed = home / "initrd.img"
     pack = f"find . | cpio --quiet -o -H newc > {shlex.quote(str(packed))}"
     _run("sh", "-c", pack, cwd=tree)

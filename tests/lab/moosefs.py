@@ -24,7 +24,9 @@ class MooseFS(NamespaceLab):
             self._configure()
             self.version = self.server.sh("sh", "-c", "mfsmaster -v 2>&1").split()[1]
         self.server.sh("sh", "-c", "mfsmaster -a start >/var/lib/mfs/master.log 2>&1")
-        self.server.sh("sh", "-c", "mfschunkserver start >/var/lib/mfs/chunkserver.log 2>&1")
+        self.server.sh(
+            "sh", "-c", "mfschunkserver start >/var/lib/mfs/chunkserver.log 2>&1"
+        )
 
     def _configure(self) -> None:
         etc, data = (self.home / "server" / name for name in ("etc-mfs", "var-lib-mfs"))

@@ -43,13 +43,17 @@ class Times:
     def row(self) -> str:
         parts = [f"{len(self.met_s):>5}"]
         for values in (self.connected_s, self.met_s):
-            parts.append(f"{min(values):8.1f} {statistics.median(values):8.1f} {max(values):8.1f}")
+            parts.append(
+                f"{min(values):8.1f} {statistics.median(values):8.1f} {max(values):8.1f}"
+            )
         return "  ".join([*parts, f"{self.ended_s:8.1f}"])
 
 
 def start(cluster: Cluster, nodes: int, runs_dir: Path, **settings: Any) -> RunDir:
     """Submits a roll call of so many nodes."""
-    program = Program(kind="lab", name="roll-call", module="tests.lab.roll_call", settings=settings)
+    program = Program(
+        kind="lab", name="roll-call", module="tests.lab.roll_call", settings=settings
+    )
     job = JobConfig(
         nodes=nodes, cpus_per_task=1, requeue=False, rdzv_timeout_s=300, profile="cpu",
         runs_dir=str(runs_dir),
@@ -58,7 +62,12 @@ def start(cluster: Cluster, nodes: int, runs_dir: Path, **settings: Any) -> RunD
     text = inside_text(run.load_config(), run)
     script = run.submitit / "job.sh"
     script.write_text(text.replace("slurmft.node.task", "tests.lab.roll_call --task"))
-    options = [f"--nodes={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", "--time=15"]
+    options = [
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        "--time=15",
+    ]
     options += [f"--output={run.submitit}/script.log"]
     environment = {"PYTHONPATH": str(CHECKOUT)}
     cluster.run(["sbatch", *options, str(script)], env=environment)
@@ -79,11 +88,19 @@ def times(run: RunDir) -> Times:
 
     def after(pattern: str, text: str) -> list[float]:
         """When the processes that write these logs said so."""
-        lines = [x for p in sorted(run.logs.glob(pattern)) for x in p.read_text().splitlines()]
-        return [(log_times.split(x)[0] or 0.0) - began for x in lines if re.search(text, x)]
+        lines = [
+            x
+            for p in sorted(run.logs.glob(pattern))
+            for x in p.read_text().splitlines()
+        ]
+        return [
+            (log_times.split(x)[0] or 0.0) - began for x in lines if re.search(text, x)
+        ]
 
     ended_s = float(run.get_state().time) - began
-    return Times(after("node-*.log", "^.*node .* on"), after("rank-*.log", "has met"), ended_s)
+    return Times(
+        after("node-*.log", "^.*node .* on"), after("rank-*.log", "has met"), ended_s
+    )
 
 
 def main() -> None:

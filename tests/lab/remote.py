@@ -29,7 +29,9 @@ def serve(port: int, key: str) -> None:
     with socket.create_server(("", port), backlog=64) as listener:
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=_run_program, args=(connection, key), daemon=True).start()
+            threading.Thread(
+                target=_run_program, args=(connection, key), daemon=True
+            ).start()
 
 
 def _run_program(connection: socket.socket, key: str) -> None:
@@ -48,10 +50,15 @@ def _run_program(connection: socket.socket, key: str) -> None:
             _send(connection, sending, 0, b"127")
             return
         copies = [
-            threading.Thread(target=_copy, args=(output, connection, sending, stream), daemon=True)
+            threading.Thread(
+                target=_copy, args=(output, connection, sending, stream), daemon=True
+            )
             for stream, output in ((1, child.stdout), (2, child.stderr))
         ]
-        for thread in (*copies, threading.Thread(target=_feed, args=(frames, child), daemon=True)):
+        for thread in (
+            *copies,
+            threading.Thread(target=_feed, args=(frames, child), daemon=True),
+        ):
             thread.start()
         code = child.wait()
         for thread in copies:
@@ -78,7 +85,9 @@ def _copy(
             _send(connection, sending, stream, text)
 
 
-def _send(connection: socket.socket, sending: threading.Lock, stream: int, text: bytes) -> None:
+def _send(
+    connection: socket.socket, sending: threading.Lock, stream: int, text: bytes
+) -> None:
     with sending, contextlib.suppress(OSError):
         connection.sendall(_HEAD.pack(stream, len(text)) + text)
 

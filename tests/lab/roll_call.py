@@ -35,7 +35,10 @@ def run_node(supervisor: Supervisor) -> int:
     if not meet_nodes(supervisor, config, rendezvous):
         return Exit.FAILED
     profile = use_of_node(config, os.environ)
-    os.environ |= {"RANK": str(rendezvous.node_rank), "WORLD_SIZE": str(len(rendezvous.hosts))}
+    os.environ |= {
+        "RANK": str(rendezvous.node_rank),
+        "WORLD_SIZE": str(len(rendezvous.hosts)),
+    }
     os.environ |= {"MASTER_ADDR": rendezvous.head, "MASTER_PORT": str(rendezvous.port)}
     child = Child(
         command=[sys.executable, "-m", "tests.lab.roll_call", str(run.path)],

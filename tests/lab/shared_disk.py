@@ -60,7 +60,9 @@ class OCFS2(SharedDisk):
 
     def make(self, machine: Machine) -> None:
         cluster = "--cluster-stack=o2cb --cluster-name=lab"
-        machine.sh(f"yes | mkfs.ocfs2 -F -N 2 -b 4K -C 4K {cluster} /dev/vda", timeout_s=300)
+        machine.sh(
+            f"yes | mkfs.ocfs2 -F -N 2 -b 4K -C 4K {cluster} /dev/vda", timeout_s=300
+        )
 
     def mount(self, client: Machine) -> None:
         client.sh(f"mount -t ocfs2 /dev/vda {self.folder}")
@@ -106,7 +108,9 @@ END
         )
 
     def make(self, machine: Machine) -> None:
-        machine.sh("mkfs.gfs2 -O -p lock_dlm -t lab:shared -j 2 -J 32 /dev/vda", timeout_s=300)
+        machine.sh(
+            "mkfs.gfs2 -O -p lock_dlm -t lab:shared -j 2 -J 32 /dev/vda", timeout_s=300
+        )
 
     def mount(self, client: Machine) -> None:
         client.sh(f"mount -t gfs2 /dev/vda {self.folder}")

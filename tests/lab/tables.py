@@ -30,7 +30,9 @@ def load(path: Path) -> Found:
 def page(text: str, folder: Path = FOLDER) -> str:
     """The page with the tables of all labs."""
     found = [load(path) for path in sorted(folder.glob("*.json"), key=_stem)]
-    tables = "\n".join(f"\n{_table(found, columns)}" for columns in (_LOCKS, _FILES, _FAULTS))
+    tables = "\n".join(
+        f"\n{_table(found, columns)}" for columns in (_LOCKS, _FILES, _FAULTS)
+    )
     return _PLACE.sub(lambda place: f"{place[1]}{tables}\n{place[2]}", text)
 
 
@@ -157,9 +159,8 @@ def _checkpoint(check: str, step: int, writer: str = "writer") -> Cell:
         there = "not seen" if _is_gone(seen) else seen.get(f"step-{step:08d}", "absent")
         error, seconds = found[writer]["error"], found[writer]["seconds"]
         left = ", **parts left**" if found.get("leftovers") else ""
-        return (
-            f"{there}, {error.split(':')[0] if error else 'no error'} after {seconds:.0f} s{left}"
-        )
+        outcome = error.split(":")[0] if error else "no error"
+        return f"{there}, {outcome} after {seconds:.0f} s{left}"
 
     return told
 
@@ -182,7 +183,11 @@ def _lost_holder(one: Found) -> str:
     if found["other"] != "got":
         return "still holds it"
     unaware = found["holder"] == "written"
-    return "**believes it holds it**" if unaware else f"told: {found['holder'].split(':')[0]}"
+    return (
+        "**believes it holds it**"
+        if unaware
+        else f"told: {found['holder'].split(':')[0]}"
+    )
 
 
 def _again(one: Found) -> str:
@@ -214,4 +219,6 @@ def spread(seconds: Iterable[float]) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{max(1.0, 1000 * seconds):.0f} ms" if seconds < 0.95 else f"{seconds:.1f} s"
+    return (
+        f"{max(1.0, 1000 * seconds):.0f} ms" if seconds < 0.95 else f"{seconds:.1f} s"
+    )

@@ -106,7 +106,8 @@ def test_checkpoint_where_the_quota_is_full(lab: Lab, clients: Bench) -> None:
     if "not shown" in found:
         pytest.skip(found["not shown"])
     assert found["small"]["error"] is None
-    assert found["full"]["error"] or lab.name == "cephfs"  # its clients count for themselves
+    # its clients count for themselves
+    assert found["full"]["error"] or lab.name == "cephfs"
     assert (found["full"]["error"] or "EDQUOT").split(":")[0] in ("EDQUOT", "ENOSPC")
     assert found["leftovers"] == []
     assert_whole(found["seen"], {1}, found["full"], 2)
@@ -119,7 +120,9 @@ def test_checkpoint_of_a_client_that_loses_its_network(clients: Bench) -> None:
     assert_whole(found["seen"], set(), found["writer"], 1)
 
 
-def assert_whole(seen: dict[str, str], before: set[int], writer: Found, step: int) -> None:
+def assert_whole(
+    seen: dict[str, str], before: set[int], writer: Found, step: int
+) -> None:
     """All checkpoints that are visible are whole, and those whose writer knows no error are."""
     steps = before | ({step} if writer["error"] is None else set())
     assert {f"step-{n:08d}" for n in steps} <= set(seen)

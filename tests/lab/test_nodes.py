@@ -79,20 +79,28 @@ def test_doctor_names_a_bad_node_a_bad_link_and_a_slow_node(
     finally:
         idle.shape(None, "n20")
         idle.close_ports("n5", None)
-        subprocess.run([*inside, "ip", "rule", "del", "to", network.address("n8")], check=True)
+        subprocess.run(
+            [*inside, "ip", "rule", "del", "to", network.address("n8")], check=True
+        )
     print("\n".join(found))
     assert any(x.startswith("n5: cannot reach") for x in found)
-    assert any("n8: n7 cannot reach it" in x and "both reach other nodes" in x for x in found)
+    assert any(
+        "n8: n7 cannot reach it" in x and "both reach other nodes" in x for x in found
+    )
     assert any(x.startswith("n20: all its links are slow") for x in found)
 
 
 def wrong(runs_dir: Path) -> list[str]:
     """What the doctor finds among all nodes, but for this host."""
-    job: Any = JobConfig(nodes=NODES, cpus_per_task=1, runs_dir=str(runs_dir), time="10")
+    job: Any = JobConfig(
+        nodes=NODES, cpus_per_task=1, runs_dir=str(runs_dir), time="10"
+    )
     began = time.monotonic()
     report = examine_cluster(
         job, nodes_asked=True, limit_s=400, wait_s=60, quick=True, say=lambda text: None
     )
     print(f"{NODES} nodes examined in {time.monotonic() - began:.0f} s")
-    checks = [c for c in report.checks if c.about in ("ports", "names", "links", "nodes")]
+    checks = [
+        c for c in report.checks if c.about in ("ports", "names", "links", "nodes")
+    ]
     return [c.line for c in checks if c.level != Level.OK]

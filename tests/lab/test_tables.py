@@ -18,5 +18,10 @@ def test_the_page_has_the_tables_of_all_labs() -> None:
 def test_a_lab_names_the_packages_that_it_lacks() -> None:
     lab = make("moosefs")
     lab.programs = ("no-such-program",)
-    with pytest.raises(LabError, match=r"no-such-program: apt-get install -y moosefs-master "), lab:
+    with (
+        pytest.raises(
+            LabError, match=r"no-such-program: apt-get install -y moosefs-master "
+        ),
+        lab,
+    ):
         pass

@@ -93,7 +93,9 @@ def test_exclusion(two_nodes: tuple[Path, Path], kind: str) -> None:
         assert attempt(here, kind) == "busy"
         assert attempt(there, kind) == ("locked" if kind == "flock" else "busy")
         if kind != "flock":  # byte ranges are one kind of lock
-            assert {attempt(path, k) for path in (here, there) for k in KINDS[1:]} == {"busy"}
+            assert {attempt(path, k) for path in (here, there) for k in KINDS[1:]} == {
+                "busy"
+            }
 
 
 @pytest.mark.parametrize("end", ["exit", "SIGKILL"])
@@ -122,7 +124,8 @@ def test_close_of_another_descriptor(two_nodes: tuple[Path, Path], kind: str) ->
 def test_waiting(two_nodes: tuple[Path, Path], kind: str) -> None:
     here, there = (node / f"waiting {kind}" for node in two_nodes)
     with holder(here, kind) as process:
-        waiting = [start(there, kind, "wait") for _ in range(15)]  # more than libfuse has threads
+        # more than libfuse has threads
+        waiting = [start(there, kind, "wait") for _ in range(15)]
         killed = waiting.pop()
         killed.kill()
         killed.communicate(timeout=PATIENCE_S)

@@ -257,7 +257,9 @@ assert code != 0, "the close of the first has dropped the lock of the second"
 """
 
 
-def test_release_does_not_drop_a_lock_that_another_thread_takes_meanwhile(tmp_path: Path) -> None:
+def test_release_does_not_drop_a_lock_that_another_thread_takes_meanwhile(
+    tmp_path: Path,
+) -> None:
     python(RELEASE, str(tmp_path / "x.lock"))
 
 
@@ -295,7 +297,15 @@ def test_libraries_and_subclasses_bound_before_or_after(
 
 def wheel(requirement: str, folder: Path, request: pytest.FixtureRequest) -> Path:
     """A release from the package index, unpacked."""
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
     done = subprocess.run(
         [*pip, "-d", str(folder), requirement],
         capture_output=True,
@@ -304,7 +314,9 @@ def wheel(requirement: str, folder: Path, request: pytest.FixtureRequest) -> Pat
         check=False,
     )
     if done.returncode and not request.config.getoption("--slurm"):
-        pytest.skip(f"cannot download {requirement}: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(
+            f"cannot download {requirement}: {done.stderr.strip().splitlines()[-1]}"
+        )
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
         archive.extractall(folder)
@@ -360,7 +372,9 @@ filelock.FileLock(path).acquire(timeout=0)
 
 @pytest.mark.extra("versions")
 @pytest.mark.parametrize("version", ["3.4.0", "3.12.4", "3.20.3", "4.0.0"])
-def test_versions_of_filelock(version: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_versions_of_filelock(
+    version: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     folder = wheel(f"filelock=={version}", tmp_path, request)
     python(VERSION, str(folder), PYTHONPATH=str(folder))
     python(SOFT, str(folder), PYTHONPATH=str(folder))
@@ -422,7 +436,9 @@ def test_a_filelock_that_does_not_call_flock_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filelock, "FileLock", lambda path: contextlib.nullcontext())
-    with pytest.raises(LockShimError, match=f"no effect on filelock {filelock.__version__}"):
+    with pytest.raises(
+        LockShimError, match=f"no effect on filelock {filelock.__version__}"
+    ):
         locks.install("flock")
 
 
@@ -565,7 +581,9 @@ def test_script_and_its_children_have_the_shim(tmp_path: Path) -> None:
     folder = tmp_path / HOSTILE
     folder.mkdir()
     (folder / "script.py").write_text(SCRIPT)
-    done = run_locks("run", "--primitive", "ofd", "--", str(folder / "script.py"), "--x", "a b")
+    done = run_locks(
+        "run", "--primitive", "ofd", "--", str(folder / "script.py"), "--x", "a b"
+    )
     assert done.stdout == "ofd ofd ofd ['--x', 'a b'] __main__\n", done.stderr
 
 
@@ -574,7 +592,8 @@ def test_a_sites_own_sitecustomize_is_not_lost(tmp_path: Path) -> None:
     variables = locks.environment("lockf", {"PYTHONPATH": str(tmp_path)})
     script = "import filelock; from slurmft import locks; print(locks.installed())"
     assert python(script, **variables) == "the site\nlockf\n"
-    assert locks.environment("lockf", variables) == variables  # not once more for each child
+    # not once more for each child
+    assert locks.environment("lockf", variables) == variables
 
 
 def test_a_bad_primitive_does_not_hide_the_sites_own(tmp_path: Path) -> None:

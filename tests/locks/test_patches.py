@@ -123,12 +123,20 @@ def pip(*arguments: str, timeout_s: float) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def wheels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def wheels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Path]:
     """The published wheels of both releases."""
     folder = tmp_path_factory.mktemp("wheels")
     problem = None if shutil.which("patch") else "there is no patch program"
     problem = problem or pip(
-        "download", "--no-deps", "--retries=2", "--dest", str(folder), *RELEASES, timeout_s=100
+        "download",
+        "--no-deps",
+        "--retries=2",
+        "--dest",
+        str(folder),
+        *RELEASES,
+        timeout_s=100,
     )
     if problem and not request.config.getoption("--slurm"):
         pytest.skip(problem.splitlines()[-1])
@@ -140,11 +148,19 @@ def wheels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that has what the two releases import."""
     folder = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60
+    )
     made = folder / "bin" / "python"
     options = ("--only-binary=:all:", "--no-compile")
     problem = pip(
-        "--python", str(made), "install", *options, *map(str, wheels), *PINS, timeout_s=240
+        "--python",
+        str(made),
+        "install",
+        *options,
+        *map(str, wheels),
+        *PINS,
+        timeout_s=240,
     )
     assert not problem, problem
     return made
@@ -163,13 +179,21 @@ def patch(site: Path, file: Path, *options: str) -> None:
     command = ["patch", "-p1", "--fuzz=0", "--batch", *options]
     with file.open() as text:
         done = subprocess.run(
-            command, stdin=text, cwd=site, capture_output=True, text=True, timeout=60, check=False
+            command,
+            stdin=text,
+            cwd=site,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "offset" not in done.stdout
 
 
-def compute(python: Path, site: Path, library: str, timeout_s: float, *folders: Path) -> Any:
+def compute(
+    python: Path, site: Path, library: str, timeout_s: float, *folders: Path
+) -> Any:
     done = subprocess.run(
         [python, "-c", METRIC, library, f"{timeout_s}", *folders],
         capture_output=True,
@@ -196,7 +220,9 @@ def test_apply_and_undo(wheels: list[Path], tmp_path: Path, file: Path) -> None:
     site = unpack(wheels, tmp_path)
     before = contents()
     patch(site, file)
-    changed = {path: text for path, text in contents().items() if before.get(path) != text}
+    changed = {
+        path: text for path, text in contents().items() if before.get(path) != text
+    }
     assert changed
     for path, text in changed.items():
         compile(text, path, "exec")
@@ -208,7 +234,9 @@ def test_apply_and_undo(wheels: list[Path], tmp_path: Path, file: Path) -> None:
 @pytest.mark.parametrize(
     ("patches", "free"),
     [
-        pytest.param([], 2, id="no patch: process 0 cannot see the locks of the other node"),
+        pytest.param(
+            [], 2, id="no patch: process 0 cannot see the locks of the other node"
+        ),
         pytest.param([DATASETS], 0, id="one patch: process 0 gives its own lock away"),
     ],
 )
@@ -227,14 +255,22 @@ def test_needed(
     found = compute(python, site, "evaluate", 3, *folders)
     refused = f"job-1-4-{free}.arrow.lock from process 0"
     # Where no lock holds, a process may also read what another one has not finished to write.
-    told = [text for text in found.values() if isinstance(text, str) and "ValueError" in text]
+    told = [
+        text
+        for text in found.values()
+        if isinstance(text, str) and "ValueError" in text
+    ]
     assert any(refused in text or "null or length 0" in text for text in told), found
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("library", ["datasets", "evaluate"])
 def test_patched(
-    python: Path, wheels: list[Path], two_nodes: tuple[Path, Path], tmp_path: Path, library: str
+    python: Path,
+    wheels: list[Path],
+    two_nodes: tuple[Path, Path],
+    tmp_path: Path,
+    library: str,
 ) -> None:
     site = unpack(wheels, tmp_path)
     patch(site, DATASETS)
@@ -243,6 +279,8 @@ def test_patched(
     expected = {"0": {"same": 1 + 2 + 3 + 4, "of": 40}, "1": None, "2": None, "3": None}
     assert compute(python, site, library, 50, *folders) == expected
 
-    *found, refused = compute(python, site, library, 5, two_nodes[0] / f"objects {library}")
+    *found, refused = compute(
+        python, site, library, 5, two_nodes[0] / f"objects {library}"
+    )
     assert found == [{"same": 1, "of": 10}, {"same": 2, "of": 10}]
     assert "Please specify an experiment_id" in refused

@@ -43,7 +43,9 @@ def join(port: int) -> Peers:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv(ATTEMPT, "1")
     program = Program(kind="test", name="test", module="tests.none")
-    return RunDir.create(RunConfig(program=program, job=JobConfig(runs_dir=str(tmp_path))))
+    return RunDir.create(
+        RunConfig(program=program, job=JobConfig(runs_dir=str(tmp_path)))
+    )
 
 
 def test_all_hear_what_one_tells() -> None:
@@ -114,7 +116,9 @@ class Supervised:
         self.supervisor = Supervisor(run)
         self.supervisor.peers = peers
         sleep = [sys.executable, "-c", "import time; time.sleep(100)"]
-        child = Child(command=sleep, record_failure=lambda *_: 9, tasks=2, records_stop=False)
+        child = Child(
+            command=sleep, record_failure=lambda *_: 9, tasks=2, records_stop=False
+        )
         self.code = -1
         self._thread = threading.Thread(target=self._run, args=(child,))
         self._thread.start()
@@ -153,7 +157,9 @@ def test_head_tells_of_a_task_that_failed_before_it_was_connected(run: RunDir) -
 
 
 @pytest.mark.processes
-def test_a_hang_on_one_node_is_seen_on_all(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_on_one_node_is_seen_on_all(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dumped = threading.Event()
     monkeypatch.setattr(Watchdog, "dump", lambda self, run: dumped.set())
     _, port = head_and_port()
@@ -189,7 +195,9 @@ def test_cause_on_another_node_is_awaited_without_files(
 
 
 @pytest.mark.parametrize("stopping", [False, True])
-def test_host_is_not_to_blame_for_a_kill_after_the_stop(run: RunDir, stopping: bool) -> None:
+def test_host_is_not_to_blame_for_a_kill_after_the_stop(
+    run: RunDir, stopping: bool
+) -> None:
     """Slurm's SIGKILL to what does not end in time; of torchrun first, and then of its task."""
     log = run.logs / "node-001.log"
     log.touch()

@@ -52,7 +52,12 @@ def test_a_rank_has_its_environment_a_session_and_a_title() -> None:
 
 @pytest.mark.parametrize(
     ("do", "code"),
-    [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("raise ValueError", 1), ("pass", 1)],
+    [
+        ("os._exit(7)", 7),
+        ("os.kill(os.getpid(), 9)", -9),
+        ("raise ValueError", 1),
+        ("pass", 1),
+    ],
 )
 def test_exit_codes_are_those_of_popen(do: str, code: int) -> None:
     assert run(do, BEGIN + "print(rank.wait(100))").splitlines()[-1] == str(code)
@@ -72,7 +77,9 @@ def test_a_rank_ends_with_torchrun(then: str) -> None:
     then += "time.sleep(0.3)\nprint('pid', rank.pid, file=sys.stderr, flush=True)\n"
     then += "os.kill(os.getpid(), 9)"
     command = [sys.executable, "-c", RANK.format(do="time.sleep(60)", then=then)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == -signal.SIGKILL
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("pid "))
     pid = int(line.split()[1])
@@ -106,7 +113,9 @@ if __name__ == "__main__":
 """
 
 
-def torchrun(folder: Path, prepare: str = "", code: int = 0, **variables: str) -> list[str]:
+def torchrun(
+    folder: Path, prepare: str = "", code: int = 0, **variables: str
+) -> list[str]:
     """What two ranks of a program print, whose module is in `slurmft.`, in some order."""
     package = folder / "slurmft"
     package.mkdir()

@@ -73,7 +73,8 @@ def test_two_sockets_of_sapphire_rapids(tmp_path: Path) -> None:
     assert (len(found.cpus), len(found.cores), found.threads_per_core) == (128, 64, 2)
     profile = choose(found, JobConfig(nodes=2))
     assert (profile.name, profile.nproc) == ("xeon", 2)
-    assert [as_list(cores) for cores in profile.cores] == ["0-31", "32-63"]  # no second threads
+    # no second threads
+    assert [as_list(cores) for cores in profile.cores] == ["0-31", "32-63"]
     assert settings(profile)["OMP_NUM_THREADS"] == "32"
     assert settings(profile)[profiles.CORES] == "0-31;32-63"
 
@@ -81,7 +82,12 @@ def test_two_sockets_of_sapphire_rapids(tmp_path: Path) -> None:
 def test_one_process_a_numa_node(tmp_path: Path) -> None:
     """Sub-NUMA clustering: four parts of two sockets."""
     profile = choose(node(tmp_path, numa_per_socket=2), JobConfig())
-    assert [as_list(cores) for cores in profile.cores] == ["0-15", "16-31", "32-47", "48-63"]
+    assert [as_list(cores) for cores in profile.cores] == [
+        "0-15",
+        "16-31",
+        "32-47",
+        "48-63",
+    ]
     assert choose(node(tmp_path), JobConfig(profile="cpu")).nproc == 2
 
 
@@ -102,11 +108,13 @@ def test_no_core_for_oneccl(tmp_path: Path) -> None:
     one_core = choose(node(tmp_path, cores=1), JobConfig(nodes=2), uses_ccl=True)
     assert one_core.comm_cores == ((), ())
     assert settings(one_core)["CCL_WORKER_OFFLOAD"] == "0"
-    assert settings(one_core)["CCL_ATL_TRANSPORT"] == "ofi"  # else PMI's variables decide
+    # else PMI's variables decide
+    assert settings(one_core)["CCL_ATL_TRANSPORT"] == "ofi"
     assert settings(one_core)["CCL_PROCESS_LAUNCHER"] == "none"
     some = node(tmp_path / "some", SLURM_CPUS_PER_TASK="16")
     shared = choose(some, JobConfig(nodes=2), uses_ccl=True)
-    assert (shared.pinned, shared.comm_cores) == (False, ((),))  # which core, nobody knows
+    # which core, nobody knows
+    assert (shared.pinned, shared.comm_cores) == (False, ((),))
     assert not any("CCL" in name for name in settings(choose(some, JobConfig())))
 
 
@@ -125,7 +133,10 @@ def test_interface_of_oneccl(tmp_path: Path) -> None:
     found = training_environment(profile, rendezvous, {})
     assert [found[name] for name in names] == ["lo"] * 3
     one_host = Rendezvous(hosts=("a",), node_rank=0, port=1, check_port=2, id="1")
-    assert training_environment(profile, one_host, {"FI_TCP_IFACE": "ib0"})["FI_TCP_IFACE"] == "ib0"
+    assert (
+        training_environment(profile, one_host, {"FI_TCP_IFACE": "ib0"})["FI_TCP_IFACE"]
+        == "ib0"
+    )
     gloo = choose(node(tmp_path), JobConfig(nodes=2))
     assert "FI_TCP_IFACE" not in training_environment(gloo, rendezvous, {})
 
@@ -134,10 +145,14 @@ def test_what_slurm_and_cgroups_really_grant(tmp_path: Path) -> None:
     some = node(tmp_path, SLURM_CPUS_PER_TASK="16")  # 16 threads are 8 cores
     assert len(some.cores) == 8
     profile = choose(some, JobConfig())
-    assert not profile.pinned  # other jobs may be there, and no mask says which cores are ours
+    # other jobs may be there, and no mask says which cores are ours
+    assert not profile.pinned
     assert "other jobs may share the node" in profile.pinning
     assert profiles.CORES not in settings(profile)
-    quota = {"proc/self/cgroup": "0::/job_7\n", "sys/fs/cgroup/job_7/cpu.max": "400000 100000\n"}
+    quota = {
+        "proc/self/cgroup": "0::/job_7\n",
+        "sys/fs/cgroup/job_7/cpu.max": "400000 100000\n",
+    }
     quota["sys/fs/cgroup/job_7/memory.max"] = str(2**34)
     limited = node(tmp_path / "v2", files=quota)
     assert (len(limited.cores), limited.memory_mib) == (4, 2**14)
@@ -154,7 +169,9 @@ def test_container_with_a_part_of_its_host(tmp_path: Path) -> None:
     assert len(pod.cores) == 8
     profile = choose(pod, JobConfig(), uses_ccl=True)
     assert (profile.pinned, profile.nproc) == (False, 1)
-    assert not {profiles.CORES, "CCL_WORKER_AFFINITY", "KMP_AFFINITY"} & set(settings(profile))
+    assert not {profiles.CORES, "CCL_WORKER_AFFINITY", "KMP_AFFINITY"} & set(
+        settings(profile)
+    )
     # Of version 1, whose paths are the host's, the container sees its own part alone.
     host = {"proc/self/cgroup": "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n"}
     host |= {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "800000"}
@@ -176,7 +193,9 @@ def test_kernel_that_does_not_know_the_cores(tmp_path: Path) -> None:
 
 def test_more_processes_than_cores(tmp_path: Path) -> None:
     small = node(tmp_path, sockets=1, cores=2, threads=1)
-    with pytest.raises(UsageError, match=r"--nproc-per-node 3, but .* gives this job 2 core"):
+    with pytest.raises(
+        UsageError, match=r"--nproc-per-node 3, but .* gives this job 2 core"
+    ):
         choose(small, JobConfig(nproc_per_node=3))
     simulated = choose(small, JobConfig(nproc_per_node=3), part=(1, 2))
     assert (simulated.nproc, simulated.pinned) == (3, False)
@@ -199,7 +218,12 @@ def test_gpus_and_the_cores_near_them(tmp_path: Path) -> None:
     gpus = tuple(known[str(i)] for i in range(4))
     profile = choose(Hardware(**fields | {"gpus": gpus}), JobConfig())
     assert (profile.name, profile.nproc) == ("gpu", 4)
-    assert [as_list(cores) for cores in profile.cores] == ["0-9", "10-19", "20-29", "30-39"]
+    assert [as_list(cores) for cores in profile.cores] == [
+        "0-9",
+        "10-19",
+        "20-29",
+        "30-39",
+    ]
     with pytest.raises(UsageError, match=r"--nproc-per-node 5, but \S+ has 4 GPUs\n"):
         choose(Hardware(**fields | {"gpus": gpus}), JobConfig(nproc_per_node=5))
 
@@ -211,7 +235,9 @@ def test_gpus_without_nvidia_smi(tmp_path: Path) -> None:
     assert node(tmp_path, CUDA_VISIBLE_DEVICES="").gpus == ()
     named = node(tmp_path, CUDA_VISIBLE_DEVICES="1,GPU-ab")
     assert [gpu.name for gpu in named.gpus] == ["1", "GPU-ab"]
-    assert [gpu.name for gpu in node(tmp_path, CUDA_VISIBLE_DEVICES="1,-1,2").gpus] == ["1"]
+    assert [gpu.name for gpu in node(tmp_path, CUDA_VISIBLE_DEVICES="1,-1,2").gpus] == [
+        "1"
+    ]
 
 
 def mi300(count: int, first: int = 2) -> dict[str, str]:
@@ -240,10 +266,16 @@ def test_amd_gpus(tmp_path: Path) -> None:
     assert (first.vendor, first.model, first.capability) == ("AMD", "gfx942", 9.4)
     assert (first.memory_mib, first.precision) == (192 * 2**10, "bf16")
     assert (profile.name, profile.nproc) == ("gpu", 4)
-    assert [as_list(cores) for cores in profile.cores] == ["0-15", "16-31", "32-47", "48-63"]
+    assert [as_list(cores) for cores in profile.cores] == [
+        "0-15",
+        "16-31",
+        "32-47",
+        "48-63",
+    ]
     found = settings(profile)
     assert found[profiles.GPUS] == "4 AMD"
-    assert "PYTORCH_ALLOC_CONF" not in found  # ROCm has no such segments in all versions
+    # ROCm has no such segments in all versions
+    assert "PYTORCH_ALLOC_CONF" not in found
     (tmp_path / "dev/dri/renderD129").unlink()  # a container with some of them
     assert len(hardware.detect({}, tmp_path).gpus) == 3
 
@@ -252,13 +284,17 @@ def test_amd_gpus(tmp_path: Path) -> None:
 def test_radeons_of_desktops_are_no_gpus(version: str, tmp_path: Path) -> None:
     """A Ryzen's own (gfx1036, gfx90c), and a card (gfx1100)."""
     files = {k: t.replace("90402", version) for k, t in mi300(1).items()}
-    assert choose(node(tmp_path, files=files, vendor="AuthenticAMD"), JobConfig()).name == "cpu"
+    assert (
+        choose(node(tmp_path, files=files, vendor="AuthenticAMD"), JobConfig()).name
+        == "cpu"
+    )
 
 
 @pytest.mark.parametrize(
     ("variables", "names"),
     [
-        ({"ROCR_VISIBLE_DEVICES": "2,3"}, ["0", "1"]),  # HIP numbers what ROCr leaves it
+        # HIP numbers what ROCr leaves it
+        ({"ROCR_VISIBLE_DEVICES": "2,3"}, ["0", "1"]),
         ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"}, ["1"]),
         ({"HIP_VISIBLE_DEVICES": "3"}, ["3"]),
         ({"CUDA_VISIBLE_DEVICES": "0,2"}, ["0", "2"]),  # HIP reads it, too
@@ -282,7 +318,11 @@ def test_variables_that_choose_among_amd_gpus(
 def intel_gpu(root: Path, minor: int, bus: str, pci_class: str, tiles: int = 0) -> None:
     device = root / f"sys/devices/pci{bus[:7]}/{bus}"
     device.mkdir(parents=True)
-    for name, text in {"vendor": "0x8086", "class": pci_class, "local_cpulist": "0-31"}.items():
+    for name, text in {
+        "vendor": "0x8086",
+        "class": pci_class,
+        "local_cpulist": "0-31",
+    }.items():
         (device / name).write_text(f"{text}\n")
     for tile in range(tiles):
         (device / f"tile{tile}").mkdir()
@@ -294,21 +334,34 @@ def intel_gpu(root: Path, minor: int, bus: str, pci_class: str, tiles: int = 0) 
 
 
 def test_intel_gpus(tmp_path: Path) -> None:
-    intel_gpu(tmp_path, 128, "0000:29:00.0", "0x038000", tiles=2)  # a Max 1550: two devices
+    # a Max 1550: two devices
+    intel_gpu(tmp_path, 128, "0000:29:00.0", "0x038000", tiles=2)
     intel_gpu(tmp_path, 129, "0000:4d:00.0", "0x038000")
     here = node(tmp_path)
-    assert [f"{gpu.vendor} {gpu.name}" for gpu in here.gpus] == ["Intel 0", "Intel 1", "Intel 2"]
+    assert [f"{gpu.vendor} {gpu.name}" for gpu in here.gpus] == [
+        "Intel 0",
+        "Intel 1",
+        "Intel 2",
+    ]
     assert settings(choose(here, JobConfig()))[profiles.GPUS] == "3 Intel"
-    masked = hardware.detect({"ZE_AFFINITY_MASK": "0.1,2", "CUDA_VISIBLE_DEVICES": ""}, tmp_path)
+    masked = hardware.detect(
+        {"ZE_AFFINITY_MASK": "0.1,2", "CUDA_VISIBLE_DEVICES": ""}, tmp_path
+    )
     assert [gpu.name for gpu in masked.gpus] == ["0.1", "2"]
     assert hardware.select(masked.gpus) == {"ZE_AFFINITY_MASK": "0.1,2"}
 
 
 @pytest.mark.parametrize(
     ("bus", "pci_class"),
-    [("0000:00:02.0", "0x030000"), ("0000:00:02.0", "0x038000"), ("0000:03:00.0", "0x030000")],
+    [
+        ("0000:00:02.0", "0x030000"),
+        ("0000:00:02.0", "0x038000"),
+        ("0000:03:00.0", "0x030000"),
+    ],
 )
-def test_graphics_of_a_desktop_are_no_gpus(bus: str, pci_class: str, tmp_path: Path) -> None:
+def test_graphics_of_a_desktop_are_no_gpus(
+    bus: str, pci_class: str, tmp_path: Path
+) -> None:
     """A processor's own, without a screen, too; and a card that drives one."""
     intel_gpu(tmp_path, 128, bus, pci_class)
     assert choose(node(tmp_path), JobConfig()).name == "xeon"
@@ -332,12 +385,16 @@ def test_mig_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"--query-gpu": lines, "-L": MIG}
     monkeypatch.setattr(
         "slurmft.core.process.output",
-        lambda command, _: next(t for k, t in answers.items() if command[1].startswith(k)),
+        lambda command, _: next(
+            t for k, t in answers.items() if command[1].startswith(k)
+        ),
     )
     here = node(tmp_path, gpus=1, CUDA_VISIBLE_DEVICES="MIG-c6d4,MIG-ba72")
     assert [gpu.model.split()[-1] for gpu in here.gpus] == ["3g.20gb", "1g.5gb+me"]
     assert choose(here, JobConfig()).nproc == 1  # CUDA shows a process one alone
-    with pytest.raises(UsageError, match="2 GPUs, as MIG instances, of which torch and NCCL can"):
+    with pytest.raises(
+        UsageError, match="2 GPUs, as MIG instances, of which torch and NCCL can"
+    ):
         choose(here, JobConfig(nproc_per_node=2))
 
 
@@ -354,7 +411,11 @@ def test_one_visible_gpu_for_each_rank_of_mpirun(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_node_with_gpus_that_computes_on_cpus(tmp_path: Path) -> None:
     here = node(tmp_path, gpus=4)
-    for job in (JobConfig(profile="cpu"), JobConfig(backend="gloo"), JobConfig(backend="ccl")):
+    for job in (
+        JobConfig(profile="cpu"),
+        JobConfig(backend="gloo"),
+        JobConfig(backend="ccl"),
+    ):
         profile = choose(here, job)
         assert (profile.name != "gpu", profile.nproc) == (True, 2)
         assert settings(profile)[profiles.GPUS] == "0"
@@ -365,7 +426,10 @@ def test_a_node_with_gpus_that_computes_on_cpus(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("version", "name"),
-    [("2.8.0+cu128", "PYTORCH_CUDA_ALLOC_CONF"), ("2.13.0+cu130", "PYTORCH_ALLOC_CONF")],
+    [
+        ("2.8.0+cu128", "PYTORCH_CUDA_ALLOC_CONF"),
+        ("2.13.0+cu130", "PYTORCH_ALLOC_CONF"),
+    ],
 )
 def test_allocator_that_keeps_no_fragments(
     version: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -399,7 +463,9 @@ def test_nvidia_smi_is_asked_once_a_node(tmp_path: Path) -> None:
 def test_profile_that_the_node_cannot_serve(tmp_path: Path) -> None:
     amd = node(tmp_path, flags="avx2", vendor="AuthenticAMD")
     assert choose(amd, JobConfig()).name == "cpu"
-    with pytest.raises(UsageError, match=r"looked at CUDA_VISIBLE_DEVICES and .* /sys/class/kfd"):
+    with pytest.raises(
+        UsageError, match=r"looked at CUDA_VISIBLE_DEVICES and .* /sys/class/kfd"
+    ):
         choose(amd, JobConfig(profile="gpu"))
     with pytest.raises(UsageError, match="has no AVX-512"):
         choose(amd, JobConfig(profile="xeon"))
@@ -407,12 +473,16 @@ def test_profile_that_the_node_cannot_serve(tmp_path: Path) -> None:
 
 def test_what_the_user_has_set_wins(tmp_path: Path) -> None:
     profile = choose(node(tmp_path), JobConfig())
-    assert "OMP_NUM_THREADS" not in profiles.merge(profile.settings(), {"OMP_NUM_THREADS": "7"})
+    assert "OMP_NUM_THREADS" not in profiles.merge(
+        profile.settings(), {"OMP_NUM_THREADS": "7"}
+    )
     lines = profiles.describe(profile, {"OMP_NUM_THREADS": "7"})
     assert lines[0] == "OMP_NUM_THREADS=7  # yours (else 32)"
     nothing = {"OMP_NUM_THREADS": ""}  # said as well as any value
     assert "OMP_NUM_THREADS" not in profiles.merge(profile.settings(), nothing)
-    assert profiles.describe(profile, nothing)[0] == "OMP_NUM_THREADS=  # yours (else 32)"
+    assert (
+        profiles.describe(profile, nothing)[0] == "OMP_NUM_THREADS=  # yours (else 32)"
+    )
 
 
 def test_libraries_where_distributions_put_them(
@@ -433,7 +503,8 @@ def test_libraries_where_distributions_put_them(
     shared = choose(node(tmp_path / "node", SLURM_CPUS_PER_TASK="16"), JobConfig())
     assert "KMP_AFFINITY" not in settings(shared)  # all would bind to the first cores
     (tmp_path / "a b").mkdir()
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "a b"))  # LD_PRELOAD ends at a space
+    # LD_PRELOAD ends at a space
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "a b"))
     (tmp_path / "a b" / "lib").mkdir()
     (tmp_path / "a b" / "lib" / "libx.so").touch()
     assert profiles.find_library(("libx.so",)) is None
@@ -447,7 +518,9 @@ def test_lists_of_cpus() -> None:
 
 def test_rank_that_may_not_use_its_cores() -> None:
 
-    with pytest.raises(SlurmftError, match="cannot bind this rank to the cores 4000") as error:
+    with pytest.raises(
+        SlurmftError, match="cannot bind this rank to the cores 4000"
+    ) as error:
         bind_rank({profiles.CORES: "0;4000", "LOCAL_RANK": "1"})
     assert "cores that it may use" in str(error.value.hint)
 
@@ -458,8 +531,18 @@ def test_rank_that_may_not_use_its_cores() -> None:
 def train_on_ccl(folder: Path, *more: str, nodes: int = 2, **variables: str) -> Done:
     """A training with the stand-in; torch's own kernels, for one core."""
     env = stand_in(folder / "lib", torch_version()) | variables
-    flags = ("--cluster", "local", "--nodes", str(nodes), "--runs-dir", str(folder), *more)
-    return slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
+    flags = (
+        "--cluster",
+        "local",
+        "--nodes",
+        str(nodes),
+        "--runs-dir",
+        str(folder),
+        *more,
+    )
+    return slurmft(
+        "submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True
+    )
 
 
 @pytest.mark.processes
@@ -487,7 +570,9 @@ def test_ccl_can_do_what_is_asked_of_it(flags: tuple[str, ...], tmp_path: Path) 
 
 
 @pytest.mark.processes
-def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_binding_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lists grow; mpirun's own library does not give way to the one that the binding brings."""
     env = stand_in(tmp_path, torch_version())
     script = tmp_path / "oneccl_bindings_for_pytorch" / "env" / "setvars.sh"
@@ -511,18 +596,24 @@ def test_what_the_binding_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_ccl_for_another_torch(tmp_path: Path) -> None:
     env = stand_in(tmp_path / "lib", "1.13.0")
     flags = ("--cluster", "local", "--max-steps", "1", "--runs-dir", str(tmp_path))
-    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
+    done = slurmft(
+        "submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True
+    )
     assert done.code == 0, done.err
     assert done.result["backend"] == "gloo"
     (warning,) = records(done.run, "warning")
     words = "oneccl_bindings_for_pytorch 1.13.0 was built for another torch than"
     assert f"collectives use gloo; on {os.uname().nodename}: {words}" in warning["text"]
-    done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True)
+    done = slurmft(
+        "submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True
+    )
     assert done.code == 2
     assert "1.13.0 was built for another torch" in done.err
     hint = ccl.hint()
     assert hint in done.err
-    assert ("install oneccl_bind_pt==2.8.*" in hint) == torch_version().startswith("2.8.")
+    assert ("install oneccl_bind_pt==2.8.*" in hint) == torch_version().startswith(
+        "2.8."
+    )
     assert "--backend gloo" in hint
 
 
@@ -532,8 +623,19 @@ def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
     breaks = "raise ImportError('libccl.so.1: cannot open shared object file')"
     module = f"import os\nif os.environ['SLURMFT_LOCAL_NODE'] == '1':\n    {breaks}\n{BINDING}"
     env = stand_in(tmp_path / "lib", torch_version(), module)
-    flags = ("--cluster", "local", "--nodes", "2", "--max-steps", "1", "--runs-dir", str(tmp_path))
-    done = slurmft("submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True)
+    flags = (
+        "--cluster",
+        "local",
+        "--nodes",
+        "2",
+        "--max-steps",
+        "1",
+        "--runs-dir",
+        str(tmp_path),
+    )
+    done = slurmft(
+        "submit", "--follow", *flags, "--batch-size", "8", env=env, imported=True
+    )
     assert done.code == 0, done.err
     assert done.result["backend"] == "gloo"
     words = (
@@ -543,7 +645,9 @@ def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
     (warning,) = records(done.run, "warning")
     assert warning["text"] == f"collectives use gloo; {words}"
     assert done.out.count(warning["text"]) == 1
-    done = slurmft("submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True)
+    done = slurmft(
+        "submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True
+    )
     assert done.code == 2
     assert f"--backend ccl {words}" in done.err
     for rank in range(2):
@@ -553,14 +657,26 @@ def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_ccl_that_one_node_lacks(tmp_path: Path) -> None:
     """Its task fails at once, and the other node's ends with it."""
-    lib, hides = stand_in(tmp_path / "lib", torch_version())["PYTHONPATH"], tmp_path / "hides"
+    lib, hides = (
+        stand_in(tmp_path / "lib", torch_version())["PYTHONPATH"],
+        tmp_path / "hides",
+    )
     hides.mkdir()
     (hides / "sitecustomize.py").write_text(
         "import os, sys\n"
         f"if os.environ.get('SLURMFT_LOCAL_NODE') == '1': sys.path.remove({lib!r})\n"
     )
     env = {"PYTHONPATH": os.pathsep.join([str(hides), lib, *sys.path])}
-    flags = ("--cluster", "local", "--nodes", "2", "--backend", "ccl", "--runs-dir", str(tmp_path))
+    flags = (
+        "--cluster",
+        "local",
+        "--nodes",
+        "2",
+        "--backend",
+        "ccl",
+        "--runs-dir",
+        str(tmp_path),
+    )
     done = slurmft("submit", "--follow", *flags, env=env)
     assert done.code == 2
     words = f"--backend ccl on {os.uname().nodename}: oneccl_bindings_for_pytorch is not installed"
@@ -581,7 +697,9 @@ def test_backends_that_are_not_here() -> None:
 def test_doctor_node_here() -> None:
     done = slurmft("doctor", "node", "--here", "--nproc-per-node", "1")
     assert done.code == 0, done.err
-    lines = dict(line.split("  ", 1) for line in done.out.splitlines() if "  " in line[:12])
+    lines = dict(
+        line.split("  ", 1) for line in done.out.splitlines() if "  " in line[:12]
+    )
     assert os.uname().nodename in lines["host"]
     assert "OMP_NUM_THREADS=" in done.out
     assert slurmft("doctor", "node", "--here", "--profile", "gpu").code == 2
@@ -590,8 +708,19 @@ def test_doctor_node_here() -> None:
 @pytest.mark.slurm
 def test_ranks_are_bound_to_their_cores(idle_cluster: Cluster, tmp_path: Path) -> None:
     """Two processes on a node that is all theirs."""
-    flags = ("--nodes", "1", "--cpus-per-task", "2", "--nproc-per-node", "2", "--max-steps", "2")
-    done = slurmft("submit", "--follow", *flags, "--runs-dir", str(tmp_path), env=idle_cluster.env)
+    flags = (
+        "--nodes",
+        "1",
+        "--cpus-per-task",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--max-steps",
+        "2",
+    )
+    done = slurmft(
+        "submit", "--follow", *flags, "--runs-dir", str(tmp_path), env=idle_cluster.env
+    )
     assert done.code == 0, done.err
     environment = json.loads(done.run.environment.read_text())
     assert [rank["cores"] for rank in environment["ranks"]] == ["0", "1"]

@@ -20,7 +20,8 @@ def test_ports_are_outside_the_ephemeral_range_and_differ_between_jobs() -> None
     assert len(set(ports)) == len(ports)
     for job in ("7", "123456", "99_3"):
         assert all(
-            not low <= p <= high and 1024 < p < 65536 for p in rendezvous.candidate_ports(job)
+            not low <= p <= high and 1024 < p < 65536
+            for p in rendezvous.candidate_ports(job)
         )
 
 
@@ -28,7 +29,9 @@ def test_port_taken_by_a_stale_process_is_passed_over() -> None:
     first = rendezvous.free_ports("4711")[0]
     with socket.create_server(("", first)):
         assert first not in rendezvous.free_ports("4711")
-        assert set(rendezvous.free_ports("4711")) < set(rendezvous.candidate_ports("4711"))
+        assert set(rendezvous.free_ports("4711")) < set(
+            rendezvous.candidate_ports("4711")
+        )
 
 
 def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +69,11 @@ def test_of_simulated_node() -> None:
             rendezvous.PORT_VARIABLE: "12345,12346",
         },
     )
-    assert (joined.head, joined.host, joined.interface) == ("127.0.0.1", "127.0.0.2", "lo")
+    assert (joined.head, joined.host, joined.interface) == (
+        "127.0.0.1",
+        "127.0.0.2",
+        "lo",
+    )
     assert (joined.port, joined.id) == (12345, "local-12345.3")
 
 
@@ -77,8 +84,16 @@ def test_of_simulated_node() -> None:
         {"SLURM_JOB_ID": "1"},
         {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1", "SLURM_NODEID": "1"},
         {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1"},  # no ports
-        {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1", rendezvous.PORT_VARIABLE: "12345"},
-        {"SLURM_JOB_ID": "1", rendezvous.HOSTS: "n1,n2", rendezvous.PORT_VARIABLE: "12345,12346"},
+        {
+            "SLURM_JOB_ID": "1",
+            rendezvous.HOSTS: "n1",
+            rendezvous.PORT_VARIABLE: "12345",
+        },
+        {
+            "SLURM_JOB_ID": "1",
+            rendezvous.HOSTS: "n1,n2",
+            rendezvous.PORT_VARIABLE: "12345,12346",
+        },
     ],
 )
 def test_of_node_never_guesses(variables: dict[str, str]) -> None:
@@ -90,7 +105,9 @@ def unreachable(head: str, port: int) -> str:
     """What a node is told that cannot reach the head."""
     with pytest.raises(RendezvousError) as error:
         rendezvous.check_reachable("n3", head, port, "12.0", timeout_s=1.0)
-    assert f"node n3 cannot reach the head node {head}, port {port}" in error.value.message
+    assert (
+        f"node n3 cannot reach the head node {head}, port {port}" in error.value.message
+    )
     return error.value.message
 
 

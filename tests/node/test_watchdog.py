@@ -72,7 +72,9 @@ def test_late_rank_is_found(clock: Clock, dog: Watchdog) -> None:
 
 @pytest.mark.processes
 def test_stopped_rank_is_the_one(clock: Clock, dog: Watchdog) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"]
+    ) as child:
         try:
             for rank, pid in ((0, None), (1, child.pid)):
                 heart(dog, rank, pid).beat(5, "train")

@@ -98,7 +98,11 @@ def test_refused_files(here: Path, text: str | None, words: str) -> None:
 @pytest.mark.extra("environments")
 def test_what_only_accelerate_can_see_ends_the_run_in_its_words(here: Path) -> None:
     write(here, "x.py", "print('ran')")
-    write(here, "a.yaml", "distributed_type: MULTI_GPU\nmixed_precision: fp7\nnum_processes: 2")
+    write(
+        here,
+        "a.yaml",
+        "distributed_type: MULTI_GPU\nmixed_precision: fp7\nnum_processes: 2",
+    )
     done = run("--accelerate-config", "a.yaml", "--", "x.py")
     assert done.code != 0
     assert "Unknown mixed_precision mode: fp7" in done.out + done.err
@@ -137,7 +141,9 @@ with slurmft.attach() as job:
 """
 
 
-@pytest.mark.parametrize("words", [("where.py",), ("-m", "where"), ("python", "where.py")])
+@pytest.mark.parametrize(
+    "words", [("where.py",), ("-m", "where"), ("python", "where.py")]
+)
 def test_program_has_its_own_python(here: Path, words: tuple[str, ...]) -> None:
     env = make_venv(here / "env")
     write(here, "where.py", WHERE)
@@ -159,7 +165,11 @@ def test_other_programs_have_its_path(here: Path) -> None:
 def test_conda_environments_are_named_as_conda_does(here: Path) -> None:
     env = make_venv(here / "env")
     (env / "conda-meta").mkdir()
-    write(here, "x.py", "import os; print(os.environ['CONDA_PREFIX'], 'VIRTUAL_ENV' in os.environ)")
+    write(
+        here,
+        "x.py",
+        "import os; print(os.environ['CONDA_PREFIX'], 'VIRTUAL_ENV' in os.environ)",
+    )
     done = run("--env", "env", "--", "x.py")
     assert done.code == 0, done.out + done.err
     assert lines_of(done.run, 0)[-1] == f"{env} False"
@@ -169,12 +179,14 @@ def test_slurmft_is_found_and_nothing_beside_it(here: Path) -> None:
     """By an environment that does not have it, and only because the job's shim is on the path."""
     env = make_venv(here / "env")
     beside = Path(package.__file__).parents[1]
-    program = (
-        f"import sys, slurmft, slurmft.job\nassert {str(beside)!r} not in sys.path\nimport yaml"
-    )
+    program = "import sys, slurmft, slurmft.job\n"
+    program += f"assert {str(beside)!r} not in sys.path\nimport yaml"
     variables = locks.environment("auto", {})
     done = subprocess.run(
-        [env / "bin" / "python", "-c", program], env=variables, capture_output=True, text=True
+        [env / "bin" / "python", "-c", program],
+        env=variables,
+        capture_output=True,
+        text=True,
     )
     assert "No module named 'yaml'" in done.stderr
     assert "slurmft" not in done.stderr
@@ -182,7 +194,9 @@ def test_slurmft_is_found_and_nothing_beside_it(here: Path) -> None:
 
 def test_no_environment(here: Path) -> None:
     write(here, "x.py", "")
-    assert_two_lines(run("--env", "nowhere", "--", "x.py", follow=False), "--env 'nowhere'")
+    assert_two_lines(
+        run("--env", "nowhere", "--", "x.py", follow=False), "--env 'nowhere'"
+    )
     assert_two_lines(run("--env", "uv", "--", "x.py", follow=False), "no uv.lock in")
     assert not (here / "runs").exists()
 
@@ -192,7 +206,9 @@ def test_dry_run_shows_it(here: Path) -> None:
     write(here, "x.py", "")
     write(here, "fsdp.yaml", FSDP)
     write(env, "lib/accelerate.py", "")
-    done = run("--dry-run", "--accelerate-config", "fsdp.yaml", "--", "x.py", follow=False)
+    done = run(
+        "--dry-run", "--accelerate-config", "fsdp.yaml", "--", "x.py", follow=False
+    )
     assert "Accelerate's variables: decided on the nodes, from " in done.out
     done = run("--dry-run", "--env", "env", "--", "x.py", follow=False)
     assert f"its environment: {env}; its Python: {env}/bin/python" in done.out
@@ -275,7 +291,9 @@ def test_two_at_once_make_one(project: Path, capfd: pytest.CaptureFixture[str]) 
         "print(o.folder('uv', pathlib.Path.cwd(), J(runs_dir=sys.argv[1]), True))"
     )
     command = [sys.executable, "-c", code, job.runs_dir]
-    other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    other = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     thread = threading.Thread(target=make)
     thread.start()
     out, err = other.communicate(timeout=PATIENCE_S)
@@ -283,7 +301,8 @@ def test_two_at_once_make_one(project: Path, capfd: pytest.CaptureFixture[str]) 
     assert [out.strip()] == found
     assert other.returncode == 0, err + capfd.readouterr().err
     assert os.access(f"{found[0]}/bin/python", os.X_OK)
-    assert os.listdir(Path(found[0]).parent) == [Path(found[0]).name]  # and nothing beside it
+    # and nothing beside it
+    assert os.listdir(Path(found[0]).parent) == [Path(found[0]).name]
 
 
 @pytest.mark.extra("environments")
@@ -300,7 +319,9 @@ def test_environment_that_others_could_write_is_refused(project: Path) -> None:
 def test_lock_that_uv_refuses(project: Path) -> None:
     write(project, "uv.lock", "version = 'x'\n")
     with pytest.raises(UsageError, match="uv sync failed"):
-        environment.folder("uv", project, JobConfig(runs_dir=str(project / "runs")), True)
+        environment.folder(
+            "uv", project, JobConfig(runs_dir=str(project / "runs")), True
+        )
 
 
 def test_another_lock_is_another_environment(

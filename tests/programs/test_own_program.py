@@ -52,13 +52,17 @@ def lines_of(run: RunDir, rank: int) -> list[str]:
         (("--nodes", "2", "--nproc-per-node", "2", "--per", "node"), 2, 1),
     ],
 )
-def test_places(here: Path, flags: tuple[str, ...], world: int, local_world: int) -> None:
+def test_places(
+    here: Path, flags: tuple[str, ...], world: int, local_world: int
+) -> None:
     write(here, "places.py", PLACES)
     done = run(*flags, "--", "places.py")
     assert done.code == 0, done.err
     found = [lines_of(done.run, rank)[-1].split() for rank in range(world)]
     assert [int(place[0]) for place in found] == list(range(world))
-    assert [int(place[1]) for place in found] == list(range(local_world)) * (world // local_world)
+    assert [int(place[1]) for place in found] == list(range(local_world)) * (
+        world // local_world
+    )
     assert {(place[2], place[3]) for place in found} == {(str(world), str(local_world))}
     assert len({(place[4], place[5]) for place in found}) == 1
     assert " ".join(found[0]) in done.out  # followed
@@ -102,7 +106,14 @@ def test_stop_and_resume(here: Path, given: str) -> None:
     write(here, "count.py", COUNTS)
     name = "SIGTERM" if given == "none" else given
     started = run(
-        *("--nodes", "2", "--checkpoint-dir", "out", "--resume-args", "--resume {latest}"),
+        *(
+            "--nodes",
+            "2",
+            "--checkpoint-dir",
+            "out",
+            "--resume-args",
+            "--resume {latest}",
+        ),
         *("--result-file", "out/result.json", "--stop-signal", name),
         *("--", "count.py", "--out", "out", "--on", given, "--steps", "40"),
         follow=False,
@@ -117,10 +128,19 @@ def test_stop_and_resume(here: Path, given: str) -> None:
     before = [int(line.split()[1]) for line in said[: said.index(f"starts after {starts[1]}")]
               if line.startswith("did")]  # fmt: skip
     saved = before[-1] // 5 * 5  # or the one before, where it was killed within a save
-    assert starts[1] in ({saved, max(5, saved - 5)} if given == "none" else {before[-1]})
+    assert starts[1] in (
+        {saved, max(5, saved - 5)} if given == "none" else {before[-1]}
+    )
     assert f"the program gets {name}" in "\n".join(said)
     states = [state.state for state in started.run.history()]
-    assert states == ["submitted", "running", "stopping", "requeued", "running", "finished"]
+    assert states == [
+        "submitted",
+        "running",
+        "stopping",
+        "requeued",
+        "running",
+        "finished",
+    ]
     result = started.run.read_result()
     assert result is not None
     assert result["metrics"] == {"score": 0.5}
@@ -220,7 +240,9 @@ def test_killed_rank_is_started_again(here: Path) -> None:
 
 def test_silence_is_a_hang(here: Path) -> None:
     """Stacks of the Python that is silent are kept."""
-    write(here, "hangs.py", "import time\nprint('began', flush=True)\ntime.sleep(1000)\n")
+    write(
+        here, "hangs.py", "import time\nprint('began', flush=True)\ntime.sleep(1000)\n"
+    )
     done = run("--hang-timeout-s", "3", "--max-requeues", "0", "--", "hangs.py")
     assert done.code != 0
     assert "hangs: no step for" in done.err
@@ -254,7 +276,9 @@ def test_dry_run(here: Path) -> None:
     assert "train.py" in done.out
     assert "--x 1" in done.out
     assert not (here / "runs").exists()
-    done = run("--dry-run", "--integrate", "transformers", "--", "train.py", follow=False)
+    done = run(
+        "--dry-run", "--integrate", "transformers", "--", "train.py", follow=False
+    )
     assert "-m slurmft.plugins.integrations transformers" in done.out
 
 
@@ -274,7 +298,9 @@ def test_code_is_that_of_the_submission(here: Path) -> None:
         run(*waits, "--", *words, "data.txt", follow=False, imported=False).run
         for words in (["train.py"], ["-m", "package.train"])
     ]
-    strict = run(*waits, "--strict", "--", "train.py", "data.txt", follow=False, imported=False).run
+    strict = run(
+        *waits, "--strict", "--", "train.py", "data.txt", follow=False, imported=False
+    ).run
     for path in here.rglob("helper.py"):
         if runs[0].path.parent not in path.parents:
             path.write_text("raise SystemExit('new')")
@@ -306,11 +332,15 @@ def test_arguments_stay_as_they_are(here: Path) -> None:
 
 def test_from_python(here: Path) -> None:
     write(
-        here, "train.py", "import json, sys; json.dump({'x': float(sys.argv[1])}, open('r', 'w'))"
+        here,
+        "train.py",
+        "import json, sys; json.dump({'x': float(sys.argv[1])}, open('r', 'w'))",
     )
     run = api.run("train.py", "2.5", cluster="local", result_file="r")
     assert run.wait(PATIENCE_S)["metrics"] == {"x": 2.5}
-    assert run.config.submission.command.startswith("slurmft.run('train.py', '2.5', cluster=")
+    assert run.config.submission.command.startswith(
+        "slurmft.run('train.py', '2.5', cluster="
+    )
     with pytest.raises(UsageError, match="stop_sgnal"):
         api.run("train.py", stop_sgnal="TERM")
 
@@ -354,7 +384,9 @@ def test_half_written_checkpoints_are_passed_over(here: Path) -> None:
         return own(**more).newest_checkpoint()
 
     def own(**more: Any) -> OwnProgram:
-        return OwnProgram(argv=("x",), file="x", folder=str(here), checkpoint_dir="out", **more)
+        return OwnProgram(
+            argv=("x",), file="x", folder=str(here), checkpoint_dir="out", **more
+        )
 
     assert newest() is None
     old = made("checkpoint-900", "model", "rng_0", "rng_1")

@@ -31,7 +31,14 @@ ODD = (HOSTILE, "two\nlines", "\udcff\udcfe bytes", " -z", "a\tb")
 
 
 def git(top: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=Ada", "-c", "user.email=ada@x", "-c", "protocol.file.allow=always")
+    who = (
+        "-c",
+        "user.name=Ada",
+        "-c",
+        "user.email=ada@x",
+        "-c",
+        "protocol.file.allow=always",
+    )
     command = ["git", *who, *arguments]
     done = subprocess.run(command, cwd=top, capture_output=True, check=True, timeout=60)
     return os.fsdecode(done.stdout).strip()
@@ -95,7 +102,9 @@ def content(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def refused(program: Path, mode: str = "auto", limit_mb: int = snapshot.LIMIT_MB) -> str:
+def refused(
+    program: Path, mode: str = "auto", limit_mb: int = snapshot.LIMIT_MB
+) -> str:
     with pytest.raises(UsageError) as caught:
         snapshot.source(program, mode, limit_mb=limit_mb)
     assert caught.value.hint
@@ -115,9 +124,8 @@ def test_work_tree_as_it_is(tree: Path, runs: Path) -> None:
     for left_out in ("x.log", "ignored/x"):
         write(tree / left_out)
     found = snapshot.source(tree / "train.py")
-    words = (
-        f"git work tree {tree} at {git(tree, 'rev-parse', 'HEAD')[:9]}, 4 files changed, 5 files"
-    )
+    commit = git(tree, "rev-parse", "HEAD")[:9]
+    words = f"git work tree {tree} at {commit}, 4 files changed, 5 files"
     assert found.describe() == f"{words}, 27 bytes"
     made = take(tree / "train.py", runs)
     assert content(made.copy) == {
@@ -131,7 +139,9 @@ def test_work_tree_as_it_is(tree: Path, runs: Path) -> None:
     diff = (made.copy.parent / "code.diff").read_text()
     assert "-print(1)\n+print(2)\n" in diff
     assert diff.count("diff --git") == 3  # and no untracked file
-    facts = {k: getattr(made.facts, k) for k in ("mode", "root", "files", "bytes", "changed")}
+    facts = {
+        k: getattr(made.facts, k) for k in ("mode", "root", "files", "bytes", "changed")
+    }
     assert facts == {
         "mode": "git", "root": str(tree), "files": 5, "bytes": 27, "changed": 4,
     }  # fmt: skip
@@ -191,9 +201,14 @@ def test_submodules(tree: Path, runs: Path, tmp_path: Path) -> None:
     write(tree / "deps" / "lib" / "lib.py", "two\n")
     made = take(tree / "train.py", runs)
     assert (made.copy / "deps/lib/lib.py").read_text() == "two\n"
-    assert (made.facts.changed, made.facts.commit) == (1, git(tree, "rev-parse", "HEAD"))
+    assert (made.facts.changed, made.facts.commit) == (
+        1,
+        git(tree, "rev-parse", "HEAD"),
+    )
     git(tree, "submodule", "--quiet", "deinit", "--force", "deps/lib")
-    with pytest.raises(UsageError, match=r"the submodule 'deps/lib' of .* is not there") as error:
+    with pytest.raises(
+        UsageError, match=r"the submodule 'deps/lib' of .* is not there"
+    ) as error:
         take(tree / "train.py", runs)
     assert "submodule update --init" in str(error.value.hint)
 
@@ -214,7 +229,10 @@ def test_folder(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> 
     made = Snapshot(found, new_run(runs))
     assert sorted(content(made.copy)) == ["model/config.json", "pkg/a.py", "train.py"]
     assert made.facts.commit is None
-    assert snapshot.source(Path("."), runs_dir=top / "runs").files.keys() == found.files.keys()
+    assert (
+        snapshot.source(Path("."), runs_dir=top / "runs").files.keys()
+        == found.files.keys()
+    )
 
 
 def test_runs_in_a_work_tree_are_not_copied(tree: Path) -> None:
@@ -234,13 +252,17 @@ def test_what_is_installed_is_not_copied(
     hidden = write(tmp_path / "here" / ".local" / "bin" / "tool")
     monkeypatch.chdir(tmp_path / "here")
     installed = write(tree / "env" / "bin" / "accelerate")
-    built = write(tree / "ignored" / "bin" / "python3")  # as pyenv's, whose own files are in git
+    # as pyenv's, whose own files are in git
+    built = write(tree / "ignored" / "bin" / "python3")
     for program in (Path("/bin/sh"), installed, built, elsewhere, hidden):
         found = snapshot.source(program)
         assert (found.mode, found.files) == ("none", {}), program
-    assert snapshot.source(tree / "train.py").mode == "git"  # one's own, wherever one stands
+    # one's own, wherever one stands
+    assert snapshot.source(tree / "train.py").mode == "git"
     assert snapshot.source(elsewhere, "folder").mode == "folder"
-    assert snapshot.source(tree / "train.py", "none").describe().startswith("not copied")
+    assert (
+        snapshot.source(tree / "train.py", "none").describe().startswith("not copied")
+    )
 
 
 def test_names_and_links(tree: Path, runs: Path, tmp_path: Path) -> None:
@@ -269,10 +291,14 @@ def test_names_and_links(tree: Path, runs: Path, tmp_path: Path) -> None:
 # --- what refuses it ------------------------------------------------------------------------------
 
 
-def test_bad_requests(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_requests(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "unknown --snapshot 'gti'\nhint: did you mean git?" in refused(tree, "gti")
     plain = write(tmp_path / "plain" / "x.py")
-    assert f"no git work tree holds '{plain}'\nhint: --snapshot folder" in refused(plain, "git")
+    assert f"no git work tree holds '{plain}'\nhint: --snapshot folder" in refused(
+        plain, "git"
+    )
     shutil.rmtree(tree / ".git" / "refs")
     assert refused(tree / "train.py").startswith("git ls-files in ")
     monkeypatch.setenv("PATH", "")
@@ -286,7 +312,10 @@ def test_too_large(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (tree / name / "x").write_bytes(bytes(size * 2**20))
     for mode in ("git", "folder"):
         why = refused(tree / "train.py", mode, limit_mb=5)
-        assert "data (3.0 MiB), weights (2.0 MiB), small (1.0 MiB); the limit is 5 MiB" in why
+        assert (
+            "data (3.0 MiB), weights (2.0 MiB), small (1.0 MiB); the limit is 5 MiB"
+            in why
+        )
         for word in (".gitignore", "--snapshot none", "--snapshot-limit-mb N"):
             assert word in why
     assert snapshot.source(tree / "train.py", limit_mb=7).mode == "git"
@@ -295,7 +324,9 @@ def test_too_large(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "and 200 files" in refused(tmp_path / "many", "folder", limit_mb=1)
 
 
-def test_home_and_root_are_not_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_and_root_are_not_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "scandir", lambda path: pytest.fail("walked"))
     monkeypatch.setattr(git_command, "output", lambda *words: pytest.fail("asked git"))
     (tmp_path / ".git").mkdir()  # dotfiles: the home
@@ -306,7 +337,9 @@ def test_home_and_root_are_not_walked(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "too large" in refused(tmp_path, "git")
 
 
-def test_nothing_of_a_repository_is_started(tree: Path, runs: Path, tmp_path: Path) -> None:
+def test_nothing_of_a_repository_is_started(
+    tree: Path, runs: Path, tmp_path: Path
+) -> None:
     trap = write(tmp_path / "trap", f"#!/bin/sh\ntouch {tmp_path}/started\n")
     trap.chmod(0o755)
     for key in (
@@ -336,7 +369,9 @@ def test_runs_share_no_file(tree: Path, runs: Path) -> None:
     write(tree / "train.py", "print(2)\n")
     second = take(tree / "train.py", runs)
     assert (second.copy / "pkg/a.py").stat().st_nlink == 1
-    assert (first.copy / "pkg/a.py").read_text() == (second.copy / "pkg/a.py").read_text()
+    assert (first.copy / "pkg/a.py").read_text() == (
+        second.copy / "pkg/a.py"
+    ).read_text()
     assert (first.copy / "train.py").read_text() == "print(1)\n"
     assert first.facts.sha256 != second.facts.sha256
     git(tree, "checkout", "train.py")
@@ -387,7 +422,9 @@ def test_full_disk(tree: Path, small_disk: Path) -> None:
 def test_file_that_goes_meanwhile(tree: Path, runs: Path) -> None:
     found, run = snapshot.source(tree / "train.py"), new_run(runs)
     (tree / "pkg" / "a.py").unlink()
-    with pytest.raises(UsageError, match=r"cannot copy the code: .*/pkg/a\.py.: No such file"):
+    with pytest.raises(
+        UsageError, match=r"cannot copy the code: .*/pkg/a\.py.: No such file"
+    ):
         snapshot.take(found, run)
     assert list(run.path.iterdir()) == []
 
@@ -424,7 +461,9 @@ except SlurmftError as error:
 
 def taken_by(user: User, program: Path, runs: Path, mode: str = "auto") -> str:
     values = {"runs": str(runs), "program": str(program), "mode": mode}
-    return user.python(f"import os; os.chdir({str(program.parent)!r})" + _TAKE.format(**values))
+    return user.python(
+        f"import os; os.chdir({str(program.parent)!r})" + _TAKE.format(**values)
+    )
 
 
 def test_work_tree_of_another_user(users: tuple[User, User]) -> None:
@@ -440,7 +479,8 @@ def test_work_tree_of_another_user(users: tuple[User, User]) -> None:
     assert taken_by(ada, program, ada.home / "r", "folder") == "theirs 1\n"
     code = "from pathlib import Path; from slurmft.programs import snapshot\n"
     code += f"print(snapshot.source(Path({str(program)!r})).mode)"
-    assert ada.python(code) == "none\n"  # from her home: a tool that somebody else keeps
+    # from her home: a tool that somebody else keeps
+    assert ada.python(code) == "none\n"
 
 
 def test_file_closed_to_this_user(users: tuple[User, User]) -> None:

@@ -37,7 +37,8 @@ def test_signal_that_the_program_heard_first(
 ) -> None:
     """Slurm signals every process of a step; the program's death may be noticed before the signal
     to the process beside it."""
-    monkeypatch.setattr(own_process, "_send", lambda number: None)  # the program is gone
+    # the program is gone
+    monkeypatch.setattr(own_process, "_send", lambda number: None)
     pauses = []
 
     def sleep(seconds: float) -> None:
@@ -60,7 +61,9 @@ def test_death_without_a_stop_is_a_failure(
     assert own_process._run.root_failure(1) is not None
 
 
-def test_other_ends_do_not_wait(own_process: OwnProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ends_do_not_wait(
+    own_process: OwnProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def sleep(seconds: float) -> None:
         raise AssertionError("it waits for a stop")
 

@@ -45,7 +45,11 @@ def end(run: RunDir, code: int) -> attempts.Outcome:
 def fail(run: RunDir, bad_host: str | None = None, secondary: bool = False) -> None:
     error = SlurmftError("it broke", code=3)
     number = run.attempt_number()
-    run.add(Failure.of("node n1", error, secondary=secondary, bad_host=bad_host, attempt=number))
+    run.add(
+        Failure.of(
+            "node n1", error, secondary=secondary, bad_host=bad_host, attempt=number
+        )
+    )
 
 
 def test_finished(tmp_path: Path) -> None:
@@ -74,7 +78,10 @@ def test_what_a_begin_records(tmp_path: Path) -> None:
 
 
 FAILURE = {"own": {}, "retry": {"retry": True}, "host": {"bad_host": "n1"}}
-FAILURE |= {"echo": {"secondary": True}, "echo to retry": {"secondary": True, "retry": True}}
+FAILURE |= {
+    "echo": {"secondary": True},
+    "echo to retry": {"secondary": True, "retry": True},
+}
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -96,7 +103,12 @@ FAILURE |= {"echo": {"secondary": True}, "echo to retry": {"secondary": True, "r
     ],
 )
 def test_outcome(
-    tmp_path: Path, code: int, failure: str | None, state: str, exit_code: int, saved: bool
+    tmp_path: Path,
+    code: int,
+    failure: str | None,
+    state: str,
+    exit_code: int,
+    saved: bool,
 ) -> None:
     """By exit code and failure, whether or not there is a checkpoint."""
     run = make(tmp_path)
@@ -109,7 +121,11 @@ def test_outcome(
     outcome = end(run, code)
     assert (outcome.state, outcome.code) == (state, exit_code)
     last = run.history()[-1]
-    assert (last.state, last.reason, last.exit_code) == (state, outcome.reason, exit_code)
+    assert (last.state, last.reason, last.exit_code) == (
+        state,
+        outcome.reason,
+        exit_code,
+    )
 
 
 @pytest.mark.parametrize("code", [1, 74, 76, 127, 256])
@@ -122,7 +138,10 @@ def test_end_without_a_word_is_tried_again_where_there_is_a_checkpoint(
     assert (outcome.state, outcome.code) == ("failed", code)
     save(run, 5)
     outcome = attempts.decide(run, code)
-    assert (outcome.state, outcome.reason) == ("requeued", f"the tasks ended with code {code}")
+    assert (outcome.state, outcome.reason) == (
+        "requeued",
+        f"the tasks ended with code {code}",
+    )
 
 
 def test_stop_is_requeued(tmp_path: Path) -> None:
@@ -198,11 +217,14 @@ def test_limit_of_none_ends_the_first_attempt_without_a_checkpoint(
 ) -> None:
     run = make(tmp_path, max_requeues=0)
     begin(run)
-    run.add(Failure.of("node n1", SlurmftError("it broke", code=9), retry=True, attempt=1))
+    run.add(
+        Failure.of("node n1", SlurmftError("it broke", code=9), retry=True, attempt=1)
+    )
     outcome = end(run, code)
     assert (outcome.state, outcome.code) == ("failed", 9)
     assert (
-        outcome.reason == "it broke (node n1); no new checkpoint in this attempt (--max-requeues)"
+        outcome.reason
+        == "it broke (node n1); no new checkpoint in this attempt (--max-requeues)"
     )
 
 
@@ -245,7 +267,8 @@ def test_starts_that_were_not_recorded_count(
     assert attempts.decide(run, Exit.STOPPED, restarts=3).state == "requeued"
     assert attempts.decide(run, Exit.STOPPED, restarts=4).state == "requeued"
     assert attempts.decide(run, Exit.STOPPED, restarts=5).state == "failed"
-    monkeypatch.setenv(ATTEMPT, "2")  # that of the last one on record: Slurm's count is no matter
+    # that of the last one on record: Slurm's count is no matter
+    monkeypatch.setenv(ATTEMPT, "2")
     assert attempts.decide(run, Exit.STOPPED, restarts=5).state == "requeued"
 
 
@@ -347,7 +370,9 @@ def test_only_one_job_of_a_submission_has_the_run(tmp_path: Path) -> None:
         before = as_bytes(run)
         with pytest.raises(UsageError) as caught:
             begin(run, "8")
-        words = f"the job 8 ends at once: the job 7 has {run.path}, in attempt 1 on n1, n2"
+        words = (
+            f"the job 8 ends at once: the job 7 has {run.path}, in attempt 1 on n1, n2"
+        )
         assert caught.value.message == words
         assert caught.value.hint is None  # one line
         assert caught.value.code == Exit.USAGE
@@ -414,7 +439,8 @@ def test_run_awaits_its_job_until_an_attempt_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "state"), [(1, "failed"), (127, "failed"), (128, "requeued"), (255, "requeued")]
+    ("code", "state"),
+    [(1, "failed"), (127, "failed"), (128, "requeued"), (255, "requeued")],
 )
 def test_only_tasks_that_were_killed_may_leave_no_word(
     tmp_path: Path, code: int, state: str
@@ -431,7 +457,11 @@ def test_history_says_where_each_attempt_runs(tmp_path: Path) -> None:
     save(run, 5)
     begin(run)
     told = [(s.reason, s.checkpoint) for s in run.history()]
-    assert told == [("", None), ("on n1, n2", None), ("attempt 2 on n1, n2", "step-00000005")]
+    assert told == [
+        ("", None),
+        ("on n1, n2", None),
+        ("attempt 2 on n1, n2", "step-00000005"),
+    ]
 
 
 @pytest.mark.parametrize("state", ["finished", "cancelled"])
@@ -469,7 +499,9 @@ def test_of_many_jobs_that_start_at_once_one_has_the_run(tmp_path: Path) -> None
     for thread in threads:
         thread.join()
     assert (len(won), len(lost)) == (1, 7)
-    assert {words.endswith(f"the job {won[0]} has {run.path}") for words in lost} == {True}
+    assert {words.endswith(f"the job {won[0]} has {run.path}") for words in lost} == {
+        True
+    }
 
 
 def test_full_disk_takes_no_claim_and_ends_no_job(tmp_path: Path) -> None:
@@ -490,7 +522,11 @@ def add(run: RunDir, where: str, clock_s: float, **facts: Any) -> str:
         now = time.time()
         patch.setattr(time, "time", lambda: now + clock_s)
         run.add(
-            Failure.of(where, SlurmftError(message), **{"attempt": run.attempt_number()} | facts)
+            Failure.of(
+                where,
+                SlurmftError(message),
+                **{"attempt": run.attempt_number()} | facts,
+            )
         )
     return message
 
@@ -531,7 +567,9 @@ def test_cause_is_found_whatever_the_clocks(
     assert root(run) == last
 
 
-def test_secondary_failures_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secondary_failures_come_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make(tmp_path)
     begin(run)
     meet(run, 1, monkeypatch)
@@ -603,7 +641,9 @@ def test_nobody_waits_for_failures_of_a_good_end(
     attempts.await_failure(make(tmp_path), code)
 
 
-def test_waiting_for_a_cause_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_cause_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, slept = make(tmp_path), list[float]()
     monkeypatch.setattr(attempts, "_FILE_LAG_S", 0.01)
     begin(run)

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.processes
 def run(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(small_disk / "hf"))
     program = Program(kind="script", name="plain", module="plain")
-    return RunDir.create(RunConfig(program=program, job=JobConfig(runs_dir=str(small_disk))))
+    return RunDir.create(
+        RunConfig(program=program, job=JobConfig(runs_dir=str(small_disk)))
+    )
 
 
 def write(path: Path, kib: int) -> Path:
@@ -42,9 +44,8 @@ def test_full_disk_is_known_by_its_error(small_disk: Path) -> None:
         shutil.copytree(folder, small_disk / "copy")
     assert disk_space.is_full(several.value)
     assert disk_space.is_full(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "model"))
-    library = (
-        'Error while serializing: IoError(Os { code: 28, message: "No space left on device" })'
-    )
+    library = "Error while serializing: "
+    library += 'IoError(Os { code: 28, message: "No space left on device" })'
     assert disk_space.is_full(ValueError(library))
     assert not disk_space.is_full(OSError(errno.EACCES, os.strerror(errno.EACCES)))
 
@@ -67,7 +68,9 @@ def test_what_is_missing_and_what_could_go(run: RunDir) -> None:
     small.unlink()
 
 
-def test_largest_of_a_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_of_a_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "hf"))
     program = Program(kind="script", name="plain", module="plain")
     runs = tmp_path / "runs"
@@ -88,5 +91,7 @@ def test_largest_of_a_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (1025 * 1024, runs / "c" / "tokens"),
     ]
     assert disk_space.largest(run, 9)[-1] == (2**20, runs / "b" / "tokens")
-    cache = write(tmp_path / "hf" / f"slurmft-tokens-{os.geteuid()}" / "key" / "tokens.npy", 5000)
+    cache = write(
+        tmp_path / "hf" / f"slurmft-tokens-{os.geteuid()}" / "key" / "tokens.npy", 5000
+    )
     assert disk_space.largest(run, 1) == [(5000 * 1024, cache.parent.parent)]

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from slurmft.runs.job_ids import array_of, array_task_id, is_job_id, own_job_id, tasks_of
+from slurmft.runs.job_ids import (
+    array_of,
+    array_task_id,
+    is_job_id,
+    own_job_id,
+    tasks_of,
+)
 
 
 def test_array_tasks_are_named_as_such() -> None:
     """The id of one of them is that of the whole array: requeueing it would requeue all."""
-    task = {"SLURM_JOB_ID": "40", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
+    task = {
+        "SLURM_JOB_ID": "40",
+        "SLURM_ARRAY_JOB_ID": "40",
+        "SLURM_ARRAY_TASK_ID": "2",
+    }
     assert own_job_id(task) == array_task_id("40", 2) == "40_2"
     assert own_job_id({"SLURM_JOB_ID": "41"}) == "41"
 
 
-@pytest.mark.parametrize(("text", "array"), [("41", "41"), ("40_2", "40"), ("40_12", "40")])
+@pytest.mark.parametrize(
+    ("text", "array"), [("41", "41"), ("40_2", "40"), ("40_12", "40")]
+)
 def test_job_ids(text: str, array: str) -> None:
     assert is_job_id(text)
     assert array_of(text) == array

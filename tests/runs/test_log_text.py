@@ -83,19 +83,46 @@ def test_printing_process_stamps_its_lines(tmp_path: Path) -> None:
     )
     began = time.time()
     with open(tmp_path / "log", "wb") as log:
-        subprocess.run([sys.executable, "-c", code], stdout=log, stderr=log, timeout=PATIENCE_S)
-    found = [log_times.split(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [text for _, text in found] == ["one", "two", "three", "four", "from C", "five"]
-    assert [when is not None for when, _ in found] == [True, True, False, True, False, True]
+        subprocess.run(
+            [sys.executable, "-c", code], stdout=log, stderr=log, timeout=PATIENCE_S
+        )
+    found = [
+        log_times.split(line) for line in (tmp_path / "log").read_text().splitlines()
+    ]
+    assert [text for _, text in found] == [
+        "one",
+        "two",
+        "three",
+        "four",
+        "from C",
+        "five",
+    ]
+    assert [when is not None for when, _ in found] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     assert began - 1 < (found[0][0] or 0) < time.time()
 
 
 def test_merged_in_time_order(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nodes=2)
-    put(run.rank_log(0), (T, "rank 0 on n1, attempt 1, pid 7"), (T + 2, "b"), (None, "b, too"))
+    put(
+        run.rank_log(0),
+        (T, "rank 0 on n1, attempt 1, pid 7"),
+        (T + 2, "b"),
+        (None, "b, too"),
+    )
     put(run.rank_log(1), (T + 1, "a"), (T + 2.5, "c"))
     put(run.logs / "node-001.log", (T + 1.5, "torchrun"))
-    put(run.submitit / "7_0_log.err", (T + 3, "by us"), (None, "srun: error: n2: task 1: Exited"))
+    put(
+        run.submitit / "7_0_log.err",
+        (T + 3, "by us"),
+        (None, "srun: error: n2: task 1: Exited"),
+    )
     done = slurmft("logs", str(run.path))
     shown = [line.split("  ", 1)[1] for line in done.out.splitlines()[1:]]
     assert shown == [
@@ -110,8 +137,15 @@ def test_merged_in_time_order(tmp_path: Path) -> None:
     ]
     assert texts(run, "--rank", "1") == ["a", "c"]
     assert texts(run, "--rank", "0", "--rank", "1", "--tail", "2") == ["b, too", "c"]
-    assert texts(run, "--node", "n2") == texts(run, "--node", "1") == ["a", "torchrun", "c"]
-    told = [json.loads(line) for line in slurmft("logs", str(run.path), "--json").out.splitlines()]
+    assert (
+        texts(run, "--node", "n2")
+        == texts(run, "--node", "1")
+        == ["a", "torchrun", "c"]
+    )
+    told = [
+        json.loads(line)
+        for line in slurmft("logs", str(run.path), "--json").out.splitlines()
+    ]
     assert told[1] == {
         "time": T + 1,
         "source": "rank 1",
@@ -130,7 +164,10 @@ def test_tracebacks_stay_together(tmp_path: Path) -> None:
         (None, "    g()"),
         (T + 1.2, "KeyError: 'x'"),
         (T + 1.3, ""),
-        (T + 1.4, "During handling of the above exception, another exception occurred:"),
+        (
+            T + 1.4,
+            "During handling of the above exception, another exception occurred:",
+        ),
         (T + 1.5, ""),
         (T + 1.6, "Traceback (most recent call last):"),
         (T + 1.7, '  File "y.py", line 2, in h'),
@@ -148,26 +185,46 @@ def test_attempts(tmp_path: Path) -> None:
     first = run.history()[-1].time
     run.set_state("requeued")
     run.set_state("running", attempt=2)
-    write_json(run.attempt, {"number": 2, "job": "7", "hosts": ["n2"], "time": time.time()})
+    write_json(
+        run.attempt, {"number": 2, "job": "7", "hosts": ["n2"], "time": time.time()}
+    )
     second = run.history()[-1].time + 10
     heads = ["rank 0 on n1, attempt 1, pid 7", "rank 0 on n2, attempt 2, pid 8"]
-    put(run.rank_log(0), (first, heads[0]), (first, "a"), (second, heads[1]), (second + 1, "b"))
+    put(
+        run.rank_log(0),
+        (first, heads[0]),
+        (first, "a"),
+        (second, heads[1]),
+        (second + 1, "b"),
+    )
     put(run.logs / "task-000.log", (first, "one"), (second, "two"))
     assert texts(run, "--attempt", "1") == [heads[0], "a", "one"]
     assert texts(run, "--attempt", "2", "--tail", "2") == ["two", "b"]
     assert texts(run, "--node", "n2") == [heads[1], "b"]
-    assert "has started 2 time(s)" in slurmft("logs", str(run.path), "--attempt", "3").err
+    assert (
+        "has started 2 time(s)" in slurmft("logs", str(run.path), "--attempt", "3").err
+    )
 
 
 def test_what_failed_first_comes_first(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nodes=2, state="running")
     lost = SlurmftError("connection closed by peer")
     run.add(
-        Failure.of("rank 0 on n1", lost, traceback="Traceback: lost", secondary=True, attempt=0)
+        Failure.of(
+            "rank 0 on n1", lost, traceback="Traceback: lost", secondary=True, attempt=0
+        )
     )
     cause = SlurmftError("KeyError: 3", "a hint")
-    run.add(Failure.of("rank 1 on n2", cause, traceback="Tr: KeyError: 3\n", step=7, attempt=0))
-    run.add(Failure.of("node n2", SlurmftError("its ranks ended"), secondary=True, attempt=0))
+    run.add(
+        Failure.of(
+            "rank 1 on n2", cause, traceback="Tr: KeyError: 3\n", step=7, attempt=0
+        )
+    )
+    run.add(
+        Failure.of(
+            "node n2", SlurmftError("its ranks ended"), secondary=True, attempt=0
+        )
+    )
     run.set_state("failed", "", 1)
     put(run.rank_log(0), (T, "a line"))
     out = slurmft("logs", str(run.path)).out.splitlines()
@@ -189,7 +246,12 @@ def test_the_same_in_a_script(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nodes=2, state="running")
     assert Run(run.path).logs() == ""
     run.add(
-        Failure.of("rank 1 on n2", SlurmftError("boom", "a hint"), traceback="Tr: boom", attempt=0)
+        Failure.of(
+            "rank 1 on n2",
+            SlurmftError("boom", "a hint"),
+            traceback="Tr: boom",
+            attempt=0,
+        )
     )
     run.set_state("failed", "", 1)
     put(run.rank_log(0), (T, "a"), (T + 2, "c"))
@@ -198,12 +260,17 @@ def test_the_same_in_a_script(tmp_path: Path) -> None:
     for call, flags in (
         (found.logs(), []),
         (found.logs(rank=1), ["--rank", "1"]),
-        (found.logs(rank=[0, 1], tail=2), ["--rank", "0", "--rank", "1", "--tail", "2"]),
+        (
+            found.logs(rank=[0, 1], tail=2),
+            ["--rank", "0", "--rank", "1", "--tail", "2"],
+        ),
         (found.logs(node="n2"), ["--node", "n2"]),
         (found.logs(node=0), ["--node", "0"]),
     ):
         assert call == slurmft("logs", str(run.path), *flags).out, flags
-    assert found.logs().startswith("failed first: rank 1 on n2, attempt 0\nTr: boom\nhint: a hint")
+    assert found.logs().startswith(
+        "failed first: rank 1 on n2, attempt 0\nTr: boom\nhint: a hint"
+    )
     assert [line[-1] for line in found.logs(tail=1).splitlines()[5:]] == ["d"]
     for wrong in ({"rank": 2}, {"attempt": 3}, {"tail": -1}):
         with pytest.raises(UsageError):
@@ -238,7 +305,8 @@ def test_logs_larger_than_what_is_read_at_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nodes=2)
     for rank in (0, 1):
         put(
-            run.rank_log(rank), *((T + n + rank / 2, f"{rank} {n} {'x' * 90}") for n in range(9999))
+            run.rank_log(rank),
+            *((T + n + rank / 2, f"{rank} {n} {'x' * 90}") for n in range(9999)),
         )
     lines = list(Logs(run, Choice()).lines())
     assert [line.text.split()[:2] for line in lines] == [
@@ -259,7 +327,16 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, int, str]:
     with open(data / "train.jsonl", "a") as file:
         file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
     flags = ("--nodes", "2", "--batch-size", "4", "--seed", "1", "--max-restarts", "0")
-    task = ("--task", "emotion", "--data", str(data), "--model", str(model), "--log-every", "1")
+    task = (
+        "--task",
+        "emotion",
+        "--data",
+        str(data),
+        "--model",
+        str(model),
+        "--log-every",
+        "1",
+    )
     where = ("--cluster", "local", "--runs-dir", str(top / "runs"))
     job = Following(*where, *flags, *task, imported=True)
     until(job.run.rank_log(0).exists, every_s=0.02)
@@ -281,7 +358,9 @@ def test_first_failing_rank_of_a_real_run(failed: tuple[RunDir, int, str]) -> No
     assert out[0].startswith(f"failed first: rank 1 on {host}, attempt 1, after step ")
     assert out[1] == "Traceback (most recent call last):"
     error = next(
-        n for n, line in enumerate(out) if line.startswith("ValueError: a text of 42 tokens")
+        n
+        for n, line in enumerate(out)
+        if line.startswith("ValueError: a text of 42 tokens")
     )
     assert any("train/engine/packing.py" in line for line in out[:error])
     assert out[error + 2].startswith(f"then: rank 0 on {host}")

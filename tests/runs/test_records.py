@@ -53,7 +53,12 @@ def peak_bytes(act: Callable[[], object]) -> int:
 
 def steps(first: int, last: int, speed_every: int = 0) -> Iterator[dict[str, Any]]:
     for n in range(first, last + 1):
-        record: dict[str, Any] = {"event": "step", "step": n, "loss": float(n), "epoch": n / 100}
+        record: dict[str, Any] = {
+            "event": "step",
+            "step": n,
+            "loss": float(n),
+            "epoch": n / 100,
+        }
         if speed_every and n % speed_every == 0:
             record |= {"samples_per_s": 100.0 + n, "total_steps": 99_999}
         yield record
@@ -89,7 +94,8 @@ def test_what_ends_a_window() -> None:
     windows = StepWindows()
     assert windows.take([{"step": 10_001, "x": 1.0}]) == []
     (found,) = windows.take([{"step": 10_002, "x": 3.0, "left_s": 5.0}])
-    assert found == {"step": 10_002, "x": 3.0, "left_s": 5.0, "steps": 2}  # no loss, no mean
+    # no loss, no mean
+    assert found == {"step": 10_002, "x": 3.0, "left_s": 5.0, "steps": 2}
     assert windows.take([{"step": 10_003, "loss": 1.0, "samples_per_s": 1.0}]) == [
         {"step": 10_003, "loss": 1.0, "samples_per_s": 1.0}
     ]
@@ -103,7 +109,9 @@ def test_blocks_of_any_size_make_the_same_records(
     tmp_path: Path, blocks: Callable[[int], None], size: int
 ) -> None:
     path = tmp_path / "records.jsonl"
-    RecordWriter(path).write(*steps(1, 30), {"event": "epoch", "epoch": 1, "metrics": {}})
+    RecordWriter(path).write(
+        *steps(1, 30), {"event": "epoch", "epoch": 1, "metrics": {}}
+    )
     with open(path, "a") as file:
         file.write("[1, 2]\nno json\n")
         file.write('{"event": "step", "step": 31')
@@ -151,7 +159,8 @@ def test_the_newest_of_each_event_comes_before_the_last_lines(
     assert last == list(range(200 - len(last) + 1, 201))
     assert len(last) <= size // 60
     RecordWriter(path).write({"event": "warning", "text": "4"})
-    assert [r.text for r in reader.read(Warned)] == ["4"]  # nothing twice, nothing left out
+    # nothing twice, nothing left out
+    assert [r.text for r in reader.read(Warned)] == ["4"]
 
 
 def test_recent_records_of_a_short_run_are_all(tmp_path: Path) -> None:
@@ -181,7 +190,10 @@ def test_no_reader_holds_a_long_run(long: Path) -> None:
     assert path.stat().st_size > 5 << 20
     few = 4 << 20
     assert (
-        peak_bytes(lambda: [r for r in RecordReader(path).read_values() if r["event"] == "x"]) < few
+        peak_bytes(
+            lambda: [r for r in RecordReader(path).read_values() if r["event"] == "x"]
+        )
+        < few
     )
     assert peak_bytes(lambda: list(RecordReader(path).read_values("warning"))) < few
     assert peak_bytes(lambda: RecordReader(path).read_recent(Start, Resume)) < few
@@ -213,7 +225,9 @@ def test_last_words_are_numbers_or_nothing(tmp_path: Path, line: str) -> None:
     latest = asdict(records.latest(run.path))
     metrics = latest.pop("metrics") or {}
     numbers = {k: v for k, v in latest.items() if k != "evaluating"}
-    assert all(value is None or isinstance(value, (int, float)) for value in numbers.values())
+    assert all(
+        value is None or isinstance(value, (int, float)) for value in numbers.values()
+    )
     assert all(v is None for v in metrics.values())
     json.dumps([latest, metrics], allow_nan=False)
 
@@ -222,7 +236,9 @@ def test_steps_of_a_run_whose_state_is_older_than_its_result(tmp_path: Path) -> 
     run = write_run(tmp_path / "r", state="failed")
     start = {"time": 1.0, "event": "start", "total_steps": 3}
     end = {"time": 2.0, "event": "result", "steps": 3, "total_steps": 3}
-    run.records.write_text("".join(json.dumps(record) + "\n" for record in (start, end)))
+    run.records.write_text(
+        "".join(json.dumps(record) + "\n" for record in (start, end))
+    )
     assert records.latest(run.path).steps_done == 3
 
 

@@ -24,7 +24,8 @@ from tests.support.small_disk import fill
 
 def make(tmp_path: Path) -> RunDir:
     config = RunConfig(
-        program=TrainConfig.resolve().program(), job=JobConfig(runs_dir=str(tmp_path / "runs"))
+        program=TrainConfig.resolve().program(),
+        job=JobConfig(runs_dir=str(tmp_path / "runs")),
     )
     return RunDir.create(config)
 
@@ -42,7 +43,9 @@ def test_name_has_task_time_and_a_random_part(tmp_path: Path) -> None:
         assert (task, len(day), len(clock), len(random)) == ("synthetic", 8, 6, 6)
 
 
-def test_two_runs_that_draw_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_that_draw_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The later draws again; what is in the folder of the first stays."""
     parts = iter(["aaaaaa", "aaaaaa", "aaaaaa", "bbbbbb"])
     monkeypatch.setattr(rundir, "_random_part", lambda: next(parts))
@@ -61,14 +64,18 @@ def test_run_that_cannot_be_made_leaves_nothing(small_disk: Path) -> None:
     (small_disk / "other").mkdir()
     fill(small_disk)
     job = JobConfig(runs_dir=str(small_disk))
-    with pytest.raises(UsageError, match=r"cannot write the run directory.*No space left"):
+    with pytest.raises(
+        UsageError, match=r"cannot write the run directory.*No space left"
+    ):
         RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     assert sorted(os.listdir(small_disk)) == ["ballast", "other"]
 
 
 def test_config_comes_back(tmp_path: Path) -> None:
     run = make(tmp_path)
-    assert RunDir.open(run.path).load_config().program == TrainConfig.resolve().program()
+    assert (
+        RunDir.open(run.path).load_config().program == TrainConfig.resolve().program()
+    )
 
 
 def test_folder_that_is_no_run(tmp_path: Path) -> None:
@@ -152,7 +159,9 @@ def test_records_are_read_whole_and_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", ['{"event": "ha', '{"event": "ha\n{"event": "x'])
-def test_record_after_half_a_line_is_a_line_of_its_own(tmp_path: Path, half: str) -> None:
+def test_record_after_half_a_line_is_a_line_of_its_own(
+    tmp_path: Path, half: str
+) -> None:
     """A kill cut the last line short: the next attempt's first record is not lost with it."""
     path = tmp_path / "records.jsonl"
     RecordWriter(path).write({"event": "a"})
@@ -171,7 +180,8 @@ def test_records_that_a_full_disk_cut_short(small_disk: Path) -> None:
     writer = RecordWriter(path)
     writer.write({"event": "a"})
     ballast = fill(small_disk)
-    writer.write({"event": "b", "text": "x" * 10_000})  # the first page has room for its beginning
+    # the first page has room for its beginning
+    writer.write({"event": "b", "text": "x" * 10_000})
     assert not path.read_text().endswith("\n")
     ballast.unlink()
     other = RecordWriter(path)
@@ -185,7 +195,11 @@ def test_final_state_stays(tmp_path: Path) -> None:
     run.set_state("failed", "rank 1 raised", 1)
     run.set_state("finished", exit_code=0)
     state = run.get_state()
-    assert (state.state, state.reason, state.exit_code) == ("failed", "rank 1 raised", 1)
+    assert (state.state, state.reason, state.exit_code) == (
+        "failed",
+        "rank 1 raised",
+        1,
+    )
     assert [s.state for s in state.history] == ["submitted", "running", "failed"]
 
 
@@ -201,11 +215,16 @@ def test_what_is_only_told_goes_to_stderr_where_the_disk_is_full(
     run.set_state("requeued", "stopped; the newest checkpoint is step-00000005", 75)
     run.mark_started(1)
     token = "hf_" + "a" * 34
-    failure = run.add(Failure.of("rank 3 on n1", SlurmftError(f"no room; {token}", code=7)))
+    failure = run.add(
+        Failure.of("rank 3 on n1", SlurmftError(f"no room; {token}", code=7))
+    )
     assert (failure.where, failure.code) == ("rank 3 on n1", 7)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 3
-    assert "state.json cannot be written (No space left on device): requeued: stopped;" in told[0]
+    assert (
+        "state.json cannot be written (No space left on device): requeued: stopped;"
+        in told[0]
+    )
     assert "started.json" in told[1]
     assert "rank 3 on n1: no room;" in told[2]
     assert token not in told[2]
@@ -224,7 +243,9 @@ def test_what_is_only_told_of_a_run_that_is_gone(
     run = make(tmp_path)
     run.discard()
     run.set_state("failed", "the loss is nan")
-    assert "No such file or directory): failed: the loss is nan" in capsys.readouterr().err
+    assert (
+        "No such file or directory): failed: the loss is nan" in capsys.readouterr().err
+    )
     assert not run.path.exists()
 
 
@@ -236,7 +257,11 @@ def test_reason_with_the_name_of_a_file_that_is_no_utf_8(tmp_path: Path) -> None
 def test_root_failure_is_not_secondary(tmp_path: Path) -> None:
     run = make(tmp_path)
     assert run.root_failure() is None
-    run.add(Failure.of("rank 0 on n1", SlurmftError("connection closed by peer"), secondary=True))
+    run.add(
+        Failure.of(
+            "rank 0 on n1", SlurmftError("connection closed by peer"), secondary=True
+        )
+    )
     run.add(Failure.of("rank 3 on n2", SlurmftError("out of memory")))
     root = run.root_failure()
     assert root is not None

@@ -16,7 +16,10 @@ from tests.support.made_runs import write_run
 
 
 def test_runs_are_found_at_any_depth_oldest_first(tmp_path: Path) -> None:
-    write_run(tmp_path / "b" / "deep" / "new", submission={"time": "2026-11-21T11:00:00+00:00"})
+    write_run(
+        tmp_path / "b" / "deep" / "new",
+        submission={"time": "2026-11-21T11:00:00+00:00"},
+    )
     write_run(tmp_path / "a" / "old", submission={"time": "2026-11-21T09:00:00+00:00"})
     (tmp_path / "notes").mkdir()
     runs, problems = find([tmp_path, tmp_path / "a" / "old"])
@@ -28,8 +31,16 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     study: dict[str, Any] = {"name": "lab", "cell": {"nodes": 2}, "repeat": 1}
     write_run(tmp_path / "r", nodes=2, nproc_per_node=2, submission={"study": study})
     run = MeasuredRun.read(tmp_path / "r")
-    assert (run.is_finished, run.has_ended, run.study) == (True, True, StudyEntry(**study))
-    assert (run.value("nodes"), run.value("task"), run.value("no_such")) == (2, "synthetic", None)
+    assert (run.is_finished, run.has_ended, run.study) == (
+        True,
+        True,
+        StudyEntry(**study),
+    )
+    assert (run.value("nodes"), run.value("task"), run.value("no_such")) == (
+        2,
+        "synthetic",
+        None,
+    )
     assert run.hosts == ["n1", "n2"]
     assert run.code == "0.1 0123456789"
     assert [step.step for step in run.records(Step)] == list(range(1, 21))
@@ -44,7 +55,9 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
         ("result.json", '{"accuracy": 1}'),
     ],
 )
-def test_half_written_and_foreign_files_are_named(tmp_path: Path, file: str, text: str) -> None:
+def test_half_written_and_foreign_files_are_named(
+    tmp_path: Path, file: str, text: str
+) -> None:
     write_run(tmp_path / "good")
     bad = write_run(tmp_path / "bad")
     (bad.path / file).write_text(text)
@@ -72,7 +85,9 @@ def test_links_make_no_repeats(tmp_path: Path) -> None:
     assert problems == []
 
 
-def test_closed_folders_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_folders_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(tmp_path / "good")
     (tmp_path / "closed").mkdir()
     scandir = os.scandir

@@ -13,8 +13,26 @@ from tests.support.fake_slurm.cluster import FakeSlurm
 
 AnySlurm = Cluster | FakeSlurm
 
-QUICK = ("--cpus-per-task", "1", "--batch-size", "8", "--max-steps", "4", "--log-every", "1")
-LONG = ("--cpus-per-task", "1", "--batch-size", "8", "--epochs", "500", "--log-every", "1")
+QUICK = (
+    "--cpus-per-task",
+    "1",
+    "--batch-size",
+    "8",
+    "--max-steps",
+    "4",
+    "--log-every",
+    "1",
+)
+LONG = (
+    "--cpus-per-task",
+    "1",
+    "--batch-size",
+    "8",
+    "--epochs",
+    "500",
+    "--log-every",
+    "1",
+)
 
 
 def slurmft(slurm: AnySlurm, *arguments: str) -> Done:

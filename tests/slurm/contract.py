@@ -65,10 +65,15 @@ class Site:
 
     def queued(self, job: str, *options: str) -> list[str]:
         """Returns the lines of squeue for a job: id, state, reason."""
-        return self.output("squeue", "-h", f"--jobs={job}", *options, FORMAT).splitlines()
+        return self.output(
+            "squeue", "-h", f"--jobs={job}", *options, FORMAT
+        ).splitlines()
 
     def await_queued(self, job: str, line: str, *options: str) -> None:
-        until(lambda: line in self.queued(job, *options), lambda: self.queued(job, *options))
+        until(
+            lambda: line in self.queued(job, *options),
+            lambda: self.queued(job, *options),
+        )
 
     def await_running(self, job: str) -> None:
         self.await_queued(job, f"{job}|RUNNING|None")
@@ -77,10 +82,16 @@ class Site:
         """Waits until the controller lists a job no longer among those that wait or run."""
         until(lambda: not self.queued(job), lambda: self.queued(job))
 
-    def accounted(self, job: str, fields: str = "State,ExitCode", *options: str) -> list[str]:
-        return self.output("sacct", "-nPX", *options, f"-j{job}", f"--format={fields}").splitlines()
+    def accounted(
+        self, job: str, fields: str = "State,ExitCode", *options: str
+    ) -> list[str]:
+        return self.output(
+            "sacct", "-nPX", *options, f"-j{job}", f"--format={fields}"
+        ).splitlines()
 
-    def await_accounted(self, job: str, *lines: str, options: tuple[str, ...] = ()) -> None:
+    def await_accounted(
+        self, job: str, *lines: str, options: tuple[str, ...] = ()
+    ) -> None:
         def rows() -> list[str]:
             return self.accounted(job, "State,ExitCode", *options)
 
@@ -124,7 +135,9 @@ def jobs(site: Site) -> Submitted:
         succeeds=succeeds,
         fails=fails,
         is_killed=site.submit(site.write("kills.sh", "#!/bin/sh\nkill -KILL $$\n")),
-        array=site.submit("--array=0-3%2", site.write("array.sh", AWAITS_GO), str(site.folder)),
+        array=site.submit(
+            "--array=0-3%2", site.write("array.sh", AWAITS_GO), str(site.folder)
+        ),
         too_many_nodes=site.submit("--nodes=5", sleeps, "0"),
         too_much_time=site.submit("--time=10:00:00", sleeps, "0"),
         is_held=site.submit("--hold", sleeps, "0"),
@@ -133,7 +146,9 @@ def jobs(site: Site) -> Submitted:
         after_failure=site.submit(
             f"--dependency=afterok:{fails}", "--kill-on-invalid-dep=yes", sleeps, "0"
         ),
-        after_failure_or_never=site.submit(f"--dependency=afterok:{fails}", sleeps, "0"),
+        after_failure_or_never=site.submit(
+            f"--dependency=afterok:{fails}", sleeps, "0"
+        ),
         after_any=site.submit(f"--dependency=afterany:{succeeds}:{fails}", sleeps, "0"),
         comes_after_nothing=site.submit("--dependency=afterok:99999", sleeps, "0"),
     )
@@ -164,7 +179,9 @@ class Contract:
     def test_memory_that_no_node_has(self, site: Site) -> None:
         code, text = site.refusal("sbatch", "--mem=99G", site.sleeps)
         assert code == 1
-        assert text.startswith("sbatch: error: Memory specification can not be satisfied\n")
+        assert text.startswith(
+            "sbatch: error: Memory specification can not be satisfied\n"
+        )
         assert text.endswith("failed: Requested node configuration is not available\n")
 
     def test_node_that_is_not_there(self, site: Site) -> None:
@@ -210,7 +227,9 @@ class Contract:
         assert shown == "batch|up|1:00:00|4|4\nurgent|up|1:00:00|4|4\n"
 
     def test_version_and_settings(self, site: Site) -> None:
-        assert re.fullmatch(r"slurm[\w-]* \d+\.\d+\.\d+\n", site.output("sinfo", "--version"))
+        assert re.fullmatch(
+            r"slurm[\w-]* \d+\.\d+\.\d+\n", site.output("sinfo", "--version")
+        )
         settings = site.output("scontrol", "show", "config")
         assert re.search(r"^ClusterName +=", settings, re.MULTILINE)
         assert re.search(r"^MaxArraySize +=", settings, re.MULTILINE)
@@ -219,10 +238,17 @@ class Contract:
         lists = {
             "n[1-3],m2": ["n1", "n2", "n3", "m2"],
             "n7,m[01-03,8]": ["n7", "m01", "m02", "m03", "m8"],
-            "rack[1-2]-node[3-4]": ["rack1-node3", "rack1-node4", "rack2-node3", "rack2-node4"],
+            "rack[1-2]-node[3-4]": [
+                "rack1-node3",
+                "rack1-node4",
+                "rack2-node3",
+                "rack2-node4",
+            ],
         }
         for hostlist, hosts in lists.items():
-            assert site.output("scontrol", "show", "hostnames", hostlist).split() == hosts
+            assert (
+                site.output("scontrol", "show", "hostnames", hostlist).split() == hosts
+            )
 
     def test_limits_of_a_user(self, site: Site) -> None:
         fields = "format=Account,QOS,MaxJobs"
@@ -236,7 +262,9 @@ class Contract:
         site.await_accounted(jobs.fails, "FAILED|7:0")
         site.await_accounted(jobs.is_killed, "FAILED|0:9")
 
-    def test_controller_knows_jobs_that_have_ended(self, site: Site, jobs: Submitted) -> None:
+    def test_controller_knows_jobs_that_have_ended(
+        self, site: Site, jobs: Submitted
+    ) -> None:
         site.await_end(jobs.fails)
         assert site.queued(jobs.fails) == []
         line = f"{jobs.fails}|FAILED|NonZeroExitCode"
@@ -248,7 +276,9 @@ class Contract:
 
     def test_steps_in_accounting(self, site: Site, jobs: Submitted) -> None:
         site.await_accounted(jobs.fails, "FAILED|7:0")
-        shown = site.output("sacct", "-nP", f"-j{jobs.fails}", "--format=JobID,State,ExitCode")
+        shown = site.output(
+            "sacct", "-nP", f"-j{jobs.fails}", "--format=JobID,State,ExitCode"
+        )
         assert shown == f"{jobs.fails}|FAILED|7:0\n{jobs.fails}.batch|FAILED|7:0\n"
 
     def test_wait_has_the_jobs_exit_code(self, site: Site) -> None:
@@ -269,9 +299,13 @@ class Contract:
             site.await_queued(job, f"{job}|PENDING|{reason}")
 
     def test_when_a_job_may_start(self, site: Site, jobs: Submitted) -> None:
-        shown = site.output("squeue", "-h", f"-j{jobs.begins_later}", "--format=%S").strip()
+        shown = site.output(
+            "squeue", "-h", f"-j{jobs.begins_later}", "--format=%S"
+        ).strip()
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", shown)
-        shown = site.output("squeue", "-h", f"-j{jobs.is_held}", "--format=%S|%P|%D|%l|%N")
+        shown = site.output(
+            "squeue", "-h", f"-j{jobs.is_held}", "--format=%S|%P|%D|%l|%N"
+        )
         assert shown == "N/A|batch|1|10:00|\n"
 
     def test_dependencies(self, site: Site, jobs: Submitted) -> None:
@@ -289,7 +323,9 @@ class Contract:
         site.output("scontrol", "release", jobs.is_held)
         site.await_accounted(jobs.is_held, "COMPLETED|0:0")
 
-    def test_job_that_is_cancelled_before_its_start(self, site: Site, jobs: Submitted) -> None:
+    def test_job_that_is_cancelled_before_its_start(
+        self, site: Site, jobs: Submitted
+    ) -> None:
         job = jobs.too_many_nodes
         site.output("scancel", job)
         site.await_queued(job, f"{job}|CANCELLED|PartitionNodeLimit", "--states=all")
@@ -333,7 +369,9 @@ class Contract:
 
     def test_job_that_runs(self, site: Site) -> None:
         hosts = site.slurm.hosts
-        job = site.submit("--nodes=2", f"--nodelist={hosts[0]},{hosts[1]}", site.sleeps, "60")
+        job = site.submit(
+            "--nodes=2", f"--nodelist={hosts[0]},{hosts[1]}", site.sleeps, "60"
+        )
         site.await_running(job)
         names = site.output("squeue", "-h", f"-j{job}", "--format=%N").strip()
         assert names.endswith("[1-2]")
@@ -358,7 +396,9 @@ class Contract:
         site.await_running(job)
         assert "Restarts=1 " in site.facts(job)
         until(lambda: log.read_text() == "none\n1\n", log.read_text)
-        site.await_accounted(job, "REQUEUED|0:0", "RUNNING|0:0", options=("--duplicates",))
+        site.await_accounted(
+            job, "REQUEUED|0:0", "RUNNING|0:0", options=("--duplicates",)
+        )
         site.output("scancel", job)
         site.await_end(job)
 
@@ -406,14 +446,25 @@ echo $?
         log = (site.folder / f"steps-{job}.log").read_text()
         codes = [line for line in log.splitlines() if line.isdigit()]
         assert codes[0] == "4"
-        assert codes[1] in ("137", "143")  # of the killed one, or of the one ended after it
-        assert re.search(r"^srun: error: \S+: task 1: Exited with exit code 4$", log, re.MULTILINE)
+        # of the killed one, or of the one ended after it
+        assert codes[1] in ("137", "143")
+        assert re.search(
+            r"^srun: error: \S+: task 1: Exited with exit code 4$", log, re.MULTILINE
+        )
 
     def test_environment_of_a_job(self, site: Site) -> None:
-        names = ["JOB_ID", "JOB_NAME", "JOB_NUM_NODES", "JOB_PARTITION", "CPUS_PER_TASK"]
+        names = [
+            "JOB_ID",
+            "JOB_NAME",
+            "JOB_NUM_NODES",
+            "JOB_PARTITION",
+            "CPUS_PER_TASK",
+        ]
         names += ["ARRAY_JOB_ID", "ARRAY_TASK_ID", "CLUSTER_NAME"]
         words = " ".join(f"$SLURM_{name}" for name in names)
-        text = f"#!/bin/bash\n#SBATCH --job-name=inside\n#SBATCH --time=3\necho {words}\n"
+        text = (
+            f"#!/bin/bash\n#SBATCH --job-name=inside\n#SBATCH --time=3\necho {words}\n"
+        )
         array = site.submit(
             "--array=5", "--cpus-per-task=2", "--job-name=outside", "--partition=urgent",
             f"--output={site.folder}/environment", site.write("environment.sh", text),
@@ -423,12 +474,19 @@ echo $?
 
     def test_variables_of_sbatch(self, site: Site) -> None:
         """They are stronger than the script's lines, and weaker than options."""
-        script = site.write("lines.sh", "#!/bin/sh\n#SBATCH --time=3\n#SBATCH --comment=x\n")
+        script = site.write(
+            "lines.sh", "#!/bin/sh\n#SBATCH --time=3\n#SBATCH --comment=x\n"
+        )
         env = "SBATCH_TIMELIMIT=4 SBATCH_PARTITION=urgent SBATCH_NO_REQUEUE=1"
         line = f"{env} sbatch --parsable --hold --partition=batch --requeue {script}"
         job = site.output("bash", "-c", line).strip()
         facts = site.facts(job)
-        for fact in ("TimeLimit=00:04:00", "Partition=batch ", "Comment=x ", "Requeue=1 "):
+        for fact in (
+            "TimeLimit=00:04:00",
+            "Partition=batch ",
+            "Comment=x ",
+            "Requeue=1 ",
+        ):
             assert fact in facts
         site.output("scancel", job)
 
@@ -443,17 +501,17 @@ echo $?
     def test_preemption(self, site: Site) -> None:
         """A job of a higher partition that finds no node has others requeued, who are told by
         SIGTERM."""
-        step = (
-            f"trap 'echo told > {site.folder}/preempted; exit 0' TERM; while :; do sleep 0.1; done"
-        )
+        step = f"trap 'echo told > {site.folder}/preempted; exit 0' TERM; "
+        step += "while :; do sleep 0.1; done"
         step_file = site.write("preempted.sh", step)
-        text = (
-            f"#!/bin/bash\ntrap : TERM\n[ -e {site.folder}/preempted ] || srun bash {step_file}\n"
-        )
+        text = "#!/bin/bash\ntrap : TERM\n"
+        text += f"[ -e {site.folder}/preempted ] || srun bash {step_file}\n"
         low = site.submit("--nodes=4", "--exclusive", site.write("low.sh", text))
         site.await_running(low)
         until(lambda: "RUNNING|0:0" in site.accounted(low))
-        high = site.submit("--partition=urgent", "--nodes=4", "--exclusive", site.sleeps, "0")
+        high = site.submit(
+            "--partition=urgent", "--nodes=4", "--exclusive", site.sleeps, "0"
+        )
         site.await_accounted(high, "COMPLETED|0:0")
         site.await_end(low)
         assert (site.folder / "preempted").exists()

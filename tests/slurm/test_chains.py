@@ -29,12 +29,16 @@ def submit(cluster: FakeSlurm, folder: Path, file: str, *flags: str) -> Done:
     (folder / "waits.sh").write_text(WAITS)
     (folder / "waits.sh").chmod(0o755)
     place = ("--runs-dir", str(folder / "runs"), "--time", "5", *flags)
-    return slurmft(cluster, "run", *place, "--", str(folder / "waits.sh"), str(folder / file))
+    return slurmft(
+        cluster, "run", *place, "--", str(folder / "waits.sh"), str(folder / file)
+    )
 
 
 def run_of(done: Done) -> RunDir:
     assert done.code == 0, done.err
-    line = next(line for line in done.out.splitlines() if line.startswith("run directory"))
+    line = next(
+        line for line in done.out.splitlines() if line.startswith("run directory")
+    )
     return RunDir(Path(line.partition(": ")[2]))
 
 
@@ -53,13 +57,18 @@ def test_a_chain(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     job = json.loads(bad.job.read_text())["id"]
     on_bad = run_of(submit(fake_slurm, tmp_path, "now", "--after", job))
     on_both = run_of(
-        submit(fake_slurm, tmp_path, "now", "--after", good.path.name, "--after-any", job)
+        submit(
+            fake_slurm, tmp_path, "now", "--after", good.path.name, "--after-any", job
+        )
     )
     await_state(good, "running")
     await_state(bad, "running")
     found = listed(fake_slurm, tmp_path)
     assert found[on_good.path.name] == f"pending: waits for {good.path.name}"
-    assert found[on_both.path.name] == f"pending: waits for {good.path.name}, {bad.path.name}"
+    assert (
+        found[on_both.path.name]
+        == f"pending: waits for {good.path.name}, {bad.path.name}"
+    )
     fake_slurm.run(["scancel", "--signal=USR2", json.loads(good.job.read_text())["id"]])
     await_state(good, "requeued")
     assert listed(fake_slurm, tmp_path)[on_good.path.name].startswith("pending")
@@ -82,7 +91,9 @@ def test_a_chain(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     for each in (bad, on_bad):
         done = slurmft(fake_slurm, "resume", str(each.path))
         assert done.code == 0, done.err
-    assert listed(fake_slurm, tmp_path)[on_bad.path.name].endswith(f"for {bad.path.name}")
+    assert listed(fake_slurm, tmp_path)[on_bad.path.name].endswith(
+        f"for {bad.path.name}"
+    )
     (tmp_path / "bad").write_text("0")
     await_state(on_bad, "finished")
     assert bad.get_state().state == "finished"
@@ -90,12 +101,16 @@ def test_a_chain(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
 
 def test_an_array_of_programs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(FIT)
-    text = FILE.replace("fit.py", f"{tmp_path}/fit.py").replace("out/", f"{tmp_path}/out/")
+    text = FILE.replace("fit.py", f"{tmp_path}/fit.py").replace(
+        "out/", f"{tmp_path}/out/"
+    )
     (tmp_path / "s.toml").write_text(text.replace("repeats = 2", "repeats = 1"))
     done = study(fake_slurm, tmp_path, "run", "--time", "5")
     assert done.code == 0, done.err
     await_totals(fake_slurm, tmp_path, lambda t: t["finished"] == 2)
-    jobs = {json.loads(run.job.read_text())["id"] for run in runs_of(fake_slurm, tmp_path)}
+    jobs = {
+        json.loads(run.job.read_text())["id"] for run in runs_of(fake_slurm, tmp_path)
+    }
     assert {job.partition("_")[2] for job in jobs} == {"0", "1"}
     metrics = [r["metrics"]["error"] for r in status(fake_slurm, tmp_path)["repeats"]]
     assert metrics == [0.0001, 1e-05]

@@ -82,7 +82,8 @@ def test_a_session_is_not_waited_for(session: Other) -> None:
 
 def test_a_killed_session_blocks_nobody(session: Other) -> None:
     session.kill()
-    until(lambda: system.argv_of(session.daemon) == ["sleep", "60"])  # it may not have begun
+    # it may not have begun
+    until(lambda: system.argv_of(session.daemon) == ["sleep", "60"])
     take()
 
 
@@ -181,5 +182,8 @@ def test_nobody_ends_the_cluster_of_these_tests(
             check=False,
         )
         assert done.returncode == 1
-        assert f"error: the test cluster is in use by process {os.getpid()} " in done.stderr
+        assert (
+            f"error: the test cluster is in use by process {os.getpid()} "
+            in done.stderr
+        )
     assert "*" not in "".join(cluster.node_states().values())

@@ -49,14 +49,18 @@ def test_living_with_runs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     waits = run_script(fake_slurm, tmp_path, SLEEPS, "--nodes", "4", "--exclusive").run
     gone = write_run(tmp_path / "gone", state="running")
     gone.job.write_text('{"cluster": "slurm", "id": "999999"}')
-    until(lambda: runs.get_state().state == "running")  # its ranks need not have started
+    # its ranks need not have started
+    until(lambda: runs.get_state().state == "running")
     theirs = write_run(tmp_path / "theirs", state="requeued")
     theirs.job.write_text('{"cluster": "slurm", "id": "999998", "where": "b"}')
     now = list_runs(fake_slurm, tmp_path)
     assert [now[r.path.name]["state"] for r in (runs, waits, gone, theirs)] == [
         "running", "pending", "vanished", "requeued",
     ]  # fmt: skip
-    assert [now[run.path.name]["where"] for run in (runs, waits)] == ["slurmft", "slurmft"]
+    assert [now[run.path.name]["where"] for run in (runs, waits)] == [
+        "slurmft",
+        "slurmft",
+    ]
     refused = slurmft(fake_slurm, "cancel", "theirs", "--runs-dir", str(tmp_path))
     assert refused.code == 2
     assert "is on the cluster b; seen from slurmft" in refused.err
@@ -66,7 +70,10 @@ def test_living_with_runs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     cancelled = slurmft(fake_slurm, "cancel", waiting, "--runs-dir", str(tmp_path))
     assert f"the job {waiting} of {waits.path.name} is being cancelled" in cancelled.out
     fake_slurm.run(["scontrol", "requeue", job])
-    until(lambda: list_runs(fake_slurm, tmp_path)[runs.path.name]["requeues"] == 1, every_s=1)
+    until(
+        lambda: list_runs(fake_slurm, tmp_path)[runs.path.name]["requeues"] == 1,
+        every_s=1,
+    )
     now = list_runs(fake_slurm, tmp_path)
     assert now[runs.path.name]["state"] in ("requeued", "running")
     assert now[waits.path.name]["state"] == "cancelled"
@@ -89,10 +96,17 @@ def list_runs(fake_slurm: FakeSlurm, runs: Path) -> dict[str, dict[str, Any]]:
     [
         (
             ["--nodes", "5"],
-            ["never start", "requests 5 nodes, but the partition batch has 4", "(4 nodes"],
+            [
+                "never start",
+                "requests 5 nodes, but the partition batch has 4",
+                "(4 nodes",
+            ],
         ),
         (["--partition", "gpu"], ["invalid partition", "batch (4 nodes of 4 CPUs"]),
-        (["--time", "600"], ["never start", "requests a time of 10:00:00", "allows 1:00:00"]),
+        (
+            ["--time", "600"],
+            ["never start", "requests a time of 10:00:00", "allows 1:00:00"],
+        ),
         (["--mem", "99G"], ["sbatch refused the job (exit 1): Memory specification"]),
         (["--sbatch", "nosuchoption=1"], ["sbatch refused", "nosuchoption"]),
     ],
@@ -105,10 +119,13 @@ def test_refused(
     for word in words:
         assert word in done.err
     assert "Traceback" not in done.err
-    assert not list(tmp_path.glob("runs/*"))  # no run directory for a job that never was
+    # no run directory for a job that never was
+    assert not list(tmp_path.glob("runs/*"))
 
 
-def test_cancelled_by_scancel_while_following(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_cancelled_by_scancel_while_following(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
     started = run_script(fake_slurm, tmp_path, SLEEPS, "--nodes", "2").run
     until(lambda: started.get_state().state == "running", started.history)
     follow = [sys.executable, "-m", "slurmft", "follow", str(started.path)]
@@ -131,7 +148,11 @@ def test_interface_that_is_not_there(fake_slurm: FakeSlurm, tmp_path: Path) -> N
 
 def test_flags_win_over_sbatch_variables(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """sbatch prefers its environment to what its script says."""
-    env = {"SBATCH_PARTITION": "urgent", "SBATCH_TIMELIMIT": "3", "SBATCH_NO_REQUEUE": "1"}
+    env = {
+        "SBATCH_PARTITION": "urgent",
+        "SBATCH_TIMELIMIT": "3",
+        "SBATCH_NO_REQUEUE": "1",
+    }
     arguments = ("--partition", "batch", "--time", "7", "--sbatch", "hold", *QUICK)
     done = conftest.slurmft(
         "submit", "--runs-dir", str(tmp_path), *arguments, env=fake_slurm.env | env
@@ -148,7 +169,9 @@ def test_environment_that_is_not_exported(
 ) -> None:
     program = '[ -z "${FROM_LOGIN-}" ]'
     monkeypatch.setenv("FROM_LOGIN", "yes")
-    done = run_script(fake_slurm, tmp_path, program, "--follow", "--sbatch", "export=NONE")
+    done = run_script(
+        fake_slurm, tmp_path, program, "--follow", "--sbatch", "export=NONE"
+    )
     assert done.code == 0, done.err
 
 

@@ -85,7 +85,9 @@ def status(cluster: FakeSlurm, run: RunDir) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def has_peak() -> bool:
-        found.update(json.loads(command(cluster, "status", str(run.path), "--json").out))
+        found.update(
+            json.loads(command(cluster, "status", str(run.path), "--json").out)
+        )
         return bool(found["cost"]["peak_memory_bytes"])
 
     until(has_peak, lambda: found, every_s=1)

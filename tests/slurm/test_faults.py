@@ -49,7 +49,14 @@ if [ "$SLURMFT_ATTEMPT$SLURM_ARRAY_TASK_ID" = 10 ]; then code=75; else code=0; f
 exec {python} -m slurmft.cluster.slurm.batch_script end "$run" $code
 """
     (tmp_path / "job.sh").write_text(script)
-    options = ["--array=0-1", "--nodes=1", "--time=2", "--requeue", "--wait", "--output=/dev/null"]
+    options = [
+        "--array=0-1",
+        "--nodes=1",
+        "--time=2",
+        "--requeue",
+        "--wait",
+        "--output=/dev/null",
+    ]
     cluster.run(["sbatch", *options, str(tmp_path / "job.sh")], check=False)
     cluster.wait_idle()
     assert sorted(done.read_text().splitlines()) == ["0 1", "0 2", "1 1"]
@@ -64,13 +71,17 @@ def short_job(
     env = {"PYTHONPATH": str(tmp_path / "lib"), "PYTHONSAFEPATH": "1"}
     flags = (*BASE, *faults.SHORT_STOP, *emotion(tiny_data, tiny_model))
     flags += ("--epochs", "8")
-    job = Following("--runs-dir", str(tmp_path / "runs"), *flags, env=idle_cluster.env | env)
+    job = Following(
+        "--runs-dir", str(tmp_path / "runs"), *flags, env=idle_cluster.env | env
+    )
     yield job
     job.process.kill()
     idle_cluster.run(["scancel", "--user=root"])
 
 
-def test_upgrade_in_mid_run(cluster: Cluster, short_job: Following, tmp_path: Path) -> None:
+def test_upgrade_in_mid_run(
+    cluster: Cluster, short_job: Following, tmp_path: Path
+) -> None:
     """The job is to stop while its slurmft is being replaced: no step is lost."""
     package = tmp_path / "lib" / "slurmft" / "__init__.py"
     whole = package.read_text()
@@ -98,7 +109,9 @@ def test_run_directory_that_vanishes(cluster: Cluster, short_job: Following) -> 
     assert words in cluster.run(command).stdout
 
 
-def test_faults(idle_cluster: Cluster, tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+def test_faults(
+    idle_cluster: Cluster, tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
     """One run suffers them all, and ends as one that nothing has disturbed. At last the torchrun
     of a node is killed twice: the job goes on without that node."""
     flags = (*FLAGS, *emotion(tiny_data, tiny_model))

@@ -54,8 +54,24 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         four_nodes=follow(
             cluster,
             folder / HOSTILE / "runs",
-            *("--nodes", "4", "--task", "emotion", "--data", str(data), "--model", str(model)),
-            *("--job-name", 'it\'s "é"', "--comment", "$HOME; `x`", "--sbatch", "nice=10"),
+            *(
+                "--nodes",
+                "4",
+                "--task",
+                "emotion",
+                "--data",
+                str(data),
+                "--model",
+                str(model),
+            ),
+            *(
+                "--job-name",
+                'it\'s "é"',
+                "--comment",
+                "$HOME; `x`",
+                "--sbatch",
+                "nice=10",
+            ),
             *("--setup", setup, *QUICK),
         ),
     )
@@ -92,12 +108,19 @@ def test_run_is_its_users_alone(four_nodes: Done) -> None:
 def test_slurm_got_what_was_asked_for(cluster: Cluster, four_nodes: Done) -> None:
     job = json.loads(four_nodes.run.job.read_text())["id"]
     shown = cluster.run(["scontrol", "show", "job", job]).stdout
-    for text in ("NumNodes=4", 'JobName=it\'s "é"', "Comment=$HOME; `x`", "Nice=10", "00:05:00"):
+    for text in (
+        "NumNodes=4",
+        'JobName=it\'s "é"',
+        "Comment=$HOME; `x`",
+        "Nice=10",
+        "00:05:00",
+    ):
         assert text in shown
     text = (four_nodes.run.submitit / f"{job}_submission.sh").read_text()
     config = four_nodes.run.load_config()
 
-    assert text == sbatch_text(config, four_nodes.run)  # what --dry-run shows is what ran
+    # what --dry-run shows is what ran
+    assert text == sbatch_text(config, four_nodes.run)
 
 
 def test_metric_is_the_same_on_every_rank(four_nodes: Done) -> None:
@@ -173,7 +196,15 @@ def test_preflight_leaves_a_bad_node_out(idle_cluster: Cluster, tmp_path: Path) 
         done = submit(
             idle_cluster,
             tmp_path,
-            *("--nodes", "3", "--follow", "--preflight", "on", "--rdzv-timeout-s", "20"),
+            *(
+                "--nodes",
+                "3",
+                "--follow",
+                "--preflight",
+                "on",
+                "--rdzv-timeout-s",
+                "20",
+            ),
             *QUICK,
         )
     finally:
@@ -189,7 +220,16 @@ def test_head_that_cannot_be_reached(idle_cluster: Cluster, tmp_path: Path) -> N
     done = submit(
         idle_cluster,
         tmp_path,
-        *("--follow", "--nodes", "2", "--host-suffix", "-ib0", "--rdzv-timeout-s", "5", *QUICK),
+        *(
+            "--follow",
+            "--nodes",
+            "2",
+            "--host-suffix",
+            "-ib0",
+            "--rdzv-timeout-s",
+            "5",
+            *QUICK,
+        ),
     )
     assert done.code == 4
     assert "-ib0" in done.err

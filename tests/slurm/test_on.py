@@ -19,7 +19,9 @@ __all__ = ["laptop", "sshd"]
 RUN = ("run", "--on", "lab", "--nodes", "2", "--", "train.py")
 
 
-def test_one_job_whatever_is_cut(fake_slurm: FakeSlurm, laptop: Laptop, tmp_path: Path) -> None:
+def test_one_job_whatever_is_cut(
+    fake_slurm: FakeSlurm, laptop: Laptop, tmp_path: Path
+) -> None:
     """The connection is cut before sbatch, and right after it; whoever submits is killed between
     sbatch's answer and the record."""
     sbatch = tmp_path / "bin" / "sbatch"
@@ -36,7 +38,9 @@ def test_one_job_whatever_is_cut(fake_slurm: FakeSlurm, laptop: Laptop, tmp_path
     exports = [f"export {k}={shlex.quote(v)}" for k, v in fake_slurm.env.items()]
     path = f"export PATH={shlex.quote(str(sbatch.parent))}:$PATH"
     laptop.name(
-        "lab", setup=[*exports, path], site='cluster = "slurm"\ntime = "5"\njob_name = "cut"'
+        "lab",
+        setup=[*exports, path],
+        site='cluster = "slurm"\ntime = "5"\njob_name = "cut"',
     )
 
     for number, moment in enumerate(("asked", "accepted", "kill"), start=1):

@@ -17,7 +17,11 @@ from tests.support import faults, until
 from tests.support.cluster import Cluster
 from tests.support.own_programs import ATTACHES, GLUE, NLP, write
 
-pytestmark = [pytest.mark.extra("programs"), pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.extra("programs"),
+    pytest.mark.slurm,
+    pytest.mark.timeout(900),
+]
 
 JOB = ("--nodes", "2", "--cpus-per-task", "1", "--time", "10", "--max-requeues", "20")
 RESUMES = (
@@ -29,7 +33,11 @@ RESUMES = (
 def kill_program(cluster: Cluster, job: Following) -> None:
     """One rank's program, not slurmft's process beside it."""
     host = faults.hosts_of(cluster, job)[-1]
-    found = [pid for pid, line in cluster.processes(host) if "python" in line and "own.py" in line]
+    found = [
+        pid
+        for pid, line in cluster.processes(host)
+        if "python" in line and "own.py" in line
+    ]
     os.kill(found[0], signal.SIGKILL)
 
 
@@ -78,15 +86,41 @@ def await_progress(run: RunDir, steps: Callable[[], int], goal: int) -> None:
 
 
 def test_trainer_script(
-    cluster: Cluster, here: Path, start: Callable[..., Job], tiny_data: Path, tiny_model: Path
+    cluster: Cluster,
+    here: Path,
+    start: Callable[..., Job],
+    tiny_data: Path,
+    tiny_model: Path,
 ) -> None:
     """An unchanged script with transformers' Trainer, under one fault after the other, has the
     losses of a run that was left alone."""
     words = (
         *("--", "own.py", "--model_name_or_path", str(tiny_model)),
-        *("--train_file", str(tiny_data / "train.jsonl"), "--use_cpu", "--output_dir", "out"),
-        *("--max_steps", "60", "--save_steps", "5", "--logging_steps", "1", "--report_to", "none"),
-        *("--per_device_train_batch_size", "4", "--learning_rate", "1e-3", "--disable_tqdm", "1"),
+        *(
+            "--train_file",
+            str(tiny_data / "train.jsonl"),
+            "--use_cpu",
+            "--output_dir",
+            "out",
+        ),
+        *(
+            "--max_steps",
+            "60",
+            "--save_steps",
+            "5",
+            "--logging_steps",
+            "1",
+            "--report_to",
+            "none",
+        ),
+        *(
+            "--per_device_train_batch_size",
+            "4",
+            "--learning_rate",
+            "1e-3",
+            "--disable_tqdm",
+            "1",
+        ),
     )
     write(here, "own.py", GLUE)
     alone = slurmft(
@@ -110,9 +144,12 @@ def test_trainer_script(
         print(f"{name}: {done_twice(job.run) - before} steps done again")
     code, text = job.end()
     assert code == 0, text
-    assert json.loads((here / "losses.json").read_text()) == pytest.approx(expected, abs=1e-6)
+    assert json.loads((here / "losses.json").read_text()) == pytest.approx(
+        expected, abs=1e-6
+    )
     assert len(expected) == 60
-    assert job.run.attempt_number() == len(OF_TRAINER)  # one of them is survived within the job
+    # one of them is survived within the job
+    assert job.run.attempt_number() == len(OF_TRAINER)
 
 
 def done_twice(run: RunDir) -> int:
@@ -122,23 +159,47 @@ def done_twice(run: RunDir) -> int:
 
 
 def test_accelerate_script(
-    cluster: Cluster, here: Path, start: Callable[..., Job], tiny_data: Path, tiny_model: Path
+    cluster: Cluster,
+    here: Path,
+    start: Callable[..., Job],
+    tiny_data: Path,
+    tiny_model: Path,
 ) -> None:
     """The same of Accelerate's manner: what is done again after a stop has equal losses."""
     write(here, "own.py", NLP)
     (here / "out").mkdir()
     job = start(
         *RESUMES,
-        *("--", "own.py", "--model", str(tiny_model), "--data", str(tiny_data / "train.jsonl")),
-        *("--output_dir", "out", "--checkpointing_steps", "5", "--pause_s", "0.2", "--epochs", "3"),
+        *(
+            "--",
+            "own.py",
+            "--model",
+            str(tiny_model),
+            "--data",
+            str(tiny_data / "train.jsonl"),
+        ),
+        *(
+            "--output_dir",
+            "out",
+            "--checkpointing_steps",
+            "5",
+            "--pause_s",
+            "0.2",
+            "--epochs",
+            "3",
+        ),
     )
     await_progress(job.run, lambda: len(list((here / "out").glob("step_*"))), 2)
     faults.scancel_signal(cluster, job)
     code, text = job.end()
     assert code == 0, text
-    lines = [json.loads(line) for line in (here / "out/losses.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (here / "out/losses.jsonl").read_text().splitlines()
+    ]
     again = {step for step, _ in lines if [s for s, _ in lines].count(step) > 1}
-    assert min(again, default=6) > 5  # the first of the two checkpoints was whole, at least
+    # the first of the two checkpoints was whole, at least
+    assert min(again, default=6) > 5
     for step in again:
         first, second = (loss for s, loss in lines if s == step)
         assert first == pytest.approx(second, abs=1e-6)
@@ -146,15 +207,35 @@ def test_accelerate_script(
     assert job.run.attempt_number() == 2
 
 
-def test_program_that_attaches(cluster: Cluster, here: Path, start: Callable[..., Job]) -> None:
+def test_program_that_attaches(
+    cluster: Cluster, here: Path, start: Callable[..., Job]
+) -> None:
     """Told before, it loses no step; else those since its last checkpoint. Losses are equal."""
     write(here, "own.py", ATTACHES)
     alone = slurmft(
-        "run", "--follow", "--cluster", "local", "--nodes", "2", "--", "own.py", "130", "0"
+        "run",
+        "--follow",
+        "--cluster",
+        "local",
+        "--nodes",
+        "2",
+        "--",
+        "own.py",
+        "130",
+        "0",
     )
     assert alone.code == 0, alone.err
     job = start(
-        *("--checkpoint-every-steps", "10", "--max-restarts", "20", "--", "own.py", "130", "0.1")
+        *(
+            "--checkpoint-every-steps",
+            "10",
+            "--max-restarts",
+            "20",
+            "--",
+            "own.py",
+            "130",
+            "0.1",
+        )
     )
 
     def last() -> int:

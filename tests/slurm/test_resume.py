@@ -53,7 +53,9 @@ def test_a_run_has_one_job(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     ]
     words = [process.communicate(timeout=PATIENCE_S)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], words
-    assert any(w in "".join(words) for w in ("is under way", "is pending", "is running"))
+    assert any(
+        w in "".join(words) for w in ("is under way", "is pending", "is running")
+    )
     until(lambda: run.attempt_number() == 2, run.history)
     assert len(fake_slurm.run(["squeue", "-h"]).stdout.splitlines()) == 1
     has_it = launcher.job_of(run).id
@@ -74,7 +76,9 @@ def test_a_run_has_one_job(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     assert run.attempt_number() == 2
 
 
-def test_task_that_is_killed_is_the_reason(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_task_that_is_killed_is_the_reason(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
     """As by the kernel, for its memory. The other node's program is ended with it."""
     flags = ("--nodes", "2", "--max-restarts", "0", "--max-requeues", "0")
     run = run_script(fake_slurm, tmp_path, "exec sleep 600", *flags).run

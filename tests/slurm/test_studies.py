@@ -59,7 +59,9 @@ def status(cluster: FakeSlurm, folder: Path) -> dict[str, Any]:
     return found
 
 
-def await_totals(cluster: FakeSlurm, folder: Path, good: Callable[[dict[str, int]], bool]) -> None:
+def await_totals(
+    cluster: FakeSlurm, folder: Path, good: Callable[[dict[str, int]], bool]
+) -> None:
     def totals() -> dict[str, int]:
         found: dict[str, int] = status(cluster, folder)["totals"]
         return found
@@ -77,7 +79,9 @@ def test_study(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     program = tmp_path / "ends.sh"
     program.write_text("#!/bin/sh\nexit 0\n")
     program.chmod(0o755)
-    (tmp_path / "s.toml").write_text(FILE + f'[program]\ncommand = "{program} {{seed}}"\n')
+    (tmp_path / "s.toml").write_text(
+        FILE + f'[program]\ncommand = "{program} {{seed}}"\n'
+    )
     done = study(fake_slurm, tmp_path, "run")
     assert done.code == 0, done.err
     again = study(fake_slurm, tmp_path, "run")
@@ -139,7 +143,9 @@ def test_refused(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     done = study(fake_slurm, tmp_path, "run", "--task", "synthetic", "--time", "600")
     assert done.code == 3
     assert "never start the job" in done.err
-    done = study(fake_slurm, tmp_path, "run", "--task", "synthetic", "--partition", "gpu")
+    done = study(
+        fake_slurm, tmp_path, "run", "--task", "synthetic", "--partition", "gpu"
+    )
     assert done.code == 3
     assert "invalid partition" in done.err
     assert status(fake_slurm, tmp_path)["totals"]["missing"] == 4
@@ -147,7 +153,10 @@ def test_refused(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
 
 
 def await_steps(run: RunDir, count: int) -> None:
-    until(lambda: run.records.exists() and len(records(run, "step")) >= count, run.get_state)
+    until(
+        lambda: run.records.exists() and len(records(run, "step")) >= count,
+        run.get_state,
+    )
 
 
 def await_state(run: RunDir, state: str) -> None:

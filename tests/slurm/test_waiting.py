@@ -41,13 +41,16 @@ def calls(folder: Path) -> list[str]:
 def test_a_follower_leaves_slurm_alone_while_the_run_records(
     fake_slurm: FakeSlurm, programs: Path, tmp_path: Path
 ) -> None:
-    following = Following("--runs-dir", str(tmp_path / "runs"), *LONG, env=fake_slurm.env)
+    following = Following(
+        "--runs-dir", str(tmp_path / "runs"), *LONG, env=fake_slurm.env
+    )
     following.until("step 20/")
     before = calls(programs)
     assert 0 < len(before) < 30
     time.sleep(5)
     assert calls(programs) == before
-    fake_slurm.run(["scancel", following.job_id])  # by hand: the ranks say that they stop
+    # by hand: the ranks say that they stop
+    fake_slurm.run(["scancel", following.job_id])
     code, text = following.end()
     assert "was cancelled" in text
     assert code != 0
@@ -57,7 +60,10 @@ def test_a_follower_leaves_slurm_alone_while_the_run_records(
 def listed(cluster: FakeSlurm, runs: Path) -> dict[str, tuple[str, str]]:
     done = slurmft(cluster, "list", "--json", "--runs-dir", str(runs))
     assert done.code == 0, done.err
-    return {run["name"]: (run["state"], run["reason"]) for run in json.loads(done.out)["runs"]}
+    return {
+        run["name"]: (run["state"], run["reason"])
+        for run in json.loads(done.out)["runs"]
+    }
 
 
 def cancelled_array(cluster: FakeSlurm, runs: Path) -> str:
@@ -77,7 +83,9 @@ def test_an_array_that_was_cancelled_by_hand(
 ) -> None:
     array = cancelled_array(fake_slurm, tmp_path / "runs")
     assert "CANCELLED" in fake_slurm.run(["sacct", "-nPX", f"--jobs={array}"]).stdout
-    assert {state for state, _ in listed(fake_slurm, tmp_path / "runs").values()} == {"cancelled"}
+    assert {state for state, _ in listed(fake_slurm, tmp_path / "runs").values()} == {
+        "cancelled"
+    }
     assert calls(programs).count("squeue") == 1
     for name in ("squeue", "scontrol"):  # minutes later the controller has forgotten it
         stand_in(programs, name, FORGOTTEN)
@@ -88,7 +96,11 @@ def test_an_array_that_was_cancelled_by_hand(
 def test_accounting_that_does_not_answer(
     fake_slurm: FakeSlurm, programs: Path, tmp_path: Path
 ) -> None:
-    stand_in(programs, "sacct", "echo sacct: error: Sending PersistInit msg: refused >&2; exit 1")
+    stand_in(
+        programs,
+        "sacct",
+        "echo sacct: error: Sending PersistInit msg: refused >&2; exit 1",
+    )
     cancelled_array(fake_slurm, tmp_path / "runs")
     for name in ("squeue", "scontrol"):
         stand_in(programs, name, FORGOTTEN)

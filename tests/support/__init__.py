@@ -13,7 +13,9 @@ busy machine has its time, and a quiet one waits no longer than it must."""
 
 
 def until(
-    met: Callable[[], object], told: Callable[[], object] = lambda: "", every_s: float = 0.1
+    met: Callable[[], object],
+    told: Callable[[], object] = lambda: "",
+    every_s: float = 0.1,
 ) -> None:
     """Waits until a condition is met; `told` says what is there instead."""
     deadline = time.monotonic() + PATIENCE_S

@@ -26,11 +26,14 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
-    | st.sampled_from([-1, 0, 10**400, 1e308, float("nan"), float("inf"), "../../x", "\x1b]8;;x"])
+    | st.sampled_from(
+        [-1, 0, 10**400, 1e308, float("nan"), float("inf"), "../../x", "\x1b]8;;x"]
+    )
     | st.floats()
     | st.text(max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=8), inner, max_size=3)
     ),
     max_leaves=4,
 )
@@ -72,7 +75,11 @@ def damaged_bytes(draw: st.DrawFn, text: bytes) -> bytes:
     """Bytes that are cut, or overwritten somewhere."""
     at = draw(st.integers(0, len(text)))
     size = draw(st.integers(0, 40))
-    return text[:at] + draw(st.binary(max_size=20)) + (b"" if size > 30 else text[at + size :])
+    return (
+        text[:at]
+        + draw(st.binary(max_size=20))
+        + (b"" if size > 30 else text[at + size :])
+    )
 
 
 @st.composite

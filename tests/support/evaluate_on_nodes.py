@@ -44,7 +44,10 @@ def accuracy(**kwargs: Any) -> Any:
 
         def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
             pairs = list(zip(predictions, references, strict=True))
-            return {"samples": len(pairs), "accuracy": sum(a == b for a, b in pairs) / len(pairs)}
+            return {
+                "samples": len(pairs),
+                "accuracy": sum(a == b for a, b in pairs) / len(pairs),
+            }
 
     return Accuracy(**kwargs)
 
@@ -72,7 +75,8 @@ def process(number: int, cache: str, case: str, timeout_s: float) -> Any:
     metric.add_batch(
         predictions=predictions[number::PROCESSES], references=labels[number::PROCESSES]
     )
-    time.sleep(0.3 if number == 0 else 0)  # the others are there before it looks for them
+    # the others are there before it looks for them
+    time.sleep(0.3 if number == 0 else 0)
     return metric.compute()
 
 
@@ -144,7 +148,9 @@ def main(plan: dict[str, Any]) -> None:
             children = [
                 in_child(
                     kind,
-                    lambda n=n, c=f"case{number}", t=timeout_s: process(n, caches[n % 2], c, t),
+                    lambda n=n, c=f"case{number}", t=timeout_s: process(
+                        n, caches[n % 2], c, t
+                    ),
                 )
                 for n in numbers
             ]

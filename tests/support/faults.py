@@ -25,7 +25,16 @@ from tests.train.test_resume import held, pids, rank_pids
 Harm = Callable[[Cluster, Following], None]
 
 BASE = (
-    *("--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3", "--batch-size", "2"),
+    *(
+        "--precision",
+        "fp32",
+        "--log-every",
+        "1",
+        "--learning-rate",
+        "1e-3",
+        "--batch-size",
+        "2",
+    ),
     *("--eval-batch-size", "8", "--cpus-per-task", "1", "--nodes", "2", "--time", "10"),
 )
 """Dropout stays on: the random generators must come back, too."""
@@ -66,7 +75,9 @@ def hosts_of(cluster: Cluster, job: Following) -> list[str]:
 def processes(cluster: Cluster, host: str, module: str) -> list[int]:
     """Processes on a host that run this module of slurmft."""
     found = cluster.processes(host)
-    return [pid for pid, line in found if f"-m {module} " in line.split("--module")[0] + " "]
+    return [
+        pid for pid, line in found if f"-m {module} " in line.split("--module")[0] + " "
+    ]
 
 
 def of_last_host(cluster: Cluster, job: Following, module: str) -> int:
@@ -75,7 +86,12 @@ def of_last_host(cluster: Cluster, job: Following, module: str) -> int:
 
 def preempt(cluster: Cluster, job: Following) -> None:
     """A job of a higher partition takes all nodes, for two seconds."""
-    command = ["sbatch", "--partition=urgent", f"--nodes={len(cluster.hosts)}", "--exclusive"]
+    command = [
+        "sbatch",
+        "--partition=urgent",
+        f"--nodes={len(cluster.hosts)}",
+        "--exclusive",
+    ]
     cluster.run([*command, "--time=1", "--output=/dev/null", "--wrap", "sleep 2"])
 
 
@@ -174,7 +190,8 @@ def fill_disk(cluster: object, job: Following) -> None:
     """The file system of the run is full while two checkpoints are due, then has room again."""
     ballast = fill(job.run.path.parent)
     goal = furthest_step(job.run) + 2 * EVERY
-    until(lambda: furthest_step(job.run) >= goal, every_s=0.05)  # they cannot tell it otherwise
+    # they cannot tell it otherwise
+    until(lambda: furthest_step(job.run) >= goal, every_s=0.05)
     ballast.unlink()
 
 
@@ -217,8 +234,12 @@ def heartbeats(task: int) -> list[Path]:
         status = Path(f"/proc/{task}/status").read_text()
     except OSError:
         return []
-    (own_pid,) = (line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
-    return list(Path(f"/proc/{task}/root/dev/shm").glob(f"slurmft-*-{own_pid}-*/beat-*"))
+    (own_pid,) = (
+        line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")
+    )
+    return list(
+        Path(f"/proc/{task}/root/dev/shm").glob(f"slurmft-*-{own_pid}-*/beat-*")
+    )
 
 
 def shows_where_it_hung(run: RunDir) -> None:
@@ -233,11 +254,21 @@ def shows_where_it_hung(run: RunDir) -> None:
 FAULTS = [
     Fault(name="preemption by a higher partition", harm=preempt, signalled=True),
     Fault(name="scancel --signal=TERM", harm=scancel_signal, signalled=True),
-    Fault(name="scontrol requeue by an administrator", harm=admin_requeue, flags=CHECKPOINTS),
     Fault(
-        name="SIGKILL of a rank", harm=kill_rank, needs_slurm=False, flags=CHECKPOINTS, attempts=1
+        name="scontrol requeue by an administrator",
+        harm=admin_requeue,
+        flags=CHECKPOINTS,
     ),
-    Fault(name="SIGKILL of torchrun on one node", harm=kill_torchrun, flags=CHECKPOINTS),
+    Fault(
+        name="SIGKILL of a rank",
+        harm=kill_rank,
+        needs_slurm=False,
+        flags=CHECKPOINTS,
+        attempts=1,
+    ),
+    Fault(
+        name="SIGKILL of torchrun on one node", harm=kill_torchrun, flags=CHECKPOINTS
+    ),
     Fault(
         name="SIGSTOP of a rank",
         harm=stop_rank,
@@ -245,7 +276,9 @@ FAULTS = [
         flags=(*CHECKPOINTS, "--hang-timeout-s", "4"),
         check=shows_where_it_hung,
     ),
-    Fault(name="slurmd killed (node DOWN)", harm=kill_slurmd, flags=CHECKPOINTS, slow=True),
+    Fault(
+        name="slurmd killed (node DOWN)", harm=kill_slurmd, flags=CHECKPOINTS, slow=True
+    ),
     Fault(
         name="network of a node cut and restored",
         harm=cut_network,
@@ -282,8 +315,12 @@ FAULTS = [
         flags=CHECKPOINTS,
         attempts=1,
     ),
-    Fault(name="disk full when the stop comes", harm=stop_on_full_disk, flags=SHORT_STOP),
-    Fault(name="SIGHUP to the batch script", harm=hang_up, flags=CHECKPOINTS, attempts=1),
+    Fault(
+        name="disk full when the stop comes", harm=stop_on_full_disk, flags=SHORT_STOP
+    ),
+    Fault(
+        name="SIGHUP to the batch script", harm=hang_up, flags=CHECKPOINTS, attempts=1
+    ),
 ]
 
 

@@ -102,7 +102,9 @@ def possible(module: str, source: bytes) -> list[SmallFault]:
         assert node.end_col_offset is not None
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        return SmallFault(module, node.lineno, kind, source[start:end].decode(), new, start)
+        return SmallFault(
+            module, node.lineno, kind, source[start:end].decode(), new, start
+        )
 
     found = []
     for node in _behaviour(ast.parse(source)):
@@ -112,9 +114,13 @@ def possible(module: str, source: bytes) -> list[SmallFault]:
                 new = f"({left}) {_TURNED[type(operator)]} ({right})"
                 found.append(fault("a comparison turned", node, new))
             case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-                found.append(fault("a branch negated", test, f"(not ({ast.unparse(test)}))"))
+                found.append(
+                    fault("a branch negated", test, f"(not ({ast.unparse(test)}))")
+                )
             # None in place of False is no fault: callers ask for truth.
-            case ast.Return(value=ast.expr() as value) if ast.unparse(value) not in _FALSE:
+            case ast.Return(value=ast.expr() as value) if (
+                ast.unparse(value) not in _FALSE
+            ):
                 found.append(fault("a result lost", node, "return None"))
             case ast.Expr(value=ast.Call()):
                 found.append(fault("a call lost", node, "pass"))
@@ -134,14 +140,27 @@ def drawn(module: str, source: bytes, count: int, seed: int) -> list[SmallFault]
     candidates = possible(module, source)
     generator = random.Random(f"{seed} {module}")
     return sorted(
-        generator.sample(candidates, min(count, len(candidates))), key=lambda fault: fault.start
+        generator.sample(candidates, min(count, len(candidates))),
+        key=lambda fault: fault.start,
     )
 
 
 def run_tests(checkout: Path, tests: list[str], limit_s: float) -> str:
     """Runs tests until one fails; returns "passed", "failed", or "late" at the time limit."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    environment = os.environ | {"PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    environment = os.environ | {
+        "PYTHONPATH": str(checkout),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     quiet = subprocess.DEVNULL
     with subprocess.Popen(
         command, cwd=checkout, env=environment, stdout=quiet, stderr=quiet
@@ -159,11 +178,17 @@ def run_tests(checkout: Path, tests: list[str], limit_s: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help="default: all twelve")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument(
+        "modules", nargs="*", metavar="MODULE", help="default: all twelve"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--each", type=int, default=5, help="faults of a module")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this time")
+    parser.add_argument(
+        "--limit-s", type=float, default=3600.0, help="stop after this time"
+    )
     options = parser.parse_args()
     deadline = time.monotonic() + options.limit_s
     found = total = 0
@@ -190,7 +215,9 @@ def main() -> None:
                 found += outcome != "passed"
                 total += 1
                 # One that is late may be read again: a busy machine is late, too.
-                word = {"passed": "NOT FOUND", "failed": "found", "late": "late"}[outcome]
+                word = {"passed": "NOT FOUND", "failed": "found", "late": "late"}[
+                    outcome
+                ]
                 print(f"{word:9} {fault}", flush=True)
     print(f"{found} of {total} faults found")
 

@@ -16,11 +16,15 @@ from slurmft.train.engine import packed_attention
 calls: list[str] = []
 
 
-def check(query: Tensor, key: Tensor, value: Tensor, cum_q: Tensor, cum_k: Tensor) -> None:
+def check(
+    query: Tensor, key: Tensor, value: Tensor, cum_q: Tensor, cum_k: Tensor
+) -> None:
     """What csrc/flash_attn/flash_api.cpp checks."""
     for each in (query, key, value):
         assert each.dtype in (torch.bfloat16, torch.float16), "only fp16 and bf16"
-        assert each.dtype == query.dtype, "query, key and value must have the same dtype"
+        assert each.dtype == query.dtype, (
+            "query, key and value must have the same dtype"
+        )
         assert each.ndim == 3
         assert each.stride(-1) == 1, "must have contiguous last dimension"
     size = query.shape[2]
@@ -56,7 +60,8 @@ def probabilities(
     """Of one sequence, in fp32: (heads, queries, keys)."""
     scores = torch.einsum("qhd,khd->hqk", query, key) * scale
     n, m = scores.shape[1:]
-    distance = torch.arange(m) - (torch.arange(n)[:, None] + m - n)  # aligned at their ends
+    # aligned at their ends
+    distance = torch.arange(m) - (torch.arange(n)[:, None] + m - n)
     right = 0 if causal else right
     if left >= 0:
         scores = scores.masked_fill(distance < -left, -torch.inf)
@@ -119,12 +124,18 @@ def backward(
 
 
 @contextlib.contextmanager
-def as_on_an_h100(monkeypatch: pytest.MonkeyPatch, multiple: int = 16) -> Iterator[None]:
+def as_on_an_h100(
+    monkeypatch: pytest.MonkeyPatch, multiple: int = 16
+) -> Iterator[None]:
     """CPUs take the path of a GPU of sm_90; numbers of tokens are multiples of a small number."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(
+        torch.backends.cuda, "is_flash_attention_available", lambda: True
+    )
     own, gpu = packed_attention.why_no_flash, torch.device("cuda:0")
-    monkeypatch.setattr(packed_attention, "why_no_flash", lambda _, *rest: own(gpu, *rest))
+    monkeypatch.setattr(
+        packed_attention, "why_no_flash", lambda _, *rest: own(gpu, *rest)
+    )
     monkeypatch.setattr(packed_attention, "token_multiple", lambda _: multiple)
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_flash_attention_forward", forward, "CPU")

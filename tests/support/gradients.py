@@ -65,7 +65,9 @@ class Rank:
         self.strategy.end_step(self.step_number)
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        return {n: p.grad for n, p in self.bare.named_parameters() if p.grad is not None}
+        return {
+            n: p.grad for n, p in self.bare.named_parameters() if p.grad is not None
+        }
 
     def weights(self) -> torch.Tensor:
         return torch.cat([p.detach().reshape(-1) for p in self.bare.parameters()])
@@ -100,7 +102,9 @@ def check_infinite_gradients_reach_all(world: World) -> None:
     for asked in ("fp32", "bf16"):
         rank = Rank(world, asked)
         if world.is_main:
-            rank.bare.bert.embeddings.word_embeddings.weight.register_hook(lambda g: g * torch.inf)
+            rank.bare.bert.embeddings.word_embeddings.weight.register_hook(
+                lambda g: g * torch.inf
+            )
             rank.bare.classifier.weight.register_hook(lambda g: g * torch.inf)
         rank.backward()
         for name in ("bert.embeddings.word_embeddings.weight", "classifier.weight"):
@@ -112,8 +116,11 @@ def check_rounded(world: World) -> None:
     rank = Rank(world, "bf16")
     rank.backward()
     for name, gradient in rank.gradients().items():
-        near = 0.01 * float(expected[name].abs().max())  # of a sum whose parts are larger
-        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=near, msg=name)
+        # of a sum whose parts are larger
+        near = 0.01 * float(expected[name].abs().max())
+        torch.testing.assert_close(
+            gradient, expected[name], rtol=0, atol=near, msg=name
+        )
     layer = "bert.encoder.layer.0.output.dense.weight"
     assert not torch.equal(rank.gradients()[layer], expected[layer])
 
@@ -134,11 +141,15 @@ def check_local(world: World) -> None:
         met = rank.strategy.is_synchronized_after(step)
         assert met == (step in (3, 6))
         assert same_everywhere(world, rank.weights()) == met
-        moments = torch.cat([s["exp_avg"].reshape(-1) for s in rank.optimizer.state.values()])
+        moments = torch.cat(
+            [s["exp_avg"].reshape(-1) for s in rank.optimizer.state.values()]
+        )
         assert same_everywhere(world, moments) == met
         assert not torch.equal(before, rank.weights())
     start = before  # after step 6
-    own = torch.stack([torch.tensor(w) for w in world.all_objects(rank.weights().tolist())])
+    own = torch.stack(
+        [torch.tensor(w) for w in world.all_objects(rank.weights().tolist())]
+    )
     rank.strategy.synchronize()
     changes = own.mean(0) - start
     near = 0.02 * float((own - start).abs().max())  # of a sum whose parts are larger
@@ -166,5 +177,6 @@ if __name__ == "__main__":
     check_local(world)
     check_local_accumulates(world)
     process_group.leave()
-    print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u
+    # in one write: torchrun starts python -u
+    print(f"rank {world.rank} done\n", end="")
     os._exit(0)  # as ranks do: threads of the process group may not end in order

@@ -122,7 +122,10 @@ class Hub:
     def _create(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         repo = f"{asked.get('organization') or 'me'}/{asked['name']}"
         if repo in self.repos:
-            return 409, {"url": f"{self.url()}/{repo}", "error": "You already created this model"}
+            return 409, {
+                "url": f"{self.url()}/{repo}",
+                "error": "You already created this model",
+            }
         self.repos[repo] = asked.get("private") or asked.get("visibility") == "private"
         return 200, {"url": f"{self.url()}/{repo}", "id": repo, "name": repo}
 

@@ -13,7 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_EMPTY = ("usr", "etc", "dev", "proc", "sys", "run", "tmp", "var/tmp", "root", "home", "opt")
+_EMPTY = (
+    "usr",
+    "etc",
+    "dev",
+    "proc",
+    "sys",
+    "run",
+    "tmp",
+    "var/tmp",
+    "root",
+    "home",
+    "opt",
+)
 _SHOWN = tuple(p for p in dict.fromkeys(("/usr", sys.base_prefix, sys.prefix))
                if p == "/usr" or not p.startswith("/usr/"))  # fmt: skip
 
@@ -38,7 +50,9 @@ def mounted(folder: Path) -> Iterator[Path]:
         for path in _SHOWN:
             place = folder / path.lstrip("/")
             place.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["mount", "--bind", path, str(place)], check=True, timeout=30)
+            subprocess.run(
+                ["mount", "--bind", path, str(place)], check=True, timeout=30
+            )
             made.append(place)
         yield folder
     finally:
@@ -62,7 +76,9 @@ def podman_environment(folder: Path) -> dict[str, str]:
         f"[containers]\ndefault_ulimits = {json.dumps(limits)}\nvolumes = {json.dumps(volumes)}\n"
     )
     tool = folder / "podman"
-    both = 'exec unshare --mount bash -c \'umount /sys/fs/cgroup/unified; exec "$0" "$@"\''
+    both = (
+        'exec unshare --mount bash -c \'umount /sys/fs/cgroup/unified; exec "$0" "$@"\''
+    )
     before = both if os.path.ismount("/sys/fs/cgroup/unified") else "exec"
     tool.write_text(f'#!/bin/bash\n{before} {shutil.which("podman")} "$@"\n')
     tool.chmod(0o755)
@@ -81,12 +97,27 @@ def missing(runtime: str, folder: Path) -> str:
         with mounted(image):
             return _failure(["ch-run", str(image), "--", "true"], {"USER": "root"})
     env = podman_environment(folder)
-    command = [str(folder / "podman"), "run", "--rm", "--cgroups=disabled", "--network=host"]
+    command = [
+        str(folder / "podman"),
+        "run",
+        "--rm",
+        "--cgroups=disabled",
+        "--network=host",
+    ]
     return _failure([*command, "--rootfs", f"{image}:O", "true"], env)
 
 
 def _failure(command: list[str], env: dict[str, str]) -> str:
     done = subprocess.run(
-        command, env=os.environ | env, capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    return f"{command[0]} cannot run here: {done.stderr.strip()}" if done.returncode else ""
+    return (
+        f"{command[0]} cannot run here: {done.stderr.strip()}"
+        if done.returncode
+        else ""
+    )

@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 _STARTS = frozenset(
-    {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+    {
+        "subprocess.Popen",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.exec",
+        "os.system",
+    }
 )
 """Audit events of Python that announce a new process."""
 

@@ -54,7 +54,9 @@ def write_run(
     values = fill(fields)
     job = build(JobConfig, values | {"runs_dir": str(path.parent)})
     told = Submission(**(PROVENANCE | (submission or {})))
-    config = RunConfig(program=build(TrainConfig, values).program(), job=job, submission=told)
+    config = RunConfig(
+        program=build(TrainConfig, values).program(), job=job, submission=told
+    )
     run = RunDir(path)
     for folder in (path, run.logs, run.failures):
         folder.mkdir(parents=True)
@@ -67,7 +69,12 @@ def write_run(
     batch = train.batch_size * world_size * train.gradient_accumulation_steps
     facts = _facts(config, world_size, batch)
     ranks = [
-        {"rank": r, "node": str(r * job.nodes // world_size), "threads": 1, "device": "CPU"}
+        {
+            "rank": r,
+            "node": str(r * job.nodes // world_size),
+            "threads": 1,
+            "device": "CPU",
+        }
         | {"host": f"n{r * job.nodes // world_size + 1}"}
         for r in range(world_size)
     ]
@@ -75,13 +82,20 @@ def write_run(
     write_json(run.environment, {"versions": known, "python": "3.11.7", "ranks": ranks})
     records = [{"event": "start"} | facts]
     for step in range(1, 21):
-        record = {"event": "step", "step": step, "epoch": step / 20, "learning_rate": 1e-3}
+        record = {
+            "event": "step",
+            "step": step,
+            "epoch": step / 20,
+            "learning_rate": 1e-3,
+        }
         record |= {"loss": 2.0 / step, "time": 1000 + step * step_s}
         if step % 5 == 0:
             record |= {"samples_per_s": batch / step_s, "left_s": (20 - step) * step_s}
             record["total_steps"] = 20
         records.append(record)
-    run.records.write_text("".join(json.dumps({"time": 1000.0} | r) + "\n" for r in records))
+    run.records.write_text(
+        "".join(json.dumps({"time": 1000.0} | r) + "\n" for r in records)
+    )
     if state == "finished":
         write_json(run.result, _result(facts, batch, step_s) | (result or {}))
     if state not in ("submitted", "running"):
@@ -106,7 +120,12 @@ def _result(facts: dict[str, Any], batch: int, step_s: float) -> dict[str, Any]:
         "primary_metric": "accuracy",
         "loss": 0.1,
         "steps": 20,
-        "phases_s": {"train": train_s, "evaluate": 1.0, "metric": 0.02, "broadcast": 0.001},
+        "phases_s": {
+            "train": train_s,
+            "evaluate": 1.0,
+            "metric": 0.02,
+            "broadcast": 0.001,
+        },
         "train_samples": 20 * batch,
         "train_samples_per_s": rate,
         "train_tokens_per_s": rate * 20,
@@ -126,20 +145,39 @@ def write_long_records(
     """Appends what a run of so many steps records, 100 a second, in place of what is there."""
     windows, writer = StepWindows(), RecordWriter(path)
     os.truncate(path, 0)
-    start = {"event": "start", "task": "emotion", "world_size": 4, "nodes": 2, "precision": "bf16"}
+    start = {
+        "event": "start",
+        "task": "emotion",
+        "world_size": 4,
+        "nodes": 2,
+        "precision": "bf16",
+    }
     start |= {"backend": "gloo", "global_batch_size": 64, "parameters": 1_500_000}
     writer.write(start | {"total_steps": steps})
     rows: list[dict[str, Any]] = []
     for step in range(1, steps + 1):
-        row = {"event": "step", "step": step, "time": 1e9 + step / 100, "epoch": step / steps}
-        row |= {"learning_rate": 1e-3 * (1 - step / steps), "loss": 1 / step + 0.123456789}
+        row = {
+            "event": "step",
+            "step": step,
+            "time": 1e9 + step / 100,
+            "epoch": step / steps,
+        }
+        row |= {
+            "learning_rate": 1e-3 * (1 - step / steps),
+            "loss": 1 / step + 0.123456789,
+        }
         if step % log_every == 0:
             row |= {"samples_per_s": 1000 + 1 / step, "left_s": (steps - step) / 100}
             row["total_steps"] = steps
         rows.append(row)
         if step in evaluated_after:
             epoch = evaluated_after.index(step) + 1
-            facts = {"step": step, "epoch": epoch, "loss": 0.1, "metrics": {"accuracy": 0.9}}
+            facts = {
+                "step": step,
+                "epoch": epoch,
+                "loss": 0.1,
+                "metrics": {"accuracy": 0.9},
+            }
             rows.append({"event": "epoch"} | facts | {"phases_s": {"train": 1.0}})
             rows.append({"event": "warning", "text": "something is odd"})
             rows.append({"event": "ranks", "step": step, "own_ms": [10.0] * 4,

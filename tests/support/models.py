@@ -75,7 +75,9 @@ def write_pairs(
             made[columns[1]] = " ".join(rng.choices(WORDS, k=rng.randint(1, 8)))
         return made if labels else made | {"label": label * 0.8 + 0.1}
 
-    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
+    return write_splits(
+        folder, {k: [row() for _ in range(n)] for k, n in sizes.items()}
+    )
 
 
 def write_squad(folder: Path, train: int, validation: int, none: bool = False) -> Path:
@@ -92,10 +94,17 @@ def write_squad(folder: Path, train: int, validation: int, none: bool = False) -
         gold = {"text": [words[place + 1]] * has, "answer_start": [start] * has}
         question = f"{label} {'word0' if has else 'word1'}"
         context = " ".join(words)
-        return {"id": f"q{number}", "question": question, "context": context, "answers": gold}
+        return {
+            "id": f"q{number}",
+            "question": question,
+            "context": context,
+            "answers": gold,
+        }
 
     sizes = {"train": train, "validation": validation}
-    return write_splits(folder, {k: [row(i) for i in range(n)] for k, n in sizes.items()})
+    return write_splits(
+        folder, {k: [row(i) for i in range(n)] for k, n in sizes.items()}
+    )
 
 
 def write_emotion(folder: Path, train: int, validation: int, more: int = 0) -> Path:
@@ -113,7 +122,9 @@ def write_emotion(folder: Path, train: int, validation: int, more: int = 0) -> P
                 label = rng.randrange(len(LABELS))
                 words = rng.choices(WORDS[len(LABELS) :], k=rng.randint(1, 20))
                 words.insert(rng.randint(0, len(words)), LABELS[label])
-                words += [f"more{i}" for i in itertools.islice(further, 1 + more // train)]
+                words += [
+                    f"more{i}" for i in itertools.islice(further, 1 + more // train)
+                ]
                 file.write(json.dumps({"text": " ".join(words), "label": label}) + "\n")
     return folder
 
@@ -133,7 +144,9 @@ def write_words(folder: Path, train: int, validation: int) -> Path:
         return {"tokens": words, "tags": tags}
 
     sizes = {"train": train, "validation": validation}
-    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
+    return write_splits(
+        folder, {k: [row() for _ in range(n)] for k, n in sizes.items()}
+    )
 
 
 def write_reviews(folder: Path, train: int, validation: int) -> Path:
@@ -142,11 +155,15 @@ def write_reviews(folder: Path, train: int, validation: int) -> Path:
 
     def row() -> dict[str, Any]:
         stars = rng.randint(1, 5)
-        words = [LABELS[stars]] * 3 + rng.choices(WORDS[len(LABELS) :], k=rng.randint(0, 3))
+        words = [LABELS[stars]] * 3 + rng.choices(
+            WORDS[len(LABELS) :], k=rng.randint(0, 3)
+        )
         return {"review": " ".join(words), "stars": stars}
 
     sizes = {"train": train, "validation": validation}
-    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
+    return write_splits(
+        folder, {k: [row() for _ in range(n)] for k, n in sizes.items()}
+    )
 
 
 CHAT_TEMPLATE = (
@@ -174,8 +191,18 @@ def write_decoder(
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    names = ["<unk>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "\n", *WORDS]
-    level = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    names = [
+        "<unk>",
+        "<|end|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|system|>",
+        "\n",
+        *WORDS,
+    ]
+    level = models.WordLevel(
+        {name: i for i, name in enumerate(names)}, unk_token="<unk>"
+    )
     tokenizer = Tokenizer(level)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(" +"), "removed")
     fast = PreTrainedTokenizerFast(
@@ -239,10 +266,14 @@ def write_chats(folder: Path, train: int, validation: int) -> Path:
         return {"messages": [m for _ in range(rng.randint(1, 3)) for m in turn()]}
 
     sizes = {"train": train, "validation": validation}
-    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
+    return write_splits(
+        folder, {k: [row() for _ in range(n)] for k, n in sizes.items()}
+    )
 
 
-def write_many_labels(folder: Path, train: int, validation: int, columns: int = 0) -> Path:
+def write_many_labels(
+    folder: Path, train: int, validation: int, columns: int = 0
+) -> Path:
     """Writes texts that name each of their labels, none to three of LABELS.
 
     Args:
@@ -251,10 +282,14 @@ def write_many_labels(folder: Path, train: int, validation: int, columns: int = 
     rng = random.Random(0)
 
     def row() -> dict[str, Any]:
-        own = sorted(rng.sample(LABELS[: columns or None], k=rng.choice((0, 1, 1, 2, 3))))
+        own = sorted(
+            rng.sample(LABELS[: columns or None], k=rng.choice((0, 1, 1, 2, 3)))
+        )
         words = [*own, *rng.choices(WORDS[len(LABELS) :], k=rng.randint(1, 4))]
         named = (
-            {name: int(name in own) for name in LABELS[:columns]} if columns else {"labels": own}
+            {name: int(name in own) for name in LABELS[:columns]}
+            if columns
+            else {"labels": own}
         )
         return {"text": " ".join(words)} | named
 
@@ -267,7 +302,9 @@ def write_many_labels(folder: Path, train: int, validation: int, columns: int = 
     folder.mkdir(parents=True)
     for split, values in rows.items():
         lines = [",".join(map(str, each.values())) for each in values]
-        (folder / f"{split}.csv").write_text("\n".join([",".join(values[0]), *lines]) + "\n")
+        (folder / f"{split}.csv").write_text(
+            "\n".join([",".join(values[0]), *lines]) + "\n"
+        )
     return folder
 
 
@@ -278,7 +315,9 @@ def write_seq2seq_model(folder: Path, kind: str = "t5") -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     names = ["<pad>", "</s>", "<unk>", *WORDS]
-    level = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    level = models.WordLevel(
+        {name: i for i, name in enumerate(names)}, unk_token="<unk>"
+    )
     words = Tokenizer(level)
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.post_processor = processors.TemplateProcessing(
@@ -291,7 +330,13 @@ def write_seq2seq_model(folder: Path, kind: str = "t5") -> Path:
     ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
     if kind == "t5":
         config = transformers.T5Config(
-            vocab_size=len(names), d_model=64, d_kv=16, d_ff=128, num_layers=1, num_heads=4, **ids
+            vocab_size=len(names),
+            d_model=64,
+            d_kv=16,
+            d_ff=128,
+            num_layers=1,
+            num_heads=4,
+            **ids,
         )
         transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
     else:
@@ -314,4 +359,6 @@ def write_copies(folder: Path, train: int, validation: int) -> Path:
         return {"text": text, "summary": text}
 
     sizes = {"train": train, "validation": validation}
-    return write_splits(folder, {k: [row() for _ in range(n)] for k, n in sizes.items()})
+    return write_splits(
+        folder, {k: [row() for _ in range(n)] for k, n in sizes.items()}
+    )

@@ -19,7 +19,10 @@ def remember_absent_names(monkeypatch: pytest.MonkeyPatch, top: Path) -> None:
     stat, os_open, listdir, open_file = os.stat, os.open, os.listdir, builtins.open
 
     def look_up(path: Any) -> None:
-        if not isinstance(path, (str, Path)) or top not in (place := Path(path)).parents:
+        if (
+            not isinstance(path, (str, Path))
+            or top not in (place := Path(path)).parents
+        ):
             return
         if place not in absent and not os.path.lexists(place):
             absent.add(place)
@@ -27,7 +30,9 @@ def remember_absent_names(monkeypatch: pytest.MonkeyPatch, top: Path) -> None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
     def ask_again(folder: Any) -> None:
-        absent.difference_update([path for path in absent if str(path.parent) == str(folder)])
+        absent.difference_update(
+            [path for path in absent if str(path.parent) == str(folder)]
+        )
 
     def remembering_stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
         look_up(path)

@@ -51,12 +51,17 @@ class Device(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-i
         self.received = 0
         """Copies from it for which nobody waits."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         is_here = bool(tensors) and tensors[0].device == META
-        if name in ("_local_scalar_dense", "equal", "nonzero", "is_nonzero") and is_here:
+        if (
+            name in ("_local_scalar_dense", "equal", "nonzero", "is_nonzero")
+            and is_here
+        ):
             self.waits.append(name)
             return 1 if name != "nonzero" else func(*args, **kwargs)
         if name == "copy_" and tensors[1].device == META and not is_here:
@@ -67,7 +72,9 @@ class Device(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-i
         if name == "_to_copy" and kwargs.get("device") is not None:
             if is_here and kwargs["device"] != META:
                 self.waits.append("copy from the device")
-                return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+                return torch.zeros(
+                    args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype
+                )
             if not is_here and kwargs["device"] == META:
                 self.sent += 1
                 if not kwargs.get("non_blocking"):
@@ -229,7 +236,9 @@ def check_overflow(folder: Path) -> None:
         assert moved == [False, True, False, True, True]
         assert scales == [512.0, 512.0, 256.0, 256.0, 256.0]
         total = steps.setup.plan.total_steps
-        assert rates == pytest.approx([0.1 * (total - step) / total for step in range(5)])
+        assert rates == pytest.approx(
+            [0.1 * (total - step) / total for step in range(5)]
+        )
         assert training.skipped_steps == 2
 
 
@@ -238,7 +247,9 @@ class Scalars(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-
 
     count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         reads = func is torch.ops.aten._local_scalar_dense.default
         self.count += reads and args[0].is_floating_point()
         return func(*args, **kwargs or {})
@@ -246,7 +257,10 @@ class Scalars(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-
 
 def check_gradients_that_are_not_finite(folder: Path) -> None:
     """They reach no checkpoint, though the loss was finite."""
-    cases = ((1.0, "the gradients' norm is nan at step 2"), (0.0, "weights are not finite after"))
+    cases = (
+        (1.0, "the gradients' norm is nan at step 2"),
+        (0.0, "weights are not finite after"),
+    )
     for norm, message in cases:
         steps = make(folder, max_grad_norm=norm)
         checkpointing = steps.trainer.checkpointing

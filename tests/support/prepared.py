@@ -44,7 +44,13 @@ from slurmft.core import process
 from slurmft.train import rank
 from tests.support import prepared_command, reaping
 
-READ_AT_IMPORT = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "ACCELERATE_", "XDG_CACHE_HOME")
+READ_AT_IMPORT = (
+    "HF_",
+    "HUGGINGFACE_",
+    "TRANSFORMERS_",
+    "ACCELERATE_",
+    "XDG_CACHE_HOME",
+)
 """Variables that libraries have read when a command's environment comes."""
 
 READ_WHEN_USED = ("HF_TOKEN",)
@@ -58,7 +64,10 @@ _STORES = (
 
 IMPORTED = (
     *("torch.distributed.run", *_STORES, "sklearn.metrics"),
-    *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
+    *(
+        "transformers.models.bert.modeling_bert",
+        "transformers.models.bert.tokenization_bert",
+    ),
     *("slurmft.train.loop.trainer", "slurmft.cluster.local"),
 )
 
@@ -71,7 +80,13 @@ COMMAND_LINE_BYTES = 4096
 
 def command(module: str) -> list[str]:
     """What to start in place of `python -m MODULE`."""
-    return [sys.executable, "-IS", prepared_command.__file__, str(socket_path()), module]
+    return [
+        sys.executable,
+        "-IS",
+        prepared_command.__file__,
+        str(socket_path()),
+        module,
+    ]
 
 
 def server_pid() -> int | None:
@@ -85,7 +100,13 @@ def socket_path() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="slurmft-prepared-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path, log = folder / "socket", folder / "log"
-    words = [sys.executable, "-m", "tests.support.prepared", str(path), "x" * COMMAND_LINE_BYTES]
+    words = [
+        sys.executable,
+        "-m",
+        "tests.support.prepared",
+        str(path),
+        "x" * COMMAND_LINE_BYTES,
+    ]
     env = os.environ | {
         "HOME": str(folder),
         "OPENBLAS_NUM_THREADS": "1",
@@ -101,7 +122,9 @@ def socket_path() -> Path:
     deadline = time.monotonic() + 120
     while not path.exists():
         assert server.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, "the server takes more than two minutes to import"
+        assert time.monotonic() < deadline, (
+            "the server takes more than two minutes to import"
+        )
         time.sleep(0.02)
     return path
 
@@ -151,7 +174,9 @@ def _forked_by_torchrun(main: Any) -> Any:
     """A rank's main where torchrun has forked it (`slurmft.node.prefork`), not Popen."""
 
     def start(*arguments: str) -> None:
-        _start_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
+        _start_threads(
+            int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
+        )
         main(*arguments)
 
     return start
@@ -164,7 +189,9 @@ def _stack(context: int = 1) -> list[inspect.FrameInfo]:
     while frame is not None:
         code = frame.f_code
         found.append(
-            inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None)
+            inspect.FrameInfo(
+                frame, code.co_filename, frame.f_lineno, code.co_name, None, None
+            )
         )
         frame = frame.f_back  # type: ignore[assignment]
     return found
@@ -196,8 +223,11 @@ def attend(client: socket.socket) -> NoReturn:
 def _start_job(config: Any, run: Any, module: str, *arguments: str) -> str:
     """In place of submitit: the job's first process."""
     if config.job.setup:
-        raise RuntimeError("setup lines need a shell: start this job by the real command")
-    (run.submitit / "pid.json").unlink(missing_ok=True)  # of the job before, in a resume
+        raise RuntimeError(
+            "setup lines need a shell: start this job by the real command"
+        )
+    # of the job before, in a resume
+    (run.submitit / "pid.json").unlink(missing_ok=True)
     pid = os.fork()
     if pid:
         return str(pid)
@@ -225,7 +255,13 @@ def _fork_or_execute(execute: Any) -> Any:
                 os.setsid()
             if given["preexec_fn"]:
                 given["preexec_fn"]()
-            _become([*command[1:]], dict(env), streams, folder=given["cwd"], keep=given["pass_fds"])
+            _become(
+                [*command[1:]],
+                dict(env),
+                streams,
+                folder=given["cwd"],
+                keep=given["pass_fds"],
+            )
         popen._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         popen._close_pipe_fds(*(given[name] for name in pipes))
@@ -292,9 +328,14 @@ def _take_streams(streams: list[int], keep: set[int], unbuffered: bool) -> None:
         last = fd
     os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+    for number, name, errors in (
+        (1, "stdout", "strict"),
+        (2, "stderr", "backslashreplace"),
+    ):
         file = open(number, "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
-        setattr(sys, name, io.TextIOWrapper(file, errors=errors, write_through=unbuffered))
+        setattr(
+            sys, name, io.TextIOWrapper(file, errors=errors, write_through=unbuffered)
+        )
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr, unused-ignore]
 
 
@@ -304,7 +345,9 @@ def _write_command_line(argv: list[str]) -> None:
         fields = file.read().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
     text = "\0".join(argv).encode() + b"\0"
-    ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)
+    ctypes.memmove(
+        start, text[: end - start - 1].ljust(end - start, b"\0"), end - start
+    )
 
 
 def _read_at_import(variables: Mapping[str, str]) -> dict[str, str]:

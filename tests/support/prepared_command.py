@@ -18,8 +18,13 @@ def ask(path: str, module: str, argv: list[str]) -> NoReturn:
     """Hands over environment, folder, streams and signals; ends as the command does."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(path)
-    asked = {"command": ["-m", module, *argv], "env": dict(os.environ), "folder": os.getcwd()}
-    with open(os.memfd_create("request"), "w+b") as request:  # larger than a packet may be
+    asked = {
+        "command": ["-m", module, *argv],
+        "env": dict(os.environ),
+        "folder": os.getcwd(),
+    }
+    # larger than a packet may be
+    with open(os.memfd_create("request"), "w+b") as request:
         request.write(json.dumps(asked).encode())
         request.seek(0)
         fds = array.array("i", [0, 1, 2, request.fileno()])

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.plugins.studies.published import PublishedTable, load
-from slurmft.plugins.studies.scaling.model import TOTAL, Interval, Prediction, Row, Workload
+from slurmft.plugins.studies.scaling.model import (
+    TOTAL,
+    Interval,
+    Prediction,
+    Row,
+    Workload,
+)
 from slurmft.plugins.studies.scaling.series import Series
 
 _SAMPLES = {
@@ -38,7 +44,9 @@ def published_series(path: Path) -> dict[str, Series]:
         for name, row in _rows(table):
             groups.setdefault(name, []).append(row)
         for name, group in groups.items():
-            found[name] = Series(name, tuple(group), table.setup.get("gpus_per_node", 1))
+            found[name] = Series(
+                name, tuple(group), table.setup.get("gpus_per_node", 1)
+            )
     return found
 
 
@@ -63,7 +71,9 @@ def _of_time(table: PublishedTable, row: Mapping[str, Any]) -> tuple[str, Row]:
         label = f"{devices} GPU(s), batch {batch}"
     else:  # the number of processes differs between nodes
         devices = nodes = row["nodes"]
-        batch = setup["batch_size_per_process"] * setup.get("processes_per_node_distributed", 1)
+        batch = setup["batch_size_per_process"] * setup.get(
+            "processes_per_node_distributed", 1
+        )
         label = f"{nodes} node(s)"
     work = Workload(
         train_samples=samples[0],
@@ -72,7 +82,9 @@ def _of_time(table: PublishedTable, row: Mapping[str, Any]) -> tuple[str, Row]:
         evaluate_samples=samples[1],
     )
     seconds = {TOTAL: row["time_s"]}
-    return name, Row(label=label, work=work, devices=devices, nodes=nodes, seconds=seconds)
+    return name, Row(
+        label=label, work=work, devices=devices, nodes=nodes, seconds=seconds
+    )
 
 
 def _of_chart(table: PublishedTable, row: Mapping[str, Any]) -> tuple[str, Row]:

@@ -23,7 +23,9 @@ def check_gather(world: World) -> None:
     """Of numbers and of rows of them; a rank, or each, may have none."""
     for sizes in ([4, 0, 3], [1, 1, 1], [0, 0, 5], [0, 0, 0]):
         for dtype, shape in ((np.int64, ()), (np.float64, (3,))):
-            parts = [np.full((n, *shape), rank + 1, dtype) for rank, n in enumerate(sizes)]
+            parts = [
+                np.full((n, *shape), rank + 1, dtype) for rank, n in enumerate(sizes)
+            ]
             whole = gather(world, parts[world.rank], sizes)
             assert (whole is None) != world.is_main
             if whole is not None:
@@ -50,7 +52,9 @@ def check_work_of_main(world: World) -> None:
 
     found = world.on_main(lambda: {"a": 1 / 3, "rank": world.rank})
     assert found == {"a": 1 / 3, "rank": 0}
-    with pytest.raises(ValueError if world.is_main else PeerFailedError, match="no such metric"):
+    with pytest.raises(
+        ValueError if world.is_main else PeerFailedError, match="no such metric"
+    ):
         world.on_main(fail)
     assert world.sum([1.0]) == [3.0]
 
@@ -59,7 +63,9 @@ def check_muon(world: World) -> None:
     """Each rank works on a part of the matrices; all end with the weights, and the momentum, of one
     rank that does it all."""
     shapes = [(8, 4), (4, 8), (3, 3), (5, 2)]
-    gradients = [[torch.randn(s, generator=_drawn(i)) for s in shapes] for i in range(3)]
+    gradients = [
+        [torch.randn(s, generator=_drawn(i)) for s in shapes] for i in range(3)
+    ]
     ours = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
     alone = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
     hidden = {"params": ours[:3], "weight_decay": 0.1}
@@ -78,7 +84,9 @@ def check_muon(world: World) -> None:
         torch.testing.assert_close(a, b, rtol=0.01, atol=0.002)
     assert set(together.state) == set(ours)
     for a, b in zip(ours[:3], alone[:3], strict=True):
-        assert torch.equal(together.state[a]["momentum_buffer"], muon.state[b]["momentum_buffer"])
+        assert torch.equal(
+            together.state[a]["momentum_buffer"], muon.state[b]["momentum_buffer"]
+        )
 
 
 def _drawn(seed: int) -> torch.Generator:
@@ -93,5 +101,6 @@ if __name__ == "__main__":
     check_work_of_main(world)
     check_muon(world)
     process_group.leave()
-    print(f"rank {world.rank} done\n", end="")  # in one write: torchrun starts python -u
+    # in one write: torchrun starts python -u
+    print(f"rank {world.rank} done\n", end="")
     os._exit(0)  # as ranks do: threads of the process group may not end in order

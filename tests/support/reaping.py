@@ -21,7 +21,9 @@ import psutil
 MARK = "SLURMFT_TEST"
 """Environment variable that every process of a test inherits."""
 
-_DAEMONS = frozenset({"slurmctld", "slurmd", "slurmstepd", "slurmdbd", "munged", "mariadbd"})
+_DAEMONS = frozenset(
+    {"slurmctld", "slurmd", "slurmstepd", "slurmdbd", "munged", "mariadbd"}
+)
 """Of the test cluster, which outlives a test that restarts one of them."""
 
 _CLOCK_STEP_S = 2.0
@@ -32,7 +34,9 @@ _PATIENCE_S = 10.0
 
 
 @contextlib.contextmanager
-def reaped(mark: str, folder: Path, server_pid: Callable[[], int | None]) -> Iterator[None]:
+def reaped(
+    mark: str, folder: Path, server_pid: Callable[[], int | None]
+) -> Iterator[None]:
     """Kills what the block leaves running.
 
     Args:
@@ -78,7 +82,9 @@ def _kill(test: _Test, server_pid: int | None, before: set[int]) -> None:
         time.sleep(0.02)
 
 
-def _left(test: _Test, server_pid: int | None, before: set[int]) -> Iterator[psutil.Process]:
+def _left(
+    test: _Test, server_pid: int | None, before: set[int]
+) -> Iterator[psutil.Process]:
     forked = _descendants(server_pid, stop_at=before)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -17,12 +17,16 @@ import psutil
 from slurmft.node.rendezvous import free_ports
 from tests.support import until
 
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
+SSHD = shutil.which(
+    "sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", "")
+)
 
 
 def missing() -> str:
     """Why there can be no sshd here; "": it can."""
-    lacking = [name for name in ("ssh", "ssh-keygen", "rsync") if not shutil.which(name)]
+    lacking = [
+        name for name in ("ssh", "ssh-keygen", "rsync") if not shutil.which(name)
+    ]
     lacking += [] if SSHD else ["sshd"]
     return f"needs {', '.join(lacking)}" if lacking else ""
 
@@ -38,7 +42,16 @@ class Sshd:
     def __enter__(self) -> Sshd:
         folder, port = self.folder, free_ports(str(os.getpid()))[0]
         for name in ("host_key", "key"):
-            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+            command = [
+                "ssh-keygen",
+                "-q",
+                "-t",
+                "ed25519",
+                "-N",
+                "",
+                "-f",
+                str(folder / name),
+            ]
             subprocess.run(command, check=True, timeout=30)
         public = " ".join((folder / "host_key.pub").read_text().split()[:2])
         (folder / "known").write_text(f"[127.0.0.1]:{port} {public}\n")
@@ -83,7 +96,10 @@ class Sshd:
     def _await(self, port: int) -> None:
         def answers() -> bool:
             assert self._process.poll() is None, self._log.read_text()
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), 1),
+            ):
                 return True
             return False
 

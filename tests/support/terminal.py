@@ -20,21 +20,31 @@ from tests.support import PATIENCE_S
 class Terminal:
     """A command of slurmft on a terminal."""
 
-    def __init__(self, *arguments: str, columns: int = 80, lines: int = 24, **env: str) -> None:
+    def __init__(
+        self, *arguments: str, columns: int = 80, lines: int = 24, **env: str
+    ) -> None:
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             env = os.environ | {"TERM": "xterm", "LC_ALL": "C.UTF-8"} | env
-            env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
+            env = {
+                name: value
+                for name, value in env.items()
+                if name not in ("COLUMNS", "LINES")
+            }
             size = struct.pack("HHHH", lines, columns, 0, 0)
             fcntl.ioctl(1, termios.TIOCSWINSZ, size)  # before it asks
             # Not execv: readline, which pytest imports, has put COLUMNS into what that hands on.
-            os.execve(sys.executable, [sys.executable, "-m", "slurmft", *arguments], env)
+            os.execve(
+                sys.executable, [sys.executable, "-m", "slurmft", *arguments], env
+            )
         self.raw = b""
 
     def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        fcntl.ioctl(
+            self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0)
+        )
         self.screen.resize(lines, columns)
 
     def until(self, seen: Callable[[str], bool]) -> str:

@@ -40,15 +40,43 @@ class User:
     def run(self, *command: str, timeout_s: float = 300, **env: str) -> Done:
         """Runs a command as this user, in their home."""
         groups = ["--groups", ",".join(map(str, self.groups))] if self.groups else []
-        user = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--inh-caps=-all"]
+        user = [
+            "setpriv",
+            f"--reuid={self.uid}",
+            f"--regid={self.uid}",
+            "--inh-caps=-all",
+        ]
         user += groups or ["--clear-groups"]
         inside = f"{_MOUNTS.format(etc=self.place / 'etc')}\n{_opened()}\n"
-        inside += f"cd {shlex.quote(str(self.home))} && exec {shlex.join([*user, *command])}"
-        own = {"HOME": str(self.home), "USER": self.name, "PYTHONDONTWRITEBYTECODE": "1"}
-        own |= {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
-        shell = ["unshare", "--mount", "--propagation", "private", "bash", "-euc", inside]
+        inside += (
+            f"cd {shlex.quote(str(self.home))} && exec {shlex.join([*user, *command])}"
+        )
+        own = {
+            "HOME": str(self.home),
+            "USER": self.name,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        own |= {
+            "PYTHONPATH": str(REPOSITORY),
+            "PATH": os.environ["PATH"],
+            "LC_ALL": "C.UTF-8",
+        }
+        shell = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "bash",
+            "-euc",
+            inside,
+        ]
         done = subprocess.run(
-            shell, env=own | env, capture_output=True, text=True, timeout=timeout_s, check=False
+            shell,
+            env=own | env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
@@ -92,10 +120,15 @@ def _opened() -> str:
     only they are to be seen there."""
     lines = []
     for needed in dict.fromkeys((Path(sys.base_prefix), Path(sys.prefix), REPOSITORY)):
-        closed = [p for p in needed.resolve().parents if not p.stat().st_mode & stat.S_IXOTH]
+        closed = [
+            p for p in needed.resolve().parents if not p.stat().st_mode & stat.S_IXOTH
+        ]
         if closed:
             top, path = shlex.quote(str(closed[-1])), shlex.quote(str(needed.resolve()))
-            lines += [f"mount --bind {path} /mnt", f"mount -t tmpfs -o mode=755 none {top}"]
+            lines += [
+                f"mount --bind {path} /mnt",
+                f"mount -t tmpfs -o mode=755 none {top}",
+            ]
             lines += [f"mkdir -p {path}", f"mount --move /mnt {path}"]
     return "\n".join(lines)
 

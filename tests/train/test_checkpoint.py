@@ -41,8 +41,13 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def made(step: int, value: float = 1.0, size: int = 1000) -> Checkpoint:
-    tensors = {"model": {"w": torch.full((size,), value)}, "predicted": {"n": torch.empty(0)}}
-    return Checkpoint(step, "", {"world_size": 1}, {"position": {"step": step}}, tensors)
+    tensors = {
+        "model": {"w": torch.full((size,), value)},
+        "predicted": {"n": torch.empty(0)},
+    }
+    return Checkpoint(
+        step, "", {"world_size": 1}, {"position": {"step": step}}, tensors
+    )
 
 
 def saver_of(run: RunDir) -> Saver:
@@ -70,14 +75,18 @@ def test_round_trip(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("form", [{}, {"form": 1}, {"form": 99}])
-def test_checkpoint_of_another_version_is_refused(run: RunDir, form: dict[str, int]) -> None:
+def test_checkpoint_of_another_version_is_refused(
+    run: RunDir, form: dict[str, int]
+) -> None:
     """In two lines, with what to do."""
     folder = run.checkpoints / "step-00000003"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"step": 3, "parts": {}, **form}))
     with pytest.raises(UsageError) as error:
         checkpoint.read(folder)
-    assert error.value.message.startswith("step-00000003 was written by another version")
+    assert error.value.message.startswith(
+        "step-00000003 was written by another version"
+    )
     assert error.value.hint == (
         "resume the run with the version that started it, or submit a new run"
     )
@@ -128,7 +137,9 @@ class Saves:
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
-FULL_BY_LIBRARY = SafetensorError('IoError(Os { code: 28, message: "No space left on device" })')
+FULL_BY_LIBRARY = SafetensorError(
+    'IoError(Os { code: 28, message: "No space left on device" })'
+)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +163,9 @@ def test_save_at_the_end_that_never_works_ends_in_words(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saving, "_PATIENCE_S", -1)
-    with pytest.raises(SlurmftError, match=r"no room for the model: it needs 1\.0 MiB") as error:
+    with pytest.raises(
+        SlurmftError, match=r"no room for the model: it needs 1\.0 MiB"
+    ) as error:
         Saves(run, [FULL] * 9).run()
     assert str(error.value.hint).startswith("make room: ")
     broken = Saves(run, [OSError(errno.EACCES, "Permission denied")])
@@ -259,4 +272,6 @@ def test_best_evaluation_that_cannot_be_read_is_left_alone(run: RunDir) -> None:
     position = Position(metrics={"accuracy": 0.5})
     Checkpointing(setup, saver_of(run), {}).return_to_best(None, position)  # type: ignore[arg-type]
     assert position.metrics == {"accuracy": 0.5}
-    assert warnings_of(run) == ["the model is the last one, not the best: it could not be saved"]
+    assert warnings_of(run) == [
+        "the model is the last one, not the best: it could not be saved"
+    ]

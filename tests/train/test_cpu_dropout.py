@@ -10,7 +10,9 @@ from slurmft.train.engine import cpu
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_elements_are_dropped_at_the_rate_and_the_mean_stays(p: float, dtype: torch.dtype) -> None:
+def test_elements_are_dropped_at_the_rate_and_the_mean_stays(
+    p: float, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     x = torch.ones(301, 999, dtype=dtype)
     found = cpu.dropout(x, p)
@@ -46,7 +48,9 @@ def test_a_seed_gives_the_same_numbers_again() -> None:
 
 
 def test_modules_are_replaced() -> None:
-    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Sequential(torch.nn.Dropout(0.2)))
+    model = torch.nn.Sequential(
+        torch.nn.Dropout(0.5), torch.nn.Sequential(torch.nn.Dropout(0.2))
+    )
     cpu.replace_dropout(model)
     kinds = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
     assert [(type(m), m.p) for m in kinds] == [(cpu.Dropout, 0.5), (cpu.Dropout, 0.2)]

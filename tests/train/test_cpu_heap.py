@@ -38,7 +38,9 @@ def test_what_gathers_is_given_back(resident: list[int]) -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {KEEPS: ""}])
-def test_heap_that_gives_back_by_itself(environment: dict[str, str], resident: list[int]) -> None:
+def test_heap_that_gives_back_by_itself(
+    environment: dict[str, str], resident: list[int]
+) -> None:
     trims: list[int] = []
     of = Heap(environment, lambda: trims.append(1))
     for batch in range(50):

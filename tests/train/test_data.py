@@ -22,11 +22,15 @@ from slurmft.train.login.rows import read_columns
 from slurmft.train.login.sources import find_split
 from slurmft.train.tasks.synthetic import LABELS, PRESETS, generate, words_by_label
 
-samples = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
+samples = st.lists(
+    st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20
+)
 
 
 @given(samples, st.sampled_from([1, 8]), st.randoms())
-def test_batch_is_the_samples_padded(lists: list[list[int]], multiple: int, rng: object) -> None:
+def test_batch_is_the_samples_padded(
+    lists: list[list[int]], multiple: int, rng: object
+) -> None:
     table = TokenTable.build(lists, range(len(lists)))
     indices = np.array(rng.choices(range(len(lists)), k=7))  # type: ignore[attr-defined]
     batch = table.batch(indices, pad_id=0, multiple=multiple)
@@ -36,7 +40,9 @@ def test_batch_is_the_samples_padded(lists: list[list[int]], multiple: int, rng:
     for row, i in enumerate(indices):
         assert ids[row, mask[row] == 1].tolist() == lists[i]
         assert ids[row, mask[row] == 0].sum() == 0
-    assert batch.targets["labels"].tolist() == batch.indices.tolist() == indices.tolist()
+    assert (
+        batch.targets["labels"].tolist() == batch.indices.tolist() == indices.tolist()
+    )
     assert (batch.tokens, batch.padded_tokens) == (int(mask.sum()), ids.numel())
 
 
@@ -102,7 +108,9 @@ def write(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.csv", "train.parquet"])
+@pytest.mark.parametrize(
+    "name", ["train.jsonl", "train.jsonl.gz", "train.csv", "train.parquet"]
+)
 def test_rows_of_every_format(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / name)
     assert find_split(tmp_path, "train") == path
@@ -113,7 +121,9 @@ def test_rows_of_every_format(name: str, tmp_path: Path) -> None:
     assert found == {"label": labels, "text": [row["text"] for row in ROWS]}
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train.jsonl.gz", "train.parquet"])
+@pytest.mark.parametrize(
+    "name", ["train.jsonl", "train.csv", "train.jsonl.gz", "train.parquet"]
+)
 @pytest.mark.parametrize("content", [b"", b"\n", b'{"text": "a', b"\xff\xfe\x00"])
 def test_files_that_cannot_be_read(name: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -145,7 +155,14 @@ def test_hub_ids_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     assert not is_local("distilbert-base-uncased")
     assert not is_local("dair-ai/emotion")
-    for name in ("/data/emotion", "./emotion", "~/emotion", "a/b/c", "my data", str(tmp_path)):
+    for name in (
+        "/data/emotion",
+        "./emotion",
+        "~/emotion",
+        "a/b/c",
+        "my data",
+        str(tmp_path),
+    ):
         assert is_local(name)
     (tmp_path / "emotion").mkdir()
     assert is_local("emotion")
@@ -205,14 +222,20 @@ def test_weighted_loss_is_torchs() -> None:
 
     task = tasks.get(TrainConfig.resolve(task="synthetic", class_weights="balanced"))
     of_samples = TokenTable.build([[1]] * 6, [0, 0, 0, 1, 1, 2])
-    of_tokens = TokenTable.build([[1, 1, 1], [1, 1, 1]], token_labels=[[0, IGNORED, 0], [0, 1, 2]])
+    of_tokens = TokenTable.build(
+        [[1, 1, 1], [1, 1, 1]], token_labels=[[0, IGNORED, 0], [0, 1, 2]]
+    )
     for table, chosen in ((of_samples, [0, 1, 3, 5]), (of_tokens, [0, 1])):
         task.class_weights = balanced(table, 3)
         batch = table.batch(np.array(chosen), 0)
         shape = (*batch.targets["labels"].shape, 3)
         logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         total, count = task.loss(SimpleNamespace(logits=logits), batch)
-        assert float(count) == pytest.approx(task.count(table, np.array(chosen)), rel=1e-9)
+        assert float(count) == pytest.approx(
+            task.count(table, np.array(chosen)), rel=1e-9
+        )
         weights = torch.from_numpy(task.class_weights)
-        expected = cross_entropy(logits.view(-1, 3), batch.targets["labels"].view(-1), weights)
+        expected = cross_entropy(
+            logits.view(-1, 3), batch.targets["labels"].view(-1), weights
+        )
         assert float(total / count) == pytest.approx(float(expected))

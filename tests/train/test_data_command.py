@@ -17,9 +17,12 @@ pytestmark = pytest.mark.processes
 
 def write(folder: Path, classes: int = 3) -> Path:
     rows = [
-        {"body": f"text {i} of {i % 7}", "team": f"team {i % classes}"} for i in range(40 * classes)
+        {"body": f"text {i} of {i % 7}", "team": f"team {i % classes}"}
+        for i in range(40 * classes)
     ]
-    return write_splits(folder, {"train": rows, "validation": [*rows[: 2 * classes], rows[0]]})
+    return write_splits(
+        folder, {"train": rows, "validation": [*rows[: 2 * classes], rows[0]]}
+    )
 
 
 def test_screen(tmp_path: Path) -> None:
@@ -34,7 +37,9 @@ def test_screen(tmp_path: Path) -> None:
     assert "no tokenizer here" in done.out
     assert "warning: " in done.out
     model = write_model(tmp_path / "model")
-    done = slurmft("data", str(folder), *flags, "--model", str(model), "--max-length", "5")
+    done = slurmft(
+        "data", str(folder), *flags, "--model", str(model), "--max-length", "5"
+    )
     assert "tokens, train       6       6           6\n" in done.out
     assert "train: 120 texts cut to 5 tokens\n" in done.out
 
@@ -44,7 +49,11 @@ def test_json(tmp_path: Path) -> None:
     flags = ("--text-column", "body", "--label-column", "team", "--json")
     found = json.loads(slurmft("data", str(folder), *flags).out)
     assert found["splits"]["validation"]["repeated"] == 1
-    assert found["splits"]["train"]["classes"] == {"team 0": 40, "team 1": 40, "team 2": 40}
+    assert found["splits"]["train"]["classes"] == {
+        "team 0": 40,
+        "team 1": 40,
+        "team 2": 40,
+    }
     assert found["splits"]["train"]["words"] == {"median": 4, "p95": 4, "longest": 4}
 
 
@@ -70,7 +79,9 @@ def test_data_of_the_hubs_cache(
 ) -> None:
     from datasets import ClassLabel, Dataset, Features, Value
 
-    features = Features({"text": Value("string"), "label": ClassLabel(names=["low", "high"])})
+    features = Features(
+        {"text": Value("string"), "label": ClassLabel(names=["low", "high"])}
+    )
     rows = {"text": ["a b", "a", "c", "d"], "label": [0, 1, 1, 1]}
 
     def load_dataset(name: str, subset: Any, split: str) -> Any:

@@ -28,9 +28,16 @@ CHECKS = {
 
 
 def check(processes: int, place: Path, *names: str) -> None:
-    script = ("--standalone", f"--nproc-per-node={processes}", "-m", "tests.support.on_device")
+    script = (
+        "--standalone",
+        f"--nproc-per-node={processes}",
+        "-m",
+        "tests.support.on_device",
+    )
     command = [*prepared.command("torch.distributed.run"), *script, str(place), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines().count("done") == processes
 
@@ -49,10 +56,16 @@ def test_a_slow_save(tmp_path: Path) -> None:
 def test_local_sgd_sends_what_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """nccl refuses tensors of the CPU."""
     sent: list[torch.device] = []
-    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: sent.append(tensor.device))
-    world = World(rank=0, size=2, local_rank=0, device=META, backend="nccl", control=None)
+    monkeypatch.setattr(
+        dist, "broadcast", lambda tensor, src: sent.append(tensor.device)
+    )
+    world = World(
+        rank=0, size=2, local_rank=0, device=META, backend="nccl", control=None
+    )
     model = torch.nn.Linear(3, 3)
-    accelerator = SimpleNamespace(prepare_model=lambda model, evaluation_mode: model.to(META))
+    accelerator = SimpleNamespace(
+        prepare_model=lambda model, evaluation_mode: model.to(META)
+    )
     optimizer = torch.optim.AdamW(model.parameters())
     LocalSgd(world, 2).wrap(accelerator, model, optimizer)
     assert sent == [META, META]
@@ -81,15 +94,21 @@ def test_batches_are_made_one_ahead() -> None:
 
 def test_batches_of_cpus_are_made_when_their_turn_comes() -> None:
     made: list[int] = []
-    pairs = stream.prepared(range(3), lambda item: made.append(item), torch.device("cpu"))
+    pairs = stream.prepared(
+        range(3), lambda item: made.append(item), torch.device("cpu")
+    )
     next(pairs)
     assert made == [0]
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_one_copy_takes_a_batch_to_a_gpu(pack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_copy_takes_a_batch_to_a_gpu(
+    pack: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tensors of several types; one of bytes is not where others begin."""
-    table = TokenTable.build([[5, 6, 7], [8], [9, 10]], [0.5, 1.5, 2.5], [[0, 0, 1], [1], [0, 1]])
+    table = TokenTable.build(
+        [[5, 6, 7], [8], [9, 10]], [0.5, 1.5, 2.5], [[0, 0, 1], [1], [0, 1]]
+    )
     indices = torch.arange(3).numpy()
     batch = table.packed(indices) if pack else table.batch(indices, pad_id=0)
     batch.inputs["of_bytes"] = torch.tensor([1, 0, 1], dtype=torch.int8)
@@ -99,7 +118,9 @@ def test_one_copy_takes_a_batch_to_a_gpu(pack: bool, monkeypatch: pytest.MonkeyP
         copies.append(tensor)
         return tensor
 
-    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **of: empty(*size, **of))
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, pin_memory, **of: empty(*size, **of)
+    )
     monkeypatch.setattr(torch.Tensor, "to", to)
     sent = batch.to(META)
     assert len(copies) == 1

@@ -22,14 +22,18 @@ FLAGS = (
 )
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root, to mount a small file system"
+)
 def test_faults(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
     flags = (*FLAGS, *emotion(tiny_data, tiny_model))
     whole = undisturbed(tmp_path / "undisturbed", flags)
     with SmallDisk(tmp_path / "small disk", 24) as disk:
         where = ("--cluster", "local", "--runs-dir", str(disk))
         env = {"OMP_NUM_THREADS": "1"}
-        sufferer = Sufferer(None, lambda: Following(*flags, *where, env=env, imported=True), whole)
+        sufferer = Sufferer(
+            None, lambda: Following(*flags, *where, env=env, imported=True), whole
+        )
         for fault in FAULTS:
             if not fault.needs_slurm:
                 sufferer.suffer(fault)

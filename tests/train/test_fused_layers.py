@@ -29,7 +29,10 @@ def test_training() -> None:
     found = []
     for fuse in (False, True):
         model = make("Bert")
-        inputs, labels = announced(pack(model, fuse), LENGTHS).inputs, torch.arange(9) % 3
+        inputs, labels = (
+            announced(pack(model, fuse), LENGTHS).inputs,
+            torch.arange(9) % 3,
+        )
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         losses = []
         for _ in range(6):
@@ -43,7 +46,9 @@ def test_training() -> None:
     assert found[0][-1] < 0.9 * found[0][0]
 
 
-@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
+@pytest.mark.parametrize(
+    "head", ["ForSequenceClassification", "ForTokenClassification"]
+)
 def test_rounded_as_under_autocast(head: str) -> None:
     """Hidden states and gradients are as near to fp32's as autocast's are, or nearly."""
     models = [make("Bert", head) for _ in range(3)]
@@ -55,7 +60,11 @@ def test_rounded_as_under_autocast(head: str) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=rounds):
             kept = model(**inputs).logits
         kept.float().square().sum().backward()
-        last = next(p for name, p in model.named_parameters() if "layer.0.attention.self.q" in name)
+        last = next(
+            p
+            for name, p in model.named_parameters()
+            if "layer.0.attention.self.q" in name
+        )
         found.append((kept.detach().float(), last.grad))
     for exact, by_autocast, ours in zip(*found, strict=True):
         error = (ours - exact).norm() / exact.norm()
@@ -78,7 +87,10 @@ def test_without_a_backward_pass() -> None:
 def test_gradients_with_dropout() -> None:
     """They are those of the function that was computed: a small step changes it as they say."""
     model = dropping().double()
-    inputs, labels = announced(pack(model, fuse=True), LENGTHS).inputs, torch.arange(9) % 3
+    inputs, labels = (
+        announced(pack(model, fuse=True), LENGTHS).inputs,
+        torch.arange(9) % 3,
+    )
 
     def loss() -> Tensor:
         torch.manual_seed(3)
@@ -158,7 +170,9 @@ def test_every_token_has_a_place(parts: list[list[int]]) -> None:
     assert {int(rows.apart[place]) // heads for place in padding} <= {tokens}
 
 
-def test_a_long_batch_is_computed_by_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_batch_is_computed_by_the_encoder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = make("Bert").eval()
     inputs = announced(pack(model, fuse=True), LENGTHS).inputs
     short = model(**inputs).logits

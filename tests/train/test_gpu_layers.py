@@ -46,7 +46,9 @@ def step(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("name", ["Bert", "DistilBert", "Electra", "Roberta"])
-@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
+@pytest.mark.parametrize(
+    "head", ["ForSequenceClassification", "ForTokenClassification"]
+)
 def test_outputs_and_gradients(name: str, head: str, again: bool) -> None:
     """They are as near to fp32's as those of padded batches under autocast."""
     exact = make(name, head)
@@ -64,10 +66,14 @@ def test_outputs_and_gradients(name: str, head: str, again: bool) -> None:
         logits = logits[there] if logits.shape[:2] == there.shape else logits
         logits.float().square().sum().backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        found.append([logits.detach().flatten(), torch.cat([g.flatten() for g in gradients])])
+        found.append(
+            [logits.detach().flatten(), torch.cat([g.flatten() for g in gradients])]
+        )
     assert flash_attention.calls.count("forward") == 2 * (1 + again)
     assert ours(packed)
-    for own, of_padded in zip(errors(found[2], found[0]), errors(found[1], found[0]), strict=True):
+    for own, of_padded in zip(
+        errors(found[2], found[0]), errors(found[1], found[0]), strict=True
+    ):
         assert own < 2 * of_padded + 0.01
 
 
@@ -81,13 +87,23 @@ WAITS = {
 class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Operations that launch kernels. A CPU takes three where a GPU takes one for dropout."""
 
-    NONE = {"empty", "empty_like", "detach", "alias", "_unsafe_view", "bernoulli_", "div_"}  # noqa: RUF012
+    NONE = {  # noqa: RUF012
+        "empty",
+        "empty_like",
+        "detach",
+        "alias",
+        "_unsafe_view",
+        "bernoulli_",
+        "div_",
+    }
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.count: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = func._schema.name.split("::")[1]
         if not func.is_view and name not in self.NONE and "record_function" not in name:
             self.count[name] += 1
@@ -97,7 +113,9 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore
 def test_kernels_of_a_step() -> None:
     """Of DistilBERT's six layers, forwards, backwards, clipping and AdamW."""
     model = transformers.DistilBertForSequenceClassification(
-        transformers.DistilBertConfig(**(DISTIL | {"n_layers": 6, "seq_classif_dropout": 0.0}))
+        transformers.DistilBertConfig(
+            **(DISTIL | {"n_layers": 6, "seq_classif_dropout": 0.0})
+        )
     )
     packed = pack(model, True)
     optimizer = torch.optim.AdamW(model.train().parameters(), fused=True)
@@ -117,12 +135,16 @@ def test_kernels_of_a_step() -> None:
     assert kernels.count.total() <= 300, kernels.count.most_common()
 
 
-@pytest.mark.parametrize("kept", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
+@pytest.mark.parametrize(
+    "kept", ["hidden_dropout_prob", "attention_probs_dropout_prob"]
+)
 def test_each_dropout_drops_in_training_alone(kept: str) -> None:
     model = dropping(classifier_dropout=0.0, **{kept: 0.0})
     packed = pack(model, True)
     model.bert.embeddings.dropout.p = 0.0
     for is_training in (True, False):
         model.train(is_training)
-        first, second = (step(model, announced(packed, LENGTHS).inputs)[0] for _ in range(2))
+        first, second = (
+            step(model, announced(packed, LENGTHS).inputs)[0] for _ in range(2)
+        )
         assert torch.equal(first, second) != is_training

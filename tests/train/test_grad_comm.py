@@ -24,14 +24,22 @@ from tests.train.test_trainer import emotion
 def test_two_ranks(tmp_path: Path) -> None:
     torchrun = prepared.command("torch.distributed.run")
     done = subprocess.run(
-        [*torchrun, "--standalone", "--nproc-per-node=2", "-m", "tests.support.gradients"],
+        [
+            *torchrun,
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "tests.support.gradients",
+        ],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank} done" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == [
+        f"rank {rank} done" for rank in range(2)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +69,9 @@ UNUSED = 9000
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its table has 1.1 MiB of words that the data has, and as many that it has not."""
     words = 9000 + UNUSED
-    return write_model(tmp_path_factory.mktemp("large") / "model", words=words, max_positions=128)
+    return write_model(
+        tmp_path_factory.mktemp("large") / "model", words=words, max_positions=128
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +83,9 @@ def large_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_unused_rows(before: Path, after: Path) -> None:
     """They are as they were, but for their decay, which is the same for all numbers."""
     was = load_file(before / "model.safetensors")["embeddings.word_embeddings.weight"]
-    now = load_file(after / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
+    now = load_file(after / "model.safetensors")[
+        "bert.embeddings.word_embeddings.weight"
+    ]
     assert was.shape == now.shape
     ratios = now[-UNUSED:] / was[-UNUSED:]
     assert 0.9 < ratios.min() < 1

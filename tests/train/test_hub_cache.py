@@ -27,7 +27,9 @@ def hub(tiny_model: Path) -> Iterator[Hub]:
 
 
 @pytest.mark.extra("caches")
-def test_one_process_of_a_node_fetches(hub: Hub, tmp_path: Path, tiny_data: Path) -> None:
+def test_one_process_of_a_node_fetches(
+    hub: Hub, tmp_path: Path, tiny_data: Path
+) -> None:
     env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path / "hf home")}
     flags = (*FLAGS, "--data", str(tiny_data), "--runs-dir", str(tmp_path))
     done = slurmft("submit", "--follow", "--cluster", "local", *flags, env=env)
@@ -37,14 +39,18 @@ def test_one_process_of_a_node_fetches(hub: Hub, tmp_path: Path, tiny_data: Path
 
 
 @pytest.mark.extra("caches")
-def test_death_of_the_one_that_fetches(tiny_model: Path, tmp_path: Path, tiny_data: Path) -> None:
+def test_death_of_the_one_that_fetches(
+    tiny_model: Path, tmp_path: Path, tiny_data: Path
+) -> None:
     """Nothing half fetched is taken for whole, and no lock keeps the next one waiting."""
     with Hub(tiny_model, pause_s=8) as hub:  # less than its client waits
         env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path / "hf")}
         flags = (*FLAGS, "--data", str(tiny_data), "--runs-dir", str(tmp_path))
         job = Following("--cluster", "local", *flags, env=os.environ | env)
         until(
-            lambda: list((tmp_path / "hf").rglob("*.incomplete")) and hub.fetched[WEIGHTS],
+            lambda: (
+                list((tmp_path / "hf").rglob("*.incomplete")) and hub.fetched[WEIGHTS]
+            ),
             every_s=0.02,
         )
         for pid in rank_pids(job.run):
@@ -65,7 +71,10 @@ def test_shared_and_node_local_caches_on_slurm(
 ) -> None:
     flags = (*FLAGS, "--data", str(tiny_data), "--runs-dir", str(tmp_path))
     env = idle_cluster.env | {"HF_ENDPOINT": hub.url("10.77.0.254")}
-    env |= {"HF_HOME": str(shared_folder / "hf"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env |= {
+        "HF_HOME": str(shared_folder / "hf"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
     done = slurmft("submit", "--follow", *flags, env=env)
     assert done.code == 0, done.err + done.out
     assert hub.fetched[WEIGHTS] == 1
@@ -73,6 +82,8 @@ def test_shared_and_node_local_caches_on_slurm(
     for folder in folders:
         folder.mkdir()
     with idle_cluster.showing(folders[:2], folders[2]):
-        done = slurmft("submit", "--follow", *flags, env=env | {"HF_HOME": str(folders[2])})
+        done = slurmft(
+            "submit", "--follow", *flags, env=env | {"HF_HOME": str(folders[2])}
+        )
     assert done.code == 0, done.err + done.out
     assert hub.fetched[WEIGHTS] == 1 + 2

@@ -35,7 +35,9 @@ def run(tmp_path: Path, tiny_model: Path) -> RunDir:
     """A run as it is after its end."""
     train = TrainConfig.resolve(task="emotion", model=str(tiny_model))
     made = RunDir.create(
-        RunConfig(program=train.program(), job=JobConfig(runs_dir=str(tmp_path / "a b")))
+        RunConfig(
+            program=train.program(), job=JobConfig(runs_dir=str(tmp_path / "a b"))
+        )
     )
     made.model.mkdir()
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
@@ -69,7 +71,10 @@ def test_card(run: RunDir) -> None:
     assert found.base_model is None  # a folder
     (metric,) = found.eval_results
     assert (metric.metric_type, metric.metric_value) == ("accuracy", 0.9215)
-    for words in ("| accuracy | 0.9215 |", "1,500 optimizer steps in 75 s on 2 node(s) with 8"):
+    for words in (
+        "| accuracy | 0.9215 |",
+        "1,500 optimizer steps in 75 s on 2 node(s) with 8",
+    ):
         assert words in text
     for words in (
         "| optimizer | muon |",
@@ -86,7 +91,10 @@ def test_card(run: RunDir) -> None:
 def test_card_has_the_form_of_the_hub() -> None:
     """A metric is what the library's own function would write, with the words that are shown."""
     train = TrainConfig.resolve(task="mrpc", model="me/base", lora=4)
-    facts = RESULT | {"metrics": {"f1_macro": 0.8, "f1": 0.7, "f1_micro": None}, "epochs": 0.23}
+    facts = RESULT | {
+        "metrics": {"f1_macro": 0.8, "f1": 0.7, "f1_micro": None},
+        "epochs": 0.23,
+    }
     text = model_card.text(train, facts, {}, "a-run")
     found = data_of(text)
     own = metadata_eval_result(
@@ -99,7 +107,10 @@ def test_card_has_the_form_of_the_hub() -> None:
     (result,) = results["results"]  # one for the data, whatever the metrics
     (expected,) = own["model-index"][0]["results"]
     assert result["metrics"][0] | {"verified": False} == expected["metrics"][0]
-    assert (result["task"], result["dataset"]) == (expected["task"], expected["dataset"])
+    assert (result["task"], result["dataset"]) == (
+        expected["task"],
+        expected["dataset"],
+    )
     assert [metric["name"] for metric in result["metrics"]] == ["Macro F1", "F1"]
     assert (found.metrics, found.datasets, found.base_model) == (
         ["f1"],
@@ -119,7 +130,11 @@ def test_card_of_a_model_of_the_hub() -> None:
 
 
 def push(hub: Hub, run: RunDir, *more: str, token: str = TOKEN) -> Done:
-    env = {"HF_ENDPOINT": hub.url(), "HF_TOKEN": token, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    env = {
+        "HF_ENDPOINT": hub.url(),
+        "HF_TOKEN": token,
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     return slurmft("push", str(run.path), "me/emotions", *more, env=env)
 
 

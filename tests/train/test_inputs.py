@@ -35,10 +35,14 @@ TICKETS = "text,label\nlost,delivery\nlate,delivery\ncharged,billing\ntwice,bill
 OTHERS = "text,label\nit came late,delivery\nit came twice,billing\n"
 
 
-def folder_of(folder: Path, train: str | bytes = TICKETS, validation: str = OTHERS) -> Path:
+def folder_of(
+    folder: Path, train: str | bytes = TICKETS, validation: str = OTHERS
+) -> Path:
     folder.mkdir()
     for name, content in (("train.csv", train), ("validation.csv", validation)):
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (folder / name).write_bytes(
+            content if isinstance(content, bytes) else content.encode()
+        )
     return folder
 
 
@@ -50,7 +54,9 @@ def check(data: Path, processes: int = 1, **given: Any) -> tuple[list[str], list
         warnings.simplefilter("always")
         read = inputs.check(train, processes)
     assert all(w.category is SlurmftWarning for w in found)
-    return [str(facts["what"]) for facts in read.values()], [str(w.message) for w in found]
+    return [str(facts["what"]) for facts in read.values()], [
+        str(w.message) for w in found
+    ]
 
 
 def test_what_there_is(tmp_path: Path) -> None:
@@ -69,7 +75,9 @@ def test_what_is_not_as_it_should_be(tmp_path: Path) -> None:
     --max-length cuts, by the model's tokenizer."""
     long = "it came late and it was broken"
     train = TICKETS + f"late,delivery\n,billing\n,billing\n{long},delivery\n"
-    data = folder_of(tmp_path / "data", train, "text,label\nlate,delivery\nnever,delivery\n")
+    data = folder_of(
+        tmp_path / "data", train, "text,label\nlate,delivery\nnever,delivery\n"
+    )
     model = write_model(tmp_path / "model")
     words, said = check(data, model=str(model), max_length=8)
     tokens = [len(text.split()) + 2 for text in ("lost", "", long)]
@@ -91,7 +99,9 @@ def test_tabs_between_cells(name: str, tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data")
     (data / "train.csv").unlink()
     content = TICKETS.replace(",", "\t").replace("late", "late, alas; so").encode()
-    (data / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    (data / name).write_bytes(
+        gzip.compress(content) if name.endswith("gz") else content
+    )
     assert check(data)[0][0].startswith("4 rows, 2 classes: 'delivery' 2")
     assert read_columns(data / name, ["text"])["text"][1] == "late, alas; so"
 
@@ -99,11 +109,16 @@ def test_tabs_between_cells(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "fact"),
     [
-        ((1.0, 2.0), "row 1 has the label 1.0\nhint: it is a whole number, written as a float"),
+        (
+            (1.0, 2.0),
+            "row 1 has the label 1.0\nhint: it is a whole number, written as a float",
+        ),
         ((1.5, 2.0), "numbers on a scale: --task text-regression"),
     ],
 )
-def test_labels_that_are_floats(labels: tuple[float, float], fact: str, tmp_path: Path) -> None:
+def test_labels_that_are_floats(
+    labels: tuple[float, float], fact: str, tmp_path: Path
+) -> None:
     rows = [{"text": f"text {i}", "label": labels[i % 2]} for i in range(6)]
     with pytest.raises(UsageError) as error:
         check(write_splits(tmp_path / "data", {"train": rows, "validation": rows[:2]}))
@@ -113,7 +128,11 @@ def test_labels_that_are_floats(labels: tuple[float, float], fact: str, tmp_path
 def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
     """They are texts there, and so may be meant as they are."""
     said = check(
-        folder_of(tmp_path / "data", "text,label\na,1.0\nb,2.0\nc,1.0\n", "text,label\nd,2.0\n")
+        folder_of(
+            tmp_path / "data",
+            "text,label\na,1.0\nb,2.0\nc,1.0\n",
+            "text,label\nd,2.0\n",
+        )
     )[1]
     assert "has whole numbers as labels that are written as floats" in said[0]
     assert "'1.0', '2.0'; pandas writes them so" in said[0]
@@ -122,7 +141,10 @@ def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        (TICKETS + "gone,\nnever,  \n", "'{}': 2 of 6 rows have no label: rows 5, 6\nhint: give"),
+        (
+            TICKETS + "gone,\nnever,  \n",
+            "'{}': 2 of 6 rows have no label: rows 5, 6\nhint: give",
+        ),
         (
             TICKETS + "a text, with a comma,billing\n",
             "'{}': line 6 has 3 cells, not the header's 2",
@@ -143,12 +165,17 @@ def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
         ),
         ("text,label\n", "'{}' has no rows"),
         ("", "'{}' has no rows"),
-        ("text,class\nlost,delivery\n", "'{}' has no column 'label'\nhint: it has text, class;"),
+        (
+            "text,class\nlost,delivery\n",
+            "'{}' has no column 'label'\nhint: it has text, class;",
+        ),
         ("text,label\n" + "a,x\n" * 4, "'{}' has the one label 'x'"),
         ("text,label\n" + ",x\n,y\n" * 4, "'{}': no row has a text"),
     ],
 )
-def test_csv_that_cannot_be_right(content: str | bytes, fact: str, tmp_path: Path) -> None:
+def test_csv_that_cannot_be_right(
+    content: str | bytes, fact: str, tmp_path: Path
+) -> None:
     data = folder_of(tmp_path / "data", content)
     with pytest.raises(UsageError) as error:
         check(data)
@@ -162,7 +189,10 @@ OTHER = {"text": "twice", "label": "billing"}
 @pytest.mark.parametrize(
     ("line", "fact"),
     [
-        ('{"text": "lost", "lab', 'line 5 is no JSON object: \'{"text": "lost", "lab\', where the'),
+        (
+            '{"text": "lost", "lab',
+            'line 5 is no JSON object: \'{"text": "lost", "lab\', where the',
+        ),
         ("[1, 2]\n", "line 5 is no JSON object: '[1, 2]'\nhint: each line is one row"),
         ("[" * 100_000 + "\n", "line 5 is no JSON object"),
         (json.dumps(ROW | {"text": None}), "row 5 has no text"),
@@ -173,7 +203,9 @@ OTHER = {"text": "twice", "label": "billing"}
     ],
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
-def test_json_lines_that_cannot_be_right(line: str, fact: str, suffix: str, tmp_path: Path) -> None:
+def test_json_lines_that_cannot_be_right(
+    line: str, fact: str, suffix: str, tmp_path: Path
+) -> None:
     data = write_splits(tmp_path / "data", {"train": [], "validation": [ROW, OTHER]})
     (data / "train.jsonl").unlink()
     text = "".join(json.dumps(row) + "\n" for row in [ROW, OTHER] * 2) + line
@@ -198,7 +230,9 @@ def test_progress_of_a_long_check(
 ) -> None:
     """As commands print it, which print no others' escapes; and nothing in a pipe."""
     data = folder_of(tmp_path / "data")
-    (data / "train.csv").write_text("text,label\n" + "late,delivery\ntwice,billing\n" * 2000)
+    (data / "train.csv").write_text(
+        "text,label\n" + "late,delivery\ntwice,billing\n" * 2000
+    )
     made = stream()
     monkeypatch.setattr(inputs, "_PROGRESS_EVERY_S", -1.0)
     monkeypatch.setattr(sys, "stderr", made)
@@ -250,7 +284,9 @@ def test_files_of_others(closed: str) -> None:
             "train.csv": f"cannot read {str(data / 'train.csv')!r}: Permission denied",
             ".": f"the data folder {str(data)!r} is closed to nobody\nhint: ask its owner",
         }
-        assert os.read(read, 10_000).decode().startswith(f"UsageError: {expected[closed]}")
+        assert (
+            os.read(read, 10_000).decode().startswith(f"UsageError: {expected[closed]}")
+        )
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -277,7 +313,9 @@ def test_label_in_validation_alone(tmp_path: Path) -> None:
 
 
 def test_labels_that_look_alike(tmp_path: Path) -> None:
-    data = folder_of(tmp_path / "data", TICKETS + "x,delivery \ny,Delivery\nz,delivery \n")
+    data = folder_of(
+        tmp_path / "data", TICKETS + "x,delivery \ny,Delivery\nz,delivery \n"
+    )
     words, said = check(data)
     assert words[0].startswith("7 rows, 4 classes")
     assert said[:1] == [
@@ -292,8 +330,12 @@ def test_numbers_in_csv(tmp_path: Path) -> None:
         tmp_path / "data", "text,label\n" + "a,10\nb,1\nc,2\nd,1\n", "text,label\na,2\n"
     )
     words, _ = check(data)
-    assert words[0].startswith("4 rows, 3 classes: '1' 2 (50 %), '10' 1 (25 %), '2' 1 (25 %); ")
-    task: Any = tasks.get(TrainConfig.resolve(task="text-classification", data=str(data)))
+    assert words[0].startswith(
+        "4 rows, 3 classes: '1' 2 (50 %), '10' 1 (25 %), '2' 1 (25 %); "
+    )
+    task: Any = tasks.get(
+        TrainConfig.resolve(task="text-classification", data=str(data))
+    )
     assert task.label_names(task.rows("train")) == ["1", "2", "10"]
     assert task.labels(task.rows("validation"), ["1", "2", "10"]) == [1]
     assert label_ids(["1", "b"], ["a", "b"], "a file") == [1, 1]
@@ -309,7 +351,10 @@ def test_rows_for_the_ranks(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data")
     with pytest.raises(UsageError, match="has 4 rows for 5 processes"):
         check(data, processes=5)
-    assert "4 rows, fewer than the 8 of an optimizer step" in check(data, 4, batch_size=2)[1][0]
+    assert (
+        "4 rows, fewer than the 8 of an optimizer step"
+        in check(data, 4, batch_size=2)[1][0]
+    )
     assert not check(data, 4, batch_size=2, max_global_batch_size=4)[1]
     flags = {"task": "text-classification", "data": str(data), "nodes": 2}
     with pytest.raises(UsageError, match="has 4 rows for 8 processes"):
@@ -328,9 +373,13 @@ def test_model_that_knows_other_classes(tmp_path: Path) -> None:
         (["delivery", "billing"], "its head is trained for them"),
         (["x", "y", "z"], "its head is replaced"),
     ):
-        (model / "config.json").write_text(json.dumps({"id2label": dict(enumerate(known))}))
+        (model / "config.json").write_text(
+            json.dumps({"id2label": dict(enumerate(known))})
+        )
         said = check(data, model=str(model))[1]
-        assert [text.rpartition(": ")[2] for text in said] == ([head] if head else []), known
+        assert [text.rpartition(": ")[2] for text in said] == (
+            [head] if head else []
+        ), known
 
 
 def test_a_check_that_takes_too_long_says_how_far_it_came(
@@ -338,17 +387,28 @@ def test_a_check_that_takes_too_long_says_how_far_it_came(
 ) -> None:
     """The rest may hold what was not seen: a label that validation has, and training not so far."""
     monkeypatch.setattr(inputs, "CHECK_S", 0.0)
-    rows = "".join(f"text {number},{'ab'[number > 15_000]}\n" for number in range(20_000))
+    rows = "".join(
+        f"text {number},{'ab'[number > 15_000]}\n" for number in range(20_000)
+    )
     data = folder_of(tmp_path / "data", "text,label\n" + rows, "text,label\n" + "x,b\n")
     words, said = check(data)
     assert words[0].startswith(
         "1,000 rows, 1 classes: 'a' 1,000 (100 %) in the first 4% of the file; "
     )
-    assert "the first 4% were checked, 1,000 rows, in 0 s; the job checks the rest" in said[0]
+    assert (
+        "the first 4% were checked, 1,000 rows, in 0 s; the job checks the rest"
+        in said[0]
+    )
 
 
 @pytest.mark.parametrize(
-    "content", [TICKETS + "gone,\n", "text,label\n" + "a,1\n,2\n" * 2, TICKETS, "text,label\na,x\n"]
+    "content",
+    [
+        TICKETS + "gone,\n",
+        "text,label\n" + "a,1\n,2\n" * 2,
+        TICKETS,
+        "text,label\na,x\n",
+    ],
 )
 def test_ranks_find_what_the_login_node_finds(content: str, tmp_path: Path) -> None:
     """One code for both."""
@@ -374,20 +434,37 @@ def test_ranks_find_what_the_login_node_finds(content: str, tmp_path: Path) -> N
 @pytest.mark.processes
 def test_submit_refuses_before_anything_is_written(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data", TICKETS + "gone,\n")
-    source = ("--task", "text-classification", "--data", str(data), "--runs-dir", str(tmp_path))
+    source = (
+        "--task",
+        "text-classification",
+        "--data",
+        str(data),
+        "--runs-dir",
+        str(tmp_path),
+    )
     done = slurmft("submit", *source, "--cluster", "local")
     assert_two_lines(done, "1 of 5 rows have no label: row 5")
     assert os.listdir(tmp_path) == ["data"]
 
 
 def test_data_for_a_task_that_generates_its_own(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--task synthetic generates its data, and reads no"):
-        submit(data=folder_of(tmp_path / "data", TICKETS), cluster="local", runs_dir=tmp_path)
+    with pytest.raises(
+        UsageError, match="--task synthetic generates its data, and reads no"
+    ):
+        submit(
+            data=folder_of(tmp_path / "data", TICKETS),
+            cluster="local",
+            runs_dir=tmp_path,
+        )
     assert os.listdir(tmp_path) == ["data"]
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(["csv", "jsonl", "csv.gz"]), st.binary(max_size=40), st.integers(0, 80))
+@given(
+    st.sampled_from(["csv", "jsonl", "csv.gz"]),
+    st.binary(max_size=40),
+    st.integers(0, 80),
+)
 def test_any_bytes_are_read_or_refused(suffix: str, noise: bytes, place: int) -> None:
     content = TICKETS.encode() if "csv" in suffix else json.dumps(ROW).encode() * 2
     content = gzip.compress(content) if suffix.endswith("gz") else content
@@ -402,7 +479,9 @@ def test_every_door_has_the_check(tmp_path: Path) -> None:
     fact = "1 of 5 rows have no label: row 5"
     source = ["--task", "text-classification", "--data", str(data)]
     with pytest.raises(UsageError, match=fact):
-        submit(task="text-classification", data=data, cluster="local", runs_dir=tmp_path)
+        submit(
+            task="text-classification", data=data, cluster="local", runs_dir=tmp_path
+        )
     with pytest.raises(UsageError, match=fact):
         fetch.main(["some/model", str(data), *source[:2]])
 
@@ -423,10 +502,16 @@ def test_dry_run_shows_the_data_and_imports_nothing_heavy(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.skipif("SLURMFT_TEST_DATA" not in os.environ, reason="no folder of real data sets")
+@pytest.mark.skipif(
+    "SLURMFT_TEST_DATA" not in os.environ, reason="no folder of real data sets"
+)
 def test_real_data() -> None:
-    words, said = check(Path(os.environ["SLURMFT_TEST_DATA"]) / "emotion", task="emotion")
-    assert words[0].startswith("16,000 rows, 6 classes: 1 5,362 (34 %), 0 4,666 (29 %), ")
+    words, said = check(
+        Path(os.environ["SLURMFT_TEST_DATA"]) / "emotion", task="emotion"
+    )
+    assert words[0].startswith(
+        "16,000 rows, 6 classes: 1 5,362 (34 %), 0 4,666 (29 %), "
+    )
     assert words[0].endswith("31 twice or more")  # as the folder's README says
     assert words[1].endswith("5 also in train")
     assert not said

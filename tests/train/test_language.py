@@ -33,7 +33,10 @@ from tests.support.models import (
 )
 from tests.train.test_trainer import train
 
-USER, ANSWER = {"role": "user", "content": "joy word1"}, {"role": "assistant", "content": "love"}
+USER, ANSWER = (
+    {"role": "user", "content": "joy word1"},
+    {"role": "assistant", "content": "love"},
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +81,17 @@ def test_documents_follow_one_another_in_blocks(tmp_path: Path, decoder: Path) -
     data = write_rows(tmp_path / "data", *({"text": text} for text in texts))
     task = task_of(data, decoder, "causal-lm", max_length=4)
     found = task.prepare()
-    tokens = ["joy", "love", "fear", "<|end|>", "anger", "<|end|>", "word1", "word2", "word3"]
+    tokens = [
+        "joy",
+        "love",
+        "fear",
+        "<|end|>",
+        "anger",
+        "<|end|>",
+        "word1",
+        "word2",
+        "word3",
+    ]
     # The end-of-text token of the last is alone in its block, and tells nothing.
     assert task.tokenizer().convert_ids_to_tokens(found.train.tokens.tolist()) == [
         *tokens, "<|end|>",
@@ -103,15 +116,21 @@ def test_a_plain_text_is_one_document(tmp_path: Path, decoder: Path) -> None:
         inputs.check(config_of(folder, decoder, "text-classification"))
 
 
-def test_every_turn_of_the_assistant_is_learnt_with_its_end(tmp_path: Path, decoder: Path) -> None:
+def test_every_turn_of_the_assistant_is_learnt_with_its_end(
+    tmp_path: Path, decoder: Path
+) -> None:
     second = {"role": "assistant", "content": "fear anger"}
-    data = write_rows(tmp_path / "data", {"messages": [USER, ANSWER, USER, second, USER]})
+    data = write_rows(
+        tmp_path / "data", {"messages": [USER, ANSWER, USER, second, USER]}
+    )
     task = task_of(data, decoder)
     turns = ["love", "<|end|>", "\n", "fear", "anger", "<|end|>", "\n"]
     assert learnt(task, task.prepare()) == [turns]
 
 
-def test_turns_that_change_once_others_follow_are_samples_of_their_own(tmp_path: Path) -> None:
+def test_turns_that_change_once_others_follow_are_samples_of_their_own(
+    tmp_path: Path,
+) -> None:
     """As Qwen3's template leaves the thoughts of earlier turns out."""
     template = CHAT_TEMPLATE.replace(
         "{{ m.content }}", "{% if loop.last %}word39 {% endif %}{{ m.content }}"
@@ -125,7 +144,9 @@ def test_turns_that_change_once_others_follow_are_samples_of_their_own(tmp_path:
     assert learnt(task, task.prepare()) == [["word39", "love", "<|end|>", "\n"]] * 2
 
 
-def test_completions_are_learnt_with_the_end_of_text(tmp_path: Path, decoder: Path) -> None:
+def test_completions_are_learnt_with_the_end_of_text(
+    tmp_path: Path, decoder: Path
+) -> None:
     rows = [
         {"prompt": "joy word1 ", "completion": "fear love"},
         {"prompt": "joy", "completion": " fear<|end|>"},
@@ -142,7 +163,9 @@ def test_completions_are_learnt_with_the_end_of_text(tmp_path: Path, decoder: Pa
 def test_what_is_cut_is_told(tmp_path: Path, decoder: Path) -> None:
     long = {"role": "user", "content": "word1 " * 30}
     chats = [[USER, ANSWER], [long, ANSWER], [USER, ANSWER, long, ANSWER]]
-    data = write_rows(tmp_path / "data", *({"messages": messages} for messages in chats))
+    data = write_rows(
+        tmp_path / "data", *({"messages": messages} for messages in chats)
+    )
     task = task_of(data, decoder, max_length=16)
     found = task.prepare()
     assert learnt(task, found) == [["love", "<|end|>", "\n"]] * 2
@@ -150,7 +173,9 @@ def test_what_is_cut_is_told(tmp_path: Path, decoder: Path) -> None:
         "2 samples, 6 of 25 tokens learnt; 2 longer than the 16 tokens of --max-length, which were "
         "cut; 1 left out, as no completion is left: row 2"
     )
-    with pytest.raises(UsageError, match=r"no completion is left: 3 longer than the 4 tokens"):
+    with pytest.raises(
+        UsageError, match=r"no completion is left: 3 longer than the 4 tokens"
+    ):
         task_of(data, decoder, max_length=4).prepare()
 
 
@@ -171,7 +196,9 @@ def test_loss_and_its_gradient_are_torchs() -> None:
     torch.testing.assert_close(own, 2 * gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_logits_of_labelled_tokens_alone_give_the_same(tmp_path: Path, decoder: Path) -> None:
+def test_logits_of_labelled_tokens_alone_give_the_same(
+    tmp_path: Path, decoder: Path
+) -> None:
     task = task_of(write_chats(tmp_path / "data", 12, 4), decoder)
     data = task.prepare()
     model = task.model(data).eval()
@@ -179,15 +206,22 @@ def test_logits_of_labelled_tokens_alone_give_the_same(tmp_path: Path, decoder: 
     with torch.no_grad():
         logits = model(**batch.inputs).logits
         chosen = task.batch(batch, data.train)
-        assert chosen.inputs["logits_to_keep"].numel() < batch.inputs["input_ids"].shape[1] - 1
+        assert (
+            chosen.inputs["logits_to_keep"].numel()
+            < batch.inputs["input_ids"].shape[1] - 1
+        )
         total, count = task.loss(model(**chosen.inputs), chosen)
         sums = task.predict(model(**chosen.inputs), chosen, data)
     labels = batch.targets["labels"].flatten()
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, reduction="sum")
+    expected = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels, reduction="sum"
+    )
     assert total.item() == pytest.approx(expected.item(), rel=1e-5)
     assert count == (labels != IGNORED).sum() == task.count(data.train, np.arange(12))
     assert sums[:, 0].sum().item() == pytest.approx(total.item(), rel=1e-6)
-    assert sums[:, 1].tolist() == [task.count(data.train, np.array([i])) for i in range(12)]
+    assert sums[:, 1].tolist() == [
+        task.count(data.train, np.array([i])) for i in range(12)
+    ]
     packed = packing.pack(model)
     assert isinstance(packed, packing.Packing), packed
     batch = task.batch(data.train.packed(np.arange(12)), data.train)
@@ -211,13 +245,23 @@ def run(folder: Path, model: Path, task: str, data: Path, *flags: str) -> Done:
 
 
 @pytest.mark.processes
-def test_perplexity_falls_alike_on_one_and_two_ranks(tmp_path: Path, decoder: Path) -> None:
+def test_perplexity_falls_alike_on_one_and_two_ranks(
+    tmp_path: Path, decoder: Path
+) -> None:
     """Each word is one of two, or the last: below 3; untrained, any of 52 is as likely."""
     data = write_documents(tmp_path / "data", 300, 40)
     flags = ("--epochs", "4", "--early-stopping", "1")
     one = run(tmp_path / "1", decoder, "causal-lm", data, *flags, "--batch-size", "16")
     two = run(
-        tmp_path / "2", decoder, "causal-lm", data, *flags, "--batch-size", "8", "--nodes", "2"
+        tmp_path / "2",
+        decoder,
+        "causal-lm",
+        data,
+        *flags,
+        "--batch-size",
+        "8",
+        "--nodes",
+        "2",
     )
     metrics = one.result["metrics"]
     assert metrics["perplexity"] == pytest.approx(np.exp(metrics["eval_loss"]))
@@ -226,7 +270,8 @@ def test_perplexity_falls_alike_on_one_and_two_ranks(tmp_path: Path, decoder: Pa
         assert value == pytest.approx(metrics[name], rel=1e-4)
     perplexities = [r["metrics"]["perplexity"] for r in records(one.run, "epoch")]
     assert perplexities == sorted(perplexities, reverse=True)
-    assert one.run.checkpoint_names()[-1].startswith("step-00000048")  # the lowest is the best
+    # the lowest is the best
+    assert one.run.checkpoint_names()[-1].startswith("step-00000048")
 
 
 @pytest.mark.processes
@@ -240,7 +285,10 @@ def test_a_chat_model_answers(tmp_path: Path, decoder: Path) -> None:
     assert "pipeline_tag: text-generation" in (model / "README.md").read_text()
     chat = pipeline("text-generation", str(model), do_sample=False)
     asked = [{"role": "user", "content": "word4 word5 joy"}]
-    assert chat(asked, max_new_tokens=8)[0]["generated_text"][-1]["content"] == "joy word7 joy"
+    assert (
+        chat(asked, max_new_tokens=8)[0]["generated_text"][-1]["content"]
+        == "joy word7 joy"
+    )
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -291,7 +339,9 @@ def test_one_text_is_enough_for_many_ranks(tmp_path: Path, decoder: Path) -> Non
         ({"eos": None, "pad": "<unk>"}, "has no end-of-text token"),
     ],
 )
-def test_tokenizers_that_lack_something(made: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_tokenizers_that_lack_something(
+    made: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     model = write_decoder(tmp_path / "model", **made)
     row = {"messages": [USER, ANSWER], "prompt": "joy", "completion": "love"}
     data = write_rows(tmp_path / "data", row)
@@ -299,7 +349,9 @@ def test_tokenizers_that_lack_something(made: dict[str, Any], message: str, tmp_
     with pytest.raises(UsageError, match=message):
         task_of(data, model, preset=preset).prepare()
     if "template" in made:  # found out at submission; of a model on the hub, in the job
-        config = TrainConfig.resolve(task="sft", data=str(data), model=str(model), preset=preset)
+        config = TrainConfig.resolve(
+            task="sft", data=str(data), model=str(model), preset=preset
+        )
         with pytest.raises(UsageError, match=message):
             tasks.get(config).prepare()
 
@@ -321,7 +373,9 @@ def test_an_adapter_is_no_model(decoder: Path, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data", {"messages": [USER, ANSWER]})
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
-    with pytest.raises(UsageError, match="holds an adapter of PEFT, and no config") as error:
+    with pytest.raises(
+        UsageError, match="holds an adapter of PEFT, and no config"
+    ) as error:
         config_of(data, tmp_path / "adapter")
     assert "--merge" in str(error.value.hint)
 
@@ -329,7 +383,9 @@ def test_an_adapter_is_no_model(decoder: Path, tmp_path: Path) -> None:
 def test_a_row_that_the_template_refuses(tmp_path: Path, decoder: Path) -> None:
     tool = {"role": "tool", "content": "joy"}
     data = write_rows(tmp_path / "data", {"messages": [USER, tool, ANSWER]})
-    with pytest.raises(UsageError, match=r"row 1: the chat template .* refuses it: no tools here"):
+    with pytest.raises(
+        UsageError, match=r"row 1: the chat template .* refuses it: no tools here"
+    ):
         task_of(data, decoder).prepare()
 
 
@@ -344,6 +400,8 @@ def test_an_encoder_is_refused(tmp_path: Path, tiny_model: Path, decoder: Path) 
 def test_tokens_that_the_model_does_not_know(tmp_path: Path) -> None:
     model = write_decoder(tmp_path / "model", vocab_size=40, tie_word_embeddings=True)
     data = write_documents(tmp_path / "data", 20, 5)
-    done = train(tmp_path, "--task", "causal-lm", "--data", str(data), "--model", str(model))
+    done = train(
+        tmp_path, "--task", "causal-lm", "--data", str(data), "--model", str(model)
+    )
     assert done.code
     assert "but the model knows 40 tokens only" in done.err

@@ -17,7 +17,12 @@ import torch
 from peft import AutoPeftModelForSequenceClassification
 from safetensors.numpy import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
@@ -39,7 +44,16 @@ from tests.train.test_resume import await_resumes, losses, one_rank, rank_pids
 from tests.train.test_trainer import emotion
 from tests.train.test_vocab_trim import WORDS, data
 
-LORA = ("--lora", "4", "--lora-dropout", "0.1", "--learning-rate", "0.005", "--precision", "fp32")
+LORA = (
+    "--lora",
+    "4",
+    "--lora-dropout",
+    "0.1",
+    "--learning-rate",
+    "0.005",
+    "--precision",
+    "fp32",
+)
 SIZES = (
     "--batch-size",
     "4",
@@ -55,7 +69,9 @@ SIZES = (
 
 
 def config(**given: Any) -> ResolvedConfig:
-    return TrainConfig.resolve(**{"task": "emotion", "model": "m", "data": "d", "lora": 4} | given)
+    return TrainConfig.resolve(
+        **{"task": "emotion", "model": "m", "data": "d", "lora": 4} | given
+    )
 
 
 def adapted(name: str, head: str = "ForSequenceClassification", **given: Any) -> Any:
@@ -95,7 +111,9 @@ def test_adapters_and_heads_train(name: str, head: str, whole: set[str]) -> None
     assert all(".lora_A." in each or ".lora_B." in each for each in found - heads)
     assert {each.partition(".")[0] for each in heads} == whole
     linear = [m for m in model.modules() if hasattr(m, "lora_A")]
-    assert len(found - heads) == 2 * len(linear) >= 2 * 6 * model.config.num_hidden_layers
+    assert (
+        len(found - heads) == 2 * len(linear) >= 2 * 6 * model.config.num_hidden_layers
+    )
     assert lora.trained(model).keys() == found
 
 
@@ -129,9 +147,16 @@ def test_packed_batches_give_the_same(name: str, given: dict[str, Any]) -> None:
     packed = packing.pack(bare, fuse=True)
     assert isinstance(packed, packing.Packing)
     assert packed.layers == []  # they would leave the adapters out
-    both = (padded, batch(padded, LENGTHS, width=20)), (bare, announced(packed, LENGTHS))
-    outputs = [model(**each.inputs, labels=each.targets["labels"]) for model, each in both]
-    torch.testing.assert_close(outputs[1].logits, outputs[0].logits, rtol=1e-5, atol=1e-6)
+    both = (
+        (padded, batch(padded, LENGTHS, width=20)),
+        (bare, announced(packed, LENGTHS)),
+    )
+    outputs = [
+        model(**each.inputs, labels=each.targets["labels"]) for model, each in both
+    ]
+    torch.testing.assert_close(
+        outputs[1].logits, outputs[0].logits, rtol=1e-5, atol=1e-6
+    )
     for output in outputs:
         output.loss.backward()
     for (key, p), q in zip(padded.named_parameters(), bare.parameters(), strict=True):
@@ -147,7 +172,9 @@ def test_frozen_tables_are_not_trimmed() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_recomputed_layers_behind_frozen_embeddings_have_gradients(packed: bool) -> None:
+def test_recomputed_layers_behind_frozen_embeddings_have_gradients(
+    packed: bool,
+) -> None:
     kept = adapted("Bert")
     recomputed = copy.deepcopy(kept)
     recompute_activations(recomputed)
@@ -156,7 +183,9 @@ def test_recomputed_layers_behind_frozen_embeddings_have_gradients(packed: bool)
         assert not isinstance(found, str)
         inputs = (announced(found, LENGTHS) if found else batch(kept, LENGTHS)).inputs
         model.train()(**inputs, labels=torch.arange(len(LENGTHS)) % 3).loss.backward()
-    for (name, p), q in zip(kept.named_parameters(), recomputed.parameters(), strict=True):
+    for (name, p), q in zip(
+        kept.named_parameters(), recomputed.parameters(), strict=True
+    ):
         if p.requires_grad:
             assert p.grad is not None
             assert q.grad is not None, name
@@ -175,9 +204,13 @@ def test_muon_takes_adapters() -> None:
     by_muon = {names[id(p)] for p in optimizer.param_groups[0]["params"]}
     assert by_muon == {name for name in trained(model) if "lora_" in name}
     before = {k: t.clone() for k, t in model.state_dict().items()}
-    model(**batch(model, LENGTHS).inputs, labels=torch.arange(len(LENGTHS)) % 3).loss.backward()
+    model(
+        **batch(model, LENGTHS).inputs, labels=torch.arange(len(LENGTHS)) % 3
+    ).loss.backward()
     optimizer.step()
-    changed = {k for k, t in model.state_dict().items() if not torch.equal(t, before[k])}
+    changed = {
+        k for k, t in model.state_dict().items() if not torch.equal(t, before[k])
+    }
     assert changed == trained(model)
 
 
@@ -194,15 +227,21 @@ def submit(tmp_path: Path, *arguments: str) -> Done:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path) -> Done:
+def two_ranks(
+    tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
+) -> Done:
     sizes = ("--nodes", "2", "--keep-checkpoints", "9", "--checkpoint-every-steps", "7")
-    return submit(tmp_path_factory.mktemp("lora"), *emotion(tiny_data, tiny_model), *sizes)
+    return submit(
+        tmp_path_factory.mktemp("lora"), *emotion(tiny_data, tiny_model), *sizes
+    )
 
 
 def logits(model: Any, tokenizer: Any) -> Tensor:
     texts = ["joy word3", "word4 anger word1 word9 word11", "word2"]
     with torch.inference_mode():
-        found: Tensor = model.eval()(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+        found: Tensor = model.eval()(
+            **tokenizer(texts, padding=True, return_tensors="pt")
+        ).logits
     return found
 
 
@@ -210,7 +249,12 @@ def test_the_saved_adapter(two_ranks: Done, tiny_data: Path, tiny_model: Path) -
     """PEFT and transformers load it as its card says; the run says what trained."""
     folder = two_ranks.run.model
     facts = json.loads((folder / "adapter_config.json").read_text())
-    expected = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "modules_to_save": ["classifier"]}
+    expected = {
+        "r": 4,
+        "lora_alpha": 8,
+        "lora_dropout": 0.1,
+        "modules_to_save": ["classifier"],
+    }
     expected |= {"base_model_name_or_path": str(tiny_model)}
     assert {name: facts[name] for name in expected} == expected
     result = two_ranks.result
@@ -220,20 +264,31 @@ def test_the_saved_adapter(two_ranks: Done, tiny_data: Path, tiny_model: Path) -
     weights = load_file(folder / "adapter_model.safetensors")
     assert sum(w.size for w in weights.values()) == result["trained_parameters"]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    by_peft = AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=6)
+    by_peft = AutoPeftModelForSequenceClassification.from_pretrained(
+        folder, num_labels=6
+    )
     model_config = AutoConfig.from_pretrained(folder, subfolder="config")
-    loaded = AutoModelForSequenceClassification.from_pretrained(folder, config=model_config)
+    loaded = AutoModelForSequenceClassification.from_pretrained(
+        folder, config=model_config
+    )
     torch.testing.assert_close(logits(loaded, tokenizer), logits(by_peft, tokenizer))
 
     card = (folder / "README.md").read_text()
     assert "library_name: peft" in card
-    code = card.split("```python\n")[1].split("```")[0].replace("FOLDER or USER/NAME", str(folder))
+    code = (
+        card.split("```python\n")[1]
+        .split("```")[0]
+        .replace("FOLDER or USER/NAME", str(folder))
+    )
     names: dict[str, Any] = {}
     exec(code, names)
     assert names["model"]("joy")[0]["label"] in model_config.label2id
     rows = [json.loads(line) for line in (tiny_data / "validation.jsonl").open()]
     classify = pipeline("text-classification", loaded, tokenizer=tokenizer)
-    found = [model_config.label2id[each["label"]] for each in classify([r["text"] for r in rows])]
+    found = [
+        model_config.label2id[each["label"]]
+        for each in classify([r["text"] for r in rows])
+    ]
     right = np.mean([one == row["label"] for one, row in zip(found, rows, strict=True)])
     assert right == pytest.approx(result["metrics"]["accuracy"])
     assert right > 0.3  # of six classes
@@ -244,7 +299,9 @@ def test_the_merged_model(
     two_ranks: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
 ) -> None:
     """The same run with --merge: transformers alone loads what computes the same."""
-    merged = submit(tmp_path, *emotion(tiny_data, tiny_model), "--nodes", "2", "--merge")
+    merged = submit(
+        tmp_path, *emotion(tiny_data, tiny_model), "--nodes", "2", "--merge"
+    )
     folder = merged.run.model
     assert not (folder / "adapter_config.json").exists()
     assert merged.result["loss"] == two_ranks.result["loss"]
@@ -265,20 +322,35 @@ def test_the_merged_model(
 
 @pytest.mark.extra("training")
 def test_made_up_models_are_merged(tmp_path: Path) -> None:
-    arguments = ("--task", "synthetic", "--max-steps", "3", "--use-dora", "--nodes", "1")
+    arguments = (
+        "--task",
+        "synthetic",
+        "--max-steps",
+        "3",
+        "--use-dora",
+        "--nodes",
+        "1",
+    )
     done = submit(tmp_path, *arguments, "--merge")
     assert (done.run.model / "model.safetensors").exists()
     refused = slurmft("submit", "--dry-run", "--lora", "4", imported=True)
-    assert_two_lines(refused, "--lora needs a model, and --task synthetic makes up its own")
+    assert_two_lines(
+        refused, "--lora needs a model, and --task synthetic makes up its own"
+    )
 
 
 @pytest.mark.extra("training")
-def test_losses_do_not_depend_on_ranks_and_shares(tiny_data: Path, tmp_path: Path) -> None:
+def test_losses_do_not_depend_on_ranks_and_shares(
+    tiny_data: Path, tmp_path: Path
+) -> None:
     model = write_model(tmp_path / "model")
     sizes = [("--nodes", "1", "--gradient-accumulation-steps", "3"), ("--nodes", "3")]
     sizes.append(("--nodes", "3", "--shard", "full"))
     plain = ("--dropout", "0", "--lora-dropout", "0", "--epochs", "1")
-    runs = [submit(tmp_path, *emotion(tiny_data, model), *plain, *each).run for each in sizes]
+    runs = [
+        submit(tmp_path, *emotion(tiny_data, model), *plain, *each).run
+        for each in sizes
+    ]
     saved = [load_file(run.model / "adapter_model.safetensors") for run in runs]
     for run, weights in zip(runs, saved, strict=True):
         assert losses(run) == pytest.approx(losses(runs[0]), abs=1e-5)
@@ -302,7 +374,8 @@ def test_stopped_runs_end_as_if_they_had_not_been(
     assert len(records(job.run, "resume")) == 2
     assert losses(job.run) == losses(two_ranks.run)
     weights = [
-        load_file(run.model / "adapter_model.safetensors") for run in (job.run, two_ranks.run)
+        load_file(run.model / "adapter_model.safetensors")
+        for run in (job.run, two_ranks.run)
     ]
     for name, tensor in weights[1].items():
         assert np.array_equal(weights[0][name], tensor), name
@@ -316,7 +389,9 @@ def test_stopped_runs_end_as_if_they_had_not_been(
 
 
 @pytest.mark.extra("training")
-def test_the_best_adapters_are_kept(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+def test_the_best_adapters_are_kept(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
     """At a learning rate that ruins them, the first evaluation stays the best."""
     arguments = ("--early-stopping", "2", "--learning-rate", "0.02", "--epochs", "30")
     done = submit(tmp_path, *emotion(tiny_data, tiny_model), "--nodes", "1", *arguments)
@@ -337,7 +412,14 @@ def test_the_best_adapters_are_kept(tmp_path: Path, tiny_data: Path, tiny_model:
 def stopped(tmp_path: Path, tiny_data: Path) -> RunDir:
     """A run that stopped, of a model of its own."""
     model = write_model(tmp_path / "model")
-    arguments = (*LORA, *SIZES, *emotion(tiny_data, model), "--no-requeue", "--nodes", "1")
+    arguments = (
+        *LORA,
+        *SIZES,
+        *emotion(tiny_data, model),
+        "--no-requeue",
+        "--nodes",
+        "1",
+    )
     job = Following(*arguments, "--runs-dir", str(tmp_path / "runs"), imported=True)
     job.until("step 5/")
     os.kill(rank_pids(job.run)[0], signal.SIGUSR2)
@@ -386,13 +468,25 @@ def test_a_checkpoint_of_whole_weights_is_refused() -> None:
     ("values", "message"),
     [
         ({"lora": 0}, "--lora 0 must be at least 1"),
-        ({"lora": 4, "lora_dropout": 1.0}, "--lora-dropout 1.0 must be 0 or more and below 1"),
+        (
+            {"lora": 4, "lora_dropout": 1.0},
+            "--lora-dropout 1.0 must be 0 or more and below 1",
+        ),
         ({"use_dora": True}, "--use-dora needs --lora RANK"),
         ({"lora_targets": "query"}, "--lora-targets query needs --lora RANK"),
         ({"merge": True}, "--merge needs --lora RANK"),
-        ({"lora": 4, "merge": True, "load_in_4bit": True}, "cannot be used with --load-in-4bit"),
-        ({"lora": 4, "merge": True, "shard": "full"}, "--shard full cannot be used with --merge"),
-        ({"lora": 4, "load_in_4bit": True, "shard": "node"}, "cannot be used with --load-in-4bit"),
+        (
+            {"lora": 4, "merge": True, "load_in_4bit": True},
+            "cannot be used with --load-in-4bit",
+        ),
+        (
+            {"lora": 4, "merge": True, "shard": "full"},
+            "--shard full cannot be used with --merge",
+        ),
+        (
+            {"lora": 4, "load_in_4bit": True, "shard": "node"},
+            "cannot be used with --load-in-4bit",
+        ),
     ],
 )
 def test_options_that_cannot_be_right(values: dict[str, Any], message: str) -> None:
@@ -402,7 +496,11 @@ def test_options_that_cannot_be_right(values: dict[str, Any], message: str) -> N
 
 def test_targets() -> None:
     found = trained(adapted("Bert", lora_targets="query,output.dense"))
-    names = {name.partition(".lora_")[0].split(".", 4)[-1] for name in found if "lora_" in name}
+    names = {
+        name.partition(".lora_")[0].split(".", 4)[-1]
+        for name in found
+        if "lora_" in name
+    }
     assert names == {"attention.self.query", "attention.output.dense", "output.dense"}
     for wrong in ("q_proj", "query,classifier", "LayerNorm"):
         name = wrong.rpartition(",")[2]
@@ -438,7 +536,14 @@ def test_a_package_that_is_not_installed(
         "import sys\nsys.modules['torch'] = None\n"
     )
     done = slurmft(
-        *("submit", "--dry-run", "--lora", "4", *given, *emotion(tiny_data, tiny_model)),
+        *(
+            "submit",
+            "--dry-run",
+            "--lora",
+            "4",
+            *given,
+            *emotion(tiny_data, tiny_model),
+        ),
         env={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
     )
     assert_two_lines(done, f"{option} needs packages that are not installed: {package}")
@@ -455,8 +560,14 @@ def test_four_bits_need_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("class lib:\n    formatted_error = 'CUDA 13.0 not found'", "CUDA 13.0 not found"),
-        ("raise OSError('libcudart.so.12: cannot open')", "libcudart.so.12: cannot open"),
+        (
+            "class lib:\n    formatted_error = 'CUDA 13.0 not found'",
+            "CUDA 13.0 not found",
+        ),
+        (
+            "raise OSError('libcudart.so.12: cannot open')",
+            "libcudart.so.12: cannot open",
+        ),
     ],
 )
 def test_bitsandbytes_of_another_build(
@@ -472,6 +583,8 @@ def test_bitsandbytes_of_another_build(
         del sys.modules[name]
     for module in (torch.cuda, torch.accelerator):
         monkeypatch.setattr(module, "is_available", lambda: True)
-    with pytest.raises(UsageError, match=f"bitsandbytes does not work here: .*{words}") as error:
+    with pytest.raises(
+        UsageError, match=f"bitsandbytes does not work here: .*{words}"
+    ) as error:
         lora.quantization(config(load_in_4bit=True))
     assert f"torch {torch.__version__}" in str(error.value.hint)

@@ -44,13 +44,16 @@ many = st.one_of(
     pairs_of(st.integers(0, 5)),
     pairs_of(st.sampled_from([-1, 0, 7, 2**40])),
     st.lists(st.tuples(st.integers(6, 9), st.integers(0, 5)), min_size=1),  # all wrong
-    st.lists(st.tuples(st.just(3), st.integers(0, 5)), min_size=1),  # labels never predicted
+    # labels never predicted
+    st.lists(st.tuples(st.just(3), st.integers(0, 5)), min_size=1),
     st.lists(st.tuples(st.integers(0, 5), st.just(3)), min_size=1),  # one true class
 )
 ties = st.integers(-3, 3).map(float)
 nearly_constant = st.integers(0, 4).map(lambda ulps: 1.0 + ulps * 2.0**-52)
 extreme = st.floats(allow_nan=False)  # subnormal, 1e308, infinite
-wild = st.one_of(float_pairs_of(ties), float_pairs_of(nearly_constant), float_pairs_of(extreme))
+wild = st.one_of(
+    float_pairs_of(ties), float_pairs_of(nearly_constant), float_pairs_of(extreme)
+)
 
 
 def score(name: str, pairs: Pairs | FloatPairs, dtype: type = np.int64) -> float:
@@ -101,7 +104,9 @@ def exact_matthews(pairs: Pairs) -> float:
     predicted = Counter(p for p, _ in pairs)
     true = Counter(t for _, t in pairs)
     both = n * right - sum(count * true[of] for of, count in predicted.items())
-    spread = (n * n - sum(c * c for c in counts.values()) for counts in (predicted, true))
+    spread = (
+        n * n - sum(c * c for c in counts.values()) for counts in (predicted, true)
+    )
     below = math.prod(spread)
     return both / math.sqrt(below) if below else 0.0
 
@@ -110,7 +115,9 @@ def exact_pearson(pairs: list[tuple[Fraction, Fraction]]) -> float:
     n = len(pairs)
     mean_x, mean_y = sum(x for x, _ in pairs) / n, sum(y for _, y in pairs) / n
     cov = sum((x - mean_x) * (y - mean_y) for x, y in pairs)
-    below = sum((x - mean_x) ** 2 for x, _ in pairs) * sum((y - mean_y) ** 2 for _, y in pairs)
+    below = sum((x - mean_x) ** 2 for x, _ in pairs) * sum(
+        (y - mean_y) ** 2 for _, y in pairs
+    )
     if not below:
         return math.nan
     return math.copysign(math.sqrt(cov * cov / below), cov)
@@ -119,7 +126,9 @@ def exact_pearson(pairs: list[tuple[Fraction, Fraction]]) -> float:
 def ranks(values: list[float]) -> list[Fraction]:
     """From 1; equal values share the mean of theirs."""
     return [
-        Fraction(2 * sum(other < value for other in values) + values.count(value) + 1, 2)
+        Fraction(
+            2 * sum(other < value for other in values) + values.count(value) + 1, 2
+        )
         for value in values
     ]
 
@@ -191,7 +200,9 @@ def test_matthews_of_many_samples_does_not_overflow() -> None:
 def test_correlations_are_those_of_scipy(pairs: FloatPairs) -> None:
     value = score("pearson", pairs, np.float64)
     one = len(pairs) == 1  # where pearsonr raises
-    assert same(value, math.nan if one else library(lambda p, t: stats.pearsonr(p, t)[0], pairs))
+    assert same(
+        value, math.nan if one else library(lambda p, t: stats.pearsonr(p, t)[0], pairs)
+    )
     value = score("spearman", pairs, np.float64)
     assert same(value, library(lambda p, t: stats.spearmanr(p, t)[0], pairs))
 
@@ -206,7 +217,9 @@ def test_pearson_by_fractions(pairs: FloatPairs) -> None:
 @given(float_pairs_of(st.integers(-50, 50).map(lambda step: 1.0 + step * 2.0**-30)))
 def test_pearson_of_nearly_constant_values(pairs: FloatPairs) -> None:
     """Rounding the mean costs 2**-53 of values that differ by 2**-30: 1e-7 of each difference."""
-    assert same(score("pearson", pairs, np.float64), exact_pearson(fractions(pairs)), 1e-6)
+    assert same(
+        score("pearson", pairs, np.float64), exact_pearson(fractions(pairs)), 1e-6
+    )
 
 
 @quick
@@ -221,7 +234,9 @@ def test_known_correlations() -> None:
     assert same(score("spearman", pairs, np.float64), 1.0)
     tied = [(1.0, 10.0), (2.0, 20.0), (2.0, 30.0), (3.0, 0.0)]
     assert same(score("spearman", tied, np.float64), -1.5 / math.sqrt(4.5 * 5))
-    assert same(score("spearman", [(1.0, 0.0), (math.inf, 2.0), (2.0, 1.0)], np.float64), 1.0)
+    assert same(
+        score("spearman", [(1.0, 0.0), (math.inf, 2.0), (2.0, 1.0)], np.float64), 1.0
+    )
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -241,7 +256,8 @@ def test_known_correlations() -> None:
         ("u.s.a.", ["USA"], 100, 100),
         ("U S A", ["USA"], 0, 0),
         ("well-known", ["wellknown"], 100, 100),
-        ("a-team", ["ateam"], 100, 100),  # punctuation goes first, and the article with it
+        # punctuation goes first, and the article with it
+        ("a-team", ["ateam"], 100, 100),
         ("an anthem", ["anthem"], 100, 100),
         ("theatre", ["atre"], 0, 0),  # articles are whole words
         ("$1.2 million", ["12 million"], 100, 100),
@@ -255,11 +271,16 @@ def test_squad_of_one_question(
     prediction: str, answers: list[str], exact: float, f1: float
 ) -> None:
     found = squad([prediction], [answers])
-    assert found == {"squad_exact_match": exact, "squad_f1": pytest.approx(f1, abs=1e-12)}
+    assert found == {
+        "squad_exact_match": exact,
+        "squad_f1": pytest.approx(f1, abs=1e-12),
+    }
 
 
 def test_squad_is_the_mean_of_the_questions() -> None:
-    found = squad(["Paris", "in Rome", "Oslo"], [["paris."], ["Rome"], ["Bergen", "Moss"]])
+    found = squad(
+        ["Paris", "in Rome", "Oslo"], [["paris."], ["Rome"], ["Bergen", "Moss"]]
+    )
     assert same(found["squad_exact_match"], 100 / 3)
     assert same(found["squad_f1"], 500 / 9)
 
@@ -275,9 +296,13 @@ def test_squad_by_counting(
     def written(text: list[str]) -> str:
         """The words with what must not matter around them."""
         noise = st.sampled_from(["", "the ", "A ", "  An\n", "!", "("])
-        cased = [data.draw(st.sampled_from([word, word.title(), word.upper()])) for word in text]
+        cased = [
+            data.draw(st.sampled_from([word, word.title(), word.upper()]))
+            for word in text
+        ]
         return " ".join(
-            data.draw(noise) + word + data.draw(st.sampled_from(["", ","])) for word in cased
+            data.draw(noise) + word + data.draw(st.sampled_from(["", ","]))
+            for word in cased
         )
 
     def by_precision_and_recall(gold: list[str]) -> Fraction:
@@ -288,12 +313,17 @@ def test_squad_by_counting(
                 shared += 1
         if not shared:
             return Fraction(0)
-        precision, recall = Fraction(shared, len(prediction)), Fraction(shared, len(gold))
+        precision, recall = (
+            Fraction(shared, len(prediction)),
+            Fraction(shared, len(gold)),
+        )
         return 2 * precision * recall / (precision + recall)
 
     found = squad([written(prediction)], [[written(gold) for gold in golds]])
     assert found["squad_exact_match"] == 100 * (prediction in golds)
-    assert same(found["squad_f1"], float(100 * max(map(by_precision_and_recall, golds))))
+    assert same(
+        found["squad_f1"], float(100 * max(map(by_precision_and_recall, golds)))
+    )
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -306,8 +336,12 @@ def test_every_score_is_of_classes_or_of_numbers() -> None:
 @pytest.mark.processes
 def test_the_module_imports_nothing_slow() -> None:
     slow = "{'sklearn', 'scipy', 'torch'}"
-    code = f"import sys, slurmft.train.tasks.metrics; print({slow} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    code = (
+        f"import sys, slurmft.train.tasks.metrics; print({slow} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "set()\n"
 
 
@@ -322,7 +356,9 @@ def test_classes_are_scikit_learns(pairs: Pairs) -> None:
         theirs = sk.precision_recall_fscore_support(
             labels, predictions, labels=range(5), zero_division=0.0
         )
-    for key, values in zip(("precision", "recall", "f1", "support"), theirs, strict=True):
+    for key, values in zip(
+        ("precision", "recall", "f1", "support"), theirs, strict=True
+    ):
         assert [found[name][key] for name in names] == pytest.approx(list(values))
     matrix = [[found[true]["predicted_as"].get(p, 0) for p in names] for true in names]
     assert matrix == sk.confusion_matrix(labels, predictions, labels=range(5)).tolist()
@@ -333,6 +369,8 @@ def test_classes_of_samples_that_have_several() -> None:
     predictions, labels = rng.integers(2, size=(2, 50, 3))
     found = by_class(predictions, labels.astype(np.int8), ["a", "b", "c"])
     theirs = sk.precision_recall_fscore_support(labels, predictions)
-    for key, values in zip(("precision", "recall", "f1", "support"), theirs, strict=True):
+    for key, values in zip(
+        ("precision", "recall", "f1", "support"), theirs, strict=True
+    ):
         assert [row[key] for row in found.values()] == pytest.approx(list(values))
     assert all("predicted_as" not in row for row in found.values())

@@ -18,10 +18,17 @@ from transformers import (
 
 from slurmft.train.engine.model_flops import ModelFlops
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 50}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "vocab_size": 50,
+}
 BERT = BertConfig(num_attention_heads=2, num_labels=1, **SMALL)
 LLAMA = LlamaConfig(num_attention_heads=2, **SMALL)
-DISTILBERT = DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=50)
+DISTILBERT = DistilBertConfig(
+    dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=50
+)
 
 
 @pytest.mark.parametrize(

@@ -24,22 +24,44 @@ from tests.support.models import (
 )
 from tests.train.test_trainer import EXACT, train
 
-LEARN = (*EXACT, "--learning-rate", "0.01", "--lr-schedule", "constant", "--warmup-steps", "4")
+LEARN = (
+    *EXACT,
+    "--learning-rate",
+    "0.01",
+    "--lr-schedule",
+    "constant",
+    "--warmup-steps",
+    "4",
+)
 
 
 def config_of(task: str, data: Path, model: Path, **given: Any) -> TrainConfig:
-    return localize(TrainConfig.resolve(task=task, data=str(data), model=str(model), **given))
+    return localize(
+        TrainConfig.resolve(task=task, data=str(data), model=str(model), **given)
+    )
 
 
 def run(folder: Path, task: str, data: Path, model: Path, *flags: str) -> Done:
-    done = train(folder, "--task", task, "--data", str(data), "--model", str(model), *LEARN, *flags)
+    done = train(
+        folder,
+        "--task",
+        task,
+        "--data",
+        str(data),
+        "--model",
+        str(model),
+        *LEARN,
+        *flags,
+    )
     assert done.code == 0, done.err
     return done
 
 
 @pytest.fixture(scope="module")
 def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_many_labels(tmp_path_factory.mktemp("lists") / "data", train=600, validation=67)
+    return write_many_labels(
+        tmp_path_factory.mktemp("lists") / "data", train=600, validation=67
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +70,13 @@ def quick_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def learnt(tmp_path_factory: pytest.TempPathFactory, lists: Path, quick_model: Path) -> Done:
+def learnt(
+    tmp_path_factory: pytest.TempPathFactory, lists: Path, quick_model: Path
+) -> Done:
     folder = tmp_path_factory.mktemp("one")
-    return run(folder, "multi-label", lists, quick_model, "--epochs", "4", "--batch-size", "16")
+    return run(
+        folder, "multi-label", lists, quick_model, "--epochs", "4", "--batch-size", "16"
+    )
 
 
 def test_classes_are_learnt(learnt: Done) -> None:
@@ -61,7 +87,9 @@ def test_classes_are_learnt(learnt: Done) -> None:
     assert metrics["subset_accuracy"] > 0.6
     from transformers import pipeline
 
-    classify = pipeline("text-classification", str(learnt.run.path / "model"), top_k=None)
+    classify = pipeline(
+        "text-classification", str(learnt.run.path / "model"), top_k=None
+    )
     one, none = classify(["joy word1 word2", "word1 word2"])
     assert [each["label"] for each in one if each["score"] > 0.5] == ["joy"]
     assert len(none) == 6
@@ -84,7 +112,9 @@ def test_two_ranks_learn_the_same(
 
 def test_columns_of_0_and_1(tmp_path: Path, tiny_model: Path) -> None:
     data = write_many_labels(tmp_path / "data", train=50, validation=9, columns=4)
-    config = config_of("multi-label", data, tiny_model, label_column=",".join(LABELS[:4]))
+    config = config_of(
+        "multi-label", data, tiny_model, label_column=",".join(LABELS[:4])
+    )
     found = inputs.check(config)
     assert "4 classes" in found[str(data / "train.csv")]["what"]
     tokens = tasks.get(config).prepare()
@@ -104,7 +134,9 @@ def test_scores(lists: Path, tiny_model: Path) -> None:
     assert found["subset_accuracy"] == 66 / 67
     wanted = data.validation.labels.astype(bool)
     both = (predictions.astype(bool) & wanted).sum()
-    assert found["f1_micro"] == pytest.approx(2 * both / (predictions.sum() + wanted.sum()))
+    assert found["f1_micro"] == pytest.approx(
+        2 * both / (predictions.sum() + wanted.sum())
+    )
     predictions[3] = -1
     with pytest.raises(SlurmftError, match="NaN for 1 of 67"):
         task.compute(predictions, data)
@@ -122,22 +154,31 @@ def test_scores(lists: Path, tiny_model: Path) -> None:
 def test_labels_that_are_wrong(
     labels: Any, message: str, lists: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
-    rows = [json.loads(line) for line in (lists / "train.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (lists / "train.jsonl").read_text().splitlines()
+    ]
     wrong = [*rows[:2], {"text": "a", "labels": labels}, *rows[3:5]]
     data = write_splits(tmp_path / "data", {"train": rows, "validation": wrong})
     with pytest.raises(UsageError, match=message):
         inputs.check(config_of("multi-label", data, tiny_model))
 
 
-def test_no_labels_and_cells_that_are_neither_0_nor_1(tmp_path: Path, tiny_model: Path) -> None:
+def test_no_labels_and_cells_that_are_neither_0_nor_1(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     rows: list[dict[str, Any]] = [{"text": "a", "labels": []}] * 4
     data = write_splits(tmp_path / "none", {"train": rows, "validation": rows})
     with pytest.raises(UsageError, match="no row has a label"):
         inputs.check(config_of("multi-label", data, tiny_model))
-    rows = [{"text": "a", "joy": 1, "love": "0"}, {"text": "a", "joy": 1, "love": "yes"}]
+    rows = [
+        {"text": "a", "joy": 1, "love": "0"},
+        {"text": "a", "joy": 1, "love": "yes"},
+    ]
     data = write_splits(tmp_path / "cells", {"train": rows, "validation": rows})
     with pytest.raises(UsageError, match="row 2 has 'yes' in the column 'love'"):
-        inputs.check(config_of("multi-label", data, tiny_model, label_column="joy, love"))
+        inputs.check(
+            config_of("multi-label", data, tiny_model, label_column="joy, love")
+        )
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -146,7 +187,9 @@ def test_no_labels_and_cells_that_are_neither_0_nor_1(tmp_path: Path, tiny_model
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"train": 400, "validation": 67}
-    return write_pairs(tmp_path_factory.mktemp("numbers") / "data", ("text", None), 0, sizes)
+    return write_pairs(
+        tmp_path_factory.mktemp("numbers") / "data", ("text", None), 0, sizes
+    )
 
 
 @pytest.mark.processes
@@ -154,7 +197,9 @@ def test_numbers_are_learnt(tmp_path: Path, numbers: Path, tiny_model: Path) -> 
     """Equally on two ranks."""
     same = ("text-regression", numbers, tiny_model, "--max-length", "10")
     one = run(tmp_path / "1", *same, "--batch-size", "16", "--epochs", "4")
-    two = run(tmp_path / "2", *same, "--batch-size", "8", "--epochs", "1", "--nodes", "2")
+    two = run(
+        tmp_path / "2", *same, "--batch-size", "8", "--epochs", "1", "--nodes", "2"
+    )
     metrics = one.result["metrics"]
     assert list(metrics) == ["pearson", "spearman", "rmse"]
     assert metrics["pearson"] > 0.98
@@ -164,7 +209,9 @@ def test_numbers_are_learnt(tmp_path: Path, numbers: Path, tiny_model: Path) -> 
     assert "are cut to 10 tokens: their ends are not seen" in one.out + one.err
 
 
-def test_a_label_that_is_no_number(numbers: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_label_that_is_no_number(
+    numbers: Path, tmp_path: Path, tiny_model: Path
+) -> None:
     rows = [{"text": "joy", "label": "3.5"}, {"text": "love", "label": "a lot"}]
     data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
     with pytest.raises(UsageError, match="row 2 has the label 'a lot'"):

@@ -42,7 +42,11 @@ def small_bert() -> Any:
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24}
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_dropout_prob": 0.0}
+    layers = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "hidden_dropout_prob": 0.0,
+    }
     return BertForSequenceClassification(
         BertConfig(**sizes, **layers, attention_probs_dropout_prob=0.0)
     )
@@ -51,14 +55,19 @@ def small_bert() -> Any:
 def train(model: Any, optimizer: Any, steps: range) -> None:
     """Some steps, each on tokens of its own."""
     for step in steps:
-        tokens = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(
+            40, (8, 6), generator=torch.Generator().manual_seed(step)
+        )
         model(input_ids=tokens, labels=tokens[:, 0] % 2).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
 def same(one: Any, other: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    return all(
+        torch.equal(a, b)
+        for a, b in zip(one.parameters(), other.parameters(), strict=True)
+    )
 
 
 RULES = {
@@ -73,7 +82,9 @@ RULES = {
 def test_learning_rates_of_every_rule(rule: str, optimizer: str) -> None:
     """Warm-up and decay are the same parts of any number of steps; the peak is the rule's."""
     for size, peak in RULES[rule].items():
-        of = plan(size // 256, lr_rule=rule, reference_batch_size=1024, optimizer=optimizer)
+        of = plan(
+            size // 256, lr_rule=rule, reference_batch_size=1024, optimizer=optimizer
+        )
         made = make_optimizer(small_bert(), of)
         scheduler = make_scheduler(made, of)
         total, warmup = of.total_steps, round(of.total_steps / 4)
@@ -95,7 +106,9 @@ def test_recipe_by_number_of_ranks() -> None:
     assert found[8] == ("muon", 4e-3)
     assert found[16] == ("muon", 2e-3 * 2672 / 1024)
     assert [of.global_batch_size for of in plans.values()] == [256, 1024, 2048, 2672]
-    published = TrainConfig.of(configure({"recipe": "mn4-emotion", "as_published": True}).program)
+    published = TrainConfig.of(
+        configure({"recipe": "mn4-emotion", "as_published": True}).program
+    )
     assert {plan(n, train=published).optimizer for n in (1, 16)} == {"adamw"}
     assert {plan(n, train=published).learning_rate for n in (1, 16)} == {5e-4}
     assert plan(16, train=published).global_batch_size == 4096
@@ -121,7 +134,9 @@ def test_weights_of_muon() -> None:
     names = {id(p): name for name, p in model.named_parameters()}
     hidden = {names[id(p)] for p in hidden_matrices(model)}
     expected = {n for n, p in model.named_parameters() if p.ndim == 2}
-    assert hidden == {n for n in expected if "embeddings" not in n and "classifier" not in n}
+    assert hidden == {
+        n for n in expected if "embeddings" not in n and "classifier" not in n
+    }
     made = make_optimizer(model, plan(optimizer="muon"))
     grouped = [p for group in made.param_groups for p in group["params"]]
     assert sorted(map(id, grouped)) == sorted(names)
@@ -143,7 +158,11 @@ def test_rates_where_muon_trains() -> None:
 
 def test_as_one_they_do_what_each_does_alone() -> None:
     one, other = small_bert(), small_bert()
-    train(one, make_optimizer(one, plan(optimizer="muon", learning_rate=1e-2), True), range(3))
+    train(
+        one,
+        make_optimizer(one, plan(optimizer="muon", learning_rate=1e-2), True),
+        range(3),
+    )
     hidden = hidden_matrices(other)
     rest = [p for p in other.parameters() if all(p is not h for h in hidden)]
     theirs: torch.optim.Optimizer = torch.optim.Muon(
@@ -153,14 +172,17 @@ def test_as_one_they_do_what_each_does_alone() -> None:
     stays = [{"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}]
     adamw = AdamW(decays + stays, lr=1e-2, fused=True)
     for step in range(3):
-        tokens = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(
+            40, (8, 6), generator=torch.Generator().manual_seed(step)
+        )
         other(input_ids=tokens, labels=tokens[:, 0] % 2).loss.backward()
         theirs.step()
         adamw.step()
         other.zero_grad()
     begun = torch.cat([p.detach().flatten() for p in small_bert().parameters()])
     moved = [
-        torch.cat([p.detach().flatten() for p in m.parameters()]) - begun for m in (one, other)
+        torch.cat([p.detach().flatten() for p in m.parameters()]) - begun
+        for m in (one, other)
     ]
     assert (moved[0] - moved[1]).norm() < 0.01 * moved[1].norm()
 
@@ -198,7 +220,15 @@ def _scheduled(model: Any, of: Plan) -> tuple[Any, Any]:
 def test_every_rank_has_its_part_of_the_matrices() -> None:
     matrices = [torch.empty(size, 3) for size in (1, 9, 2, 9, 4, 4, 1)]
     parts = split(matrices, 3)
-    assert sorted(p.numel() for part in parts for p in part) == [3, 3, 6, 12, 12, 27, 27]
+    assert sorted(p.numel() for part in parts for p in part) == [
+        3,
+        3,
+        6,
+        12,
+        12,
+        27,
+        27,
+    ]
     assert max(sum(p.numel() for p in part) for part in parts) == 30
     assert [len(part) for part in split(matrices[:1], 3)] == [1, 0, 0]
 
@@ -218,7 +248,9 @@ def test_every_rank_has_its_part_of_the_matrices() -> None:
 def test_limit_of_the_global_batch(
     world_size: int, micro_steps: int, limit: int | None, size: int, parts: int
 ) -> None:
-    of = plan(world_size, gradient_accumulation_steps=micro_steps, max_global_batch_size=limit)
+    of = plan(
+        world_size, gradient_accumulation_steps=micro_steps, max_global_batch_size=limit
+    )
     assert (of.global_batch_size, of.parts) == (size, parts)
     assert of.steps_per_epoch == -(-16_000 // size)
     assert of.is_limited == (size < 256 * world_size * micro_steps)
@@ -231,10 +263,16 @@ def test_limit_of_the_global_batch(
         ({"lr_rule": "cubic"}, "unknown --lr-rule 'cubic'", "none, sqrt, linear"),
         ({"optimizer": "auto"}, "--optimizer auto needs", "--reference-batch-size"),
         ({"lr_rule": "linear"}, "--lr-rule linear needs", "--reference-batch-size"),
-        ({"reference_batch_size": 0}, "--reference-batch-size 0 must be at least 1", ""),
+        (
+            {"reference_batch_size": 0},
+            "--reference-batch-size 0 must be at least 1",
+            "",
+        ),
     ],
 )
-def test_combinations_that_cannot_be_right(values: dict[str, Any], fact: str, cure: str) -> None:
+def test_combinations_that_cannot_be_right(
+    values: dict[str, Any], fact: str, cure: str
+) -> None:
     with pytest.raises(UsageError) as error:
         configure(values)
     assert fact in str(error.value)
@@ -256,7 +294,9 @@ def test_orthogonal_matrices_are_those_of_torch(shape: tuple[int, int]) -> None:
         assert (found - expected).norm() < 0.01 * expected.norm()
 
 
-def test_matrices_of_one_shape_take_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_of_one_shape_take_one_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[Any] = []
 
     def see(updates: torch.Tensor) -> torch.Tensor:

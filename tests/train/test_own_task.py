@@ -68,7 +68,9 @@ def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
     next(folder.glob("reviews_*.py")).write_text("raise SystemExit('edited later')")
     assert copy.read_text() == EXAMPLE
     of_run = f"from slurmft.train.own_task import load, use_code; use_code({str(done.run.code)!r})"
-    subprocess.run([sys.executable, "-c", f"{of_run}; load({name!r})"], cwd=folder, check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"{of_run}; load({name!r})"], cwd=folder, check=True
+    )
     model = json.loads((done.run.path / "model/config.json").read_text())
     assert len(model["id2label"]) == 4
 
@@ -76,16 +78,34 @@ def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message", "hint"),
     [
-        ({"task": "no_such_module_here:Stars"}, "ModuleNotFoundError", "package.module:Class"),
+        (
+            {"task": "no_such_module_here:Stars"},
+            "ModuleNotFoundError",
+            "package.module:Class",
+        ),
         ({"task": "json:loads"}, "is no subclass of", "derive it"),
         ({"task": "json:nothing"}, "AttributeError", "package.module:Class"),
         ({"task": "nothing"}, "nothing", "text-classification"),
-        ({"task": "Stars", "task_option": ("least=1",)}, "'least=1': no option", "most=5"),
-        ({"task": "Stars", "task_option": ("most=many",)}, "must be a whole number", ""),
-        ({"task": "emotion", "task_option": ("most=1",)}, "no option of --task emotion", "none"),
+        (
+            {"task": "Stars", "task_option": ("least=1",)},
+            "'least=1': no option",
+            "most=5",
+        ),
+        (
+            {"task": "Stars", "task_option": ("most=many",)},
+            "must be a whole number",
+            "",
+        ),
+        (
+            {"task": "emotion", "task_option": ("most=1",)},
+            "no option of --task emotion",
+            "none",
+        ),
     ],
 )
-def test_mistakes(given: dict[str, object], message: str, hint: str, folder: Path) -> None:
+def test_mistakes(
+    given: dict[str, object], message: str, hint: str, folder: Path
+) -> None:
     if given["task"] == "Stars":
         given = given | {"task": task_of(folder)}
     with pytest.raises(UsageError, match=message) as error:
@@ -96,16 +116,21 @@ def test_mistakes(given: dict[str, object], message: str, hint: str, folder: Pat
 def test_task_that_lacks_something(folder: Path) -> None:
     file = next(folder.glob("reviews_*.py"))
     file.write_text(
-        EXAMPLE + "\n\nfrom slurmft.train.tasks import Task\n\n\nclass Half(Task):\n    pass\n"
+        EXAMPLE
+        + "\n\nfrom slurmft.train.tasks import Task\n\n\nclass Half(Task):\n    pass\n"
         "\n\nclass NoFacts(Pretrained):\n    prepare = model = None\n"
     )
-    with pytest.raises(UsageError, match=r"lacks model\(\), prepare\(\), save_tokenizer\(\)"):
+    with pytest.raises(
+        UsageError, match=r"lacks model\(\), prepare\(\), save_tokenizer\(\)"
+    ):
         own_task.load(task_of(folder, "Half"))
     with pytest.raises(UsageError, match="lacks facts"):
         own_task.load(task_of(folder, "NoFacts"))
 
 
-def test_installed_task_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_task_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the environment lies in the folder of submission."""
     monkeypatch.setattr(sysconfig, "get_path", lambda kind: str(tmp_path / "site"))
     for place in ("site", "project"):
@@ -119,7 +144,9 @@ def test_installed_task_is_not_copied(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_card_of_an_own_task_imports_nothing_of_it() -> None:
     """Whoever pushes a run need not have, or trust, its code."""
-    train = TrainConfig(task="nowhere_to_be_found:Stars", model="me/model", data="me/stars")
+    train = TrainConfig(
+        task="nowhere_to_be_found:Stars", model="me/model", data="me/stars"
+    )
     result = {
         "pipeline": "text-classification", "metrics": {"exact": 0.5}, "steps": 1, "wall_s": 1.0,
         "nodes": 1, "world_size": 1, "train_samples_per_s": 1.0, "loss": 0.5,
@@ -148,7 +175,9 @@ def test_login_node_imports_no_torch_for_an_own_task(folder: Path) -> None:
         f"TrainConfig.resolve(task={task_of(folder)!r}).program(); "
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -158,7 +187,9 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     site = folder.parent / "site"
     metadata = site / "stars-1.0.dist-info"
     metadata.mkdir(parents=True)
-    (metadata / "entry_points.txt").write_text("[slurmft.tasks]\nstars = stars_task:Stars\n")
+    (metadata / "entry_points.txt").write_text(
+        "[slurmft.tasks]\nstars = stars_task:Stars\n"
+    )
     (site / "stars_task.py").write_text(EXAMPLE)
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))
@@ -180,7 +211,9 @@ def test_entry_point(package: Path) -> None:
         own_task.load("starz")
     assert "stars" in str(error.value.hint)
     assert (
-        fetch.configure(fetch.parser().parse(["me/model", "data", "--task", "stars"])).task
+        fetch.configure(
+            fetch.parser().parse(["me/model", "data", "--task", "stars"])
+        ).task
         == "stars"
     )
 
@@ -200,6 +233,8 @@ def test_entry_point_is_enough_for_a_run(package: Path, tiny_model: Path) -> Non
 def test_each_task_of_ours_has_its_facts() -> None:
     """The entry points say where a task is, tasks.toml what it is: neither has a name more."""
     ours = [
-        entry for entry in plugins.entries(plugins.TASKS).values() if entry.package == "slurmft"
+        entry
+        for entry in plugins.entries(plugins.TASKS).values()
+        if entry.package == "slurmft"
     ]
     assert {entry.name for entry in ours} == set(TASKS)

@@ -45,25 +45,32 @@ def test_which_devices_have_flash_attention(
     softcap: float | None, reason: str | None,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(
+        torch.backends.cuda, "is_flash_attention_available", lambda: True
+    )
     found = packed_attention.why_no_flash(H100, dtype, size, softcap)
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
-    assert "NVIDIA" in str(packed_attention.why_no_flash(torch.device("cpu"), dtype, size))
+    assert "NVIDIA" in str(
+        packed_attention.why_no_flash(torch.device("cpu"), dtype, size)
+    )
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "NVIDIA" in str(packed_attention.why_no_flash(H100, dtype, size))
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is for CUDA")
 def test_a_build_of_torch_without_flash_attention() -> None:
-    assert "no flash attention" in str(packed_attention.why_no_flash(H100, torch.bfloat16, 64))
+    assert "no flash attention" in str(
+        packed_attention.why_no_flash(H100, torch.bfloat16, 64)
+    )
 
 
 def errors(found: Any, exact: Any) -> list[float]:
     """Of logits and of all gradients, relative."""
     pairs = zip(found, exact, strict=True)
     return [
-        float((own.float() - right).norm() / right.norm().clamp(min=1e-6)) for own, right in pairs
+        float((own.float() - right).norm() / right.norm().clamp(min=1e-6))
+        for own, right in pairs
     ]
 
 
@@ -76,7 +83,9 @@ def errors(found: Any, exact: Any) -> list[float]:
         pytest.param("Bert", "ForTokenClassification", Form.FLAT, marks=UNUSUAL),
         pytest.param("Bert", "ForQuestionAnswering", Form.ROWS, marks=UNUSUAL),
         pytest.param("Llama", "ForCausalLM", Form.FLAT, marks=UNUSUAL),
-        pytest.param("DistilBert", "ForSequenceClassification", Form.FIRST, marks=UNUSUAL),
+        pytest.param(
+            "DistilBert", "ForSequenceClassification", Form.FIRST, marks=UNUSUAL
+        ),
         pytest.param("ModernBert", "ForTokenClassification", Form.FLAT, marks=UNUSUAL),
         pytest.param("Llama", "ForSequenceClassification", Form.LAST, marks=UNUSUAL),
         pytest.param("Mistral", "ForCausalLM", Form.FLAT, marks=UNUSUAL),
@@ -85,7 +94,9 @@ def errors(found: Any, exact: Any) -> list[float]:
 )
 def test_one_call_a_layer(name: str, head: str, form: Form, again: bool) -> None:
     """Outputs and gradients are as near to fp32's as those of padded batches in bf16 are."""
-    exact = make(name, head, **({} if head != "ForQuestionAnswering" else {"num_labels": 2}))
+    exact = make(
+        name, head, **({} if head != "ForQuestionAnswering" else {"num_labels": 2})
+    )
     models = [exact, copy.deepcopy(exact), copy.deepcopy(exact)]
     packed = pack(models[2], form=form)
     if again:
@@ -97,15 +108,25 @@ def test_one_call_a_layer(name: str, head: str, form: Form, again: bool) -> None
     for model, inputs in zip(models, (whole, whole, ours), strict=True):
         with torch.autocast("cpu", torch.bfloat16, enabled=model is not exact):
             output = model.train()(**inputs)
-        logits = output.logits if "logits" in output else output.start_logits + output.end_logits
+        logits = (
+            output.logits
+            if "logits" in output
+            else output.start_logits + output.end_logits
+        )
         logits = logits[there] if logits.shape[:2] == there.shape else logits
         logits.float().square().sum().backward()
-        gradients = [p.grad for p in model.parameters() if p.grad is not None and p.ndim > 1]
-        found.append([logits.detach().reshape(-1), torch.cat([g.flatten() for g in gradients])])
+        gradients = [
+            p.grad for p in model.parameters() if p.grad is not None and p.ndim > 1
+        ]
+        found.append(
+            [logits.detach().reshape(-1), torch.cat([g.flatten() for g in gradients])]
+        )
     layers = 2
     assert flash_attention.calls.count("forward") == layers * (1 + again)
     assert flash_attention.calls.count("backward") == layers
-    for own, of_padded in zip(errors(found[2], found[0]), errors(found[1], found[0]), strict=True):
+    for own, of_padded in zip(
+        errors(found[2], found[0]), errors(found[1], found[0]), strict=True
+    ):
         assert own < 1.5 * of_padded + 0.005
 
 

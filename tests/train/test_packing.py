@@ -84,7 +84,9 @@ def case(name: str, *more: Any) -> Any:
 def make(name: str, head: str = "ForSequenceClassification", **more: Any) -> Any:
     """A small model of random weights, without dropout."""
     sizes = DISTIL | {"num_labels": 3} if name == "DistilBert" else SIZES
-    config = getattr(transformers, f"{name}Config")(**(sizes | FAMILIES.get(name, {}) | more))
+    config = getattr(transformers, f"{name}Config")(
+        **(sizes | FAMILIES.get(name, {}) | more)
+    )
     set_dropout(config, 0.0)
     config.pad_token_id = 1 if "oberta" in name or name == "MPNet" else 0
     torch.manual_seed(0)
@@ -116,7 +118,9 @@ def batch(model: Any, lengths: list[int], width: int = 0) -> Batch:
     return texts.batch(order, model.config.pad_token_id, least=width)
 
 
-def announced(found: packing.Packing, lengths: list[int], device: torch.device = CPU) -> Batch:
+def announced(
+    found: packing.Packing, lengths: list[int], device: torch.device = CPU
+) -> Batch:
     """The packed batch that the model gets next."""
     batch = table(found.model, lengths).packed(np.arange(len(lengths)))
     found.expect(batch.lengths, device)
@@ -124,7 +128,9 @@ def announced(found: packing.Packing, lengths: list[int], device: torch.device =
 
 
 def assert_same_gradients(padded: Any, bare: Any, rtol: float = 1e-4) -> None:
-    for (parameter, p), q in zip(padded.named_parameters(), bare.parameters(), strict=True):
+    for (parameter, p), q in zip(
+        padded.named_parameters(), bare.parameters(), strict=True
+    ):
         if p.grad is None or q.grad is None:
             assert not (p.grad is not None and p.grad.any()), parameter
             assert not (q.grad is not None and q.grad.any()), parameter
@@ -150,7 +156,9 @@ def test_classifiers(name: str, fuse: bool) -> None:
         )
     ]
     assert seen == [torch.Size([1, sum(LENGTHS)])]
-    torch.testing.assert_close(outputs[1].logits, outputs[0].logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        outputs[1].logits, outputs[0].logits, rtol=1e-5, atol=1e-5
+    )
     for output in outputs:
         output.loss.backward()
     assert_same_gradients(padded, bare)
@@ -203,7 +211,9 @@ def test_heads_that_get_rows(name: str) -> None:
         own, ours = (output[logits][there] for output in outputs)
         torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5)
     for output in outputs:
-        (output.start_logits[there] - output.end_logits[there]).square().mean().backward()
+        (
+            output.start_logits[there] - output.end_logits[there]
+        ).square().mean().backward()
     assert_same_gradients(padded, bare)
 
 
@@ -221,7 +231,9 @@ def test_models_without_a_head(name: str) -> None:
         torch.testing.assert_close(outputs[1].pooler_output, outputs[0].pooler_output)
 
 
-@pytest.mark.parametrize("name", ["Bert", "ModernBert", "MPNet", "Gemma2", "Llama", "Mistral"])
+@pytest.mark.parametrize(
+    "name", ["Bert", "ModernBert", "MPNet", "Gemma2", "Llama", "Mistral"]
+)
 def test_long_texts(name: str) -> None:
     """Longer than fused layers and attention in memory are for, and than windows."""
     head = "ForCausalLM" if name in DECODERS else "ForTokenClassification"
@@ -259,7 +271,9 @@ def test_attention_in_memory(name: str) -> None:
         ("DistilBert", "distilbert.transformer.layer", "ffn.lin2"),
     ],
 )
-def test_the_last_layer_sees_what_a_classifier_looks_at(name: str, layers: str, wide: str) -> None:
+def test_the_last_layer_sees_what_a_classifier_looks_at(
+    name: str, layers: str, wide: str
+) -> None:
     model = make(name)
     packed = pack(model)
     seen: list[int] = []
@@ -320,13 +334,15 @@ def test_texts_are_generated_as_ever() -> None:
     bare(**announced(packed, [4]).inputs)
     prompt = table(bare, [4]).batch(np.arange(1), 0).inputs
     own, ours = (
-        model.generate(**prompt, max_new_tokens=5, do_sample=False) for model in (padded, bare)
+        model.generate(**prompt, max_new_tokens=5, do_sample=False)
+        for model in (padded, bare)
     )
     assert torch.equal(ours, own)
 
 
 @pytest.mark.parametrize(
-    ("name", "fuse"), [("Bert", False), ("Bert", True), ("Llama", False), ("ModernBert", False)]
+    ("name", "fuse"),
+    [("Bert", False), ("Bert", True), ("Llama", False), ("ModernBert", False)],
 )
 def test_layers_that_are_computed_again_for_backward(name: str, fuse: bool) -> None:
     model = make(name, "ForTokenClassification" if name != "Llama" else "ForCausalLM")
@@ -335,7 +351,9 @@ def test_layers_that_are_computed_again_for_backward(name: str, fuse: bool) -> N
     for each in (model, again):
         packed = pack(each, fuse, Form.FLAT)
         torch.manual_seed(2)
-        each.train()(**announced(packed, LENGTHS).inputs).logits.square().mean().backward()
+        each.train()(
+            **announced(packed, LENGTHS).inputs
+        ).logits.square().mean().backward()
     assert_same_gradients(model, again)
 
 
@@ -379,7 +397,12 @@ def test_models_that_work_with_padding_alone(name: str) -> None:
     sizes: dict[str, Any] = {
         "T5": {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
     }
-    sizes["Bart"] = {"vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    sizes["Bart"] = {
+        "vocab_size": 60,
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    }
     side = {**DECODER, **SLIDING, "query_pre_attn_scalar": 8}
     sizes["T5Gemma"] = {"vocab_size": 60, "encoder": side, "decoder": side}
     config = getattr(transformers, f"{name}Config")(**sizes[name])
@@ -390,7 +413,9 @@ def test_models_that_work_with_padding_alone(name: str) -> None:
 def leaky(own: Any, *args: Any, **named: Any) -> Any:
     """A convolution: states of a sequence depend on the one before it."""
     output = own(*args, **named)
-    output.last_hidden_state = output.last_hidden_state + output.last_hidden_state.roll(1, 1)
+    output.last_hidden_state = output.last_hidden_state + output.last_hidden_state.roll(
+        1, 1
+    )
     return output
 
 
@@ -409,7 +434,9 @@ def test_windows_are_seen_by_texts_that_are_longer(
     monkeypatch: pytest.MonkeyPatch, longest: int | None, fails: bool
 ) -> None:
     """And are of no matter to a run whose texts are shorter."""
-    model = make("Mistral", "ForCausalLM", sliding_window=128, max_position_embeddings=1000).eval()
+    model = make(
+        "Mistral", "ForCausalLM", sliding_window=128, max_position_embeddings=1000
+    ).eval()
     inputs = batch(model, [150, 200]).inputs
     before = model(**inputs).logits
     no_windows(monkeypatch)
@@ -420,7 +447,9 @@ def test_windows_are_seen_by_texts_that_are_longer(
         assert torch.equal(model(**inputs).logits, before)
 
 
-def test_a_model_whose_trial_fails_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_trial_fails_is_left_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = make("Llama").eval()
     inputs = batch(model, LENGTHS).inputs
     before = model(**inputs).logits

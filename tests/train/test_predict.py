@@ -27,9 +27,13 @@ from tests.train.test_trainer import emotion, train
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path) -> Done:
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
+) -> Done:
     folder = tmp_path_factory.mktemp("trained")
-    done = train(folder, *emotion(tiny_data, tiny_model), "--precision", "fp32", "--epochs", "1")
+    done = train(
+        folder, *emotion(tiny_data, tiny_model), "--precision", "fp32", "--epochs", "1"
+    )
     assert done.code == 0, done.err
     return done
 
@@ -57,11 +61,15 @@ def write(path: Path, columns: dict[str, list[Any]]) -> Path:
 
 
 @pytest.mark.processes
-def test_predictions_are_those_of_the_model(trained: Done, tmp_path: Path, tiny_data: Path) -> None:
+def test_predictions_are_those_of_the_model(
+    trained: Done, tmp_path: Path, tiny_data: Path
+) -> None:
     """On two nodes; the file's columns stay."""
     own = texts(tiny_data)
     file = write(tmp_path / "new.csv", {"id": list(range(len(own))), "text": own})
-    done = predict(trained.run, file, "--nodes", "2", "--output", str(tmp_path / "out.csv"))
+    done = predict(
+        trained.run, file, "--nodes", "2", "--output", str(tmp_path / "out.csv")
+    )
     assert done.code == 0, done.err
     with open(tmp_path / "out.csv") as opened:
         rows = list(csv.DictReader(opened))
@@ -75,7 +83,8 @@ def test_predictions_are_those_of_the_model(trained: Done, tmp_path: Path, tiny_
         assert float(row["probability"]) == pytest.approx(expected["score"], abs=1e-4)
     assert f"predictions  {tmp_path / 'out.csv'}" in done.out
     assert done.run.checkpoint_names() == []
-    again = predict(done.run, file, "--output", str(tmp_path / "out.csv"))  # by the same model
+    # by the same model
+    again = predict(done.run, file, "--output", str(tmp_path / "out.csv"))
     assert_two_lines(again, "exists, and is not overwritten")
     report = slurmft("report", str(done.run.path.parent)).out
     assert "accuracy" in report
@@ -100,7 +109,9 @@ def test_stop_and_resume(trained: Done, tmp_path: Path, tiny_data: Path) -> None
     os.kill(one_rank(job.run), signal.SIGTERM)
     code, text = job.end()
     assert code == 0, text
-    assert "rows were predicted before" in (job.run.path / "logs/rank-000.log").read_text()
+    assert (
+        "rows were predicted before" in (job.run.path / "logs/rank-000.log").read_text()
+    )
     assert parts.read_text() == whole.read_text()
 
 
@@ -120,7 +131,9 @@ def test_files_that_cannot_be_right(trained: Done, tmp_path: Path) -> None:
     done = write(tmp_path / "done.csv", {"text": ["a"], "prediction": ["b"]})
     assert_two_lines(predict(run, done), "has a column 'prediction' already")
     (tmp_path / "new.txt").write_text("a\n")
-    assert_two_lines(predict(run, tmp_path / "new.txt"), "is none of .csv, .tsv, .jsonl, .parquet")
+    assert_two_lines(
+        predict(run, tmp_path / "new.txt"), "is none of .csv, .tsv, .jsonl, .parquet"
+    )
     file = write(tmp_path / "new.csv", {"text": ["a"]})
     output = str(tmp_path / "none" / "out.csv")
     assert_two_lines(predict(run, file, "--output", output), "no such folder")
@@ -138,7 +151,9 @@ def test_files_that_cannot_be_right(trained: Done, tmp_path: Path) -> None:
     copy.config.write_text(json.dumps(config))
     for weights in copy.model.glob("*.safetensors"):
         weights.unlink()
-    assert_two_lines(predict(copy, file), "has no finished model: there is none in its model/")
+    assert_two_lines(
+        predict(copy, file), "has no finished model: there is none in its model/"
+    )
 
 
 @pytest.mark.extra("training")
@@ -162,7 +177,15 @@ def test_other_tasks(tmp_path: Path, tiny_model: Path) -> None:
     ]
     for task, data, model in asked:
         run = train(
-            *(tmp_path / "runs", "--task", task, "--data", str(data), "--model", str(model)),
+            *(
+                tmp_path / "runs",
+                "--task",
+                task,
+                "--data",
+                str(data),
+                "--model",
+                str(model),
+            ),
             *("--epochs", "1", "--batch-size", "4", "--max-length", "32"),
         ).run
         file = data / "validation.jsonl"
@@ -182,10 +205,14 @@ def test_other_tasks(tmp_path: Path, tiny_model: Path) -> None:
             elif task == "multi-label":
                 assert len(predicted) == len(row["probability"])
             else:
-                assert isinstance(predicted, float if task == "text-regression" else str)
+                assert isinstance(
+                    predicted, float if task == "text-regression" else str
+                )
 
 
-def test_a_prediction_keeps_no_option_of_adapters(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_prediction_keeps_no_option_of_adapters(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     """They were merged into the model: the options that need --lora go with it."""
     file = write(tmp_path / "new.csv", {"text": ["hello"]})
     run = write_run(

@@ -27,7 +27,16 @@ from tests.train.test_trainer import assert_gone, emotion, processes_of
 pytestmark = pytest.mark.processes
 
 # Dropout stays on: the random generators must come back, too.
-EXACT = ("--cluster", "local", "--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3")
+EXACT = (
+    "--cluster",
+    "local",
+    "--precision",
+    "fp32",
+    "--log-every",
+    "1",
+    "--learning-rate",
+    "1e-3",
+)
 EPOCHS = 3
 """So 153 steps on two ranks: about 40 are over when the last of three stops has come."""
 
@@ -51,7 +60,9 @@ def undisturbed(
     tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
 ) -> Done:
     runs = tmp_path_factory.mktemp("undisturbed")
-    done = slurmft("submit", "--follow", *arguments(tiny_data, tiny_model, runs), imported=True)
+    done = slurmft(
+        "submit", "--follow", *arguments(tiny_data, tiny_model, runs), imported=True
+    )
     assert done.code == 0, done.err
     return done
 
@@ -64,7 +75,9 @@ def rank_pids(run: RunDir) -> list[int]:
 def pids(run: RunDir, words: str, without: str = "\n") -> list[int]:
     """Processes of a run with these words in their command lines, by their number."""
     found = processes_of(run)
-    return sorted(pid for pid, line in found.items() if words in line and without not in line)
+    return sorted(
+        pid for pid, line in found.items() if words in line and without not in line
+    )
 
 
 @contextlib.contextmanager
@@ -89,7 +102,8 @@ def assert_same(run: RunDir, expected: RunDir) -> None:
     """Losses, metrics and weights are those of another run, to the last bit."""
     assert losses(run) == losses(expected)
     metrics = [
-        {r["epoch"]: r["metrics"] for r in records(each, "epoch")} for each in (run, expected)
+        {r["epoch"]: r["metrics"] for r in records(each, "epoch")}
+        for each in (run, expected)
     ]
     assert metrics[0] == metrics[1]
     weights = [load_file(each.model / "model.safetensors") for each in (run, expected)]
@@ -162,7 +176,15 @@ PARTS = {
 }
 """What the states of the trainer's parts hold in the form of checkpoints of that number."""
 GENERATORS = ["python", "numpy", "torch"]
-COUNTS = ["samples", "tokens", "padded_tokens", "flops", "evaluated", "loss", "startup_s"]
+COUNTS = [
+    "samples",
+    "tokens",
+    "padded_tokens",
+    "flops",
+    "evaluated",
+    "loss",
+    "startup_s",
+]
 
 
 def test_form_of_checkpoints(undisturbed: Done) -> None:
@@ -179,10 +201,18 @@ def test_form_of_checkpoints(undisturbed: Done) -> None:
     assert tensors == ["model", "optimizer", "predicted"]
 
 
-def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+def test_resume_on_fewer_nodes(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
     """The global batch and the order of the samples stay; what changed is said."""
-    flags = (*arguments(tiny_data, tiny_model, tmp_path, 3), "--dropout", "0", "--no-requeue")
-    flags += ("--optimizer", "adamw")  # Muon works in bf16, where sums of other ranks differ more
+    flags = (
+        *arguments(tiny_data, tiny_model, tmp_path, 3),
+        "--dropout",
+        "0",
+        "--no-requeue",
+    )
+    # Muon works in bf16, where sums of other ranks differ more
+    flags += ("--optimizer", "adamw")
     whole = slurmft("submit", "--follow", *flags, imported=True)
     assert whole.code == 0, whole.err
     job = Following(*flags, imported=True)
@@ -194,7 +224,9 @@ def test_resume_on_fewer_nodes(tmp_path: Path, tiny_data: Path, tiny_model: Path
     assert f"slurmft resume {job.run.path}" in text
     assert_gone(job.run)
 
-    done = slurmft("resume", str(job.run.path), "--nodes", "2", "--follow", imported=True)
+    done = slurmft(
+        "resume", str(job.run.path), "--nodes", "2", "--follow", imported=True
+    )
     assert done.code == 0, done.err
     assert "world_size 3 -> 2" in done.out
     assert "global batch stays 6: 2 micro-step(s) on 2 process(es)" in done.out
@@ -216,7 +248,9 @@ def await_evaluation(run: RunDir, total: int) -> None:
     """Waits until a rank evaluates that many samples."""
     reader = RecordReader(run.records)
     until(
-        lambda: any(record["total"] == total for record in reader.read_values("evaluate")),
+        lambda: any(
+            record["total"] == total for record in reader.read_values("evaluate")
+        ),
         every_s=0.01,
     )
 
@@ -228,7 +262,16 @@ def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     data = write_emotion(tmp_path / "data", train=24, validation=1600)
     rows = (data / "validation.jsonl").read_text().splitlines(keepends=True)
     (data / "test.jsonl").write_text("".join(rows[:1000]))
-    flags = ("--nodes", "2", "--batch-size", "8", "--epochs", "1", "--eval-batch-size", "1")
+    flags = (
+        "--nodes",
+        "2",
+        "--batch-size",
+        "8",
+        "--epochs",
+        "1",
+        "--eval-batch-size",
+        "1",
+    )
     source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, tiny_model))
     job = Following(*EXACT, *flags, *source, imported=True)
     job.at_step(2)
@@ -293,7 +336,8 @@ def test_attempt_that_was_superseded_ends(
     assert job.end()[0] == 1
     assert_gone(job.run)
     logs = [path.read_text() for path in job.run.logs.glob("task-*.log")]
-    assert any("a later attempt" in text for text in logs)  # who sees it first ends the others
+    # who sees it first ends the others
+    assert any("a later attempt" in text for text in logs)
 
 
 @pytest.mark.extra("training")
@@ -303,7 +347,9 @@ def test_early_stopping_keeps_the_best_model(
     """Also after a resume in between: a rate so high that the weights only get worse."""
     flags = (*emotion(tiny_data, tiny_model), "--precision", "fp32", "--epochs", "30")
     flags += ("--batch-size", "8", "--learning-rate", "0.05", "--early-stopping", "3")
-    job = Following("--cluster", "local", *flags, "--runs-dir", str(tmp_path), imported=True)
+    job = Following(
+        "--cluster", "local", *flags, "--runs-dir", str(tmp_path), imported=True
+    )
     until(lambda: job.run.records.exists() and records(job.run, "epoch"), every_s=0.02)
     with held(rank_pids(job.run)):
         assert slurmft("cancel", str(job.run.path)).code == 0
@@ -333,7 +379,8 @@ def test_early_stopping_keeps_the_best_model(
 def test_full_disk_at_the_model(tmp_path: Path, tiny_data: Path) -> None:
     """The training is done, and the model does not fit: it is tried again until the job is to stop;
     the next attempts only save it. With room, none of its steps is done again."""
-    model = write_model(tmp_path / "model", words=16384)  # far larger than what is trained of it
+    # far larger than what is trained of it
+    model = write_model(tmp_path / "model", words=16384)
     flags = (*EXACT, *emotion(tiny_data, model), "--nodes", "2", "--batch-size", "8")
     limits = ("--epochs", "1", "--checkpoint-every-steps", "5", "--max-requeues", "0")
     with SmallDisk(tmp_path / "small disk", 8) as disk:
@@ -343,9 +390,14 @@ def test_full_disk_at_the_model(tmp_path: Path, tiny_data: Path) -> None:
         (disk / "ballast").rename(others / "model.safetensors")
         job = Following("--runs-dir", str(disk), *flags, *limits, imported=True)
         told = job.until("warning: no room for the model: it needs 2.")
-        for words in ("tmpfs at ", f"{others.parent} (6.0 MiB)", "slurmft clean --runs-dir"):
+        for words in (
+            "tmpfs at ",
+            f"{others.parent} (6.0 MiB)",
+            "slurmft clean --runs-dir",
+        ):
             assert words in told
-        assert job.run.checkpoint_names() == ["step-00000013-evaluated"]  # the others gave way
+        # the others gave way
+        assert job.run.checkpoint_names() == ["step-00000013-evaluated"]
         os.kill(one_node(job.run), signal.SIGUSR2)
         job.until("resumes after step 13")
         job.until("warning: no room for the model")
@@ -355,13 +407,16 @@ def test_full_disk_at_the_model(tmp_path: Path, tiny_data: Path) -> None:
         assert "no room for the model" in text
         last = job.run.history()[-1]
         assert states(job.run)[-1] == "failed"
-        assert last.reason.endswith("no new checkpoint in this attempt (--max-requeues)")
+        assert last.reason.endswith(
+            "no new checkpoint in this attempt (--max-requeues)"
+        )
         (others / "model.safetensors").unlink()
         done = slurmft("resume", "--follow", str(job.run.path), imported=True)
         assert done.code == 0, done.err
         assert steps_twice(job.run) == 0
         assert {r["step"] for r in records(job.run, "resume")} == {13}
         saved = load_file(job.run.model / "model.safetensors")
-        assert max(len(weight) for weight in saved.values()) > 16384  # all words are there
+        # all words are there
+        assert max(len(weight) for weight in saved.values()) > 16384
         assert json.loads(job.run.result.read_text())["steps"] == 13
         assert not list(job.run.path.glob(".model*"))

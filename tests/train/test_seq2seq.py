@@ -25,7 +25,9 @@ from tests.train.test_trainer import EXACT, train
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_copies(tmp_path_factory.mktemp("copies") / "data", train=488, validation=35)
+    return write_copies(
+        tmp_path_factory.mktemp("copies") / "data", train=488, validation=35
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,9 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task_of(data: Path, model: Path, **given: Any) -> Task:
-    config = TrainConfig.resolve(task="seq2seq", data=str(data), model=str(model), **given)
+    config = TrainConfig.resolve(
+        task="seq2seq", data=str(data), model=str(model), **given
+    )
     found = tasks.get(localize(config))
     assert isinstance(found, Task)
     return found
@@ -58,7 +62,15 @@ def run(folder: Path, data: Path, model: Path, *flags: str) -> Done:
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory, copies: Path, bart: Path) -> Done:
     """Steps of 16 texts; 8 are left for the last of each epoch."""
-    return run(tmp_path_factory.mktemp("one"), copies, bart, "--batch-size", "16", "--epochs", "3")
+    return run(
+        tmp_path_factory.mktemp("one"),
+        copies,
+        bart,
+        "--batch-size",
+        "16",
+        "--epochs",
+        "3",
+    )
 
 
 def test_copying_is_learnt(learnt: Done) -> None:
@@ -90,12 +102,16 @@ def test_two_ranks_learn_the_same(
     steps = zip(records(done.run, "step"), records(learnt.run, "step"), strict=False)
     pairs = [(step["loss"], other["loss"]) for step, other in steps]
     assert len(pairs) == 31
-    assert [a for a, _ in pairs[:10]] == pytest.approx([b for _, b in pairs[:10]], abs=1e-5)
+    assert [a for a, _ in pairs[:10]] == pytest.approx(
+        [b for _, b in pairs[:10]], abs=1e-5
+    )
     assert done.result["metrics"] == records(learnt.run, "epoch")[0]["metrics"]
 
 
 @pytest.mark.processes
-def test_beams_prefix_and_translation_of_t5(tmp_path: Path, copies: Path, t5: Path) -> None:
+def test_beams_prefix_and_translation_of_t5(
+    tmp_path: Path, copies: Path, t5: Path
+) -> None:
     """It computes with padding, which a run that asks for none is told."""
     done = run(
         tmp_path, copies, t5, "--preset", "translation", "--num-beams", "2", "--batching", "packed",
@@ -116,8 +132,12 @@ def test_sums_give_the_scores_of_the_corpus() -> None:
     from sacrebleu import corpus_bleu
 
     rng = random.Random(0)
-    references = [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) + "." for _ in range(200)]
-    texts = [" ".join(w for w in each.split() if rng.random() > 0.1) for each in references]
+    references = [
+        " ".join(rng.choices(WORDS, k=rng.randint(1, 9))) + "." for _ in range(200)
+    ]
+    texts = [
+        " ".join(w for w in each.split() if rng.random() > 0.1) for each in references
+    ]
     texts[3] = ""
     rows = np.array([scores_of(*pair) for pair in zip(texts, references, strict=True)])
     assert rows.shape == (200, 13)
@@ -135,7 +155,9 @@ def test_logits_that_are_nan(copies: Path, bart: Path) -> None:
     model = task.model(data).eval()
     with torch.no_grad():
         model.get_encoder().layernorm_embedding.weight.fill_(float("nan"))
-    batch = task.batch(data.validation.batch(np.arange(35), data.pad_id), data.validation)
+    batch = task.batch(
+        data.validation.batch(np.arange(35), data.pad_id), data.validation
+    )
     with torch.inference_mode():
         predictions = task.evaluate(model, batch, data).numpy()
     with pytest.raises(SlurmftError, match="NaN for 35 of 35"):
@@ -145,7 +167,9 @@ def test_logits_that_are_nan(copies: Path, bart: Path) -> None:
 def test_targets_are_counted_in_tokens(copies: Path, bart: Path) -> None:
     task = task_of(copies, bart)
     data = task.prepare()
-    rows = [json.loads(line) for line in (copies / "train.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (copies / "train.jsonl").read_text().splitlines()
+    ]
     words = [len(row["summary"].split()) + 1 for row in rows]  # and the end
     assert task.count(data.train, np.array([4, 2])) == words[4] + words[2]
     task.model(data)
@@ -159,7 +183,9 @@ def test_targets_are_counted_in_tokens(copies: Path, bart: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"), [(None, "row 2 has no text"), (7, "row 2 has the text 7")]
 )
-def test_targets_that_are_wrong(target: Any, message: str, tmp_path: Path, bart: Path) -> None:
+def test_targets_that_are_wrong(
+    target: Any, message: str, tmp_path: Path, bart: Path
+) -> None:
     rows = [{"text": "a", "summary": "b"}, {"text": "a", "summary": target}]
     data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
     config = TrainConfig.resolve(task="seq2seq", data=str(data), model=str(bart))
@@ -173,7 +199,9 @@ def test_packages_that_are_missing(
     find = importlib.util.find_spec
     gone = ("sacrebleu", "rouge_score")
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name in gone else find(name, *rest)
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name in gone else find(name, *rest),
     )
     flags = {"task": "seq2seq", "data": str(copies), "model": str(bart)}
     with pytest.raises(

@@ -27,8 +27,24 @@ from tests.train.test_trainer import assert_gone, emotion
 # 203 samples leave 11 for the last step of an epoch, and three ranks 3 batches of an evaluation's
 # 67 samples, one 2. Gradients are clipped: their norm is above 1.
 FLAGS = (
-    *("--cluster", "local", "--precision", "fp32", "--dropout", "0", "--log-every", "1"),
-    *("--batch-size", "4", "--gradient-accumulation-steps", "2", "--eval-batch-size", "8"),
+    *(
+        "--cluster",
+        "local",
+        "--precision",
+        "fp32",
+        "--dropout",
+        "0",
+        "--log-every",
+        "1",
+    ),
+    *(
+        "--batch-size",
+        "4",
+        "--gradient-accumulation-steps",
+        "2",
+        "--eval-batch-size",
+        "8",
+    ),
     *("--epochs", "8", "--max-steps", "16", "--learning-rate", "1e-2"),
 )
 TWO_BY_TWO = ("--nodes", "2", "--nproc-per-node", "2")
@@ -50,7 +66,9 @@ class Trains:
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path) -> Trains:
+def train(
+    tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
+) -> Trains:
     return Trains(tmp_path_factory.mktemp("runs"), tiny_data, tiny_model)
 
 
@@ -82,7 +100,9 @@ def test_losses_are_those_of_ddp(unsharded: Done, sharded: Done) -> None:
     """With micro-steps, clipping, a last batch that leaves unequal shares, uneven evaluations."""
     assert len(losses(sharded.run)) == 16
     assert losses(sharded.run) == pytest.approx(losses(unsharded.run), abs=1e-5)
-    metrics = [[r["metrics"] for r in records(d.run, "epoch")] for d in (sharded, unsharded)]
+    metrics = [
+        [r["metrics"] for r in records(d.run, "epoch")] for d in (sharded, unsharded)
+    ]
     assert metrics[0] == metrics[1]
     assert sharded.result["evaluate_samples"] == unsharded.result["evaluate_samples"]
     assert not warnings(sharded.run)
@@ -90,9 +110,14 @@ def test_losses_are_those_of_ddp(unsharded: Done, sharded: Done) -> None:
 
 def test_saved_model_is_whole(unsharded: Done, sharded: Done) -> None:
     """As transformers saves it, and loads it."""
-    names = [{path.name for path in done.run.model.iterdir()} for done in (unsharded, sharded)]
+    names = [
+        {path.name for path in done.run.model.iterdir()}
+        for done in (unsharded, sharded)
+    ]
     assert names[0] == names[1]
-    configs = [(done.run.model / "config.json").read_text() for done in (unsharded, sharded)]
+    configs = [
+        (done.run.model / "config.json").read_text() for done in (unsharded, sharded)
+    ]
     assert configs[0] == configs[1]
     assert torch.allclose(logits(sharded), logits(unsharded), atol=1e-3)
 
@@ -119,7 +144,9 @@ def test_resume_on_fewer_ranks(unsharded: Done, train: Trains) -> None:
         *(f"shard-0000{rank}" for rank in range(1, 5)),
         "state.json",
     ]
-    done = slurmft("resume", str(job.run.path), "--nodes", "1", "--follow", imported=True)
+    done = slurmft(
+        "resume", str(job.run.path), "--nodes", "1", "--follow", imported=True
+    )
     assert done.code == 0, done.err
     assert "world_size 4 -> 2" in done.out
     assert steps_twice(job.run) == 0
@@ -132,9 +159,14 @@ def test_adapters(train: Trains) -> None:
     flags = ("--nodes", "2", "--lora", "4", "--max-steps", "8")
     whole, done = train(*flags), train(*flags, "--shard", "full")
     assert losses(done.run) == pytest.approx(losses(whole.run), abs=1e-5)
-    saved = [load_file(each.run.model / "adapter_model.safetensors") for each in (whole, done)]
+    saved = [
+        load_file(each.run.model / "adapter_model.safetensors")
+        for each in (whole, done)
+    ]
     assert saved[0].keys() == saved[1].keys()
-    assert all(torch.allclose(saved[0][name], saved[1][name], atol=1e-4) for name in saved[0])
+    assert all(
+        torch.allclose(saved[0][name], saved[1][name], atol=1e-4) for name in saved[0]
+    )
     newest = done.run.checkpoints / done.run.checkpoint_names()[-1]
     kept = {name for file in newest.glob("sharded/*") for name in load_file(file)}
     assert any(".lora_A." in name for name in kept)
@@ -146,7 +178,16 @@ def test_generation(train: Trains, tmp_path: Path) -> None:
     """Ranks generate texts of different lengths, and different numbers of them."""
     data = write_copies(tmp_path / "data", train=48, validation=9)
     model = write_seq2seq_model(tmp_path / "model")
-    flags = ("--task", "seq2seq", "--data", str(data), "--model", str(model), "--nodes", "2")
+    flags = (
+        "--task",
+        "seq2seq",
+        "--data",
+        str(data),
+        "--model",
+        str(model),
+        "--nodes",
+        "2",
+    )
     sizes = ("--max-steps", "4", "--eval-batch-size", "4", "--max-target-length", "8")
     whole, done = train(*flags, *sizes), train(*flags, *sizes, "--shard", "full")
     assert losses(done.run) == pytest.approx(losses(whole.run), abs=1e-5)
@@ -160,7 +201,9 @@ def half_written(run: RunDir) -> list[Path]:
 @pytest.mark.extra("training")
 def test_kill_while_all_ranks_write(sharded: Done, train: Trains) -> None:
     """What is half written is never seen; the run resumes from what is whole, exactly."""
-    job = train.following(*TWO_BY_TWO, "--shard", "full", "--checkpoint-every-steps", "1")
+    job = train.following(
+        *TWO_BY_TWO, "--shard", "full", "--checkpoint-every-steps", "1"
+    )
     job.at_step(3)
     pids = rank_pids(job.run)
 
@@ -184,15 +227,25 @@ def test_kill_while_all_ranks_write(sharded: Done, train: Trains) -> None:
 
 
 @pytest.mark.extra("training")
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root, to mount a small file system"
+)
 def test_full_disk(train: Trains, tmp_path: Path) -> None:
     """A rank that cannot write is a warning on all; the run goes on, and to its end."""
     with SmallDisk(tmp_path / "small", 6) as disk:
-        flags = ("--checkpoint-every-steps", "2", "--max-steps", "30", "--runs-dir", str(disk))
+        flags = (
+            "--checkpoint-every-steps",
+            "2",
+            "--max-steps",
+            "30",
+            "--runs-dir",
+            str(disk),
+        )
         job = train.following("--nodes", "2", "--shard", "full", *flags)
         job.at_step(8)
         ballast = fill(disk)
-        goal = min(furthest_step(job.run) + 4, 30)  # two checkpoints are due; it cannot tell yet
+        # two checkpoints are due; it cannot tell yet
+        goal = min(furthest_step(job.run) + 4, 30)
         until(lambda: furthest_step(job.run) >= goal, every_s=0.02)
         ballast.unlink()
         code, text = job.end()
@@ -216,14 +269,18 @@ def test_best_model_comes_back(train: Trains) -> None:
 
 @pytest.mark.processes
 def test_one_process_has_nothing_to_share(train: Trains) -> None:
-    done = train("--nodes", "1", "--shard", "full", "--max-steps", "2", "--precision", "bf16")
+    done = train(
+        "--nodes", "1", "--shard", "full", "--max-steps", "2", "--precision", "bf16"
+    )
     assert warnings(done.run) == ["--shard full: one process has nothing to share"]
     assert (done.run.model / "model.safetensors").exists()
 
 
 @pytest.mark.extra("training")
 def test_checkpoint_of_another_sharding(train: Trains) -> None:
-    job = train.following("--nodes", "2", "--no-requeue", "--max-steps", "1000", "--epochs", "99")
+    job = train.following(
+        "--nodes", "2", "--no-requeue", "--max-steps", "1000", "--epochs", "99"
+    )
     job.at_step(2)
     os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
     assert job.end()[0] == 75
@@ -239,7 +296,10 @@ def test_checkpoint_of_another_sharding(train: Trains) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"grad_comm": "local:8"}, "--shard full cannot be used with --grad-comm local:8"),
+        (
+            {"grad_comm": "local:8"},
+            "--shard full cannot be used with --grad-comm local:8",
+        ),
         ({"optimizer": "muon"}, "--shard full cannot be used with --optimizer muon"),
         ({"precision": "fp16"}, "--shard full cannot be used with --precision fp16"),
         ({"lora": 4, "merge": True}, "--shard full cannot be used with --merge\n"),

@@ -15,13 +15,18 @@ from tests.support.hub import NAME, Hub
 from tests.support.models import write_emotion, write_model
 from tests.support.users import PROJECT, User, two_users
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two other users")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root, to be two other users"
+)
 
 
 @contextmanager
 def shared_cache(mode: int, same_group: bool) -> Iterator[tuple[User, User, Path, Hub]]:
     """Two users, their HF_HOME, and the hub that both reach."""
-    with two_users(same_group) as (ada, eve), Hub(write_model(ada.place / "model")) as hub:
+    with (
+        two_users(same_group) as (ada, eve),
+        Hub(write_model(ada.place / "model")) as hub,
+    ):
         cache = ada.place / "hf"
         cache.mkdir()
         os.chown(cache, -1, PROJECT)
@@ -70,7 +75,9 @@ print(token_cache.take(token_cache.folder(), "key", into))
 def load(user: User, cache: Path, hub: Hub, with_data: bool = True) -> str:
     """Loads what a rank does, under a rank's umask; returns its error."""
     code = RANK.format(name=NAME, data=user.place / "data", with_data=with_data)
-    return user.python(code, HF_HOME=str(cache), HF_ENDPOINT=hub.url(), HF_DATASETS_OFFLINE="1")
+    return user.python(
+        code, HF_HOME=str(cache), HF_ENDPOINT=hub.url(), HF_DATASETS_OFFLINE="1"
+    )
 
 
 @pytest.mark.extra("caches")
@@ -87,7 +94,10 @@ def test_users_of_one_group() -> None:
                 assert path.stat().st_mode & 0o777 in (0o770, 0o660, 0o664), path
         for user in (ada, eve):
             own = modes(cache / f"slurmft-tokens-{user.uid}")
-            assert {mode & 0o777 for mode in own["folders"] | own["files"]} == {0o700, 0o600}
+            assert {mode & 0o777 for mode in own["folders"] | own["files"]} == {
+                0o700,
+                0o600,
+            }
 
 
 @pytest.mark.extra("caches")
@@ -104,7 +114,9 @@ def test_users_of_no_group() -> None:
         (cache / "hub").chmod(0o700)
         error, hint = load(eve, cache, hub, with_data=False).splitlines()
         assert error.startswith(f"--model '{NAME}': no permission to use '{cache}/hub")
-        assert hint.startswith("hint: a cache of your own: export HF_HOME=DIR; or its owners open")
+        assert hint.startswith(
+            "hint: a cache of your own: export HF_HOME=DIR; or its owners open"
+        )
 
 
 @pytest.mark.processes
@@ -128,7 +140,9 @@ def test_cache_that_is_closed() -> None:
         (0o0755, 0, 0o644, 0o755),
     ],
 )
-def test_mode_of_a_cache(tmp_path: Path, mode: int, group: int, file: int, folder: int) -> None:
+def test_mode_of_a_cache(
+    tmp_path: Path, mode: int, group: int, file: int, folder: int
+) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     os.chown(cache, -1, group)

@@ -53,7 +53,9 @@ WINDOWS = ("--max-length", "24", "--doc-stride", "8")
 
 def squad_task(data: Path, model: Path, **given: Any) -> Task:
     sizes = {"max_length": 24, "doc_stride": 8} | given
-    config = TrainConfig.resolve(task="squad", data=str(data), model=str(model), **sizes)
+    config = TrainConfig.resolve(
+        task="squad", data=str(data), model=str(model), **sizes
+    )
     found = tasks.get(localize(config))
     assert isinstance(found, Task)
     return found
@@ -62,12 +64,17 @@ def squad_task(data: Path, model: Path, **given: Any) -> Task:
 # --- windows --------------------------------------------------------------------------------------
 
 
-def test_windows_cover_the_context_and_know_the_answer(tmp_path: Path, tiny_model: Path) -> None:
+def test_windows_cover_the_context_and_know_the_answer(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     """Every token of a context is in a window; a window whose label is a span says the answer."""
     folder = write_squad(tmp_path / "data", 60, 40)
     task = squad_task(folder, tiny_model)
     data = task.prepare()
-    rows = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (folder / "validation.jsonl").read_text().splitlines()
+    ]
     table, found = data.validation, set()
     assert len(table) > 60
     assert np.diff(table.offsets).max() <= 24
@@ -84,7 +91,10 @@ def test_windows_cover_the_context_and_know_the_answer(tmp_path: Path, tiny_mode
     assert found == set(range(40))
     for number, row in enumerate(rows):
         mine = np.flatnonzero(table.extra["questions"] == number)
-        parts = [table.extra["characters"][table.offsets[w] : table.offsets[w + 1]] for w in mine]
+        parts = [
+            table.extra["characters"][table.offsets[w] : table.offsets[w + 1]]
+            for w in mine
+        ]
         seen = {a for a, b in np.concatenate(parts).tolist() if a >= 0}
         words = row["context"].split()
         assert seen == {len(" ".join(words[:i])) + (i > 0) for i in range(len(words))}
@@ -94,7 +104,9 @@ def test_windows_cover_the_context_and_know_the_answer(tmp_path: Path, tiny_mode
 
 def test_answers_that_are_cut_off() -> None:
     """run_qa.py's labels: an answer that is not whole in a window is none there."""
-    characters = np.array([[-1, -1], [-1, -1], [4, 7], [8, 9], [9, 12], [-1, -1]], dtype=np.int32)
+    characters = np.array(
+        [[-1, -1], [-1, -1], [4, 7], [8, 9], [9, 12], [-1, -1]], dtype=np.int32
+    )
 
     def span(start: int, text: str) -> tuple[int, int]:
         return answer_span(characters, Question("", "", "", [text], [start]))
@@ -131,7 +143,9 @@ def slow_span(start: list[float], end: list[float], good: list[bool]) -> list[fl
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 80), st.sampled_from([0.25, 1e-3]))
 @settings(deadline=None, max_examples=60)
-def test_best_spans_are_those_of_the_slow_way(seed: int, width: int, step: float) -> None:
+def test_best_spans_are_those_of_the_slow_way(
+    seed: int, width: int, step: float
+) -> None:
     """With many equal logits (as bf16 has them), and with few."""
     rng = np.random.default_rng(seed)
     start, end = (np.round(rng.normal(size=(3, width)) / step) * step for _ in range(2))
@@ -150,7 +164,9 @@ def test_padding_does_not_change_an_answer(tmp_path: Path, tiny_model: Path) -> 
     length = int(lengths[samples[0]])
     batch = data.validation.batch(samples, data.pad_id)
     logits = torch.full((2, 1, length + N_BEST), 9.0)
-    logits[:, :, :length] = torch.randn(2, 1, length, generator=torch.Generator().manual_seed(0))
+    logits[:, :, :length] = torch.randn(
+        2, 1, length, generator=torch.Generator().manual_seed(0)
+    )
 
     def predicted(width: int) -> list[float]:
         start, end = logits[:, :, :width]
@@ -179,7 +195,9 @@ def test_logits_that_are_no_numbers() -> None:
     assert found[1].isnan().all()
 
 
-def made(contexts: list[str], golds: list[list[str]]) -> tuple[TokenTable, dict[str, Any]]:
+def made(
+    contexts: list[str], golds: list[list[str]]
+) -> tuple[TokenTable, dict[str, Any]]:
     """Each context twice, as two windows; a token is a character."""
     questions = [
         Question(str(i), "", text, gold, []) for i, (text, gold) in enumerate(
@@ -198,16 +216,31 @@ def made(contexts: list[str], golds: list[list[str]]) -> tuple[TokenTable, dict[
 
 
 def test_best_window_answers() -> None:
-    table, texts = made(["the big cat", "a dog", "no"], [["big cat"], ["dog", "hot dog"], ["x"]])
+    table, texts = made(
+        ["the big cat", "a dog", "no"], [["big cat"], ["dog", "hot dog"], ["x"]]
+    )
     nowhere = [-np.inf, 0, 0, 0]
     predictions = np.array(
-        [[1.0, 0, 2, 3], [2.0, 4, 10, 0], [5.0, 2, 4, 6], [5.0, 0, 0, 4], nowhere, nowhere]
+        [
+            [1.0, 0, 2, 3],
+            [2.0, 4, 10, 0],
+            [5.0, 2, 4, 6],
+            [5.0, 0, 0, 4],
+            nowhere,
+            nowhere,
+        ]
     )
     found = answers(predictions, table, texts, may_have_none=False)
     assert found == ["big cat", "dog", ""]
-    assert metrics.squad(found, texts["answers"])["squad_exact_match"] == pytest.approx(200 / 3)
+    assert metrics.squad(found, texts["answers"])["squad_exact_match"] == pytest.approx(
+        200 / 3
+    )
     # none: 0 against 2, in the window that says so least; 4 against 5; always
-    assert answers(predictions, table, texts, may_have_none=True) == ["big cat", "dog", ""]
+    assert answers(predictions, table, texts, may_have_none=True) == [
+        "big cat",
+        "dog",
+        "",
+    ]
     predictions[:, 3] += 3
     assert answers(predictions, table, texts, may_have_none=True) == ["", "", ""]
 
@@ -233,8 +266,14 @@ def test_predictions_of_rows_come_back_from_a_checkpoint() -> None:
     """Of several ranks, some of which have none, in any order."""
     rows = np.arange(20.0).reshape(5, 4) / 3
     nothing = Predicted.union([])
-    parts = [Predicted(np.array([4, 1]), rows[[4, 1]]), nothing, Predicted(np.array([0]), rows[:1])]
-    back = Predicted.from_tensors(Predicted.union([Predicted.union(parts[:1]), *parts]).tensors())
+    parts = [
+        Predicted(np.array([4, 1]), rows[[4, 1]]),
+        nothing,
+        Predicted(np.array([0]), rows[:1]),
+    ]
+    back = Predicted.from_tensors(
+        Predicted.union([Predicted.union(parts[:1]), *parts]).tensors()
+    )
     assert back.samples.tolist() == [0, 1, 4]
     assert np.array_equal(back.values, rows[[0, 1, 4]])
     empty = Predicted(np.empty(0, dtype=np.int64), np.empty((0, 4)))
@@ -245,7 +284,14 @@ def test_predictions_of_rows_come_back_from_a_checkpoint() -> None:
 
 
 def run(tmp_path: Path, data: Path, model: Path, nodes: int, *flags: str) -> Done:
-    sizes = ("--nodes", str(nodes), "--batch-size", str(16 // nodes), "--eval-batch-size", "16")
+    sizes = (
+        "--nodes",
+        str(nodes),
+        "--batch-size",
+        str(16 // nodes),
+        "--eval-batch-size",
+        "16",
+    )
     source = ("--task", "squad", "--data", str(data), "--model", str(model), *WINDOWS)
     done = train(tmp_path, *source, *EXACT, *sizes, "--learning-rate", "0.01", *flags)
     assert done.code == 0, done.err
@@ -258,7 +304,9 @@ def test_training_on_two_ranks_is_that_on_one(tmp_path: Path, tiny_model: Path) 
     two = run(tmp_path, data, tiny_model, 2, "--epochs", "2")
     one = run(tmp_path, data, tiny_model, 1, "--epochs", "2")
     assert list(one.result["metrics"]) == ["squad_f1", "squad_exact_match"]
-    for step, other in zip(records(one.run, "step"), records(two.run, "step"), strict=True):
+    for step, other in zip(
+        records(one.run, "step"), records(two.run, "step"), strict=True
+    ):
         assert step["loss"] == pytest.approx(other["loss"], abs=1e-4)
     assert one.result["metrics"] == two.result["metrics"]
     assert one.result["metrics"]["squad_f1"] > 0
@@ -270,17 +318,38 @@ def test_stopped_in_an_evaluation(tmp_path: Path, tiny_model: Path) -> None:
     logits would choose other spans."""
     data = write_squad(tmp_path / "data", 40, 300, none=True)
     job = Following(
-        *("--task", "squad", "--preset", "v2", "--data", str(data), "--model", str(tiny_model)),
-        *(*WINDOWS, *EXACT, "--nodes", "2", "--batch-size", "4", "--eval-batch-size", "1"),
+        *(
+            "--task",
+            "squad",
+            "--preset",
+            "v2",
+            "--data",
+            str(data),
+            "--model",
+            str(tiny_model),
+        ),
+        *(
+            *WINDOWS,
+            *EXACT,
+            "--nodes",
+            "2",
+            "--batch-size",
+            "4",
+            "--eval-batch-size",
+            "1",
+        ),
         *("--precision", "bf16"),
         *("--epochs", "1", "--cluster", "local", "--runs-dir", str(tmp_path / "runs")),
         imported=True,
     )
-    until(lambda: job.run.records.exists() and records(job.run, "evaluate"), every_s=0.02)
+    until(
+        lambda: job.run.records.exists() and records(job.run, "evaluate"), every_s=0.02
+    )
     os.kill(one_rank(job.run), signal.SIGTERM)
     code, text = job.end()
     assert code == 0, text
-    assert "-e00000" in text.partition("resumes after step")[2]  # the checkpoint has predictions
+    # the checkpoint has predictions
+    assert "-e00000" in text.partition("resumes after step")[2]
     task = squad_task(data, tiny_model, preset="v2")
     expected = evaluate(task, TokenData.load(job.run.tokens), job.run.model)
     assert records(job.run, "epoch")[-1]["metrics"] == pytest.approx(expected)
@@ -312,8 +381,14 @@ def evaluate(task: Task, data: TokenData, model: Path) -> dict[str, float]:
         ({"answers": {"text": ["word1"], "answer_start": [-5]}}, "not at character -5"),
         ({"answers": {"text": ["word1"], "answer_start": [99]}}, "not at character 99"),
         ({"answers": {"text": [], "answer_start": []}}, "question 'q1' has no answer"),
-        ({"answers": {"text": ["a", "b"], "answer_start": [1]}}, "'q1' has the answers"),
-        ({"answers": {"text": [""], "answer_start": [6]}}, "question 'q1' has an empty answer"),
+        (
+            {"answers": {"text": ["a", "b"], "answer_start": [1]}},
+            "'q1' has the answers",
+        ),
+        (
+            {"answers": {"text": [""], "answer_start": [6]}},
+            "question 'q1' has an empty answer",
+        ),
         ({"answers": "word1"}, "they are written as"),
         ({"answers": {"text": ["word1"]}}, "they are written as"),
         ({"context": 3}, "has the text 3, which is no string"),
@@ -329,7 +404,9 @@ def test_rows_that_are_wrong(
     assert message in str(error.value)
 
 
-def test_missing_column_is_found_before_the_job(tmp_path: Path, tiny_model: Path) -> None:
+def test_missing_column_is_found_before_the_job(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     row = {k: v for k, v in GOOD.items() if k != "answers"}
     data = write_splits(tmp_path / "data", {"train": [GOOD], "validation": [row]})
     with pytest.raises(UsageError, match="has no column 'answers'") as error:
@@ -373,7 +450,9 @@ def test_all_of_squads_validation_in_half_a_minute(tmp_path: Path) -> None:
         rows = torch.arange(len(samples))
         for side in (0, 1):
             logits[side, rows, torch.from_numpy(table.labels[samples, side])] = 9.0
-        output = type("Output", (), {"start_logits": logits[0], "end_logits": logits[1]})
+        output = type(
+            "Output", (), {"start_logits": logits[0], "end_logits": logits[1]}
+        )
         batch = table.batch(samples, prepared.pad_id)
         parts.append(task.predict(output, batch, prepared).numpy())
     found = task.compute(np.concatenate(parts), prepared)

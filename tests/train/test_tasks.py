@@ -68,8 +68,17 @@ def prepare(task: str, data: Path, model: Path, **given: Any) -> TokenData:
     return tasks.get(localize(config)).prepare()
 
 
-def run(tmp_path: Path, nodes: int, task: str, data: Path, model: Path, *flags: str) -> Done:
-    sizes = ("--nodes", str(nodes), "--batch-size", str(8 // nodes), "--eval-batch-size", "8")
+def run(
+    tmp_path: Path, nodes: int, task: str, data: Path, model: Path, *flags: str
+) -> Done:
+    sizes = (
+        "--nodes",
+        str(nodes),
+        "--batch-size",
+        str(8 // nodes),
+        "--eval-batch-size",
+        "8",
+    )
     source = ("--task", task, "--data", str(data), "--model", str(model))
     done = train(tmp_path, *source, *SHORT, *sizes, *flags)
     assert done.code == 0, done.err
@@ -96,13 +105,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_every_task_of_glue_is_trained(tmp_path: Path, tiny_model: Path, one_thread: None) -> None:
+def test_every_task_of_glue_is_trained(
+    tmp_path: Path, tiny_model: Path, one_thread: None
+) -> None:
     """Two steps and an evaluation of each, in this process; numbers in bf16 as well."""
     import torch
 
     for name, in_bf16 in [*((task, False) for task in GLUE), ("stsb", True)]:
         folder = glue(tmp_path / f"{name} {in_bf16}", name)
-        task = tasks.get(TrainConfig.resolve(task=name, data=str(folder), model=str(tiny_model)))
+        task = tasks.get(
+            TrainConfig.resolve(task=name, data=str(folder), model=str(tiny_model))
+        )
         data = task.prepare()
         torch.manual_seed(0)
         model = task.model(data).eval()  # without dropout, the loss falls
@@ -136,7 +149,9 @@ def test_model_that_was_tuned_for_something_else(
     folders = {name: glue(tmp_path / name, name) for name in (task, before)}
 
     def tuned(name: str, model: Path) -> tuple[Any, Any]:
-        made = tasks.get(TrainConfig.resolve(task=name, data=str(folders[name]), model=str(model)))
+        made = tasks.get(
+            TrainConfig.resolve(task=name, data=str(folders[name]), model=str(model))
+        )
         data = made.prepare()
         found = made.model(data)
         batch = data.train.batch(np.arange(8), data.pad_id)
@@ -152,13 +167,20 @@ def test_model_that_was_tuned_for_something_else(
 
 
 @pytest.mark.processes
-def test_metrics_do_not_depend_on_the_number_of_ranks(tmp_path: Path, tiny_model: Path) -> None:
+def test_metrics_do_not_depend_on_the_number_of_ranks(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     """Of MNLI: its two validations are one table for the ranks, and two for the metrics."""
     data = glue(tmp_path / "data", "mnli")
     two, one = (run(tmp_path, nodes, "mnli", data, tiny_model) for nodes in (2, 1))
     for done in (one, two):
-        assert list(done.result["metrics"]) == ["accuracy_matched", "accuracy_mismatched"]
-    for step, other in zip(records(one.run, "step"), records(two.run, "step"), strict=True):
+        assert list(done.result["metrics"]) == [
+            "accuracy_matched",
+            "accuracy_mismatched",
+        ]
+    for step, other in zip(
+        records(one.run, "step"), records(two.run, "step"), strict=True
+    ):
         assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
     assert two.result["metrics"] == one.result["metrics"]
 
@@ -175,15 +197,22 @@ def test_numbers(tmp_path: Path, tiny_model: Path) -> None:
     done = run(tmp_path, 2, "stsb", data, tiny_model)
     # Correlations of numbers that hardly differ make much of their last bits.
     assert one.result["metrics"] == pytest.approx(done.result["metrics"], abs=1e-3)
-    for step, other in zip(records(done.run, "step"), records(one.run, "step"), strict=True):
+    for step, other in zip(
+        records(done.run, "step"), records(one.run, "step"), strict=True
+    ):
         assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
     model = AutoModelForSequenceClassification.from_pretrained(done.run.model).eval()
     assert model.config.num_labels == 1
     tokenizer = AutoTokenizer.from_pretrained(done.run.model)
-    rows = [json.loads(line) for line in (data / "validation.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (data / "validation.jsonl").read_text().splitlines()
+    ]
     with torch.inference_mode():
         found = [
-            model(**tokenizer(r["sentence1"], r["sentence2"], return_tensors="pt")).logits.item()
+            model(
+                **tokenizer(r["sentence1"], r["sentence2"], return_tensors="pt")
+            ).logits.item()
             for r in rows
         ]
     labels = np.array([row["label"] for row in rows])
@@ -240,7 +269,14 @@ def test_texts_of_ones_own(tmp_path: Path, tiny_model: Path) -> None:
         for i in range(30) for w in ("joy", "fear", "anger")
     ]  # fmt: skip
     data = write_splits(tmp_path / "data", {"train": rows, "validation": rows[:31]})
-    flags = ("--text-column", "say", "--text-pair-column", "to", "--label-column", "mood")
+    flags = (
+        "--text-column",
+        "say",
+        "--text-pair-column",
+        "to",
+        "--label-column",
+        "mood",
+    )
     done = run(tmp_path, 2, "text-classification", data, tiny_model, *flags)
     assert list(done.result["metrics"]) == ["accuracy", "f1_macro"]
     labels = json.loads((done.run.model / "config.json").read_text())["id2label"]
@@ -263,19 +299,35 @@ OWN = {"text": "joy", "label": "a"}
     ("task", "rows", "message"),
     [
         ("mrpc", [GOOD | {"label": 0.5}], "row 1 has the label 0.5"),
-        ("mrpc", [GOOD, GOOD | {"label": 2}], "labels are 0 to 1, or not_equivalent, equivalent"),
+        (
+            "mrpc",
+            [GOOD, GOOD | {"label": 2}],
+            "labels are 0 to 1, or not_equivalent, equivalent",
+        ),
         ("mrpc", [GOOD | {"label": [1]}], "row 1 has the label [1]"),
         ("mrpc", [GOOD | {"sentence2": 3}], "row 1 has the text 3, which is no string"),
         ("mrpc", [{"sentence1": "joy", "label": 1}], "has no column 'sentence2'"),
         ("stsb", [GOOD, GOOD | {"label": "four"}], "row 2 has the label 'four'"),
         ("text-classification", [OWN, OWN | {"label": 1.5}], "has the label"),
-        ("text-classification", [{"text": "x", "label": 0.5}], "row 1 has the label 0.5"),
+        (
+            "text-classification",
+            [{"text": "x", "label": 0.5}],
+            "row 1 has the label 0.5",
+        ),
         ("text-classification", [OWN, OWN], "the one label 'a'"),
-        ("text-classification", [OWN, OWN | {"label": "b"}], "another label in every row"),
+        (
+            "text-classification",
+            [OWN, OWN | {"label": "b"}],
+            "another label in every row",
+        ),
     ],
 )
 def test_rows_that_are_wrong(
-    task: str, rows: list[dict[str, Any]], message: str, tmp_path: Path, tiny_model: Path
+    task: str,
+    rows: list[dict[str, Any]],
+    message: str,
+    tmp_path: Path,
+    tiny_model: Path,
 ) -> None:
     data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
     with pytest.raises(UsageError) as error:
@@ -326,8 +378,12 @@ def test_mistakes_that_show_in_the_job(
 
 def test_label_that_training_did_not_have(tmp_path: Path, tiny_model: Path) -> None:
     rows = [OWN, OWN, OWN | {"label": "b"}]
-    data = write_splits(tmp_path / "data", {"train": rows, "validation": [OWN | {"label": "c"}]})
-    with pytest.raises(UsageError, match=r"row 1 has the label 'c'\nhint: labels are a, b"):
+    data = write_splits(
+        tmp_path / "data", {"train": rows, "validation": [OWN | {"label": "c"}]}
+    )
+    with pytest.raises(
+        UsageError, match=r"row 1 has the label 'c'\nhint: labels are a, b"
+    ):
         prepare("text-classification", data, tiny_model)
 
 
@@ -367,7 +423,9 @@ def test_no_such_split_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.load_dataset", refuse)
     task = tasks.get(TrainConfig.resolve(task="mrpc"))
     assert isinstance(task, Pretrained)
-    with pytest.raises(UsageError, match="'nyu-mll/glue' has no validation split") as error:
+    with pytest.raises(
+        UsageError, match="'nyu-mll/glue' has no validation split"
+    ) as error:
         task.rows("validation")
     assert error.value.hint == message
 
@@ -381,9 +439,14 @@ def test_hub_names_of_subsets_and_classes(monkeypatch: pytest.MonkeyPatch) -> No
     def load(*arguments: object, split: str) -> Any:
         asked.append((*arguments, split))
         features = datasets.Features(
-            {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["z", "a"])}
+            {
+                "text": datasets.Value("string"),
+                "label": datasets.ClassLabel(names=["z", "a"]),
+            }
         )
-        return datasets.Dataset.from_dict({"text": ["x", "y"], "label": [0, 1]}, features)
+        return datasets.Dataset.from_dict(
+            {"text": ["x", "y"], "label": [0, 1]}, features
+        )
 
     monkeypatch.setattr("datasets.load_dataset", load)
     for given in ({"task": "rte"}, {"task": "rte", "data": "my/rte"}):

@@ -69,12 +69,17 @@ def test_cache_that_is_open_to_others_is_not_used(
     for use in (token_cache.take, token_cache.keep):
         with pytest.raises(NotOwnError, match="is open to others") as error:
             use(cache, "key", empty)
-        assert error.value.hint == f"if nobody else has written there: chmod go-rwx {cache}"
+        assert (
+            error.value.hint
+            == f"if nobody else has written there: chmod go-rwx {cache}"
+        )
     assert list(token_cache.unused(cache, -1)) == []
     assert list(empty.iterdir()) == []
 
 
-def test_damaged_sums_never_make_other_tokens(tmp_path: Path, tokens: Path, empty: Path) -> None:
+def test_damaged_sums_never_make_other_tokens(
+    tmp_path: Path, tokens: Path, empty: Path
+) -> None:
     token_cache.keep(tmp_path / "kept", "key", tokens)
     sums = (tmp_path / "kept" / "key" / "sums.json").read_bytes()
 
@@ -164,9 +169,15 @@ def test_entries_that_nobody_uses_go(tmp_path: Path, tokens: Path, empty: Path) 
     assert sorted(path.name for path in cache.iterdir()) == ["new", "used"]
 
 
-def test_sources_are_all_that_decides(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+def test_sources_are_all_that_decides(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
     def sources(**given: Any) -> Any:
-        values = {"task": "emotion", "data": str(tiny_data), "model": str(tiny_model)} | given
+        values = {
+            "task": "emotion",
+            "data": str(tiny_data),
+            "model": str(tiny_model),
+        } | given
         return tasks.get(TrainConfig.resolve(**values)).sources()
 
     key = token_cache.key_of
@@ -193,8 +204,19 @@ def test_run_takes_the_tokens_of_the_one_before(
     entry.mkdir(parents=True)
     cache.chmod(0o700)
     (entry / "sums.json").write_text('{"lost": {}}')
-    flags = ["submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path / "runs")]
-    flags += ["--max-steps", "2", *(f"--{name}={value}" for name, value in what.items())]
+    flags = [
+        "submit",
+        "--cluster",
+        "local",
+        "--follow",
+        "--runs-dir",
+        str(tmp_path / "runs"),
+    ]
+    flags += [
+        "--max-steps",
+        "2",
+        *(f"--{name}={value}" for name, value in what.items()),
+    ]
     env = {"HF_HOME": str(tmp_path / "hf")}
     first = slurmft(*flags, env=env)
     assert "kept tokens were damaged" in first.out

@@ -33,17 +33,23 @@ def task_of(data: Path, model: Path, **given: object) -> Task:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_words(tmp_path_factory.mktemp("words") / "data", train=408, validation=51)
+    return write_words(
+        tmp_path_factory.mktemp("words") / "data", train=408, validation=51
+    )
 
 
 def run(folder: Path, words: Path, model: Path, *flags: str) -> Done:
-    done = train(folder, *TASK, "--data", str(words), "--model", str(model), *EXACT, *flags)
+    done = train(
+        folder, *TASK, "--data", str(words), "--model", str(model), *EXACT, *flags
+    )
     assert done.code == 0, done.err
     return done
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory, words: Path, tiny_model: Path) -> Done:
+def one_rank(
+    tmp_path_factory: pytest.TempPathFactory, words: Path, tiny_model: Path
+) -> Done:
     """Steps of 16 texts; 8 are left for the last of each epoch."""
     folder = tmp_path_factory.mktemp("one")
     flags = (
@@ -74,7 +80,11 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory, words: Path, tiny_model: 
     ids=["4x4", "2x2x4", "padded"],
 )
 def test_loss_of_tokens_does_not_depend_on_ranks_and_micro_steps(
-    layout: tuple[str, ...], one_rank: Done, tmp_path: Path, words: Path, tiny_model: Path
+    layout: tuple[str, ...],
+    one_rank: Done,
+    tmp_path: Path,
+    words: Path,
+    tiny_model: Path,
 ) -> None:
     """Texts have 1 to 20 labels each: weighted by texts, the first loss would differ by percents.
     The last step of the epoch has fewer texts than others."""
@@ -86,7 +96,8 @@ def test_loss_of_tokens_does_not_depend_on_ranks_and_micro_steps(
     found = [r["loss"] for r in records(done.run, "step")]
     expected = [r["loss"] for r in records(one_rank.run, "step")][:26]
     assert found[:10] == pytest.approx(expected[:10], abs=1e-6)
-    assert found == pytest.approx(expected, abs=1e-5)  # what is learnt differs by rounding, too
+    # what is learnt differs by rounding, too
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.processes
@@ -95,12 +106,19 @@ def test_weights_of_classes_are_those_of_the_loss_alone(
 ) -> None:
     """The evaluation counts words, not their weights."""
     flags = ("--class-weights", "balanced", "--max-steps", "1", "--batch-size", "16")
-    assert 0 <= run(tmp_path, words, tiny_model, *flags).result["metrics"]["accuracy"] <= 1
+    assert (
+        0 <= run(tmp_path, words, tiny_model, *flags).result["metrics"]["accuracy"] <= 1
+    )
 
 
 def test_entities_are_learnt(one_rank: Done) -> None:
     metrics = one_rank.result["metrics"]
-    assert set(metrics) == {"entity_f1", "entity_precision", "entity_recall", "accuracy"}
+    assert set(metrics) == {
+        "entity_f1",
+        "entity_precision",
+        "entity_recall",
+        "accuracy",
+    }
     assert metrics["entity_f1"] > 0.95
     model = one_rank.run.path / "model"
     from transformers import AutoModelForTokenClassification, pipeline
@@ -111,12 +129,17 @@ def test_entities_are_learnt(one_rank: Done) -> None:
     assert config.id2label[0] == "B-joy"
 
 
-def test_only_the_first_token_of_a_word_has_a_label(tmp_path: Path, tiny_model: Path) -> None:
-    rows = [{"tokens": ["joy", "word1-word2", "love"], "tags": ["B-joy", "O", "B-love"]}] * 2
+def test_only_the_first_token_of_a_word_has_a_label(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    rows = [
+        {"tokens": ["joy", "word1-word2", "love"], "tags": ["B-joy", "O", "B-love"]}
+    ] * 2
     data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
     found = task_of(data, tiny_model).prepare()
     names = found.labels
-    assert names == ["B-joy", "B-love", "I-joy", "I-love", "O"]  # I- of each type as well
+    # I- of each type as well
+    assert names == ["B-joy", "B-love", "I-joy", "I-love", "O"]
     assert found.train.token_labels is not None
     assert found.train.token_labels[: found.train.offsets[1]].tolist() == [
         IGNORED, 0, 4, IGNORED, IGNORED, 1, IGNORED,
@@ -148,7 +171,10 @@ def test_scores(words: Path, tiny_model: Path) -> None:
     ("row", "message"),
     [
         ({"tokens": ["a", "b"], "tags": ["O"]}, "row 3 has 2 words and 1 labels"),
-        ({"tokens": "a b", "tags": ["O", "O"]}, "row 3 has the words 'a b', which are no list"),
+        (
+            {"tokens": "a b", "tags": ["O", "O"]},
+            "row 3 has the words 'a b', which are no list",
+        ),
         ({"tokens": ["a", 5], "tags": ["O", "O"]}, "row 3 has the word 5"),
         ({"tokens": ["a"], "tags": [None]}, "row 3 has the label None"),
         ({"tokens": ["a"], "tags": ["B-new"]}, "row 3 has the label 'B-new'"),
@@ -158,7 +184,9 @@ def test_rows_that_are_wrong(
     row: dict[str, object], message: str, words: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     """Told at submission, with the row."""
-    rows = [json.loads(line) for line in (words / "train.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (words / "train.jsonl").read_text().splitlines()
+    ]
     data = write_splits(
         tmp_path / "data", {"train": rows, "validation": [*rows[:2], row, *rows[3:5]]}
     )

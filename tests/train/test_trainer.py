@@ -32,7 +32,15 @@ EXACT = ("--precision", "fp32", "--dropout", "0", "--log-every", "5")
 
 def train(tmp_path: Path, *arguments: str, imported: bool = True) -> Done:
     return slurmft(
-        *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path), *arguments),
+        *(
+            "submit",
+            "--cluster",
+            "local",
+            "--follow",
+            "--runs-dir",
+            str(tmp_path),
+            *arguments,
+        ),
         imported=imported,
     )
 
@@ -42,12 +50,23 @@ def emotion(data: Path, model: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path) -> Done:
+def four_ranks(
+    tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
+) -> Done:
     """Two epochs on four simulated nodes: 203 samples in batches of 64 leave 11 for the last."""
     done = train(
         tmp_path_factory.mktemp("four") / HOSTILE,
         *(*emotion(tiny_data, tiny_model), *EXACT),
-        *("--nodes", "4", "--batch-size", "16", "--epochs", "2", "--eval-batch-size", "16"),
+        *(
+            "--nodes",
+            "4",
+            "--batch-size",
+            "16",
+            "--epochs",
+            "2",
+            "--eval-batch-size",
+            "16",
+        ),
         *("--learning-rate", "0.01"),
     )
     assert done.code == 0, done.err
@@ -62,7 +81,16 @@ def test_losses_do_not_depend_on_the_number_of_ranks(
     one = train(
         tmp_path,
         *(*emotion(tiny_data, tiny_model), *EXACT),
-        *("--nodes", "1", "--nproc-per-node", "2", "--epochs", "2", "--learning-rate", "0.01"),
+        *(
+            "--nodes",
+            "1",
+            "--nproc-per-node",
+            "2",
+            "--epochs",
+            "2",
+            "--learning-rate",
+            "0.01",
+        ),
         *("--batch-size", "16", "--gradient-accumulation-steps", "4"),
         *("--max-global-batch-size", "64"),
     )
@@ -82,7 +110,9 @@ def test_gradients_of_an_fp32_run_are_sent_as_they_are(four_ranks: Done) -> None
 
 def padding(done: Done) -> float:
     """Padded tokens for each real one."""
-    padded, real = (done.result[f"train_{kind}_per_s"] for kind in ("padded_tokens", "tokens"))
+    padded, real = (
+        done.result[f"train_{kind}_per_s"] for kind in ("padded_tokens", "tokens")
+    )
     return float(padded / real - 1)
 
 
@@ -95,7 +125,9 @@ def test_packing_does_not_change_losses(
         *("--batch-size", "64", "--epochs", "2", "--learning-rate", "0.01"),
     )
     assert padded.code == 0, padded.err
-    for step, own in zip(records(padded.run, "step"), records(four_ranks.run, "step"), strict=True):
+    for step, own in zip(
+        records(padded.run, "step"), records(four_ranks.run, "step"), strict=True
+    ):
         assert step["loss"] == pytest.approx(own["loss"], abs=1e-5)
     assert padded.result["metrics"] == four_ranks.result["metrics"]
     assert padding(padded) > 0
@@ -114,7 +146,9 @@ def test_batches_of_similar_lengths(
     assert grouped.code == 0, grouped.err
     assert grouped.result["train_samples"] == 203
     assert padding(grouped) == 0
-    first, own = (records(done.run, "step")[0]["loss"] for done in (grouped, four_ranks))
+    first, own = (
+        records(done.run, "step")[0]["loss"] for done in (grouped, four_ranks)
+    )
     assert first != pytest.approx(own, abs=1e-5)  # that of other samples
 
 
@@ -132,7 +166,8 @@ def test_result(four_ranks: Done) -> None:
     assert set(result["phases_s"]) == {"train", "evaluate", "metric", "broadcast"}
     assert all(seconds > 0 for seconds in result["phases_s"].values())
     padded, real = result["train_padded_tokens_per_s"], result["train_tokens_per_s"]
-    packs = int(version("transformers").partition(".")[0]) >= 5  # what 4 computes is padded
+    # what 4 computes is padded
+    packs = int(version("transformers").partition(".")[0]) >= 5
     assert 0 < real == padded if packs else 0 < real < padded
     assert len(result["peak_memory_bytes"]) == 4
     assert 0 < result["startup_s"] < result["wall_s"] - sum(result["phases_s"].values())
@@ -170,9 +205,16 @@ def test_class_weights(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> Non
 
 def test_imports_of_the_nodes(four_ranks: Done) -> None:
     ranks = json.loads(four_ranks.run.environment.read_text())["ranks"]
-    found = four_ranks.result["imports_s"]  # forked with all imports done: a few milliseconds
+    # forked with all imports done: a few milliseconds
+    found = four_ranks.result["imports_s"]
     assert found["max"] == round(max(rank["imports_s"] for rank in ranks), 2)
-    assert 0 <= found["min"] <= found["median"] <= found["max"] < four_ranks.result["startup_s"]
+    assert (
+        0
+        <= found["min"]
+        <= found["median"]
+        <= found["max"]
+        < four_ranks.result["startup_s"]
+    )
     assert f"{found['max']:.1f} s a node" in four_ranks.out
 
 
@@ -198,7 +240,9 @@ def test_ranks_import_only_what_they_need(four_ranks: Done) -> None:
         "print([m for m in ('datasets', 'evaluate', 'sklearn', 'pandas') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(four_ranks.run.path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -218,10 +262,15 @@ def test_metric_is_that_of_the_saved_model(four_ranks: Done, tiny_data: Path) ->
     """On 67 samples over 4 ranks: no sample lost, none counted twice."""
     from transformers import pipeline
 
-    rows = [json.loads(line) for line in (tiny_data / "validation.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tiny_data / "validation.jsonl").read_text().splitlines()
+    ]
     classify = pipeline("text-classification", model=str(four_ranks.run.model))
     found = [answer["label"] for answer in classify([row["text"] for row in rows])]
-    right = sum(LABELS[row["label"]] == label for row, label in zip(rows, found, strict=True))
+    right = sum(
+        LABELS[row["label"]] == label for row, label in zip(rows, found, strict=True)
+    )
     assert four_ranks.result["metrics"]["accuracy"] == right / 67
 
 
@@ -244,7 +293,11 @@ def test_run_directory(four_ranks: Done) -> None:
     environment = json.loads(run.environment.read_text())
     assert environment["versions"]["torch"]
     assert [rank["rank"] for rank in environment["ranks"]] == [0, 1, 2, 3]
-    assert [s.state for s in run.get_state().history] == ["submitted", "running", "finished"]
+    assert [s.state for s in run.get_state().history] == [
+        "submitted",
+        "running",
+        "finished",
+    ]
     assert not [p.name for p in run.path.iterdir() if p.name.startswith(".")]
     assert "Traceback" not in "".join(p.read_text() for p in run.logs.glob("*.log"))
 
@@ -264,7 +317,9 @@ def test_rank_that_raises(tmp_path: Path, tiny_data: Path) -> None:
     data = write_emotion(tmp_path / "data", train=60, validation=8)
     with open(data / "train.jsonl", "a") as file:
         file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
-    done = train(tmp_path, *emotion(data, model), "--nodes", "2", "--batch-size", "4", *EXACT)
+    done = train(
+        tmp_path, *emotion(data, model), "--nodes", "2", "--batch-size", "4", *EXACT
+    )
     assert done.code == 1
     assert done.err.count("Traceback") == 1
     last = done.err.splitlines()[-2]
@@ -285,7 +340,9 @@ def test_data_error_is_told_once(tmp_path: Path, tiny_model: Path) -> None:
     assert "Traceback" not in done.err
 
 
-def test_logits_that_are_no_numbers(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
+def test_logits_that_are_no_numbers(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
     """A loss may be finite, and the step after it take the weights to infinity."""
     done = train(
         tmp_path, *emotion(tiny_data, tiny_model), *EXACT, "--nodes", "2", "--max-steps", "1",
@@ -317,7 +374,12 @@ def test_fewer_validation_samples_than_processes(tmp_path: Path) -> None:
     flags = (*emotion(data, write_model(tmp_path / "model")), *EXACT, "--epochs", "2")
     found = []
     for processes in (1, 4):
-        sizes = ("--nproc-per-node", str(processes), "--batch-size", str(8 // processes))
+        sizes = (
+            "--nproc-per-node",
+            str(processes),
+            "--batch-size",
+            str(8 // processes),
+        )
         run = train(tmp_path, *flags, "--nodes", "1", *sizes)
         assert run.code == 0, run.err
         found.append([record["metrics"] for record in records(run.run, "epoch")])
@@ -345,16 +407,28 @@ def test_hub_id_in_the_cache_needs_no_hub(
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text("0" * 40)
     done = slurmft(
-        *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path / "runs")),
+        *(
+            "submit",
+            "--cluster",
+            "local",
+            "--follow",
+            "--runs-dir",
+            str(tmp_path / "runs"),
+        ),
         *("--task", "emotion", "--data", str(tiny_data), "--model", "tiny/bert"),
         *("--max-steps", "1"),
-        env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path / "cache")},
+        env={
+            "HF_ENDPOINT": "http://127.0.0.1:9",
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+        },
     )
     assert done.code == 0, done.err
 
 
 def test_setup_that_fails(tmp_path: Path) -> None:
-    done = train(tmp_path, "--setup", "echo no module cuda/99 >&2; false", imported=False)
+    done = train(
+        tmp_path, "--setup", "echo no module cuda/99 >&2; false", imported=False
+    )
     assert done.code == 1
     assert "no module cuda/99" in done.err
 
@@ -363,7 +437,12 @@ def test_setup_lines_are_bash(tmp_path: Path) -> None:
     """What they set reaches the processes of the job."""
     done = slurmft(
         *("run", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path)),
-        *("--setup", "source /dev/null  # a comment", "--setup", "export OMP_NUM_THREADS=1"),
+        *(
+            "--setup",
+            "source /dev/null  # a comment",
+            "--setup",
+            "export OMP_NUM_THREADS=1",
+        ),
         *("--", "sh", "-c", "echo threads: $OMP_NUM_THREADS"),
     )
     assert done.code == 0, done.err
@@ -427,7 +506,12 @@ def processes_of(run: RunDir) -> dict[int, str]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                line = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+                line = (
+                    (folder / "cmdline")
+                    .read_bytes()
+                    .decode(errors="replace")
+                    .replace("\0", " ")
+                )
             except OSError:
                 continue
             if str(run.path) in line and " submit " not in line:
@@ -469,11 +553,14 @@ def test_cancelled_while_following(tmp_path: Path) -> None:
     assert "already ended (cancelled)" in slurmft("cancel", str(job.run.path)).out
 
 
-def test_job_goes_on_after_ctrl_c_and_leaves_no_orphans_when_it_is_killed(tmp_path: Path) -> None:
+def test_job_goes_on_after_ctrl_c_and_leaves_no_orphans_when_it_is_killed(
+    tmp_path: Path,
+) -> None:
     """SIGKILL to the process that stands in for srun: nobody could clean up by hand."""
     job = Following("--runs-dir", str(tmp_path), *LONG)
     job.until("step 2/")
-    os.killpg(job.process.pid, signal.SIGINT)  # as a terminal sends it: to all in the foreground
+    # as a terminal sends it: to all in the foreground
+    os.killpg(job.process.pid, signal.SIGINT)
     code, text = job.end()
     assert code == 130
     assert "no longer following; job" in text
@@ -493,7 +580,9 @@ def test_test_split(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(tiny_data, data)
     shutil.copy(data / "validation.jsonl", data / "test.jsonl")
-    done = train(tmp_path, *emotion(data, tiny_model), *EXACT, "--nodes", "2", "--epochs", "2")
+    done = train(
+        tmp_path, *emotion(data, tiny_model), *EXACT, "--nodes", "2", "--epochs", "2"
+    )
     assert done.code == 0, done.err
     metrics = done.result["metrics"]
     assert list(metrics) == ["accuracy", "test_accuracy"]

@@ -51,7 +51,9 @@ def train(model: Any, of: TokenData) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", ["Bert", "DistilBert", "Roberta", "Electra", "DebertaV2"])
+@pytest.mark.parametrize(
+    "name", ["Bert", "DistilBert", "Roberta", "Electra", "DebertaV2"]
+)
 def test_the_trained_model_is_the_same(name: str) -> None:
     whole = make(name, vocab_size=WORDS)
     narrowed = copy.deepcopy(whole)
@@ -59,14 +61,16 @@ def test_the_trained_model_is_the_same(name: str) -> None:
     vocabulary = trim(narrowed, of)
     table = narrowed.get_input_embeddings()
     assert vocabulary.used.tolist() == [whole.config.pad_token_id, *TOKENS]
-    assert len(table.weight) == len(TOKENS) + 2  # padding, and the row that tells the decay
+    # padding, and the row that tells the decay
+    assert len(table.weight) == len(TOKENS) + 2
     assert train(narrowed, of) == pytest.approx(train(whole, of), rel=1e-5)
     vocabulary.restore(table)
     found, expected = (dict(m.state_dict()) for m in (narrowed, whole))
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():
         torch.testing.assert_close(found[key], tensor, rtol=1e-4, atol=1e-5, msg=key)
-    inputs = {"input_ids": torch.tensor([[8, 9, 10, 11]])}  # tokens that were no part of the data
+    # tokens that were no part of the data
+    inputs = {"input_ids": torch.tensor([[8, 9, 10, 11]])}
     for model in (whole, narrowed):
         model.eval()
     torch.testing.assert_close(
@@ -82,13 +86,18 @@ def test_a_token_that_the_data_does_not_have_is_an_error() -> None:
 
 
 def test_a_token_that_the_model_does_not_know_is_an_error() -> None:
-    with pytest.raises(UsageError, match="makes token 9999, but the model knows 9000 tokens"):
+    with pytest.raises(
+        UsageError, match="makes token 9999, but the model knows 9000 tokens"
+    ):
         TrimmedVocabulary.trim(make("Bert", vocab_size=9000), data(0))
 
 
 def test_small_gains_are_left() -> None:
     assert (
-        TrimmedVocabulary.trim(make("Bert", vocab_size=WORDS), data(0, list(range(5000)))) is None
+        TrimmedVocabulary.trim(
+            make("Bert", vocab_size=WORDS), data(0, list(range(5000)))
+        )
+        is None
     )
 
 
@@ -117,7 +126,9 @@ def test_a_table_that_does_not_train_stays_whole() -> None:
 def test_a_model_that_uses_its_table_otherwise_stays_as_it_was() -> None:
     model = make("Bert", vocab_size=WORDS)
     table = model.get_input_embeddings()
-    model.classifier.register_forward_hook(lambda *found: found[-1] + table.weight.sum())
+    model.classifier.register_forward_hook(
+        lambda *found: found[-1] + table.weight.sum()
+    )
     before = copy.deepcopy(model.state_dict())
     found = TrimmedVocabulary.trim(model, data(0))
     assert isinstance(found, str)

@@ -16,14 +16,21 @@ from slurmft.core import process
 from slurmft.core.errors import Exit, SlurmftError
 
 
-def srun_command(nodes: int, options: Sequence[str], program: Sequence[str]) -> list[str]:
+def srun_command(
+    nodes: int, options: Sequence[str], program: Sequence[str]
+) -> list[str]:
     """Returns an srun with one task, of one CPU, on each node: within the current allocation, or in
     a new one, for which it waits in the queue."""
     where = ["--job-name=slurmft-doctor", *options]
     if "SLURM_JOB_ID" in os.environ:
         # The steps of this job may have all CPUs: without --overlap, srun would wait for them.
         where = ["--overlap"]
-    size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1"]
+    size = [
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+    ]
     return ["srun", "--quiet", "--kill-on-bad-exit=1", *size, *where, *program]
 
 
@@ -54,7 +61,9 @@ def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]
             _give_back(child)
 
 
-def _granted(child: subprocess.Popen[bytes], errors: IO[bytes], wait_s: float) -> dict[str, str]:
+def _granted(
+    child: subprocess.Popen[bytes], errors: IO[bytes], wait_s: float
+) -> dict[str, str]:
     """Returns the variables that the program in the allocation prints, when it has begun."""
     assert child.stdout is not None
     # Nothing was read before: no bytes are in Python's buffer, where select would miss them.
@@ -69,7 +78,9 @@ def _granted(child: subprocess.Popen[bytes], errors: IO[bytes], wait_s: float) -
     if not line:  # salloc has ended without running the program
         errors.seek(0)
         lines = error_text(errors.read().decode(errors="replace").splitlines())
-        raise SlurmftError(f"salloc refused: {' '.join(lines)}", offers(), code=Exit.SUBMIT)
+        raise SlurmftError(
+            f"salloc refused: {' '.join(lines)}", offers(), code=Exit.SUBMIT
+        )
     variables: dict[str, str] = json.loads(line)
     return variables
 

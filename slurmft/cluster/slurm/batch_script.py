@@ -104,7 +104,9 @@ def begin_attempt(run: RunDir) -> int:
     was_avoided = bool(history) and history[-1].avoided
     has_bad_host = not set(hosts).isdisjoint(exclude)
     if has_bad_host and run.load_config().job.requeue and not was_avoided:
-        return requeue(run, f"{', '.join(exclude)} failed before", exclude, avoided=True)
+        return requeue(
+            run, f"{', '.join(exclude)} failed before", exclude, avoided=True
+        )
     # This is the first node, where the rendezvous will be.
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
     number = begin(run, hosts, job_id, restarts)
@@ -145,7 +147,8 @@ def excludable_hosts(run: RunDir) -> list[str]:
 
 def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False) -> int:
     """Requeues the job of this process; returns the exit code."""
-    signals.block()  # Slurm's SIGTERM must not come between the two commands of a requeue
+    # Slurm's SIGTERM must not come between the two commands of a requeue
+    signals.block()
     full_reason = reason
     if exclude:
         full_reason += f" (without {', '.join(exclude)})"
@@ -157,11 +160,16 @@ def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False)
         warning = commands.requeue(own_job_id(os.environ), exclude)
     # Else the record would say for ever that the job waits.
     except SlurmftError as error:
-        run.set_state("failed", f"{reason}; Slurm refuses to requeue: {error.message}", error.code)
+        run.set_state(
+            "failed", f"{reason}; Slurm refuses to requeue: {error.message}", error.code
+        )
         raise
     wait_for_plugins()
     if warning:
-        print(f"slurmft: {', '.join(exclude)} could not be excluded: {warning}", file=sys.stderr)
+        print(
+            f"slurmft: {', '.join(exclude)} could not be excluded: {warning}",
+            file=sys.stderr,
+        )
     return Exit.STOPPED
 
 
@@ -178,7 +186,11 @@ def blame_lost_nodes(run: RunDir) -> None:
 def end_attempt(run: RunDir, code: int) -> int:
     """Requeues this script's own job, or records its end; returns its exit code."""
     state = commands.job_state(own_job_id(os.environ))
-    if code != Exit.OK and state is not None and state.name not in ("RUNNING", "UNKNOWN"):
+    if (
+        code != Exit.OK
+        and state is not None
+        and state.name not in ("RUNNING", "UNKNOWN")
+    ):
         # Cancelled, timed out, or already requeued by whoever ended the tasks: nothing to decide.
         print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)
         return code
@@ -194,7 +206,9 @@ def end_attempt(run: RunDir, code: int) -> int:
         if exclude or failure is None or not failure.exclude:
             return requeue(run, outcome.reason, exclude)
         # A host is certainly bad and cannot be excluded: the job would get it again.
-        outcome = Outcome("failed", f"{outcome.reason}; no other nodes can be had", Exit.FAILED)
+        outcome = Outcome(
+            "failed", f"{outcome.reason}; no other nodes can be had", Exit.FAILED
+        )
     wait_for_plugins = end(run, outcome)
     # A full disk or a lost file system takes no record: Slurm keeps the reason then.
     if run.get_state().state != outcome.state:

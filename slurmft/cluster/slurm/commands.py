@@ -34,7 +34,8 @@ _MAX_ARRAY_SIZE = 1001
 """Slurm's default of MaxArraySize."""
 _QUEUED_AGAIN = ("PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED")
 _KNOWS_NOTHING = re.compile(
-    "invalid job id|accounting storage is disabled|sacct is not on the PATH", re.IGNORECASE
+    "invalid job id|accounting storage is disabled|sacct is not on the PATH",
+    re.IGNORECASE,
 )
 """Failures that are answers: there is no such job, or the site keeps no accounting."""
 _JOBS_A_CALL = 5000
@@ -78,7 +79,11 @@ def parse_partitions(text: str) -> list[Partition]:
         if name in partitions:  # a line for each kind of node
             node_count += partitions[name].nodes
         partitions[name] = Partition(
-            name=name, state=state, time_limit=limit, nodes=node_count, cpus_per_node=cpus
+            name=name,
+            state=state,
+            time_limit=limit,
+            nodes=node_count,
+            cpus_per_node=cpus,
         )
     return list(partitions.values())
 
@@ -139,7 +144,9 @@ def parse_unwell_hosts(text: str) -> dict[str, str]:
     for line in text.splitlines():
         name, state, reason = line.strip().split("|", 2)
         # sinfo marks a node that does not respond by a star behind its state.
-        if state.endswith("*") or state.startswith(("down", "drain", "fail", "unknown")):
+        if state.endswith("*") or state.startswith(
+            ("down", "drain", "fail", "unknown")
+        ):
             states[name] = state if reason == "none" else f"{state}: {reason}"
     return states
 
@@ -163,7 +170,9 @@ def associations(user: str) -> list[dict[str, str]]:
     """Returns the limits of a user in accounting: a row for each account, by sacctmgr's names."""
     fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
     where = ("show", "assoc", f"user={user}", f"format={fields}")
-    return parse_associations(call("sacctmgr", "--noheader", "--parsable2", *where), fields)
+    return parse_associations(
+        call("sacctmgr", "--noheader", "--parsable2", *where), fields
+    )
 
 
 def parse_associations(text: str, fields: str) -> list[dict[str, str]]:
@@ -216,12 +225,16 @@ def job_state(job_id: str) -> Report | None:
 
 
 def _state_in_queue(job_id: str) -> Report | None:
-    return parse_squeue(call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r"))
+    return parse_squeue(
+        call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r")
+    )
 
 
 def _state_in_accounting(job_id: str) -> Report | None:
     # A task that never started is not found by its own id, only in the line of its array.
-    return _of_task(parse_sacct_jobs(call(*_SACCT, f"--jobs={array_of(job_id)}")), job_id)
+    return _of_task(
+        parse_sacct_jobs(call(*_SACCT, f"--jobs={array_of(job_id)}")), job_id
+    )
 
 
 def await_accounting(job_id: str, state: Report) -> Report:
@@ -253,7 +266,9 @@ _SQUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%S
 _SACCT = ("sacct", "-nPX", "--format=JobID,State,ExitCode")
 
 
-def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[str, Report]:
+def job_states(
+    job_ids: Iterable[str], only_queued: Iterable[str] = ()
+) -> dict[str, Report]:
     """Returns the states of many jobs and array tasks, by one squeue and at most one sacct for
     every 5,000 of them.
 
@@ -261,7 +276,8 @@ def job_states(job_ids: Iterable[str], only_queued: Iterable[str] = ()) -> dict[
     not answer, NO_ACCOUNTING of those that only accounting may know. Accounting is not queried for
     `only_queued`.
     """
-    valid_ids = set(filter(is_job_id, job_ids))  # another text would fail the whole call
+    # another text would fail the whole call
+    valid_ids = set(filter(is_job_id, job_ids))
     queued = _states_by(_SQUEUE, parse_squeue_jobs, valid_ids)
     if queued is None:
         return dict.fromkeys(valid_ids, NO_ANSWER)
@@ -366,7 +382,9 @@ def _of_task(reports: dict[str, Report], job_id: str) -> Report | None:
 
 
 def _states_by(
-    command: Sequence[str], parse: Callable[[str], dict[str, Report]], job_ids: Iterable[str]
+    command: Sequence[str],
+    parse: Callable[[str], dict[str, Report]],
+    job_ids: Iterable[str],
 ) -> dict[str, Report] | None:
     """Asks one command for the states of jobs, in pieces; None where it does not answer."""
     # Whole arrays: see `_of_task`.
@@ -472,7 +490,9 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
 
 def job_of_script(folder: Path) -> str:
     """Returns the queued job of this user whose script lies in a folder; "": there is none."""
-    return parse_job_of_script(call("squeue", "--noheader", "--me", "--format=%i|%o"), folder)
+    return parse_job_of_script(
+        call("squeue", "--noheader", "--me", "--format=%i|%o"), folder
+    )
 
 
 def parse_job_of_script(text: str, folder: Path) -> str:
@@ -514,8 +534,15 @@ def parse_job_facts(text: str) -> dict[str, str]:
 
 
 _FREE_TEXT = (
-    "JobId=", "Command=", "WorkDir=", "Comment=", "AdminComment=", "StdErr=", "StdIn=", "StdOut=",
-)  # fmt: skip
+    "JobId=",
+    "Command=",
+    "WorkDir=",
+    "Comment=",
+    "AdminComment=",
+    "StdErr=",
+    "StdIn=",
+    "StdOut=",
+)
 
 
 def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
@@ -552,7 +579,12 @@ NOTE = "slurmft: "
 def note(job: str, words: str) -> None:
     """Leaves words with the job of this process, as its comment: the run takes none."""
     with contextlib.suppress(SlurmftError):
-        call("scontrol", "update", f"JobId={job}", f"Comment={NOTE}{' '.join(words.split())}")
+        call(
+            "scontrol",
+            "update",
+            f"JobId={job}",
+            f"Comment={NOTE}{' '.join(words.split())}",
+        )
 
 
 def noted(job: str) -> str:
@@ -568,7 +600,8 @@ def noted(job: str) -> str:
 
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
     """Returns the output of a command of Slurm's."""
-    environment = os.environ | {"SLURM_BITSTR_LEN": "0"}  # else Slurm cuts lists of array tasks
+    # else Slurm cuts lists of array tasks
+    environment = os.environ | {"SLURM_BITSTR_LEN": "0"}
     done = _run(command, timeout_s, "is the Slurm controller up?", environment)
     if done.returncode:
         message = f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip()}"
@@ -583,12 +616,21 @@ def _run(
 
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=environment,
+            check=False,
         )
     except FileNotFoundError:
-        raise SlurmftError(f"{command[0]} is not on the PATH", code=Exit.SUBMIT) from None
+        raise SlurmftError(
+            f"{command[0]} is not on the PATH", code=Exit.SUBMIT
+        ) from None
     except OSError as error:
-        raise SlurmftError(f"{command[0]}: {error.strerror}", code=Exit.SUBMIT) from None
+        raise SlurmftError(
+            f"{command[0]}: {error.strerror}", code=Exit.SUBMIT
+        ) from None
     except subprocess.TimeoutExpired:
         message = f"{command[0]} did not answer within {timeout_s:.0f} s"
         raise SlurmftError(message, hint, Exit.SUBMIT) from None
@@ -600,7 +642,9 @@ def check_starts(job_id: str) -> None:
     reason = never_starts(job_id)
     if reason:
         cancel(job_id)
-        raise SlurmftError(f"Slurm would never start the job: {reason}", offers(), Exit.SUBMIT)
+        raise SlurmftError(
+            f"Slurm would never start the job: {reason}", offers(), Exit.SUBMIT
+        )
 
 
 def never_starts(job_id: str) -> str | None:
@@ -610,7 +654,9 @@ def never_starts(job_id: str) -> str | None:
     enough: PartitionNodeLimit may mean nodes that are down for an hour.
     """
     try:
-        text = call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%P|%D|%l")
+        text = call(
+            "squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%P|%D|%l"
+        )
     except SlurmftError:
         return None
     return parse_never_starts(text, partitions())
@@ -629,7 +675,9 @@ def parse_never_starts(text: str, partitions: list[Partition]) -> str | None:
     # Nodes that are down count in a partition's size: they may come back.
     if int(nodes) > partition.nodes:
         size = partition.nodes
-        return f"it requests {nodes} nodes, but the partition {name} has {size} ({reason})"
+        return (
+            f"it requests {nodes} nodes, but the partition {name} has {size} ({reason})"
+        )
     if _minutes(limit) > _minutes(partition.time_limit):
         return (
             f"it requests a time of {limit}, but the partition {name} allows "
@@ -650,7 +698,9 @@ def _minutes(limit: str) -> float:
 def refusal(stderr: str, exit_code: int) -> SlurmftError:
     """Returns the error for a job that sbatch refused: its output, and the cluster's partitions."""
     text = " ".join(error_text(stderr.splitlines())) or "it gave no reason"
-    return SlurmftError(f"sbatch refused the job (exit {exit_code}): {text}", offers(), Exit.SUBMIT)
+    return SlurmftError(
+        f"sbatch refused the job (exit {exit_code}): {text}", offers(), Exit.SUBMIT
+    )
 
 
 def offers() -> str:
@@ -663,4 +713,6 @@ def offers() -> str:
 
 def error_text(lines: Sequence[str]) -> list[str]:
     """Returns lines of sbatch or salloc without the name of the command."""
-    return [re.sub("^(sbatch: |salloc: )?(error: )?", "", line).strip() for line in lines]
+    return [
+        re.sub("^(sbatch: |salloc: )?(error: )?", "", line).strip() for line in lines
+    ]

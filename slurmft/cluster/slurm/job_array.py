@@ -70,12 +70,16 @@ def script_text(options: Options, runs: Sequence[RunDir]) -> str:
     lines += ['log="$folder/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_0_log"']
     # In the place of a run's folder others may have put theirs. What was opened is what runs.
     lines += [f'exec 3<"$folder/{runs[0].script.name}" || exit']
-    lines += ['[ -O /dev/fd/3 ] || { echo "refused: $folder is another user\'s" >&2; exit 1; }']
+    lines += [
+        '[ -O /dev/fd/3 ] || { echo "refused: $folder is another user\'s" >&2; exit 1; }'
+    ]
     lines += ['exec bash /dev/fd/3 >>"$log.out" 2>>"$log.err"', ""]
     return "\n".join(lines)
 
 
-def submit(runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: Path) -> str:
+def submit(
+    runs: Sequence[RunDir], at_most: int, after: Sequence[str], script: Path
+) -> str:
     """Submits runs with the same request as an array, and records their jobs; returns its id.
 
     Args:

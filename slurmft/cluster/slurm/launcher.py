@@ -47,7 +47,11 @@ def submit(config: RunConfig, run: RunDir) -> str:
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
             # On the command line too: SBATCH_* variables override a script's directives.
-            return ["sbatch", *arguments(all_options(config, run)), str(submission_file_path)]
+            return [
+                "sbatch",
+                *arguments(all_options(config, run)),
+                str(submission_file_path),
+            ]
 
         @classmethod
         def name(cls) -> str:
@@ -56,14 +60,20 @@ def submit(config: RunConfig, run: RunDir) -> str:
     try:
         executor = Executor(run.submitit)
         executor.update_parameters(nodes=config.job.nodes, ntasks_per_node=1)
-        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what is raised here
-            return str(executor.submit(os.getpid).job_id)  # its pickle: the script loads none
+        # submitit prints what is raised here
+        with contextlib.redirect_stderr(io.StringIO()):
+            # its pickle: the script loads none
+            return str(executor.submit(os.getpid).job_id)
     except submitit.core.utils.FailedJobError as error:
         cause = error.__cause__
-        code = cause.returncode if isinstance(cause, subprocess.CalledProcessError) else 1
+        code = (
+            cause.returncode if isinstance(cause, subprocess.CalledProcessError) else 1
+        )
         raise commands.refusal(str(error), code) from None
     except RuntimeError as error:  # no srun here, or sbatch printed no job id
-        raise SlurmftError(f"submitit could not submit: {error}", code=Exit.SUBMIT) from None
+        raise SlurmftError(
+            f"submitit could not submit: {error}", code=Exit.SUBMIT
+        ) from None
 
 
 def job_state(job_id: str, run: RunDir) -> Report | None:
@@ -74,5 +84,6 @@ def job_state(job_id: str, run: RunDir) -> Report | None:
 def cancel(job_id: str, run: RunDir) -> None:
     """scancel; a job that it ends has no time to record that itself."""
     commands.cancel(job_id)
-    if os.access(run.path, os.W_OK):  # an operator may cancel what only others can write
+    # an operator may cancel what only others can write
+    if os.access(run.path, os.W_OK):
         run.set_state("cancelled", "by slurmft cancel", Exit.CANCELLED)

@@ -28,7 +28,8 @@ def request(config: RunConfig) -> dict[str, str | None]:
     if dependency:
         conditions = [of_user.get("dependency"), dependency]
         of_user["dependency"] = ",".join(filter(None, conditions))
-        of_user["kill-on-invalid-dep"] = "yes"  # many sites let such a job wait for ever
+        # many sites let such a job wait for ever
+        of_user["kill-on-invalid-dep"] = "yes"
     names = [name for name, option in options(JobConfig).items() if option.sbatch]
     return {
         **of_fields(job, names),

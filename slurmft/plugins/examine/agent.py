@@ -40,7 +40,9 @@ class Agent:
     def __init__(self) -> None:
         self.lock = LockOperations().lock
 
-    def inspect(self, folders: dict[str, str], job: dict[str, Any] | None = None) -> NodeReport:
+    def inspect(
+        self, folders: dict[str, str], job: dict[str, Any] | None = None
+    ) -> NodeReport:
         """Reports on the node; see `inspection.inspect`."""
         paths = {purpose: Path(path) for purpose, path in folders.items()}
         if job is None:
@@ -119,7 +121,12 @@ def _rendezvous(
     if interface is None and rendezvous.LOCAL_NODE in os.environ:
         interface = "lo"  # a simulated node
     return Rendezvous(
-        hosts=tuple(hosts), node_rank=rank, port=port, check_port=0, id=id, interface=interface
+        hosts=tuple(hosts),
+        node_rank=rank,
+        port=port,
+        check_port=0,
+        id=id,
+        interface=interface,
     )
 
 

@@ -45,7 +45,9 @@ class Agents:
     """Agents by name, each behind a process of its own; a context manager that ends them."""
 
     def __init__(
-        self, commands: Mapping[str, Sequence[str]], env: Mapping[str, str] | None = None
+        self,
+        commands: Mapping[str, Sequence[str]],
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """Starts the agents.
 
@@ -53,7 +55,9 @@ class Agents:
             commands: name -> the command that starts the agent.
             env: variables in addition to those of this process.
         """
-        self._answers: queue.SimpleQueue[tuple[str, Answer | None]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[str, Answer | None]] = (
+            queue.SimpleQueue()
+        )
         """Agent -> its line, or None for the end of its output."""
         self._number = 0
         self._ended: set[str] = set()
@@ -61,7 +65,8 @@ class Agents:
         self._processes = {
             name: process.start(
                 command,
-                death=signal.SIGTERM,  # an srun that still waits for nodes cancels its step
+                # an srun that still waits for nodes cancels its step
+                death=signal.SIGTERM,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -71,7 +76,9 @@ class Agents:
         }
         for name, child in self._processes.items():
             assert child.stdout is not None
-            threading.Thread(target=self._read, args=(name, child.stdout), daemon=True).start()
+            threading.Thread(
+                target=self._read, args=(name, child.stdout), daemon=True
+            ).start()
 
     def __enter__(self) -> "Agents":
         return self
@@ -122,7 +129,9 @@ class Agents:
         deadline = time.monotonic() + timeout_s
         while missing := arguments.keys() - answers.keys():
             try:
-                name, line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+                name, line = self._answers.get(
+                    timeout=max(0.0, deadline - time.monotonic())
+                )
             except queue.Empty:
                 late = AgentError(f"no answer in {timeout_s:.0f} s")
                 return answers | dict.fromkeys(missing, late)
@@ -130,7 +139,8 @@ class Agents:
                 self._ended.add(name)
                 if name in missing:
                     answers[name] = self._why_ended(name)
-            elif line["number"] == self._number:  # else a late answer to an earlier request
+            # Another number: a late answer to an earlier request.
+            elif line["number"] == self._number:
                 answers[name] = _decode(line, kind)
         return answers
 
@@ -148,7 +158,8 @@ class Agents:
         for line in lines:
             text = line.decode(errors="replace")
             if text.startswith(MARK):
-                with contextlib.suppress(ValueError):  # half a line, of an agent that was killed
+                # half a line, of an agent that was killed
+                with contextlib.suppress(ValueError):
                     self._answers.put((name, json.loads(text.removeprefix(MARK))))
         self._answers.put((name, None))
 
@@ -168,7 +179,9 @@ def _decode(line: Answer, kind: Any) -> Any:
     try:
         return decode(line["answer"], kind)
     except DecodeError as error:
-        return AgentError(f"its answer is not understood ({error}): another version of slurmft?")
+        return AgentError(
+            f"its answer is not understood ({error}): another version of slurmft?"
+        )
 
 
 # --- the agent ------------------------------------------------------------------------------------
@@ -190,6 +203,8 @@ def serve(agent: object) -> NoReturn:
             print(MARK + to_json(answer), flush=True)
 
     for line in sys.stdin:
-        threading.Thread(target=carry_out, args=(json.loads(line),), daemon=True).start()
+        threading.Thread(
+            target=carry_out, args=(json.loads(line),), daemon=True
+        ).start()
     sys.stdout.flush()
     os._exit(0)  # operations that hang would keep the interpreter alive

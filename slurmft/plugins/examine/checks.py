@@ -22,10 +22,35 @@ from slurmft.plugins.examine.measurements import Measurements
 _WIDTH = 100
 # Prefixes of the variables that affect runs; no others are reported.
 _REPORTED = (
-    "APPTAINER_", "CCL_", "CONDA_", "CUDA_", "FI_", "GLOO_", "HF_", "I_MPI_", "KMP_", "LANG", "LC_",
-    "LD_", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PATH", "PMI", "PYTHON", "SLURM",
-    "SRUN_", "TMPDIR", "TORCH", "TRANSFORMERS_", "UCX_", "VIRTUAL_ENV", "XDG_CACHE_HOME",
-)  # fmt: skip
+    "APPTAINER_",
+    "CCL_",
+    "CONDA_",
+    "CUDA_",
+    "FI_",
+    "GLOO_",
+    "HF_",
+    "I_MPI_",
+    "KMP_",
+    "LANG",
+    "LC_",
+    "LD_",
+    "MALLOC_",
+    "MKL_",
+    "NCCL_",
+    "NVIDIA_",
+    "OMP_",
+    "PATH",
+    "PMI",
+    "PYTHON",
+    "SLURM",
+    "SRUN_",
+    "TMPDIR",
+    "TORCH",
+    "TRANSFORMERS_",
+    "UCX_",
+    "VIRTUAL_ENV",
+    "XDG_CACHE_HOME",
+)
 
 
 class Level(StrEnum):
@@ -70,13 +95,23 @@ def ok(about: str, text: str, **figures: Any) -> Check:
 
 
 def warning(
-    about: str, text: str, hint: str | None = None, *, hosts: Sequence[str] = (), **figures: Any
+    about: str,
+    text: str,
+    hint: str | None = None,
+    *,
+    hosts: Sequence[str] = (),
+    **figures: Any,
 ) -> Check:
     return Check(Level.WARNING, about, text, hint, figures, tuple(hosts))
 
 
 def failure(
-    about: str, text: str, hint: str | None = None, *, hosts: Sequence[str] = (), **figures: Any
+    about: str,
+    text: str,
+    hint: str | None = None,
+    *,
+    hosts: Sequence[str] = (),
+    **figures: Any,
 ) -> Check:
     return Check(Level.FAILURE, about, text, hint, figures, tuple(hosts))
 
@@ -139,7 +174,15 @@ class Report:
         facts = self._facts()
         facts["measured"] = self.measured
         facts["environment"] = reported_environment(os.environ)
-        parts = [head, "", self.text(), "", "--- JSON ---", redact(to_json(facts, indent=1)), ""]
+        parts = [
+            head,
+            "",
+            self.text(),
+            "",
+            "--- JSON ---",
+            redact(to_json(facts, indent=1)),
+            "",
+        ]
         return "\n".join(parts)
 
     def _facts(self) -> dict[str, Any]:

@@ -134,7 +134,9 @@ def group_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
     groups: dict[Any, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(value, []).append(name)
-    most_common_first = sorted(groups, key=lambda value: len(groups[value]), reverse=True)
+    most_common_first = sorted(
+        groups, key=lambda value: len(groups[value]), reverse=True
+    )
     return {value: groups[value] for value in most_common_first}
 
 

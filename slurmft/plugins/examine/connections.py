@@ -59,7 +59,9 @@ def listen(token: str, job_id: str) -> dict[str, int]:
     """
     _PeerServer.token = token  # of all servers of this process
     torchrun_port = rendezvous.free_ports(job_id, 1)[0]
-    candidates = [port for port in rendezvous.candidate_ports(job_id) if port != torchrun_port]
+    candidates = [
+        port for port in rendezvous.candidate_ports(job_id) if port != torchrun_port
+    ]
     return {
         "torchrun": torchrun_port,
         "rendezvous": _serve(candidates),
@@ -74,7 +76,9 @@ def _serve(ports: Sequence[int]) -> int:
             server = _Server(("", port), _PeerServer)
             threading.Thread(target=server.serve_forever, daemon=True).start()
             return int(server.server_address[1])
-    raise SlurmftError(f"cannot listen on any of these ports: {ports}", "ss -tlnp shows who does")
+    raise SlurmftError(
+        f"cannot listen on any of these ports: {ports}", "ss -tlnp shows who does"
+    )
 
 
 def reach_all(
@@ -94,10 +98,13 @@ def reach_all(
     return links
 
 
-def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) -> LinkReport:
+def _reach(
+    host: str, token: str, ports: Mapping[str, int], timeout_s: float
+) -> LinkReport:
     deadline = time.monotonic() + timeout_s
     resolve = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
-    resolved = call_all(timeout_s, [resolve])[0]  # name servers have time-outs of their own
+    # name servers have time-outs of their own
+    resolved = call_all(timeout_s, [resolve])[0]
     if isinstance(resolved, Exception):
         return LinkReport(problem=one_line(resolved))
     address = str(resolved[0][4][0])
@@ -118,7 +125,9 @@ def _reach(host: str, token: str, ports: Mapping[str, int], timeout_s: float) ->
     return LinkReport(ports=reasons, ahead_s=ahead_s, round_trip_s=round_trip_s)
 
 
-def _ask_who(address: str, port: int, token: str, timeout_s: float) -> tuple[float, float]:
+def _ask_who(
+    address: str, port: int, token: str, timeout_s: float
+) -> tuple[float, float]:
     """Asks a host who it is; returns how far its clock is ahead, and the round trip, in seconds.
 
     Raises:

@@ -21,7 +21,15 @@ from slurmft.plugins.examine import (
     speed_rules,
 )
 from slurmft.plugins.examine.agents import AgentError, Agents
-from slurmft.plugins.examine.checks import Check, Report, failure, merged, ok, problems, warning
+from slurmft.plugins.examine.checks import (
+    Check,
+    Report,
+    failure,
+    merged,
+    ok,
+    problems,
+    warning,
+)
 from slurmft.plugins.examine.comparison import Pair
 from slurmft.plugins.examine.host import software
 from slurmft.plugins.examine.lock_operations import LockOperations
@@ -73,7 +81,8 @@ def examine_cluster(
     say("examining this host ...")
     report.checks += login.examine_this_host(job)
     with_slurm = commands.available() and job.cluster != "local"
-    has_nodes = with_slurm or job.cluster != "slurm"  # else the first check says why not
+    # else the first check says why not
+    has_nodes = with_slurm or job.cluster != "slurm"
     is_inside = with_slurm and allocation.allocated_nodes() is not None
     if has_nodes and (nodes_asked or is_inside):
         try:
@@ -126,7 +135,9 @@ class Examination:
                 for check in part():
                     self.report.checks.append(check)
             except (SlurmftError, OSError) as error:
-                self.report.checks.append(failure(part.__name__.strip("_"), one_line(error)))
+                self.report.checks.append(
+                    failure(part.__name__.strip("_"), one_line(error))
+                )
 
     def _left_s(self, limit_s: float) -> float:
         return max(0.5, min(limit_s, self.deadline - time.monotonic()))
@@ -169,7 +180,9 @@ class Examination:
             self.report.checks.append(ok("nodes", f"{some(list(nodes))} answer"))
 
     def _systems(self) -> Iterator[Check]:
-        systems = {node: report.system for node, report in self._nodes.items() if report.system}
+        systems = {
+            node: report.system for node, report in self._nodes.items() if report.system
+        }
         yield from node_rules.cores(systems, self.job.cpus_per_task)
         yield from node_rules.devices(systems, self.job.gpus_per_node)
         yield from node_rules.gpus(self._nodes)
@@ -221,7 +234,9 @@ class Examination:
         ports = {}
         for node, all_ports in self._measured.ports.items():
             # torchrun's is left free.
-            ports[node] = {name: all_ports[name] for name in ("rendezvous", "ephemeral")}
+            ports[node] = {
+                name: all_ports[name] for name in ("rendezvous", "ephemeral")
+            }
         requests = {}
         for start, goals in comparison.partners(list(ports)).items():
             peers = {hosts[goal]: (tokens[goal], ports[goal]) for goal in goals}
@@ -284,7 +299,12 @@ class Examination:
         here = LockOperations()
         if here.lock(str(place), "write", "-", mark) != "yes":
             return []  # the check of the folder says why
-        question = {"folder": str(place), "operation": "see", "primitive": "-", "name": mark}
+        question = {
+            "folder": str(place),
+            "operation": "see",
+            "primitive": "-",
+            "name": mark,
+        }
         requests = dict.fromkeys(self._nodes, question)
         try:
             seen = self._ask("lock", requests, _ANSWER_S, purpose, str)
@@ -297,7 +317,12 @@ class Examination:
             hint = "choose a --runs-dir on a file system that all nodes share"
             text = f"what this host writes in {place} is not seen there"
             return [failure(purpose, text, hint, hosts=blind)]
-        return [ok(purpose, f"{some(blind)} have a {place} of their own: each node fills its own")]
+        return [
+            ok(
+                purpose,
+                f"{some(blind)} have a {place} of their own: each node fills its own",
+            )
+        ]
 
     def _locks(self, purpose: str, place: Path) -> list[Check]:
         about = f"{purpose} locks"
@@ -341,7 +366,9 @@ class Examination:
         requests = {}
         for rank, node in enumerate(usable):
             requests[node] = {**question, "rank": rank}
-        speeds = self._ask("speeds", requests, left_s + _MARGIN_S, "speeds", SpeedReport)
+        speeds = self._ask(
+            "speeds", requests, left_s + _MARGIN_S, "speeds", SpeedReport
+        )
         self._measured.speeds = speeds
         missing = [node for node in self._nodes if node not in usable]
         if missing:

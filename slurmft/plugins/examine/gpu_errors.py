@@ -8,7 +8,9 @@ from slurmft.core import process
 from slurmft.plugins.examine.thresholds import XID_AGE_S
 
 _QUERY_S = 10.0
-_ECC_FIELDS = "ecc.errors.uncorrected.volatile.total,remapped_rows.pending,remapped_rows.failure"
+_ECC_FIELDS = (
+    "ecc.errors.uncorrected.volatile.total,remapped_rows.pending,remapped_rows.failure"
+)
 # NVIDIA's numbers of the errors that no program makes by itself.
 _XIDS = {
     48: "double-bit ECC error",
@@ -31,7 +33,9 @@ def find() -> tuple[str, ...]:
 def _query_ecc() -> list[str]:
     """Asks nvidia-smi for uncorrected errors, and for rows of memory that are to be remapped."""
     query = f"--query-gpu=index,{_ECC_FIELDS}"
-    printed = process.output(["nvidia-smi", query, "--format=csv,noheader,nounits"], _QUERY_S)
+    printed = process.output(
+        ["nvidia-smi", query, "--format=csv,noheader,nounits"], _QUERY_S
+    )
     if printed is None:
         return ["nvidia-smi fails, or does not answer"]
     return parse_ecc(printed)
@@ -49,7 +53,9 @@ def parse_ecc(printed: str) -> list[str]:
             continue
         index, count, pending, failed = fields
         if count.isdigit() and int(count) > 0:
-            problems.append(f"GPU {index} has {count} uncorrected ECC error(s) since it was reset")
+            problems.append(
+                f"GPU {index} has {count} uncorrected ECC error(s) since it was reset"
+            )
         if pending == "Yes":
             problems.append(f"GPU {index} needs a reset: rows are to be remapped")
         if failed == "Yes":
@@ -69,7 +75,9 @@ def parse_xids(log: str, now_s: float) -> list[str]:
     Args:
         now_s: seconds since the system's start, as the times of the lines.
     """
-    lines = re.findall(r"^\[\s*([\d.]+)\] NVRM: Xid \(PCI:(\S+?)\): (\d+)", log, re.MULTILINE)
+    lines = re.findall(
+        r"^\[\s*([\d.]+)\] NVRM: Xid \(PCI:(\S+?)\): (\d+)", log, re.MULTILINE
+    )
     recent = set()
     for when_s, bus, xid in lines:
         if int(xid) in _XIDS and float(when_s) > now_s - XID_AGE_S:

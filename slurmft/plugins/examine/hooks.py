@@ -31,7 +31,8 @@ class Examine(Hooks):
     ) -> Examination | None:
         if not is_due(config, os.environ):
             return None
-        from slurmft.plugins.examine.preflight import Preflight  # only where there is one
+        # only where there is one
+        from slurmft.plugins.examine.preflight import Preflight
 
         return Preflight(run, rendezvous).passes
 

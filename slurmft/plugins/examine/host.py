@@ -12,7 +12,9 @@ import slurmft
 Result = TypeVar("Result")
 
 
-def call_all(timeout_s: float, calls: Sequence[Callable[[], Result]]) -> list[Result | Exception]:
+def call_all(
+    timeout_s: float, calls: Sequence[Callable[[], Result]]
+) -> list[Result | Exception]:
     """Makes all calls at the same time; returns their results, in order.
 
     The result of a call that raises is its exception. A call that takes longer has a TimeoutError,

@@ -25,7 +25,9 @@ from slurmft.plugins.examine.report import FolderReport, NodeReport, System
 _LIMIT_S = 12.0
 _HUB_S = 4.0
 
-MICROBENCHMARKS = Program(kind="doctor", name="doctor", module="slurmft.plugins.examine.microbench")
+MICROBENCHMARKS = Program(
+    kind="doctor", name="doctor", module="slurmft.plugins.examine.microbench"
+)
 
 
 def inspect(folders: Mapping[str, Path], job: JobConfig | None = None) -> NodeReport:
@@ -39,7 +41,9 @@ def inspect(folders: Mapping[str, Path], job: JobConfig | None = None) -> NodeRe
     # Some containers have none.
     if os.path.isdir("/dev/shm"):
         places["shm"] = Path("/dev/shm")
-    calls: list[Callable[[], Any]] = [partial(_look_at_folder, path) for path in places.values()]
+    calls: list[Callable[[], Any]] = [
+        partial(_look_at_folder, path) for path in places.values()
+    ]
     calls.append(_gpu_errors)
     if job is not None:
         calls += [partial(_inspect_system, job), _reaches_hub]
@@ -79,7 +83,9 @@ def _system(system: System | Exception, reaches_hub: bool | Exception) -> System
 
 def _look_at_folder(path: Path) -> FolderReport:
     file_system = filesystem.of(path)
-    return FolderReport(path=str(path), file_system=file_system, room=filesystem.room(path))
+    return FolderReport(
+        path=str(path), file_system=file_system, room=filesystem.room(path)
+    )
 
 
 def _gpu_errors() -> tuple[str, ...]:

@@ -62,7 +62,8 @@ class LockOperations:
         end_reader, end_writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(end_writer)  # else the child would not see that the parent closes its own
+            # else the child would not see that the parent closes its own
+            os.close(end_writer)
             name = path.name.removeprefix(_PREFIX)
             answer = self.lock(str(path.parent), "hold", primitive, name)
             os.write(answer_writer, answer.encode())

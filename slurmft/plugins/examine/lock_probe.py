@@ -47,7 +47,9 @@ class Finding:
 
     @property
     def excludes(self) -> bool:
-        return self.error is None and bool(self.between_nodes and self.on_node and self.on_unlock)
+        return self.error is None and bool(
+            self.between_nodes and self.on_node and self.on_unlock
+        )
 
     @property
     def good(self) -> bool:
@@ -96,7 +98,9 @@ def preference(file_system: FileSystem) -> list[str]:
     return [first, *others]
 
 
-def _measure(ask: Ask, nodes: int, primitive: str, name: str, thorough: bool) -> Finding:
+def _measure(
+    ask: Ask, nodes: int, primitive: str, name: str, thorough: bool
+) -> Finding:
     last = nodes - 1
 
     def becomes_free(name: str) -> bool:
@@ -177,7 +181,9 @@ def record(file_system: FileSystem, findings: Findings, nodes: int) -> Path:
     return path
 
 
-def ask_agents(agents: Agents, names: Sequence[str], folder: Path, timeout_s: float) -> Ask:
+def ask_agents(
+    agents: Agents, names: Sequence[str], folder: Path, timeout_s: float
+) -> Ask:
     """Returns the function by which `probe` asks the agents on the nodes."""
 
     def ask(node: int, operation: str, primitive: str = "-", name: str = "-") -> str:

@@ -45,7 +45,9 @@ class Measurement:
         }
         if self.findings is not None:
             facts["choice"] = self.choice()
-            facts["findings"] = {name: asdict(each) for name, each in self.findings.items()}
+            facts["findings"] = {
+                name: asdict(each) for name, each in self.findings.items()
+            }
         return facts
 
 
@@ -151,5 +153,7 @@ def conclude(measurement: Measurement) -> list[str]:
     except (OSError, RuntimeError) as error:
         lines.append(f"not recorded ({error}): give --file-locks {choice} to runs")
     if choice == "soft":
-        lines.append("warning: a process that is killed leaves its soft locks on other nodes")
+        lines.append(
+            "warning: a process that is killed leaves its soft locks on other nodes"
+        )
     return lines

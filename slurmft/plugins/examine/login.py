@@ -49,7 +49,14 @@ def examine_this_host(job: JobConfig) -> list[Check]:
 # --- Slurm ----------------------------------------------------------------------------------------
 
 # Slurm's settings that a report shows.
-_SETTINGS = ("KillWait", "PreemptMode", "PreemptType", "MaxArraySize", "SelectType", "TaskPlugin")
+_SETTINGS = (
+    "KillWait",
+    "PreemptMode",
+    "PreemptType",
+    "MaxArraySize",
+    "SelectType",
+    "TaskPlugin",
+)
 
 
 def controller(job: JobConfig) -> list[Check]:
@@ -59,7 +66,9 @@ def controller(job: JobConfig) -> list[Check]:
         text = "there is no Slurm here: sbatch is not on the PATH"
         if job.cluster == "slurm":
             return [failure("Slurm", text, hint)]
-        return [warning("Slurm", f"{text}; runs use simulated nodes on this machine", hint)]
+        return [
+            warning("Slurm", f"{text}; runs use simulated nodes on this machine", hint)
+        ]
     try:
         version = commands.version()
         settings = commands.settings()
@@ -85,19 +94,27 @@ def check_down_nodes(unwell: dict[str, str]) -> Check:
     return warning("nodes", "; ".join(reasons), hint, **unwell)
 
 
-def check_partitions(partitions: Sequence[Partition], requested: str | None, nodes: int) -> Check:
+def check_partitions(
+    partitions: Sequence[Partition], requested: str | None, nodes: int
+) -> Check:
     """Checks that the requested partition exists and is large enough, and says what there is."""
     if not partitions:
-        return failure("partitions", "sinfo shows no partition", "ask the site for access")
+        return failure(
+            "partitions", "sinfo shows no partition", "ask the site for access"
+        )
     offered = "; ".join(str(partition) for partition in partitions)
     candidates = [p for p in partitions if requested in (None, p.name)]
     if not candidates:
-        return failure("partitions", f"there is no partition {requested!r}; there are: {offered}")
+        return failure(
+            "partitions", f"there is no partition {requested!r}; there are: {offered}"
+        )
     large_enough = [p for p in candidates if p.nodes >= nodes and p.state == "up"]
     if not large_enough:
         where = requested or "any partition that is up"
         text = f"no {nodes} nodes in {where}; there are: {offered}"
-        return failure("partitions", text, "ask for fewer --nodes, or for another --partition")
+        return failure(
+            "partitions", text, "ask for fewer --nodes, or for another --partition"
+        )
     return ok("partitions", offered)
 
 
@@ -130,7 +147,9 @@ def check_accounting(
     # With "limits" or "all", Slurm enforces associations, too.
     if any(word in enforced for word in ("associations", "limits", "all")):
         hint = "ask the site for an account"
-        return failure("accounting", f"{text}, and Slurm requires one ({enforced})", hint)
+        return failure(
+            "accounting", f"{text}, and Slurm requires one ({enforced})", hint
+        )
     return ok("accounting", f"{text}; Slurm requires none, so there are no limits")
 
 
@@ -190,7 +209,11 @@ def hub() -> list[Check]:
 
 def folders(runs_dir: str) -> dict[str, Path]:
     """Returns the folders that runs write to, by purpose."""
-    paths = {"runs": absolute(runs_dir), "home": Path.home(), "tmp": Path(tempfile.gettempdir())}
+    paths = {
+        "runs": absolute(runs_dir),
+        "home": Path.home(),
+        "tmp": Path(tempfile.gettempdir()),
+    }
     try:
         paths["cache"] = core_hub.hub_cache()
     except ImportError:  # the check of the packages says so

@@ -32,9 +32,13 @@ def _core() -> float:
         os.environ[f"{library}_NUM_THREADS"] = "1"
     import numpy as np  # imported in a tenth of the time of torch
 
-    left, right = np.random.default_rng(0).random((2, _WIDTH_CPU, _WIDTH_CPU), np.float32)
+    left, right = np.random.default_rng(0).random(
+        (2, _WIDTH_CPU, _WIDTH_CPU), np.float32
+    )
     # CPU time, not the clock's: what else the node computes must not count.
-    return best_tflop_s(lambda: left @ right, _WIDTH_CPU, _SECONDS_CPU, time.process_time)
+    return best_tflop_s(
+        lambda: left @ right, _WIDTH_CPU, _SECONDS_CPU, time.process_time
+    )
 
 
 def _gpus() -> tuple[list[float], list[str]]:
@@ -67,7 +71,8 @@ def best_tflop_s(
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Repeats a product of two square matrices for some time; returns the speed of the fastest."""
-    multiply()  # prepares the library: the first call starts threads, and chooses kernels
+    # prepares the library: the first call starts threads, and chooses kernels
+    multiply()
     times = []
     end = clock() + seconds
     while clock() < end:

@@ -121,7 +121,8 @@ def _measure(world: process_group.World, size: int, deadline: float) -> AllReduc
 def _timed(device: torch.device, work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
-    torch.get_device_module(device).synchronize()  # on a GPU the call above only queued it
+    # on a GPU the call above only queued it
+    torch.get_device_module(device).synchronize()
     return time.perf_counter() - began
 
 

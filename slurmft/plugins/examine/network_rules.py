@@ -8,7 +8,13 @@ from slurmft.core.text import some
 from slurmft.node.hardware import Network
 from slurmft.plugins.examine import thresholds
 from slurmft.plugins.examine.checks import Check, failure, ok, warning
-from slurmft.plugins.examine.comparison import Blame, Pair, blame, by_value, shares_of_median
+from slurmft.plugins.examine.comparison import (
+    Blame,
+    Pair,
+    blame,
+    by_value,
+    shares_of_median,
+)
 from slurmft.plugins.examine.report import LinkReport
 from slurmft.plugins.examine.thresholds import CLOCK_SKEW_S
 
@@ -50,7 +56,11 @@ def fabric(
     text = f"collectives use {by_value(used)}"
     if better:
         hint = "--interface NAME, or --host-suffix where the fabric has host names of its own"
-        return [warning("fabric", f"{text}; faster interfaces are up: {by_value(better)}", hint)]
+        return [
+            warning(
+                "fabric", f"{text}; faster interfaces are up: {by_value(better)}", hint
+            )
+        ]
     return [ok("fabric", text, **used)]
 
 
@@ -130,7 +140,9 @@ def reach(links: Links) -> list[Check]:
     return checks
 
 
-def _blame_checks(kind: str, each: Blame, reason_of: Mapping[Pair, str]) -> Iterator[Check]:
+def _blame_checks(
+    kind: str, each: Blame, reason_of: Mapping[Pair, str]
+) -> Iterator[Check]:
     """Writes a check for either direction in which the blamed host has broken pairs."""
     host = each.host
     end = "; both reach other nodes" if each.is_link else ""

@@ -38,7 +38,9 @@ def gpus(reports: Reports) -> list[Check]:
         # A GPU that has fallen off the bus has no device file any more.
         if granted is not None and report.gpus_visible < granted:
             visible = report.gpus_visible
-            problems.insert(0, f"{visible} of the {granted} GPUs that Slurm has granted are there")
+            problems.insert(
+                0, f"{visible} of the {granted} GPUs that Slurm has granted are there"
+            )
         for problem in problems:
             checks.append((node, failure("GPUs", problem, _EXCLUDE)))
     return merged(checks)
@@ -81,12 +83,17 @@ def check_room(purpose: str, text: str, room: Room) -> Check:
     Args:
         text: the folder, in words; begins the text of the check.
     """
-    figures: dict[str, Any] = {"free_bytes": room.free_bytes, "free_inodes": room.free_inodes}
+    figures: dict[str, Any] = {
+        "free_bytes": room.free_bytes,
+        "free_inodes": room.free_inodes,
+    }
     if room.problem:
         hint = "free some space, check your quota, or choose another folder"
         if purpose in _CHOSEN_BY:
             hint += f": {_CHOSEN_BY[purpose]}"
-        return failure(purpose, f"{text}: cannot be written: {room.problem}", hint, **figures)
+        return failure(
+            purpose, f"{text}: cannot be written: {room.problem}", hint, **figures
+        )
     text += f": {in_bytes(room.free_bytes)} free"
     if room.free_inodes is not None:
         text += f", {room.free_inodes:,} files"
@@ -95,7 +102,9 @@ def check_room(purpose: str, text: str, room: Room) -> Check:
     if purpose == "shm":
         least_bytes = thresholds.FREE_SHM_BYTES
         hint = "tell the site: the processes of a node share memory there"
-    has_few_inodes = room.free_inodes is not None and room.free_inodes < thresholds.FREE_INODES
+    has_few_inodes = (
+        room.free_inodes is not None and room.free_inodes < thresholds.FREE_INODES
+    )
     if room.free_bytes < least_bytes or has_few_inodes:
         return warning(purpose, text, hint, **figures)
     return ok(purpose, text, **figures)
@@ -126,7 +135,9 @@ def products(rates: Mapping[str, Sequence[float]], precision: str) -> list[Check
         text = f"slow in {precision}: {rate:.3g} TFLOP/s, {share:.0%} of the median"
         if len(rates[node]) > 1:
             text = f"process {index} is {text}"
-        hint = "exclude it; possible causes: clock speed, cooling, other jobs, fewer cores"
+        hint = (
+            "exclude it; possible causes: clock speed, cooling, other jobs, fewer cores"
+        )
         kind = failure if share < DEVICE_SPEED.failure else warning
         checks.append(kind("matmul", text, hint, hosts=[node], tflop_s=rate))
     median = statistics.median_high(devices.values())
@@ -142,11 +153,15 @@ def products(rates: Mapping[str, Sequence[float]], precision: str) -> list[Check
 
 def cores(systems: Systems, requested: int | None) -> Iterator[Check]:
     """Checks that a job gets the cores that it asks for, and that Slurm counts."""
-    checks = [(node, _check_cores(system, requested)) for node, system in systems.items()]
+    checks = [
+        (node, _check_cores(system, requested)) for node, system in systems.items()
+    ]
     yield from merged(checks)
     counts = {node: system.cores for node, system in systems.items()}
     if len(set(counts.values())) > 1:
-        hint = "the node with the fewest cores sets the pace: choose nodes by --constraint"
+        hint = (
+            "the node with the fewest cores sets the pace: choose nodes by --constraint"
+        )
         yield warning("cores", f"not the same on all nodes: {by_value(counts)}", hint)
 
 
@@ -179,7 +194,9 @@ def devices(systems: Systems, requested: int | None) -> Iterator[Check]:
     few = [node for node, system in systems.items() if len(system.gpus) < least]
     if few:
         hint = "check the site's GRES, and CUDA_VISIBLE_DEVICES in --setup lines"
-        yield failure("devices", f"fewer GPUs than the {requested} requested", hint, hosts=few)
+        yield failure(
+            "devices", f"fewer GPUs than the {requested} requested", hint, hosts=few
+        )
     kinds = {node: _devices_of(system) for node, system in systems.items()}
     if len(set(kinds.values())) > 1:
         hint = "a job is as fast as its slowest node: choose nodes by --constraint"
@@ -226,7 +243,9 @@ def versions(systems: Systems, here: Mapping[str, str | None]) -> list[Check]:
         is_different = len(set(values.values())) > 1
         if is_different:
             hint = "use one environment, on a file system that all nodes see"
-            different.append(failure("versions", f"{name} differs: {by_value(values)}", hint))
+            different.append(
+                failure("versions", f"{name} differs: {by_value(values)}", hint)
+            )
     if different:
         return different
     same = ", ".join(f"{name} {version}" for name, version in here.items())
@@ -240,5 +259,7 @@ def hub(systems: Systems) -> Check:
         return ok("hub on nodes", "all nodes reach it")
     if len(without) == len(systems):
         return ok("hub on nodes", "no node reaches it: runs use the caches there")
-    hint = "fill the caches from a node that reaches it, or use folders: --model, --data"
+    hint = (
+        "fill the caches from a node that reaches it, or use folders: --model, --data"
+    )
     return warning("hub on nodes", f"{some(without)} do not reach it, others do", hint)

@@ -23,7 +23,9 @@ def _node(here: Hardware) -> list[tuple[str, str]]:
     numa_nodes = len(here.places("numa"))
     # Two hyperthreads are of one core. Fewer cores compute than there are where Slurm grants less.
     all_cores = {cpu.core for cpu in here.cpus}
-    cores = f"{len(here.cores)} of {len(all_cores)}, {here.threads_per_core} thread(s) each"
+    cores = (
+        f"{len(here.cores)} of {len(all_cores)}, {here.threads_per_core} thread(s) each"
+    )
     mask = hardware.as_list(cpu.number for cpu in here.cpus)
     # Each may grant less than the others; the cores above are what all of them leave.
     granted_by = [f"affinity mask: {mask}"]
@@ -31,7 +33,9 @@ def _node(here: Hardware) -> list[tuple[str, str]]:
         granted_by.append(f"Slurm: {here.slurm_cpus} CPUs")
     if here.quota_cpus:
         granted_by.append(f"cgroup: {here.quota_cpus:g} CPUs")
-    gpus = [f"{gpu.name}: {gpu.vendor} {gpu.model}, {gpu.precision}" for gpu in here.gpus]
+    gpus = [
+        f"{gpu.name}: {gpu.vendor} {gpu.model}, {gpu.precision}" for gpu in here.gpus
+    ]
     return [
         ("host", here.host),
         ("CPU", f"{here.model}; {flags}"),
@@ -46,7 +50,9 @@ def _node(here: Hardware) -> list[tuple[str, str]]:
 
 def _use(profile: Profile) -> list[tuple[str, str]]:
     processes = []
-    for compute_cores, comm_cores in zip(profile.cores, profile.comm_cores, strict=True):
+    for compute_cores, comm_cores in zip(
+        profile.cores, profile.comm_cores, strict=True
+    ):
         text = hardware.as_list(compute_cores)
         if comm_cores:
             text += f" and {hardware.as_list(comm_cores)} for communication"

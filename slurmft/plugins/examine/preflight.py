@@ -72,14 +72,17 @@ class Preflight:
             peers.report(asdict(report))
             decision = peers.heard_any((PASSED, FAILED), wait_s + _VERDICT_S)
             if decision is None:
-                raise RendezvousError(f"{self._rendezvous.head} has not judged the preflight")
+                raise RendezvousError(
+                    f"{self._rendezvous.head} has not judged the preflight"
+                )
             return decision == PASSED
         reports = [(time.time(), report)]
         for arrived_s, facts in peers.reports(len(self._names) - 1, wait_s):
             other = decode_or_none(facts, NodeReport)
             if other is not None:  # whoever connects to the port may send anything
                 reports.append((arrived_s, other))
-        from slurmft.plugins.examine import verdict  # 40 ms: only the head needs the rules
+        # 40 ms: only the head needs the rules
+        from slurmft.plugins.examine import verdict
 
         checks = verdict.judge(reports, self._names)
         failures = verdict.failures_by_host(checks)
@@ -113,7 +116,9 @@ class Preflight:
         reason = None
         try:
             if not rendezvous.is_head:  # the head answers anyway
-                answer_checks(rendezvous.check_port, rendezvous.id, rendezvous.addresses())
+                answer_checks(
+                    rendezvous.check_port, rendezvous.id, rendezvous.addresses()
+                )
             if not is_last:
                 next_host = rendezvous.hosts[next_rank]
                 port = rendezvous.check_port
@@ -138,12 +143,15 @@ class Preflight:
         for host, problem in failures.items():
             hint = "tell the site; `--preflight off` starts without this check"
             error = SlurmftError(f"preflight: {problem}", hint)
-            self._run.add(Failure.of(f"node {host}", error, bad_host=host, exclude=True))
+            self._run.add(
+                Failure.of(f"node {host}", error, bad_host=host, exclude=True)
+            )
         seconds = time.monotonic() - self._began
         text = f"{len(self._names)} node(s) in {seconds:.1f} s, {speeds}"
         if failures:
             text += f"; bad: {some(list(failures))}"
-        from slurmft.runs.records import RecordWriter  # 40 ms, with the types of all records
+        # 40 ms, with the types of all records
+        from slurmft.runs.records import RecordWriter
 
         event = {"event": "preflight", "text": text, "seconds": seconds}
         with contextlib.suppress(OSError):  # a full disk ends no run

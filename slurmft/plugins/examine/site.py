@@ -52,7 +52,9 @@ def open_site(
         return
     if allocation.allocated_nodes() is not None:
         # Agents get all of these: srun reads its defaults from them.
-        inside = {name: v for name, v in os.environ.items() if name.startswith("SLURM_")}
+        inside = {
+            name: v for name, v in os.environ.items() if name.startswith("SLURM_")
+        }
         yield allocated(inside, job.host_suffix)
         return
     # The flags of the user take precedence over the default.
@@ -64,7 +66,9 @@ def open_site(
         requests["ntasks-per-node"] = "1"
     say(f"waiting for {job.nodes} node(s) ...")
     began = time.monotonic()
-    with allocation.allocation(sbatch_options.arguments(requests.items()), wait_s) as variables:
+    with allocation.allocation(
+        sbatch_options.arguments(requests.items()), wait_s
+    ) as variables:
         site = allocated(variables, job.host_suffix)
         yield replace(site, queued_s=time.monotonic() - began)
 
@@ -72,7 +76,9 @@ def open_site(
 def _salloc_options() -> list[str]:
     """Returns the names of doctor's options that salloc takes."""
     job_options = options(JobConfig).items()
-    return [name for name, each in job_options if each.sbatch and "doctor" in each.commands]
+    return [
+        name for name, each in job_options if each.sbatch and "doctor" in each.commands
+    ]
 
 
 def agent_command() -> list[str]:
@@ -96,7 +102,9 @@ def simulated(nodes: int) -> Site:
     hosts = [rendezvous.simulated_host(number) for number in range(nodes)]
     return Site(
         hosts={host: host for host in hosts},
-        commands={host: [*agent_command(), str(number)] for number, host in enumerate(hosts)},
+        commands={
+            host: [*agent_command(), str(number)] for number, host in enumerate(hosts)
+        },
         env={},
         job_id=str(os.getpid()),
         simulated=True,

@@ -15,7 +15,9 @@ _LONGEST_TEXT = 200
 _DELAY_S = 1.0
 
 
-def judge(reports: Sequence[tuple[float, NodeReport]], names: Sequence[str]) -> list[Check]:
+def judge(
+    reports: Sequence[tuple[float, NodeReport]], names: Sequence[str]
+) -> list[Check]:
     """Applies the rules of doctor to the reports of a job's nodes.
 
     Args:

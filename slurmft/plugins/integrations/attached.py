@@ -37,11 +37,14 @@ class Attached:
         raise SystemExit(Exit.OK)
 
     def _end(self) -> None:
-        if self.metrics is not None:  # only now: a script may evaluate after the training
+        # only now: a script may evaluate after the training
+        if self.metrics is not None:
             self.job.result(**self.metrics)
         self.job.__exit__(None, None, None)
 
-    def _fail(self, kind: Any, error: BaseException, trace: TracebackType | None) -> None:
+    def _fail(
+        self, kind: Any, error: BaseException, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, Exception):
             self.job.__exit__(kind, error, trace)  # in a job, it ends the process
         self._excepthook(kind, error, trace)
@@ -53,7 +56,9 @@ def attached() -> Attached:
     return Attached()
 
 
-def add_to_all(trainer: Any, callback: Any, callbacks_of: Callable[[Any], list[Any]]) -> None:
+def add_to_all(
+    trainer: Any, callback: Any, callbacks_of: Callable[[Any], list[Any]]
+) -> None:
     """Adds a callback to every trainer that is created from now on, unless it has one.
 
     Args:

@@ -46,7 +46,8 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._job.step(self._step(state))  # its record comes with the loss
         else:
             self._record(state)
-        if not float(state.epoch).is_integer():  # else the epoch's evaluation comes first
+        # else the epoch's evaluation comes first
+        if not float(state.epoch).is_integer():
             self._ask(args, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -62,7 +63,9 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if control.should_save:
             self._job.alive("save")
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any
+    ) -> None:
         if "loss" not in logs:  # an evaluation, or the summary at the end
             return
         numbers = {}
@@ -87,7 +90,9 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._job.alive("evaluate")
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **_: Any) -> None:
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any, **_: Any
+    ) -> None:
         evaluated = _metrics(metrics)
         if evaluated:
             self._job.evaluated({"epoch": state.epoch}, **evaluated)
@@ -181,7 +186,8 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         this_training = str(self._process.trainings)
         paths = self._process.saved.get(this_training, [])
         for path in reversed(paths):
-            if read_json(Path(path, TRAINER_STATE_NAME)):  # the last that Trainer writes
+            # the last that Trainer writes
+            if read_json(Path(path, TRAINER_STATE_NAME)):
                 _, _, number = path.rpartition("-")  # .../checkpoint-500
                 step = self._process.steps_before + int(number)
                 self._job.record("resume", step=step, checkpoint=path)
@@ -213,7 +219,9 @@ def _resuming(train: Any) -> Any:
     """Returns `Trainer.train` with our checkpoint in place of the one that the script gives."""
 
     @functools.wraps(train)
-    def wrapped(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(
+        self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         callbacks = self.callback_handler.callbacks
         for ours in list(callbacks):  # a copy: `begin` changes the list
             if isinstance(ours, SlurmftCallback):
@@ -229,4 +237,6 @@ Trainer.train = _resuming(Trainer.train)
 
 def enable() -> None:
     """Adds the callback to every Trainer that is created from now on."""
-    add_to_all(Trainer, SlurmftCallback, lambda trainer: trainer.callback_handler.callbacks)
+    add_to_all(
+        Trainer, SlurmftCallback, lambda trainer: trainer.callback_handler.callbacks
+    )

@@ -25,7 +25,11 @@ _NAME_MAX = 40
 
 # As in RFC 1123: a label is one part of a host's name, a subdomain is several with dots.
 _LABEL = (63, r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", "small letters, digits and dashes")
-_SUBDOMAIN = (253, rf"{_LABEL[1]}(\.{_LABEL[1]})*", "small letters, digits, dashes and dots")
+_SUBDOMAIN = (
+    253,
+    rf"{_LABEL[1]}(\.{_LABEL[1]})*",
+    "small letters, digits, dashes and dots",
+)
 _NAMES = {
     "name": (_NAME_MAX, r"[a-z]([a-z0-9-]*[a-z0-9])?", f"{_LABEL[2]}, a letter first"),
     "namespace": _LABEL,
@@ -36,7 +40,9 @@ _NAMES = {
 
 # Host and port of a registry, path, tag, digest. It stands without quotes in shell lines, so that
 # none of a shell's characters may be in it.
-_IMAGE = re.compile(r"\w[\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?", re.ASCII)
+_IMAGE = re.compile(
+    r"\w[\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]+)?", re.ASCII
+)
 
 _QUANTITY = re.compile(r"(?=[\d.]*[1-9])\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?", re.ASCII)
 
@@ -55,12 +61,15 @@ def check(cluster: Namespace, nodes: int) -> None:
                 f"{rule}, at most {limit}: {valid_name}",
             )
     if not _IMAGE.fullmatch(cluster.image):
-        raise UsageError(f"--image {cluster.image!r} is not an image name", "use registry/name:tag")
+        raise UsageError(
+            f"--image {cluster.image!r} is not an image name", "use registry/name:tag"
+        )
     for name in ("memory", "shm"):
         value = getattr(cluster, name)
         if not _QUANTITY.fullmatch(value):
             raise UsageError(
-                f"{flag(name)} {value!r} is not a size in Kubernetes", "such as 32Gi or 512Mi"
+                f"{flag(name)} {value!r} is not a size in Kubernetes",
+                "such as 32Gi or 512Mi",
             )
     for pair in cluster.node_selector:
         if not re.fullmatch(r"[\w./-]+=[\w.-]*", pair, re.ASCII):
@@ -69,7 +78,9 @@ def check(cluster: Namespace, nodes: int) -> None:
                 "such as --node-selector node.kubernetes.io/instance-type=r7iz.metal-16xl",
             )
     if cluster.min_nodes is not None and cluster.min_nodes > nodes:
-        raise UsageError(f"--min-nodes {cluster.min_nodes} of --nodes {nodes}", "from 1 to --nodes")
+        raise UsageError(
+            f"--min-nodes {cluster.min_nodes} of --nodes {nodes}", "from 1 to --nodes"
+        )
 
 
 def dns_name(text: str, limit: int = _NAME_MAX) -> str:

@@ -197,7 +197,8 @@ def make_run(run: RunDir, config: RunConfig, first: bool) -> None:
                 f"{str(run.path)!r} is a run of the same name with another program",
                 "give this one another name: slurmft render kubernetes --name NAME",
             )
-        if before.job != config.job:  # on other nodes, as after `slurmft resume --nodes`
+        # on other nodes, as after `slurmft resume --nodes`
+        if before.job != config.job:
             write_text(run.config, config.to_json())
     while not run.config.is_file():
         if time.monotonic() > deadline:
@@ -212,7 +213,9 @@ def main(argv: list[str]) -> None:
     config = Path(argv[0])
 
     def task(supervisor: Supervisor) -> int:
-        return run_pod(supervisor, RunConfig.from_json(config.read_text(encoding="utf-8")))
+        return run_pod(
+            supervisor, RunConfig.from_json(config.read_text(encoding="utf-8"))
+        )
 
     run_task(argv[1], task)
 

@@ -35,12 +35,34 @@ location = local.location
 job_state = local.job_state
 cancel = local.cancel
 
-_PROGRAMS = {"intel": ("mpiexec.hydra",), "openmpi": ("mpirun.openmpi", "orterun", "mpirun")}
+_PROGRAMS = {
+    "intel": ("mpiexec.hydra",),
+    "openmpi": ("mpirun.openmpi", "orterun", "mpirun"),
+}
 """Intel's `mpirun` is a script that calls whatever mpiexec.hydra the PATH has."""
 
 _VARIABLES = (
-    *("PATH", "LD_", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR", "SLURMFT_", "HF_"),
-    *("TRANSFORMERS_", "TOKENIZERS_", "TORCH", "OMP_", "MKL_", "KMP_", "CCL_", "FI_", "I_MPI_"),
+    *(
+        "PATH",
+        "LD_",
+        "PYTHON",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "TMPDIR",
+        "SLURMFT_",
+        "HF_",
+    ),
+    *(
+        "TRANSFORMERS_",
+        "TOKENIZERS_",
+        "TORCH",
+        "OMP_",
+        "MKL_",
+        "KMP_",
+        "CCL_",
+        "FI_",
+        "I_MPI_",
+    ),
     *("HUGGING_FACE_", "WANDB_", "MLFLOW_", "XDG_CACHE_HOME"),
     *("GLOO_", "NCCL_", "CUDA_", "UCX_", "DNNL_", "ONEDNN_"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_", "REQUESTS_CA_BUNDLE"),
@@ -62,7 +84,9 @@ class MpiRun(LocalNodes):
         with open(run.logs / "mpirun.log", "ab") as log:
             # The log has earlier attempts, too: a failed start is explained by what comes now.
             start = log.tell()
-            mpirun = process.start(command, stdout=log, stderr=log, start_new_session=True)
+            mpirun = process.start(
+                command, stdout=log, stderr=log, start_new_session=True
+            )
             # `LocalNodes` waits for it, and signals it in the end.
             self.tasks = [mpirun]
             code = self._wait()
@@ -111,7 +135,8 @@ def add_abort(run: RunDir) -> None:
         return
     for path in sorted(run.logs.glob("rank-*.log")):
         log = read_bytes(path).decode(errors="replace")
-        _, _, text = log.rpartition(f", attempt {current_attempt()}, ")  # in the head of an attempt
+        # in the head of an attempt
+        _, _, text = log.rpartition(f", attempt {current_attempt()}, ")
         abort = _ABORT.search(text)
         if abort is None:
             continue
@@ -127,7 +152,8 @@ def add_abort(run: RunDir) -> None:
 
 
 _ABORT = re.compile(
-    r"^Abort\(\d+\) on node [^:]*: (.*?)(?:, error stack:)?((?:\n\w+\(\d+\)[. ]*:.*)*)$", re.M
+    r"^Abort\(\d+\) on node [^:]*: (.*?)(?:, error stack:)?((?:\n\w+\(\d+\)[. ]*:.*)*)$",
+    re.M,
 )
 """Hydra's MPIs: what failed, and the functions it failed in, the inner ones last."""
 
@@ -150,7 +176,9 @@ def read_hostfile(path: str) -> list[str]:
             host, _, _ = fields[0].partition(":")
             hosts[host] = None
     if not hosts:
-        raise UsageError(f"--hostfile {path!r} names no host", "write one host per line")
+        raise UsageError(
+            f"--hostfile {path!r} names no host", "write one host per line"
+        )
     return list(hosts)
 
 
@@ -158,7 +186,9 @@ def hosts_of(job: JobConfig) -> list[str]:
     """Returns the hosts of a job; UsageError where there is no file, or it has too few."""
     hostfile = job.options_of(MpiOptions).hostfile
     if hostfile is None:
-        raise UsageError("--cluster mpirun needs --hostfile", "a file with one host per line")
+        raise UsageError(
+            "--cluster mpirun needs --hostfile", "a file with one host per line"
+        )
     hosts = read_hostfile(hostfile)
     if len(hosts) < job.nodes:
         raise UsageError(
@@ -254,7 +284,9 @@ def plan(config: RunConfig, run: RunDir) -> str:
     """Returns the mpirun command, with its title."""
     hosts = hosts_of(config.job)
     command = shlex.join(mpirun_command(config, hosts, str(run.path)))
-    return f"# a process on this machine runs, again after a stop or a fault\n{command}\n"
+    return (
+        f"# a process on this machine runs, again after a stop or a fault\n{command}\n"
+    )
 
 
 def submit(config: RunConfig, run: RunDir) -> str:

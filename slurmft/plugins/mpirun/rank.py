@@ -87,7 +87,8 @@ class Place:
 def run_rank(supervisor: Supervisor, place: Place) -> int:
     """Runs one rank; returns its exit code."""
     run = supervisor.run
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a failed rank sends it, to end torchrun
+    # a failed rank sends it, to end torchrun
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = run.load_own_config()
     run.settle_permissions()
     # Before the ranks meet: one that mpirun did not start would be waited for in vain.
@@ -101,8 +102,11 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
         os.environ.setdefault("CCL_ATL_TRANSPORT", "mpi")
         os.environ.setdefault("CCL_PROCESS_LAUNCHER", "hydra")
     profile = use_of_node(config, os.environ, for_rank=True)
-    code = run_child(supervisor, _child(run, config, place), config, rendezvous, profile)
-    if code == Exit.STOPPED:  # any exit code but 0 makes mpirun kill ranks that still save
+    code = run_child(
+        supervisor, _child(run, config, place), config, rendezvous, profile
+    )
+    # any exit code but 0 makes mpirun kill ranks that still save
+    if code == Exit.STOPPED:
         stopped_marker(run).touch()
         return Exit.OK
     return code
@@ -136,7 +140,9 @@ def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
     pmi = os.environ.get("PMI_FD")  # the rank speaks to mpirun by it
     return Child(
         command=[sys.executable, "-m", config.program.module, str(run.path)],
-        record_failure=lambda code, log, start: record_rank_failure(run, place.rank, code),
+        record_failure=lambda code, log, start: record_rank_failure(
+            run, place.rank, code
+        ),
         tasks=place.size,
         records_stop=False,  # the process that started mpirun does
         pass_fds=(int(pmi),) if pmi else (),
@@ -197,7 +203,9 @@ def join(
     return rendezvous, peers
 
 
-def await_rendezvous(run: RunDir, rendezvous_id: str, host: str, timeout_s: float) -> Rendezvous:
+def await_rendezvous(
+    run: RunDir, rendezvous_id: str, host: str, timeout_s: float
+) -> Rendezvous:
     """Waits for what rank 0 writes: the rendezvous, as rank 0 sees it.
 
     Raises:

@@ -86,7 +86,9 @@ def _urls(target: str) -> list[str]:
     lines = [line.strip() for line in text.splitlines()]
     urls = [line for line in lines if line and not line.startswith("#")]
     if not urls:
-        raise UsageError(f"--notify {target}: there are no URLs", "a URL of apprise's in each line")
+        raise UsageError(
+            f"--notify {target}: there are no URLs", "a URL of apprise's in each line"
+        )
     return urls
 
 
@@ -96,10 +98,13 @@ def _read_private(path: Path, target: str) -> str:
         text = path.read_text(encoding="utf-8")
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--notify {target}: {one_line(error)}", "a file of URLs") from None
+        raise UsageError(
+            f"--notify {target}: {one_line(error)}", "a file of URLs"
+        ) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(
-            f"--notify {target}: others can read the file", f"chmod 600 {shlex.quote(str(path))}"
+            f"--notify {target}: others can read the file",
+            f"chmod 600 {shlex.quote(str(path))}",
         )
     return text
 
@@ -128,7 +133,14 @@ def start(run: RunDir, later: bool = False) -> Sending:
         if is_news and (options.notify or options.notify_command):
             number = len(history) - 1
             delay_s = LATER_S if later else 0
-            command = [sys.executable, "-m", __name__, str(run.path), str(number), str(delay_s)]
+            command = [
+                sys.executable,
+                "-m",
+                __name__,
+                str(run.path),
+                str(number),
+                str(delay_s),
+            ]
             # A session of its own: Ctrl-C in the terminal is not meant for it.
             return subprocess.Popen(
                 command,
@@ -212,7 +224,12 @@ def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]
     yield f"next: slurmft {_NEXT[entry.state]} {shlex.quote(str(run.path))}"
 
 
-_NEXT = {"finished": "report", "failed": "logs", "cancelled": "resume", "requeued": "status"}
+_NEXT = {
+    "finished": "report",
+    "failed": "logs",
+    "cancelled": "resume",
+    "requeued": "status",
+}
 """State -> the command that says more."""
 
 

@@ -78,7 +78,9 @@ def named(names: str) -> list[Cluster]:
         if name not in tables:
             raise in_file(clusters_file(), unknown("cluster", name, list(tables)))
     if not chosen:
-        raise UsageError(f"--on {names!r} names no cluster", f"known: {', '.join(tables)}")
+        raise UsageError(
+            f"--on {names!r} names no cluster", f"known: {', '.join(tables)}"
+        )
     without_repeats = dict.fromkeys(chosen)
     return [_cluster(name, tables[name]) for name in without_repeats]
 
@@ -103,7 +105,9 @@ def _cluster(name: str, values: Any) -> Cluster:
     keys = [each.name for each in fields(Cluster)]
     keys.remove("name")  # it is that of the table
     if not isinstance(values, dict):
-        raise UsageError(f"{where} must be a table, not {values!r}", f"such as {_EXAMPLE}")
+        raise UsageError(
+            f"{where} must be a table, not {values!r}", f"such as {_EXAMPLE}"
+        )
     for key, value in values.items():
         if key not in keys:
             raise in_file(where, unknown("key", key, keys))

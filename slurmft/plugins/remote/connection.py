@@ -18,7 +18,12 @@ CUT = 255
 _RSYNC_CUT = (10, 12, 20, 30, 35, CUT)
 """rsync's: errors of sockets and of its protocol, an interrupt, timeouts, and ssh's own code."""
 # No questions: nobody may be there to answer. A dead connection ends within a minute.
-_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15", "ServerAliveCountMax=4")
+_OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=15",
+    "ServerAliveInterval=15",
+    "ServerAliveCountMax=4",
+)
 
 
 class Connection:
@@ -30,7 +35,9 @@ class Connection:
         self._ssh = shlex.split(cluster.ssh)
         for program in (self._ssh[0], "rsync"):
             if not shutil.which(program):
-                raise UsageError(f"--on needs {program}, which is not on the PATH", "install it")
+                raise UsageError(
+                    f"--on needs {program}, which is not on the PATH", "install it"
+                )
         # Before our options are there: ssh would print these as the user's.
         sharing = self._sharing()
         for option in (*_OPTIONS, *sharing):
@@ -51,9 +58,15 @@ class Connection:
         # A socket's path has 107 bytes at most: 40 of a hash, and 17 of ssh's own.
         if len(str(folder)) > 40 or not os.access(folder, os.W_OK):
             return []
-        return ["ControlMaster=auto", f"ControlPath={folder}/sft-%C", "ControlPersist=10m"]
+        return [
+            "ControlMaster=auto",
+            f"ControlPath={folder}/sft-%C",
+            "ControlPersist=10m",
+        ]
 
-    def run(self, script: str, *, capture: bool = False) -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, script: str, *, capture: bool = False
+    ) -> "subprocess.CompletedProcess[str]":
         """Runs a bash script on the cluster, in a terminal where there is one here."""
         has_terminal = not capture and sys.stdin.isatty() and sys.stdout.isatty()
         options = ["-T"]
@@ -68,7 +81,9 @@ class Connection:
             # Several clusters may be asked at once: none of them may take the others' input.
             stdin = subprocess.DEVNULL
         sys.stdout.flush()  # what the command prints comes after what was printed here
-        return subprocess.run(command, stdin=stdin, capture_output=capture, text=True, check=False)
+        return subprocess.run(
+            command, stdin=stdin, capture_output=capture, text=True, check=False
+        )
 
     def send(self, root: Path, names: Iterable[str], folder: str) -> None:
         """Sends files and folders, named by their paths below `root`, into a folder there. Those
@@ -105,7 +120,14 @@ class Connection:
             quoted_parts.append(part)
         shell = " ".join(quoted_parts)
         # -s: names are no words of a shell there.
-        command = ["rsync", "-as", "--compress", "--partial", f"--rsh={shell}", *arguments]
+        command = [
+            "rsync",
+            "-as",
+            "--compress",
+            "--partial",
+            f"--rsh={shell}",
+            *arguments,
+        ]
         if sys.stderr.isatty():
             command.insert(1, "--info=progress2")
         done = subprocess.run(

@@ -104,7 +104,9 @@ def forward(names: str, argv: list[str]) -> int:
         return Forwarded(clusters[0], argv).run()
     if Elsewhere.SEVERAL not in behaviour(argv):
         command = argv[0] if argv else ""
-        raise UsageError(f"--on {names}: slurmft {command} runs on one cluster", "name one")
+        raise UsageError(
+            f"--on {names}: slurmft {command} runs on one cluster", "name one"
+        )
     return _on_each(clusters, argv)
 
 
@@ -215,7 +217,8 @@ class Forwarded:
     def _snapshot(self) -> tuple[Path, snapshot.Source | None]:
         """Returns the top of what this folder belongs to, and what of it is sent."""
         task = self._value("--task") or ""
-        has_own_task = Elsewhere.SENDS_TASK in self.behaviour and ":" in task  # MODULE:CLASS
+        # MODULE:CLASS
+        has_own_task = Elsewhere.SENDS_TASK in self.behaviour and ":" in task
         if Elsewhere.SENDS_FOLDER not in self.behaviour and not has_own_task:
             # Nothing is sent, but the command runs in the same folder there as those that send.
             _, root = snapshot.choose(self.here, "auto")
@@ -338,7 +341,9 @@ class Forwarded:
             if is_elsewhere or not os.path.exists(path):
                 continue
             if below != "." and not _covers(names, below):
-                self._say(f"{argument} is not sent: it is not in the snapshot (ignored by git?)")
+                self._say(
+                    f"{argument} is not sent: it is not in the snapshot (ignored by git?)"
+                )
 
     def _say(self, words: str) -> None:
         # stderr: stdout is for what the command prints there, such as JSON.
@@ -431,7 +436,8 @@ class Forwarded:
         host = os.uname().nodename
         request = {
             "request": facts["id"],
-            "command": redact(command_line),  # it is kept in the run, which others may read
+            # it is kept in the run, which others may read
+            "command": redact(command_line),
             "sender": f"{host}:{self.here}",
         }
         # There it has no history: only this machine knows the commit.

@@ -98,7 +98,9 @@ class SharedImports:
 
 
 @contextmanager
-def _unpacked(archives: dict[str, str], is_stopping: Callable[[], bool]) -> Iterator[NodePython]:
+def _unpacked(
+    archives: dict[str, str], is_stopping: Callable[[], bool]
+) -> Iterator[NodePython]:
     from slurmft.plugins.stage_env import unpack
 
     with unpack.environment(archives, os.environ, is_stopping) as (python, variables):

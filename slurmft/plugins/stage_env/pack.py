@@ -26,7 +26,14 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
 from slurmft.core.text import in_bytes
 from slurmft.plugins.stage_env.options import StageOptions
-from slurmft.plugins.stage_env.unpack import NAME, OLD, StageError, leftovers, removal, unpacked
+from slurmft.plugins.stage_env.unpack import (
+    NAME,
+    OLD,
+    StageError,
+    leftovers,
+    removal,
+    unpacked,
+)
 from slurmft.programs.description import OwnProgram
 from slurmft.runs.rundir import RunDir
 
@@ -41,7 +48,8 @@ def check(job: JobConfig, cluster: str, prefix: str = sys.prefix) -> None:
     """Raises UsageError where the environment cannot be staged at all."""
     if cluster != "slurm":
         raise UsageError(
-            f"--stage-env works under Slurm, not with --cluster {cluster}", "leave it out"
+            f"--stage-env works under Slurm, not with --cluster {cluster}",
+            "leave it out",
         )
     if job.container is not None:
         raise UsageError(
@@ -142,7 +150,9 @@ def interpreter(prefix: str) -> tuple[str, list[str]]:
     """Returns the installation that an environment's Python belongs to, and the parts of it to be
     staged: interpreter and standard library. There are none where the environment has them, or
     every node."""
-    code = "import sys; print(sys.base_prefix, '%d.%d' % sys.version_info[:2], sep='\\n')"
+    code = (
+        "import sys; print(sys.base_prefix, '%d.%d' % sys.version_info[:2], sep='\\n')"
+    )
     # -I, -S: neither variables nor .pth files may change what it prints.
     python = [f"{prefix}/bin/python", "-I", "-S", "-c", code]
     # A Python that does not start prints nothing: there is nothing to stage then.
@@ -192,7 +202,9 @@ def check_folder(folder: str, size_bytes: int) -> None:
         raise StageError(f"{where} is not a writable folder")
     file_system = filesystem.of(folder)
     if file_system.is_shared:
-        raise StageError(f"{where} is a shared file system ({file_system.type}): see --stage-dir")
+        raise StageError(
+            f"{where} is a shared file system ({file_system.type}): see --stage-dir"
+        )
     needed_bytes = _ROOM * size_bytes
     if shutil.disk_usage(folder).free < needed_bytes:
         paths = leftovers(Path(folder))
@@ -214,7 +226,9 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
     """
     is_environment = _is_conda(prefix) or Path(prefix, "pyvenv.cfg").is_file()
     if not parts and not is_environment:
-        raise StageError(f"{prefix} is not an environment, but a whole Python installation")
+        raise StageError(
+            f"{prefix} is not an environment, but a whole Python installation"
+        )
     # All archives of one folder begin with the same characters; the rest is of its state.
     digest_of_place = _digest([prefix])
     place = f"{digest_of_place[:8]}-"
@@ -258,7 +272,15 @@ def _pack_command(prefix: str, target: Path, parts: Sequence[str]) -> list[str]:
     if parts or not _is_conda(prefix):
         names = parts or ["."]
         return ["tar", "-C", prefix, "-cf", str(target), *names]
-    command = [sys.executable, "-m", "conda_pack.cli", "--prefix", prefix, "--output", str(target)]
+    command = [
+        sys.executable,
+        "-m",
+        "conda_pack.cli",
+        "--prefix",
+        prefix,
+        "--output",
+        str(target),
+    ]
     command += ["--format", "tar", "--quiet", "--force"]
     # conda-pack refuses environments in which pip has installed over conda's files, or editable
     # packages; these are on the shared file system, and work from there.

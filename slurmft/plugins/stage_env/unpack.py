@@ -35,7 +35,9 @@ class StageError(Exception):
 
 @contextlib.contextmanager
 def environment(
-    archives: Mapping[str, str], variables: Mapping[str, str], is_stopped: Callable[[], bool]
+    archives: Mapping[str, str],
+    variables: Mapping[str, str],
+    is_stopped: Callable[[], bool],
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Unpacks archives, and removes what was unpacked after the block.
 

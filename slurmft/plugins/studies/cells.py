@@ -27,7 +27,9 @@ DEVICE_FIELDS = _fields_that_count("devices")
 BATCH_FIELDS = _fields_that_count("batch")
 """Options that say how many samples a step takes."""
 COST_FIELDS = tuple(
-    name for name, each in _TRAINING.items() if each.affects_speed and each.counts is None
+    name
+    for name, each in _TRAINING.items()
+    if each.affects_speed and each.counts is None
 )
 """Options that the time of a step depends on, but for the sizes that the cost model knows."""
 

@@ -103,7 +103,9 @@ def discard_cut_off(folder: Path) -> None:
     """
     runs, _ = find_runs(folder)
     for run in runs:
-        has_started = run.state.state not in ("submitted", "unknown") or run.result is not None
+        has_started = (
+            run.state.state not in ("submitted", "unknown") or run.result is not None
+        )
         # A run that this study has not submitted was put there by somebody: it stays.
         if has_started or not run.study:
             continue
@@ -138,7 +140,9 @@ class Repeat:
         """The try that got furthest; of several, the last."""
         # Of equal ones, min() takes the first.
         newest_first = reversed(self.tries)
-        return min(newest_first, key=lambda run: STATES.index(run.outcome), default=None)
+        return min(
+            newest_first, key=lambda run: STATES.index(run.outcome), default=None
+        )
 
     @property
     def state(self) -> str:

@@ -35,7 +35,9 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
         try:
             command = shlex.split(command)
         except ValueError as error:
-            raise UsageError(f"{where} command {command!r}: {error}", _COMMAND_HINT) from None
+            raise UsageError(
+                f"{where} command {command!r}: {error}", _COMMAND_HINT
+            ) from None
     if not isinstance(command, list) or not command or not all(map(_is_plain, command)):
         what = f"{where} command must be words, or one text, not {command!r}"
         raise UsageError(what, _COMMAND_HINT)
@@ -63,7 +65,9 @@ def typed(where: str, values: dict[str, Any], varied: bool = False) -> dict[str,
             settings[key] = value
         elif varied:
             if not _is_plain(value):
-                raise UsageError(f"{where} {key}: {value!r} is no text, number, true or false")
+                raise UsageError(
+                    f"{where} {key}: {value!r} is no text, number, true or false"
+                )
         elif key in options(TrainConfig):
             raise UsageError(
                 f"{where}: {key} = {value!r}, but [program] is no training of slurmft's",
@@ -115,7 +119,9 @@ def _placeholders(where: str, text: str) -> set[str]:
     return {name for name in names if name is not None}
 
 
-def fill(program: dict[str, Any], values: dict[str, Any], repeat: int) -> dict[str, Any]:
+def fill(
+    program: dict[str, Any], values: dict[str, Any], repeat: int
+) -> dict[str, Any]:
     """Fills the placeholders of the table, for one run.
 
     Args:
@@ -137,7 +143,9 @@ def fill(program: dict[str, Any], values: dict[str, Any], repeat: int) -> dict[s
                 filled[key] = value.format_map(placeholders)
         return filled
     except (ValueError, TypeError) as error:
-        raise UsageError(f"[program]: a placeholder cannot be filled: {error}") from None
+        raise UsageError(
+            f"[program]: a placeholder cannot be filled: {error}"
+        ) from None
 
 
 def check_apart(runs: Collection[dict[str, Any]], varied: Collection[str]) -> None:

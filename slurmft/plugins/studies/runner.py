@@ -98,14 +98,18 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
             job = replace(config.job, cluster=check(config.job))
             configs[key, repeat] = replace(config, job=job)
         except UsageError as error:
-            raise in_file(f"the cell {spec.label(cell)!r} of {study.path.name}", error) from None
+            raise in_file(
+                f"the cell {spec.label(cell)!r} of {study.path.name}", error
+            ) from None
     if study.program:
         program_settings = [config.program.settings for config in configs.values()]
         programs.check_apart(program_settings, study.varied)
     return _settle_dependencies(configs)
 
 
-def _configure_training(study: Study, cell: spec.Cell, site: dict[str, Any]) -> RunConfig:
+def _configure_training(
+    study: Study, cell: spec.Cell, site: dict[str, Any]
+) -> RunConfig:
     """Returns the configuration of the first repeat of a cell that trains."""
     values = study.fixed | spec.typed(cell)
     filled = recipes.fill(merge(site, values))
@@ -122,7 +126,9 @@ def _with_next_seed(config: RunConfig, repeat: int) -> RunConfig:
 def _configure_own(study: Study, cell: spec.Cell, repeat: int, make: bool) -> RunConfig:
     """Returns the configuration of a run of a program of the user's own."""
     # The other values of a cell are those of placeholders, which no option has.
-    options = {name: value for name, value in cell.items() if name in programs.RUN_OPTIONS}
+    options = {
+        name: value for name, value in cell.items() if name in programs.RUN_OPTIONS
+    }
     program = programs.fill(study.program, study.fixed | cell, repeat)
     values = study.fixed | spec.typed(options) | program
     command = values.pop("command")
@@ -174,11 +180,15 @@ class Submission:
     def provenance(self) -> run_files.Submission:
         return provenance("study", ["run", *self.argv])
 
-    def new_run(self, repeat: Repeat, provenance: run_files.Submission) -> tuple[RunConfig, str]:
+    def new_run(
+        self, repeat: Repeat, provenance: run_files.Submission
+    ) -> tuple[RunConfig, str]:
         """Returns the configuration of a repeat's new run, which names its cell; and the mark in
         the name of its directory."""
         # By this entry the run is found again: no status of the study is stored.
-        entry = run_files.StudyEntry(name=self.study.name, cell=repeat.cell, repeat=repeat.number)
+        entry = run_files.StudyEntry(
+            name=self.study.name, cell=repeat.cell, repeat=repeat.number
+        )
         config = self.configs[repeat.key]
         waits_for = config.submission.dependency
         submission = replace(provenance, dependency=waits_for, study=asdict(entry))
@@ -215,14 +225,18 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
     )
     if yes:
         return [f"warning: {what}; counted because of --yes"]
-    raise UsageError(what, "give the study another name; or --yes, if they measure the same")
+    raise UsageError(
+        what, "give the study another name; or --yes, if they measure the same"
+    )
 
 
 def _difference(run: MeasuredRun, config: RunConfig) -> str:
     """Describes the settings in which a run differs from a configuration; "" if none matters."""
     # Through JSON, as the run's own: tuples are lists there, and paths are texts.
     current: dict[str, Any] = json.loads(config.to_json())
-    differences = _changed_settings(run, current["job"] | current["program"]["settings"])
+    differences = _changed_settings(
+        run, current["job"] | current["program"]["settings"]
+    )
     differences += _changed_inputs(run, current["program"]["inputs"])
     return some(differences, 3)
 
@@ -271,7 +285,9 @@ def _settings_as_typed(run: MeasuredRun) -> dict[str, Any]:
 # --- on Slurm -------------------------------------------------------------------------------------
 
 
-def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, int], str]:
+def submit_arrays(
+    todo: Submission, due: Sequence[Repeat]
+) -> dict[tuple[str, int], str]:
     """Submits the arrays, each to start after the one before.
 
     If Slurm refuses an array, those before it stay, and the others leave nothing.
@@ -294,7 +310,9 @@ def submit_arrays(todo: Submission, due: Sequence[Repeat]) -> dict[tuple[str, in
                 array = job_array.submit(runs, todo.study.at_most, after, script)
         except SlurmftError as error:
             before = f"; {len(jobs)} run(s) were submitted before" if jobs else ""
-            raise SlurmftError(f"{error.message}{before}", error.hint, error.code) from None
+            raise SlurmftError(
+                f"{error.message}{before}", error.hint, error.code
+            ) from None
         # Tasks of an array are numbered in the order of its runs.
         for index, repeat in enumerate(group):
             jobs[repeat.key] = array_task_id(array, index)

@@ -40,9 +40,18 @@ SCALINGS = ("strong", "weak", "none")
 GLOBAL_BATCH_SIZE = "global_batch_size"
 
 _DEFAULTS: dict[str, Any] = {
-    "name": "", "title": "", "scaling": "none", "repeats": 3, "at_most": 1, "retries": 2,
-    "published": "", "program": {}, "fixed": {}, "grid": {}, "cells": [],
-}  # fmt: skip
+    "name": "",
+    "title": "",
+    "scaling": "none",
+    "repeats": 3,
+    "at_most": 1,
+    "retries": 2,
+    "published": "",
+    "program": {},
+    "fixed": {},
+    "grid": {},
+    "cells": [],
+}
 """Keys of a study file; a value has the type of its default."""
 _TYPES = TYPE_NAMES | {dict: "a table", list: "a list of tables"}
 _FIELDS_OF_REPEATS = {
@@ -133,7 +142,9 @@ def parse_study(text: str, path: Path) -> Study:
         raw = tomllib.loads(text)
     # RecursionError: the parser recurses into nested brackets, of which a file may have thousands.
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not TOML: {error}", "see slurmft study --help") from None
+        raise UsageError(
+            f"{path} is not TOML: {error}", "see slurmft study --help"
+        ) from None
     _check_top(path, raw)
     keys = _DEFAULTS | raw
     # A program's placeholders are checked below, when the cells have named what varies.
@@ -180,19 +191,24 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
         raise in_file(path, unknown("scaling", raw["scaling"], list(SCALINGS)))
     # It heads a table, and a page.
     if "\n" in raw.get("title", ""):
-        raise UsageError(f"{path}: the title {raw['title']!r} is more than a line", "shorten it")
+        raise UsageError(
+            f"{path}: the title {raw['title']!r} is more than a line", "shorten it"
+        )
 
 
 def _check_key(path: Path, key: str, value: Any) -> None:
     if key not in _DEFAULTS:
         if key in OPTIONS:
-            raise UsageError(f"{path}: {key!r} belongs to a table", "put it below [fixed]")
+            raise UsageError(
+                f"{path}: {key!r} belongs to a table", "put it below [fixed]"
+            )
         raise in_file(path, unknown("key", key, list(_DEFAULTS)))
     kind = type(_DEFAULTS[key])
     # Not isinstance: true would be a whole number.
     if type(value) is not kind:
         raise UsageError(
-            f"{path}: {key} must be {_TYPES[kind]}, not {value!r}", "see slurmft study --help"
+            f"{path}: {key} must be {_TYPES[kind]}, not {value!r}",
+            "see slurmft study --help",
         )
     # No retries are a choice; no repeats would be no study.
     least = 0 if key == "retries" else 1
@@ -219,7 +235,8 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(what, "the study has its own: --studies-dir")
         if key in _DEFAULTS:
             raise UsageError(
-                f"{where}: {key!r} is a key of the study itself", "move it above the first [table]"
+                f"{where}: {key!r} is a key of the study itself",
+                "move it above the first [table]",
             )
         if key == GLOBAL_BATCH_SIZE and (type(value) is not int or value < 1):
             raise UsageError(
@@ -254,7 +271,9 @@ def _axes(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> list[list[C
             for field in axis[0]:
                 _check_varied(where, field, fixed)
     if not axes:
-        raise UsageError(f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]")
+        raise UsageError(
+            f"{path} varies nothing", "give [grid], such as nodes = [1, 2, 4]"
+        )
     # All cells of an axis have the fields of its first one.
     counts: Counter[str] = Counter()
     for axis in axes:
@@ -285,7 +304,8 @@ def _explicit(path: Path, tables: list[Any]) -> list[Cell]:
     # An empty [[cells]] would be a cell without a label.
     if not tables or len(filled) < len(tables):
         raise UsageError(
-            f"{path}: cells must be tables with values, not {tables!r}", "write [[cells]]"
+            f"{path}: cells must be tables with values, not {tables!r}",
+            "write [[cells]]",
         )
     first = tables[0]
     for table in tables:
@@ -323,7 +343,9 @@ def _check_varied(where: str, field: str, fixed: dict[str, Any]) -> None:
         hint = "all runs of a study have the same: give it in [fixed], or as a flag"
         raise UsageError(f"{where} varies {field}", hint)
     if field in fixed:
-        holder = "fixed" if field in OPTIONS or field == GLOBAL_BATCH_SIZE else "program"
+        holder = (
+            "fixed" if field in OPTIONS or field == GLOBAL_BATCH_SIZE else "program"
+        )
         raise UsageError(
             f"{where} varies {field}, but [{holder}] has {field} = {fixed[field]!r}",
             "leave one of them out",
@@ -411,7 +433,8 @@ def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, An
     nproc = filled.get("nproc_per_node")
     if nproc is None:
         raise UsageError(
-            f"{GLOBAL_BATCH_SIZE} = {samples} needs the number of processes", "give nproc_per_node"
+            f"{GLOBAL_BATCH_SIZE} = {samples} needs the number of processes",
+            "give nproc_per_node",
         )
     nodes = filled.get("nodes", 1)
     steps = filled.get("gradient_accumulation_steps", 1)
@@ -455,7 +478,11 @@ def check_work(study: Study) -> None:
             "more processes",
             "give max_steps in [fixed], or scaling = 'strong'",
         )
-    if study.scaling == "strong" and "max_steps" in named and GLOBAL_BATCH_SIZE not in named:
+    if (
+        study.scaling == "strong"
+        and "max_steps" in named
+        and GLOBAL_BATCH_SIZE not in named
+    ):
         raise UsageError(
             f"{study.path}: scaling = 'strong', but max_steps with a batch for each process is "
             "more work for more processes",

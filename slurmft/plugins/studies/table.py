@@ -64,7 +64,9 @@ class Column:
         return "decimal"
 
 
-def column(key: str, raw: Iterable[Any], decimals: int | None = None, **more: Any) -> Column:
+def column(
+    key: str, raw: Iterable[Any], decimals: int | None = None, **more: Any
+) -> Column:
     """Returns a column of values as they are, or of numbers with so many decimals."""
     return Column(key, [Value.of(value, decimals) for value in raw], **more)
 
@@ -89,7 +91,9 @@ def _rows(columns: Sequence[Column]) -> list[tuple[Value, ...]]:
     return list(zip(*values, strict=True))
 
 
-def cell_columns(cells: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> list[Column]:
+def cell_columns(
+    cells: Sequence[Mapping[str, Any]], fields: Sequence[str]
+) -> list[Column]:
     """Returns the columns that name the cells of a table.
 
     Args:

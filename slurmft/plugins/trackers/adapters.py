@@ -127,7 +127,11 @@ ADAPTERS = {
     ),
     "trackio": Adapter(
         # embed: only for notebooks.
-        arguments=lambda target: {"name": target.title, "resume": "allow", "embed": False},
+        arguments=lambda target: {
+            "name": target.title,
+            "resume": "allow",
+            "embed": False,
+        },
         environment={"TRACKIO_DIR": "{folder}/trackio"},
         command="TRACKIO_DIR={folder}/trackio trackio show --project {project}",
     ),

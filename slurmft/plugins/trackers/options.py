@@ -8,8 +8,16 @@ from slurmft.core.errors import unknown
 from slurmft.core.options import option
 
 TRACKERS = (
-    "tensorboard", "wandb", "mlflow", "trackio", "aim", "comet_ml", "clearml", "dvclive", "swanlab",
-)  # fmt: skip
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
+    "aim",
+    "comet_ml",
+    "clearml",
+    "dvclive",
+    "swanlab",
+)
 """Trackers by the names that Accelerate and Python's packages have."""
 
 

@@ -84,14 +84,22 @@ class Tracking:
         """
         match record["event"]:
             case "start":
-                self._facts = {k: v for k, v in record.items() if k not in ("event", "time")}
+                self._facts = {
+                    k: v for k, v in record.items() if k not in ("event", "time")
+                }
             case "resume":
                 self._step = record["step"]
             case "step" if "samples_per_s" in record:
-                values = {f"train/{key}": record[key] for key in _TRAIN_NUMBERS if key in record}
+                values = {
+                    f"train/{key}": record[key]
+                    for key in _TRAIN_NUMBERS
+                    if key in record
+                }
                 self._log(values, record["step"])
             case "epoch":
-                values = {f"eval/{key}": value for key, value in record["metrics"].items()}
+                values = {
+                    f"eval/{key}": value for key, value in record["metrics"].items()
+                }
                 self._log(values, self._step)
 
     def _log(self, values: dict[str, float], step: int) -> None:
@@ -125,14 +133,18 @@ class Tracking:
 class _TrackerThread(threading.Thread):
     """One tracker, and the logs that wait for it."""
 
-    def __init__(self, name: str, run: RunDir, facts: dict[str, Any], after_step: int) -> None:
+    def __init__(
+        self, name: str, run: RunDir, facts: dict[str, Any], after_step: int
+    ) -> None:
         # Daemon: one that hangs does not keep the rank from ending.
         super().__init__(name=name, daemon=True)
         self.messages: list[str] = []
         self._run = run
         self._facts = facts
         self._after_step = after_step
-        self._queue: queue.Queue[tuple[dict[str, float], int] | None] = queue.Queue(_MOST_WAITING)
+        self._queue: queue.Queue[tuple[dict[str, float], int] | None] = queue.Queue(
+            _MOST_WAITING
+        )
         # Checked by `put`, in the rank's thread: this one may hang in an import.
         self._start_by = time.monotonic() + _START_S
         self._is_given_up = False
@@ -168,7 +180,8 @@ class _TrackerThread(threading.Thread):
             tracker.finish()
             if self.name == "wandb":
                 sys.modules["wandb"].teardown()  # its service process
-        except BaseException as error:  # trackers end programs, too: wandb by SystemExit
+        # trackers end programs, too: wandb by SystemExit
+        except BaseException as error:
             message = str(error).strip().partition("\n")[0]
             self.give_up(f"failed ({type(error).__name__}: {message})")
 

@@ -39,9 +39,13 @@ _SMALLEST = 5
 def parser() -> Parser:
     command = Parser("slurmft data", __doc__)
     text = "folder with train and validation, or hub id (default: the recipe's)"
-    command.add_argument("data", type=input_path, metavar="DIR|ID", nargs="?", help=text)
+    command.add_argument(
+        "data", type=input_path, metavar="DIR|ID", nargs="?", help=text
+    )
     command.add_json("the same, as JSON")
-    return command.add_options(TrainConfig, "how to read it, as slurmft submit does", _FLAGS)
+    return command.add_options(
+        TrainConfig, "how to read it, as slurmft submit does", _FLAGS
+    )
 
 
 def facts(splits: list[Split], warnings: list[str]) -> dict[str, Any]:
@@ -80,7 +84,12 @@ def text(splits: list[Split], class_names: tuple[str, ...] = ()) -> str:
     """
     columns = [["", "texts", "empty", "twice or more", "also in train"]]
     for split in splits:
-        counts = (split.rows, len(split.without_text), split.texts.repeated, split.shared)
+        counts = (
+            split.rows,
+            len(split.without_text),
+            split.texts.repeated,
+            split.shared,
+        )
         columns.append([split.name, *(f"{count:,}" for count in counts)])
     columns[1][-1] = ""  # the first split is the training data itself
     rows = [list(row) for row in zip(*columns, strict=True)]
@@ -89,7 +98,9 @@ def text(splits: list[Split], class_names: tuple[str, ...] = ()) -> str:
     lines += _lengths(splits)
     for split in splits:
         if split.share < 1:
-            lines.append(f"{split.name}: the first {split.share:.0%} of the file, no more")
+            lines.append(
+                f"{split.name}: the first {split.share:.0%} of the file, no more"
+            )
     return "\n".join(lines)
 
 

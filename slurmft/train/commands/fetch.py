@@ -31,8 +31,12 @@ ELSEWHERE = Elsewhere.PLAIN
 
 def parser() -> Parser:
     command = Parser("slurmft fetch", __doc__)
-    command.add_argument("model", nargs="?", help="hub id or folder (default: the task's)")
-    command.add_argument("data", nargs="?", help="hub id or folder (default: the task's)")
+    command.add_argument(
+        "model", nargs="?", help="hub id or folder (default: the task's)"
+    )
+    command.add_argument(
+        "data", nargs="?", help="hub id or folder (default: the task's)"
+    )
     task = "what they are for (default: emotion)"
     # Not checked here: the task may be of another package, which `recipes.fill` looks up.
     command.add_argument("--task", metavar="NAME", help=task)
@@ -49,7 +53,9 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
     typed = typed_options(arguments, options(TrainConfig))
     flags = {name: value for name, value in typed.items() if value is not None}
     if not flags:
-        raise UsageError("nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME")
+        raise UsageError(
+            "nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME"
+        )
     # The recipe of the task fills in the model or the data that the command line leaves out.
     values = recipes.fill({"task": "emotion"} | flags)
     train = build(TrainConfig, values)
@@ -82,7 +88,9 @@ def load(train: TrainConfig, offline: bool) -> None:
         fact = "not fetched"
         if offline:
             fact = "the caches are not enough without the hub"
-        raise SlurmftError(fact, "see above; a job on the nodes would fail the same way")
+        raise SlurmftError(
+            fact, "see above; a job on the nodes would fail the same way"
+        )
 
 
 def main(argv: list[str]) -> int:

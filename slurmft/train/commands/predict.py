@@ -32,8 +32,12 @@ _JOB_OPTIONS = options(JobConfig).keys() - {"runs_dir"}
 
 def parser() -> Parser:
     command = Parser("slurmft predict", __doc__).add_run()
-    command.add_argument("file", type=input_file, metavar="FILE", help="rows to predict")
-    output = "file to write (default: NAME.predictions.csv in this folder, or as FILE ends)"
+    command.add_argument(
+        "file", type=input_file, metavar="FILE", help="rows to predict"
+    )
+    output = (
+        "file to write (default: NAME.predictions.csv in this folder, or as FILE ends)"
+    )
     command.add_argument("--output", metavar="FILE", help=output)
     overwrite = "let it take the place of a file that is there"
     command.add_argument("--overwrite", action="store_true", help=overwrite)

@@ -48,7 +48,9 @@ _SCONTROL = {name: each.scontrol for name, each in _OPTIONS.items() if each.scon
 def parser() -> Parser:
     command = Parser("slurmft prepare", __doc__)
     command.add_options(TrainConfig, "what to train")
-    return command.add_options(JobConfig, "how to run it", _OPTIONS.keys() - _JOB_OPTIONS)
+    return command.add_options(
+        JobConfig, "how to run it", _OPTIONS.keys() - _JOB_OPTIONS
+    )
 
 
 def refuse_sbatch_options(argv: list[str]) -> None:
@@ -67,7 +69,9 @@ def refuse_sbatch_options(argv: list[str]) -> None:
             )
 
 
-def job_values(environment: Mapping[str, str], facts: Mapping[str, str]) -> dict[str, Any]:
+def job_values(
+    environment: Mapping[str, str], facts: Mapping[str, str]
+) -> dict[str, Any]:
     """Returns the fields of a JobConfig that Slurm knows.
 
     Args:
@@ -102,7 +106,9 @@ def job_values(environment: Mapping[str, str], facts: Mapping[str, str]) -> dict
     return values
 
 
-def configure_inside(flags: dict[str, Any], environment: Mapping[str, str]) -> RunConfig:
+def configure_inside(
+    flags: dict[str, Any], environment: Mapping[str, str]
+) -> RunConfig:
     """Returns the resolved configuration of the job that this process is in.
 
     Raises:

@@ -25,7 +25,9 @@ FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 
 def parser() -> Parser:
     command = Parser("slurmft push", __doc__).add_run()
-    command.add_argument("repo", help="repository on the hub: NAME, or USER/NAME; made if absent")
+    command.add_argument(
+        "repo", help="repository on the hub: NAME, or USER/NAME; made if absent"
+    )
     command.add_argument("--public", action="store_true", help="everybody may see it")
     return command
 
@@ -93,7 +95,9 @@ def refusal(repo: str, error: Exception) -> SlurmftError:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     if status in (401, 403) or "token" in reason.lower():
-        hint = "log in with a token that may write: hf auth login; or export HF_TOKEN=..."
+        hint = (
+            "log in with a token that may write: hf auth login; or export HF_TOKEN=..."
+        )
     else:
         hint = "check that this machine reaches the hub; compute nodes often have no internet"
     return SlurmftError(f"the hub did not take {repo!r}: {reason}", hint)

@@ -29,13 +29,16 @@ ELSEWHERE = Elsewhere.SUBMITS | Elsewhere.SENDS_TASK
 
 def parser() -> Parser:
     command = Parser("slurmft submit", __doc__).add_follow()
-    command.add_options(TrainConfig, "what to train").add_options(JobConfig, "where to run it")
+    command.add_options(TrainConfig, "what to train").add_options(
+        JobConfig, "where to run it"
+    )
     return command.show_usual()
 
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
-    from slurmft.train.login.configure import OPTIONS, configure  # --help need not wait for it
+    # --help need not wait for it
+    from slurmft.train.login.configure import OPTIONS, configure
 
     config = configure(typed_options(arguments, OPTIONS))
     return submit_or_show(config, arguments, "submit", argv)

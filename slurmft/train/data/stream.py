@@ -29,7 +29,9 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Array:
     return np.random.default_rng([seed, epoch]).permutation(samples)
 
 
-def bucket_by_length(order: Array, lengths: Array, size: int, seed: int, epoch: int) -> Array:
+def bucket_by_length(
+    order: Array, lengths: Array, size: int, seed: int, epoch: int
+) -> Array:
     """Returns an order in which the samples of a step have similar lengths (length bucketing).
 
     Within buckets of `BUCKET_STEPS` steps samples are sorted by length; then the steps are

@@ -140,7 +140,9 @@ class TokenTable:
         lengths: Array = self.offsets[indices + 1] - self.offsets[indices]
         return lengths
 
-    def batch(self, indices: Array, pad_id: int, multiple: int = 1, least: int = 0) -> Batch:
+    def batch(
+        self, indices: Array, pad_id: int, multiple: int = 1, least: int = 0
+    ) -> Batch:
         """Returns samples padded to the longest of them.
 
         Args:
@@ -153,7 +155,8 @@ class TokenTable:
         # Division of negative numbers rounds up.
         rounded_up = -(-int(lengths.max()) // multiple) * multiple
         width = max(rounded_up, least)
-        mask = np.arange(width) < lengths[:, None]  # True at tokens: padding is on the right
+        # True at tokens: padding is on the right
+        mask = np.arange(width) < lengths[:, None]
         spread = partial(self.padded, indices=indices, width=width)
         return self._batch(indices, spread, pad_id, attention_mask=mask)
 
@@ -174,7 +177,11 @@ class TokenTable:
         return self._batch(indices, spread, position_ids=positions[None])
 
     def _batch(
-        self, indices: Array, spread: Callable[..., Array], pad_id: int = 0, **inputs: Array
+        self,
+        indices: Array,
+        spread: Callable[..., Array],
+        pad_id: int = 0,
+        **inputs: Array,
     ) -> Batch:
         """Returns the samples at `indices`.
 
@@ -193,7 +200,8 @@ class TokenTable:
             labels = np.asarray(labels, np.int64)
         else:
             labels = self.labels[indices]
-            if labels.dtype.kind == "f":  # numbers: losses compare them with fp32 logits
+            # numbers: losses compare them with fp32 logits
+            if labels.dtype.kind == "f":
                 labels = labels.astype(np.float32)
         tensors = {}
         for name, array in inputs.items():

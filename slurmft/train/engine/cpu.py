@@ -30,7 +30,8 @@ def draw_factors(count: int, p: float, dtype: torch.dtype) -> Tensor:
     draws = torch.empty(math.ceil(count / 4), dtype=torch.int64)
     # Without an upper bound: all 64 bits are random.
     draws.random_(-(2**63), None)
-    numbers = draws.view(torch.int16)[:count]  # uniform, from -_STEPS / 2 to _STEPS / 2 - 1
+    # uniform, from -_STEPS / 2 to _STEPS / 2 - 1
+    numbers = draws.view(torch.int16)[:count]
     # Compared into the type of the factors: torch does that fast, and converts slowly.
     factors = torch.empty(count, dtype=dtype)
     torch.ge(numbers, dropped - _STEPS // 2, out=factors)

@@ -83,7 +83,9 @@ class Rows:
     """In which of all arrays' places each of (tokens x 3 x heads) is: int64."""
 
     @classmethod
-    def of(cls, groups: Sequence[Sequence[int]], heads: int, dtype: torch.dtype) -> "Rows":
+    def of(
+        cls, groups: Sequence[Sequence[int]], heads: int, dtype: torch.dtype
+    ) -> "Rows":
         """Lays out the rows of a batch.
 
         Args:
@@ -165,7 +167,9 @@ class Dropouts:
         dtype: type of the factors.
     """
 
-    def __init__(self, probabilities: Iterable[float], size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, probabilities: Iterable[float], size: int, dtype: torch.dtype
+    ) -> None:
         count = _BANK * size + _ALIGNMENT
         self._banks: dict[float, Tensor] = {}
         for p in sorted(set(probabilities)):
@@ -242,7 +246,8 @@ class Layer:
         The weight and bias of queries have the scaling of the scores. Copies are made for every
         batch: what fused optimizers change has the same version as before.
         """
-        linear = self.parameters()[:12]  # of six modules; the norms compute with fp32 weights
+        # of six modules; the norms compute with fp32 weights
+        linear = self.parameters()[:12]
         # Scaled before rounding, so that scores need no multiplication of their own.
         query_weight = linear[0] * self.scaling
         query_bias = linear[1] * self.scaling
@@ -288,7 +293,14 @@ def _of_bert(module: Any) -> tuple[Any, Layer]:
     up = module.intermediate
     down = module.output
     return up.intermediate_act_fn, Layer(
-        linear=(attention.query, attention.key, attention.value, out.dense, up.dense, down.dense),
+        linear=(
+            attention.query,
+            attention.key,
+            attention.value,
+            out.dense,
+            up.dense,
+            down.dense,
+        ),
         norms=(out.LayerNorm, down.LayerNorm),
         heads=attention.num_attention_heads,
         scaling=attention.scaling,
@@ -313,7 +325,9 @@ def _of_distilbert(module: Any) -> tuple[Any, Layer]:
     )
 
 
-def run(layers: Sequence[Layer], x: Tensor, rows: Rows, training: bool, again: bool) -> Tensor:
+def run(
+    layers: Sequence[Layer], x: Tensor, rows: Rows, training: bool, again: bool
+) -> Tensor:
     """Computes all layers; the last one may return first tokens alone.
 
     Args:
@@ -341,7 +355,13 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Rows, layer: Layer, dropouts: Dropouts, keep: bool, x: Tensor, *_: Tensor
+        ctx: Any,
+        rows: Rows,
+        layer: Layer,
+        dropouts: Dropouts,
+        keep: bool,
+        x: Tensor,
+        *_: Tensor,
     ) -> Tensor:
         """
         Args:
@@ -371,9 +391,26 @@ class _Fused(torch.autograd.Function):
         ctx.rows = rows
         ctx.layer = layer
         ctx.save_for_backward(
-            w_in, w_out, w_up, w_down, x, arrays, attended, out_factors, a_sum, a, a_mean, a_rstd,
-            inner, active, down_factors, y_sum, y_mean, y_rstd, *of_scores,
-        )  # fmt: skip
+            w_in,
+            w_out,
+            w_up,
+            w_down,
+            x,
+            arrays,
+            attended,
+            out_factors,
+            a_sum,
+            a,
+            a_mean,
+            a_rstd,
+            inner,
+            active,
+            down_factors,
+            y_sum,
+            y_mean,
+            y_rstd,
+            *of_scores,
+        )
         return y
 
     @staticmethod
@@ -381,15 +418,35 @@ class _Fused(torch.autograd.Function):
         rows = ctx.rows
         layer = ctx.layer
         (
-            w_in, w_out, w_up, w_down, x, arrays, attended, out_factors, a_sum, a, a_mean, a_rstd,
-            inner, active, down_factors, y_sum, y_mean, y_rstd, *of_scores,
-        ) = ctx.saved_tensors  # fmt: skip
-        d_sum, *of_last_norm = _norm_backward(gradients[0], y_sum, y_mean, y_rstd, layer.norms[1])
+            w_in,
+            w_out,
+            w_up,
+            w_down,
+            x,
+            arrays,
+            attended,
+            out_factors,
+            a_sum,
+            a,
+            a_mean,
+            a_rstd,
+            inner,
+            active,
+            down_factors,
+            y_sum,
+            y_mean,
+            y_rstd,
+            *of_scores,
+        ) = ctx.saved_tensors
+        d_sum, *of_last_norm = _norm_backward(
+            gradients[0], y_sum, y_mean, y_rstd, layer.norms[1]
+        )
         d_down = _dropped(d_sum, down_factors)
         of_down = _of_linear(d_down, active)
         d_inner = torch.ops.aten.gelu_backward(d_down @ w_down, inner)
         of_up = _of_linear(d_inner, a)
-        d_a = d_sum.addmm_(d_inner, w_up)  # in place: the residual's gradient is added here
+        # in place: the residual's gradient is added here
+        d_a = d_sum.addmm_(d_inner, w_up)
         d_sum, *of_norm = _norm_backward(d_a, a_sum, a_mean, a_rstd, layer.norms[0])
         d_out = _dropped(d_sum, out_factors)
         of_out = _of_linear(d_out, attended)
@@ -399,7 +456,8 @@ class _Fused(torch.autograd.Function):
         d_in = d_parts.view(rows.count, -1)
         weight, bias = _of_linear(d_in, x)
         of_in = list(zip(weight.chunk(3), bias.chunk(3), strict=True))
-        for gradient in of_in[0]:  # of queries, whose copies had the scaling of the scores
+        # of queries, whose copies had the scaling of the scores
+        for gradient in of_in[0]:
             gradient.mul_(layer.scaling)
         if layer.first_only:  # other tokens have a part in keys and values alone
             d_x = d_in @ w_in
@@ -413,10 +471,15 @@ class _Fused(torch.autograd.Function):
         return None, None, None, None, d_x, *of_linear, *of_norm, *of_last_norm
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
+def _linear(
+    x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none"
+) -> Tensor:
     """Computes a linear layer, and "gelu" after it, or "none"."""
-    if _by_onednn(x.dtype):  # bias and activation as it computes; addmm begins with a copy of bias
-        fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "none")
+    # bias and activation as it computes; addmm begins with a copy of bias
+    if _by_onednn(x.dtype):
+        fused: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, weight, bias, activation, [], "none"
+        )
         return fused
     output = torch.addmm(bias, x, weight.t())
     if activation == "gelu":
@@ -451,21 +514,33 @@ def _dropped(x: Tensor, factors: Tensor | None) -> Tensor:
 
 
 def _norm(x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.native_layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return torch.native_layer_norm(
+        x, norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    )
 
 
 def _norm_backward(
     gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, norm: nn.LayerNorm
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm_backward(
-        gradient, x, norm.normalized_shape, mean, rstd, norm.weight, norm.bias, [True, True, True]
+    gradients: tuple[Tensor, Tensor, Tensor] = (
+        torch.ops.aten.native_layer_norm_backward(
+            gradient,
+            x,
+            norm.normalized_shape,
+            mean,
+            rstd,
+            norm.weight,
+            norm.bias,
+            [True, True, True],
+        )
     )
     return gradients
 
 
 def _of_linear(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gradients of weight and bias, in fp32."""
-    ones = gradient.new_ones(1, len(gradient))  # a product sums bf16 faster than torch's sum
+    # a product sums bf16 faster than torch's sum
+    ones = gradient.new_ones(1, len(gradient))
     of_bias = (ones @ gradient).squeeze(0).float()
     return _of_weight(gradient, x), of_bias
 
@@ -565,7 +640,9 @@ def _attend_backward(
     parts = torch.split(d_attended, sizes)
     kept_views = layer.views(kept, rows)
     d_views = layer.views(d_scores, rows)
-    for span, part, of_span, d_span in zip(rows.spans, parts, kept_views, d_views, strict=True):
+    for span, part, of_span, d_span in zip(
+        rows.spans, parts, kept_views, d_views, strict=True
+    ):
         # Of states = scores @ values: the gradients of both factors.
         d_out = part.view(span.attending, -1, arrays.shape[2])
         torch.bmm(of_span.transpose(1, 2), d_out, out=span.of(d_value))
@@ -574,7 +651,9 @@ def _attend_backward(
         d_scores.mul_(factors)
     score_views = layer.views(scores, rows)
     for span, of_span, d_span in zip(rows.spans, score_views, d_views, strict=True):
-        d_span = torch.ops.aten._softmax_backward_data(d_span, of_span, -1, of_span.dtype)
+        d_span = torch.ops.aten._softmax_backward_data(
+            d_span, of_span, -1, of_span.dtype
+        )
         # Of scores = queries @ keys.T; the scaling is in the queries' weight already.
         queries = layer.queries(span.of(query))
         d_queries = layer.queries(span.of(d_query))

@@ -26,7 +26,9 @@ def why_not(layer: Layer, device: torch.device, dtype: torch.dtype) -> str | Non
             fp32.
     """
     if dtype is not torch.bfloat16:
-        return f"layers are computed so in bf16, not {str(dtype).removeprefix('torch.')}"
+        return (
+            f"layers are computed so in bf16, not {str(dtype).removeprefix('torch.')}"
+        )
     head_size = layer.linear[0].out_features // layer.heads
     return packed_attention.why_no_flash(device, dtype, head_size)
 
@@ -44,7 +46,9 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         parts = _parts(gradients)
-        gradients_of_weights = [torch.empty_like(part, dtype=ctx.dtype) for part in parts]
+        gradients_of_weights = [
+            torch.empty_like(part, dtype=ctx.dtype) for part in parts
+        ]
         torch._foreach_copy_(gradients_of_weights, parts)
         return None, *gradients_of_weights
 
@@ -88,9 +92,19 @@ class GpuLayer:
         layer = self._layer
         # Rounded layer by layer, so that DDP sends a layer's gradients while the next is computed.
         (
-            w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down,
-            w_a, b_a, w_y, b_y,
-        ) = self.rounded()  # fmt: skip
+            w_in,
+            b_in,
+            w_out,
+            b_out,
+            w_up,
+            b_up,
+            w_down,
+            b_down,
+            w_a,
+            b_a,
+            w_y,
+            b_y,
+        ) = self.rounded()
         attention_norm, last_norm = layer.norms
         qkv = linear(x, w_in, b_in)
         qkv = qkv.view(len(x), 3, layer.heads, -1)
@@ -118,7 +132,9 @@ class GpuLayer:
 class GpuLayers:
     """The layers of an encoder."""
 
-    def __init__(self, layers: list[Layer], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layers: list[Layer], device: torch.device, dtype: torch.dtype
+    ) -> None:
         self._layers = [GpuLayer(layer, device, dtype) for layer in layers]
         self._dtype = dtype
 
@@ -134,7 +150,9 @@ class GpuLayers:
         with torch.autocast(x.device.type, enabled=False):
             for layer in self._layers:
                 if again and training:
-                    x = checkpoint(layer.compute, x, starts, training, use_reentrant=False)
+                    x = checkpoint(
+                        layer.compute, x, starts, training, use_reentrant=False
+                    )
                 else:
                     x = layer.compute(x, starts, training)
         return x

@@ -65,7 +65,9 @@ class Adapter:
             merge: write the whole model.
         """
         if merge:
-            self._model.save_pretrained(folder, state_dict=self._merged(), max_shard_size="5GB")
+            self._model.save_pretrained(
+                folder, state_dict=self._merged(), max_shard_size="5GB"
+            )
             return
         state = None
         if weights:
@@ -73,18 +75,23 @@ class Adapter:
             state = {}
             for name, tensor in weights.items():
                 state[f"base_model.model.{name}"] = tensor
-        self._peft.save_pretrained(str(folder), state_dict=state, save_embedding_layers=False)
+        self._peft.save_pretrained(
+            str(folder), state_dict=state, save_embedding_layers=False
+        )
         (folder / "README.md").unlink()  # PEFT's; the run writes one
         self._model.config.save_pretrained(folder / "config")
 
     def _merged(self) -> Tensors:
         """Returns the whole model's weights, under its own names."""
-        self._peft.merge_adapter()  # the frozen weights change: nothing trains after this
+        # the frozen weights change: nothing trains after this
+        self._peft.merge_adapter()
         weights = {}
         for name, tensor in self._model.state_dict().items():
             if ".lora_" in name or ".original_module." in name:
                 continue
-            name = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+            name = name.replace(".base_layer.", ".").replace(
+                ".modules_to_save.default.", "."
+            )
             weights[name] = tensor
         return weights
 
@@ -99,7 +106,9 @@ def trained(model: Any) -> Tensors:
     return {name: tensor for name, tensor in state.items() if name not in frozen}
 
 
-def check_same(checkpoint: str, facts: dict[str, Any] | None, adapter: Adapter | None) -> None:
+def check_same(
+    checkpoint: str, facts: dict[str, Any] | None, adapter: Adapter | None
+) -> None:
     """Raises UsageError where a checkpoint's adapters do not fit those of this run.
 
     Args:
@@ -137,7 +146,9 @@ def quantization(config: TrainConfig) -> dict[str, Any]:
     if not config.load_in_4bit:
         return {}
     if not torch.accelerator.is_available():
-        raise UsageError("--load-in-4bit needs a GPU, and this process has none", "leave it out")
+        raise UsageError(
+            "--load-in-4bit needs a GPU, and this process has none", "leave it out"
+        )
     check_packages(config)
     _check_bitsandbytes()
     from transformers import BitsAndBytesConfig
@@ -149,14 +160,18 @@ def quantization(config: TrainConfig) -> dict[str, Any]:
     }
     # Each rank loads the whole model onto its own GPU.
     device = torch.accelerator.current_device_index()
-    return {"quantization_config": BitsAndBytesConfig(**settings), "device_map": {"": device}}
+    return {
+        "quantization_config": BitsAndBytesConfig(**settings),
+        "device_map": {"": device},
+    }
 
 
 def _check_bitsandbytes() -> None:
     """Raises UsageError where its compiled part cannot be used."""
     try:
         library = importlib.import_module("bitsandbytes.cextension").lib
-        problem = getattr(library, "formatted_error", None)  # of its stand-in, if there is none
+        # of its stand-in, if there is none
+        problem = getattr(library, "formatted_error", None)
     except Exception as error:  # whatever the import of another build raises
         problem = one_line(error)
     if problem and torch.cuda.is_available():  # on XPUs it does without
@@ -183,7 +198,9 @@ def _heads(model: Any) -> list[str]:
             has_weights = any(True for _ in module.parameters())
             if module is not model.base_model and has_weights:
                 heads.add(name)
-    new_modules = {name.rpartition(".")[0] for name in getattr(model, "missing_keys", ())}
+    new_modules = {
+        name.rpartition(".")[0] for name in getattr(model, "missing_keys", ())
+    }
     below_heads = {name for name in new_modules if name.partition(".")[0] in heads}
     return sorted(heads | (new_modules - below_heads))
 

@@ -91,9 +91,12 @@ class Group:
             self._biases[key] = self._make_bias(causal, window, like)
         return self._biases[key]
 
-    def _make_bias(self, causal: bool, window: int | None, like: Tensor) -> Tensor | None:
+    def _make_bias(
+        self, causal: bool, window: int | None, like: Tensor
+    ) -> Tensor | None:
         at = torch.arange(self.length, device=like.device)
-        distance = at[:, None] - at  # of a query from a key, positive for keys before it
+        # of a query from a key, positive for keys before it
+        distance = at[:, None] - at
         conditions = []
         if causal:
             conditions.append(distance >= 0)
@@ -139,7 +142,9 @@ class Layout:
         lengths: lengths in groups of near length; padding is the last group.
     """
 
-    def __init__(self, lengths: Tensor, device: torch.device, multiple: int = 0) -> None:
+    def __init__(
+        self, lengths: Tensor, device: torch.device, multiple: int = 0
+    ) -> None:
         sizes = lengths.tolist()
         self.sequences = len(sizes)
         self.tokens = sum(sizes)
@@ -247,10 +252,18 @@ class How(NamedTuple):
 
 
 def attention(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, _: Any = None,
-    sliding_window: int | None = None, is_causal: bool | None = None, dropout: float = 0.0,
-    scaling: float | None = None, softcap: float | None = None, **__: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _: Any = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **__: Any,
+) -> tuple[Tensor, None]:
     """Lets each sequence attend to itself; the interface is that of transformers.
 
     Args:
@@ -282,7 +295,10 @@ def attention(
 
 
 def why_no_flash(
-    device: torch.device, dtype: torch.dtype, head_size: int, softcap: float | None = None
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    softcap: float | None = None,
 ) -> str | None:
     """Returns the reason for which flash attention cannot compute a packed batch; None: it can.
 
@@ -315,7 +331,12 @@ def computed_in(tensor: Tensor) -> torch.dtype:
 
 
 def flash(
-    query: Tensor, key: Tensor, value: Tensor, starts: Starts, how: How, first_only: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Starts,
+    how: How,
+    first_only: bool = False,
 ) -> Tensor:
     """Computes attention of all sequences by one call of flash attention.
 
@@ -335,7 +356,9 @@ def flash(
     most_queries = starts.most
     if first_only:
         count = len(query_starts)
-        query_starts = torch.arange(count, dtype=torch.int32, device=query_starts.device)
+        query_starts = torch.arange(
+            count, dtype=torch.int32, device=query_starts.device
+        )
         query = take(query, starts.firsts)
         most_queries = 1
     side = -1  # all tokens
@@ -361,7 +384,12 @@ def flash(
 
 
 def _by_groups(
-    query: Tensor, key: Tensor, value: Tensor, layout: Layout, how: How, first_only: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    how: How,
+    first_only: bool,
 ) -> Tensor:
     """Computes attention group by group; shapes are those of `flash`."""
     parts = []
@@ -382,7 +410,9 @@ def _by_groups(
     return torch.cat(parts)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: How) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, group: Group, how: How
+) -> Tensor:
     """Computes attention of a group's padded sequences: all (sequences, heads, length, head size).
 
     On CPUs torch's own is slow backwards in bf16, and with dropout; every sequence has tokens, so
@@ -429,7 +459,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: How) -
 # --- attention modules outside transformers' registry ---------------------------------------------
 
 
-def group_by_group(forward: Callable[..., Any], positions: str, *args: Any, **named: Any) -> Any:
+def group_by_group(
+    forward: Callable[..., Any], positions: str, *args: Any, **named: Any
+) -> Any:
     """The forward of an attention module that knows padded sequences alone, for packed ones.
 
     Args:

@@ -25,7 +25,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from slurmft.train.engine import fused_layers, gpu_layers, packed_attention
 from slurmft.train.engine.fused_layers import Layer, Rows, layer_of
 from slurmft.train.engine.gpu_layers import GpuLayers
-from slurmft.train.engine.packed_attention import FIRST_TOKEN_ONLY, SHORT, Layout, attention, take
+from slurmft.train.engine.packed_attention import (
+    FIRST_TOKEN_ONLY,
+    SHORT,
+    Layout,
+    attention,
+    take,
+)
 
 NAME = "slurmft_packed"
 """Name under which transformers knows the attention function."""
@@ -39,7 +45,10 @@ ENCODERS = ("encoder", "transformer")
 TABLES = ("position_embeddings", "wpe")
 """Names that models have for their table of positions."""
 
-BY_MODULE = {"MPNetSelfAttention": "position_bias", "DisentangledSelfAttention": "relative_pos"}
+BY_MODULE = {
+    "MPNetSelfAttention": "position_bias",
+    "DisentangledSelfAttention": "relative_pos",
+}
 """Attention modules that use no function of transformers' registry, and the argument that tells
 them of positions; what computes that for the longest sequence is in `POSITIONS`."""
 
@@ -108,12 +117,16 @@ class Packing:
             positions = BY_MODULE.get(type(module).__name__)
             if positions:
                 self._ends_with_longest = True
-                self._wrap(module, "forward", packed_attention.group_by_group, positions)
+                self._wrap(
+                    module, "forward", packed_attention.group_by_group, positions
+                )
             for name in POSITIONS:
                 if hasattr(module, name):
                     self._wrap(module, name, packed_attention.of_longest)
 
-    def _wrap(self, module: Any, name: str, method: Callable[..., Any], *more: Any) -> None:
+    def _wrap(
+        self, module: Any, name: str, method: Callable[..., Any], *more: Any
+    ) -> None:
         """Puts another method, which is called with the module's own, in its place."""
         if module is not None:
             original = getattr(module, name)
@@ -137,7 +150,8 @@ class Packing:
         Raises:
             ValueError: the model has no positions for a sequence of this length.
         """
-        if lengths[-1] > self._position_count:  # on a GPU the lookup would say nothing of it
+        # on a GPU the lookup would say nothing of it
+        if lengths[-1] > self._position_count:
             raise ValueError(
                 f"a text of {lengths[-1]} tokens is longer than the {self._position_count} "
                 f"positions of the model: train with --max-length {self._position_count}"
@@ -183,7 +197,9 @@ class Packing:
         finally:
             self._inputs = None
 
-    def _base_forward(self, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _base_forward(
+        self, forward: Callable[..., Any], *args: Any, **named: Any
+    ) -> Any:
         """The forward of the model without its head, which gets the packed batch."""
         if self._inputs is None:
             self._use(None)
@@ -202,7 +218,8 @@ class Packing:
         named["position_ids"] = positions
         # Of four dimensions: transformers makes no mask of it, and looks for no padding.
         named["attention_mask"] = torch.ones(1, 1, 1, 1, device=positions.device)
-        if "use_cache" in self._parameters:  # keys and values of packed tokens are of no use
+        # keys and values of packed tokens are of no use
+        if "use_cache" in self._parameters:
             named["use_cache"] = False
         output = forward(**named)
         output.last_hidden_state = self._shaped(output.last_hidden_state)
@@ -245,7 +262,9 @@ class Packing:
             first_rows.append(of_firsts.unsqueeze(0))
         return forward(*first_rows)
 
-    def _encoded(self, forward: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
+    def _encoded(
+        self, forward: Any, hidden_states: Tensor, *args: Any, **named: Any
+    ) -> Any:
         """The forward of the encoder: by our own layers; on CPUs, where sequences are short."""
         layout = packed_attention.in_force
         if layout is None or not self.layers:
@@ -258,28 +277,38 @@ class Packing:
             states = self._by_fused_layers(tokens, layout, dtype)
         else:
             return forward(hidden_states, *args, **named)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states.unsqueeze(0))
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=states.unsqueeze(0)
+        )
 
-    def _by_gpu_layers(self, tokens: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    def _by_gpu_layers(
+        self, tokens: Tensor, layout: Layout, dtype: torch.dtype
+    ) -> Tensor:
         """Returns hidden states after all layers on a GPU: (T, hidden), or (B, hidden) of first
         tokens."""
         if self.gpu_layers is None:
             self.gpu_layers = GpuLayers(self.layers, tokens.device, dtype)
         training = self.model.training
-        states = self.gpu_layers.run(tokens, layout.starts, training, self._computes_again)
+        states = self.gpu_layers.run(
+            tokens, layout.starts, training, self._computes_again
+        )
         # To the layers, padding is one more sequence: the last.
         if self.is_first_token_only:
             states = states[: layout.sequences]
         return states
 
-    def _by_fused_layers(self, tokens: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    def _by_fused_layers(
+        self, tokens: Tensor, layout: Layout, dtype: torch.dtype
+    ) -> Tensor:
         """Returns hidden states after all layers on a CPU: (T, hidden), or (B, hidden) of first
         tokens."""
         rows = Rows.of(layout.lengths, self.layers[0].heads, dtype)
         more_rows = rows.count - len(tokens)
         padded = torch.nn.functional.pad(tokens.to(dtype), (0, 0, 0, more_rows))
         training = self.model.training
-        states = fused_layers.run(self.layers, padded, rows, training, self._computes_again)
+        states = fused_layers.run(
+            self.layers, padded, rows, training, self._computes_again
+        )
         if not self.is_first_token_only:
             states = states[: rows.tokens]
         return states
@@ -324,7 +353,12 @@ class Packing:
         """Returns the largest difference of the model's outputs; 0: rounding alone."""
         self.expect(sample.mask.sum(1), self.model.device)
         output = self.model(**sample.packed)
-        names = {"logits", "start_logits", "end_logits", "last_hidden_state"} & expected.keys()
+        names = {
+            "logits",
+            "start_logits",
+            "end_logits",
+            "last_hidden_state",
+        } & expected.keys()
         differences = []
         for name in names:
             padded = sample.real(expected[name])
@@ -467,7 +501,8 @@ def _positions(base: Any) -> tuple[int, int]:
     for name, module in base.named_modules():
         if name.rpartition(".")[2] in TABLES and isinstance(module, torch.nn.Embedding):
             first = 0
-            if module.padding_idx is not None:  # RoBERTa's positions begin behind that of padding
+            # RoBERTa's positions begin behind that of padding
+            if module.padding_idx is not None:
                 first = module.padding_idx + 1
             return module.num_embeddings - first, first
     return sys.maxsize, 0
@@ -557,7 +592,8 @@ def _few_layers(base: Any) -> Iterator[None]:
             path = name
             layers = module
     kinds = getattr(base.config, "layer_types", None) or [None]
-    last = max(kinds.index(kind) for kind in kinds)  # `index` is of the first one of a kind
+    # `index` is of the first one of a kind
+    last = max(kinds.index(kind) for kind in kinds)
     base.set_submodule(path, layers[: last + 1])
     try:
         yield

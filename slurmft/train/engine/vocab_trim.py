@@ -66,7 +66,9 @@ class TrimmedVocabulary:
             module = model.get_input_embeddings()
         except NotImplementedError:  # transformers' own, for models that do not say
             return None
-        if model.config.is_encoder_decoder or not isinstance(module, torch.nn.Embedding):
+        if model.config.is_encoder_decoder or not isinstance(
+            module, torch.nn.Embedding
+        ):
             return None
         used = _tokens(data, module)
         if not is_plain_table(model, module):
@@ -127,7 +129,8 @@ def is_plain_table(model: Any, module: Any) -> bool:
     """Returns whether a table trains, is looked up as in torch, and belongs to one layer alone."""
     return (
         isinstance(module, torch.nn.Embedding)
-        and type(module).forward is torch.nn.Embedding.forward  # others compute their rows
+        # others compute their rows
+        and type(module).forward is torch.nn.Embedding.forward
         and module.weight.requires_grad
         and module.max_norm is None
         and not module.scale_grad_by_freq

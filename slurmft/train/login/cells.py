@@ -17,7 +17,9 @@ MAX_LABELS = 100_000
 """Most different labels of a split."""
 _CHOOSE_LABEL_COLUMN = "choose the column with --label-column"
 _WHOLE_FLOAT = re.compile(r"-?\d+\.0+")
-_AS_FLOATS = "pandas writes them so where a cell was empty: .astype('Int64') writes 1, not 1.0"
+_AS_FLOATS = (
+    "pandas writes them so where a cell was empty: .astype('Int64') writes 1, not 1.0"
+)
 _ROWS_NAMED = 5
 
 
@@ -102,7 +104,9 @@ class Labels:
         """
         self.check_empty()
         if not self.first:
-            raise UsageError(f"{self.where!r}: no row has a label", _CHOOSE_LABEL_COLUMN)
+            raise UsageError(
+                f"{self.where!r}: no row has a label", _CHOOSE_LABEL_COLUMN
+            )
         # Sorted below: values of several types do not compare.
         kind = self._one_type()
         values = [value for _, value in self.counts]
@@ -111,7 +115,9 @@ class Labels:
                 f"{self.where!r} has the one label {values[0]!r}", _CHOOSE_LABEL_COLUMN
             )
         if len(values) == self.rows:
-            raise UsageError(f"{self.where!r} has another label in every row", _CHOOSE_LABEL_COLUMN)
+            raise UsageError(
+                f"{self.where!r} has another label in every row", _CHOOSE_LABEL_COLUMN
+            )
         # Texts of digits, as a .csv has them: 2 comes before 10.
         if kind is str and all(value.isdecimal() for value in values):
             values.sort(key=int)
@@ -128,7 +134,9 @@ class Labels:
                 hint = "labels are all texts or all whole numbers"
                 if first_type is float:
                     hint += "; numbers on a scale: --task text-regression"
-                raise wrong_label(self.where, row, value, f"{hint}; {_CHOOSE_LABEL_COLUMN}")
+                raise wrong_label(
+                    self.where, row, value, f"{hint}; {_CHOOSE_LABEL_COLUMN}"
+                )
         return first_type
 
     def shares(self) -> str:
@@ -170,7 +178,9 @@ class Labels:
             )
 
 
-def wrong_label(where: str, row: int, value: Any, hint: str = _CHOOSE_LABEL_COLUMN) -> UsageError:
+def wrong_label(
+    where: str, row: int, value: Any, hint: str = _CHOOSE_LABEL_COLUMN
+) -> UsageError:
     """Returns the error for a label that cannot be right."""
     if _WHOLE_FLOAT.fullmatch(str(value)):
         hint = f"it is a whole number, written as a float; {_AS_FLOATS}; {hint}"
@@ -233,7 +243,9 @@ def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[flo
     for row, value in enumerate(values, start):
         number = _to_float(value)
         if not math.isfinite(number):
-            raise wrong_label(where, row, value, f"labels are numbers; {_CHOOSE_LABEL_COLUMN}")
+            raise wrong_label(
+                where, row, value, f"labels are numbers; {_CHOOSE_LABEL_COLUMN}"
+            )
         numbers.append(number)
     return numbers
 
@@ -263,7 +275,9 @@ def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
         if value is None:
             raise UsageError(f"{where!r}: row {row} has no text")
         if not isinstance(value, str):
-            raise UsageError(f"{where!r}: row {row} has the text {value!r}, which is no string")
+            raise UsageError(
+                f"{where!r}: row {row} has the text {value!r}, which is no string"
+            )
         if not value or value.isspace():
             empty.append(row)
     return empty

@@ -27,7 +27,8 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     train = localize(train)
     program = train.program()
     if program.paths:
-        from slurmft.train.login import inputs  # runs without local data need not wait for it
+        # runs without local data need not wait for it
+        from slurmft.train.login import inputs
 
         processes = job.nodes * (job.nproc_per_node or job.gpus_per_node or 1)
         program = dataclasses.replace(program, inputs=inputs.check(train, processes))

@@ -160,7 +160,9 @@ class ManyLabels(Texts):
                     "and 1 of each class: --label-column joy,love,fear",
                 )
             if any(map(is_empty, labels)):
-                raise wrong_label(where, row, None, "a text without classes has the labels []")
+                raise wrong_label(
+                    where, row, None, "a text without classes has the labels []"
+                )
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         _, columns = self.parts(values)
@@ -187,7 +189,9 @@ class Words(RowFormat):
         for row, (words, labels) in enumerate(zip(*values, strict=True), start):
             self._check_row(words, labels, f"{where!r}: row {row}")
             if any(map(is_empty, labels)):
-                raise wrong_label(where, row, None, "each word has one label; O says: nothing")
+                raise wrong_label(
+                    where, row, None, "each word has one label; O says: nothing"
+                )
             if not words:
                 empty.append(row)
         return empty
@@ -254,7 +258,9 @@ class Chats(RowFormat):
                 if role == "assistant":  # these are what the model learns
                     answers.append(text)
         except (TypeError, KeyError):
-            raise self._wrong(where, row, f"the messages {shown(repr(messages))}") from None
+            raise self._wrong(
+                where, row, f"the messages {shown(repr(messages))}"
+            ) from None
         if not answers:
             raise self._wrong(where, row, "no message of the assistant")
         return answers
@@ -356,5 +362,7 @@ class Question:
                 'a question without an answer has none at all: {"text": [], "answer_start": []}',
             )
         if not pairs and not may_have_none:
-            raise UsageError(f"{what} has no answer", "for such questions there is --preset v2")
+            raise UsageError(
+                f"{what} has no answer", "for such questions there is --preset v2"
+            )
         return cls(name, question, context, texts, starts)

@@ -28,7 +28,15 @@ _SETTINGS = [
 """Options that the card shows."""
 _CHOSEN = (*_SETTINGS, "global_batch_size", "backend")
 """Settings that a run may choose for itself: its result has the value that it used."""
-_PACKAGES = ("slurmft", "torch", "transformers", "accelerate", "peft", "datasets", "tokenizers")
+_PACKAGES = (
+    "slurmft",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "datasets",
+    "tokenizers",
+)
 _GLUE = "nyu-mll/glue"
 _METRICS = {
     "f1": ("f1", "F1"),
@@ -92,7 +100,10 @@ def exists(run: RunDir) -> bool:
 
 
 def text(
-    train: TrainConfig, result: Mapping[str, Any], versions: Mapping[str, str], name: str
+    train: TrainConfig,
+    result: Mapping[str, Any],
+    versions: Mapping[str, str],
+    name: str,
 ) -> str:
     """Returns the card: metadata, results, settings. It has no paths and no hosts.
 
@@ -103,7 +114,9 @@ def text(
     """
     from huggingface_hub import ModelCard  # 0.2 s
 
-    packages = [f"{package} {versions[package]}" for package in _PACKAGES if package in versions]
+    packages = [
+        f"{package} {versions[package]}" for package in _PACKAGES if package in versions
+    ]
     method = "fine-tuned"
     if train.lora:
         method = "adapted by LoRA"
@@ -206,7 +219,8 @@ def _evaluations(train: TrainConfig, result: Mapping[str, Any]) -> list[Any]:
     pipeline = _pipeline(train, result)
     data = _public_name(train.data) or "generated data"
     config = None
-    if train.data == _GLUE:  # on the hub one data set, and its tasks are configurations of it
+    # on the hub one data set, and its tasks are configurations of it
+    if train.data == _GLUE:
         config = train.task
     evaluations = []
     for name, value in result["metrics"].items():

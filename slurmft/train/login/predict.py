@@ -43,7 +43,8 @@ def configure(
             file would be overwritten.
     """
     program = run.load_config().program
-    if program.kind == KIND:  # the newest run is often a prediction: take the run of its model
+    # the newest run is often a prediction: take the run of its model
+    if program.kind == KIND:
         run = RunDir.open(Path(program.settings["model"]).parent)
     train = _trained(run)
     file = absolute(file)
@@ -70,10 +71,13 @@ def configure(
         module="slurmft.train.rank",
         paths=(str(run.model), str(file), str(output.parent)),
         inputs=inputs,
-        settings=train.program().settings | {"output": str(output), "overwrite": overwrite},
+        settings=train.program().settings
+        | {"output": str(output), "overwrite": overwrite},
     )
     job_values = merge(site_defaults(OPTIONS), flags)
-    return RunConfig(program=program, job=with_absolute_paths(build(JobConfig, job_values)))
+    return RunConfig(
+        program=program, job=with_absolute_paths(build(JobConfig, job_values))
+    )
 
 
 def _trained(run: RunDir) -> TrainConfig:
@@ -85,7 +89,9 @@ def _trained(run: RunDir) -> TrainConfig:
     program = run.load_config().program
     where = repr(str(run.path))
     if program.kind != "train":
-        raise UsageError(f"{where} trained no model of slurmft's own tasks", "give another run")
+        raise UsageError(
+            f"{where} trained no model of slurmft's own tasks", "give another run"
+        )
     state = run.get_state().state
     if state != "finished":
         reason = f"it is {state}"
@@ -94,7 +100,9 @@ def _trained(run: RunDir) -> TrainConfig:
     else:
         reason = ""
     if reason:
-        raise UsageError(f"{where} has no finished model: {reason}", "slurmft status RUN says more")
+        raise UsageError(
+            f"{where} has no finished model: {reason}", "slurmft status RUN says more"
+        )
     train = TrainConfig.of(program)
     facts = TASKS.get(train.task)
     # No splits: the rows are generated, and a file has none of their kind.
@@ -104,7 +112,9 @@ def _trained(run: RunDir) -> TrainConfig:
             f"load its model by transformers: {run.model}",
         )
     if train.saves_adapter:
-        raise UsageError(f"{where} saved an adapter, not a whole model", "train it with --merge")
+        raise UsageError(
+            f"{where} saved an adapter, not a whole model", "train it with --merge"
+        )
     return _without_training_options(train)
 
 
@@ -121,10 +131,14 @@ def _without_training_options(train: TrainConfig) -> TrainConfig:
 def _check_files(file: Path, output: Path, overwrite: bool) -> None:
     """Raises UsageError where rows cannot be read from `file`, or written to `output`."""
     if not file.is_file():
-        raise UsageError(f"no such file: {str(file)!r}", "give the rows to predict: .csv, .jsonl")
+        raise UsageError(
+            f"no such file: {str(file)!r}", "give the rows to predict: .csv, .jsonl"
+        )
     for path in (file, output):
         if path.suffix not in FILES:
-            raise UsageError(f"{str(path)!r} is none of {', '.join(FILES)}", "convert it")
+            raise UsageError(
+                f"{str(path)!r} is none of {', '.join(FILES)}", "convert it"
+            )
     if not overwrite:
         # The job checks it once more before it writes: it may wait for days.
         check_absent(output)
@@ -138,19 +152,24 @@ def check_absent(output: Path) -> None:
             "give another --output, or --overwrite",
         )
     if not output.parent.is_dir():
-        raise UsageError(f"no such folder: {str(output.parent)!r}", "make it, or change --output")
+        raise UsageError(
+            f"no such folder: {str(output.parent)!r}", "make it, or change --output"
+        )
 
 
 def _describe_rows_of(file: Path, train: TrainConfig) -> str:
     """Returns a line on the rows of a file, after a check of them; UsageError where it fails."""
-    if file.stat().st_size > _CHECKED_BYTES:  # reading it would take longer than people wait
+    # reading it would take longer than people wait
+    if file.stat().st_size > _CHECKED_BYTES:
         texts_of(train, file, most=1)
         return "large: the job checks its rows"
     columns = texts_of(train, file)
     return f"{len(columns[0]):,} rows"
 
 
-def texts_of(train: TrainConfig, file: Path, most: int | None = None) -> list[list[Any]]:
+def texts_of(
+    train: TrainConfig, file: Path, most: int | None = None
+) -> list[list[Any]]:
     """Returns the columns of a file that the model reads: a text, or two, or lists of words.
 
     Args:
@@ -165,7 +184,9 @@ def texts_of(train: TrainConfig, file: Path, most: int | None = None) -> list[li
     # A file with predictions is likely the output of an earlier command.
     for name in COLUMNS:
         if name in columns:
-            raise UsageError(f"{where!r} has a column {name!r} already", "give it another name")
+            raise UsageError(
+                f"{where!r} has a column {name!r} already", "give it another name"
+            )
     texts = []
     for name in filter(None, (train.text_column, train.text_pair_column)):
         if name not in columns:

@@ -30,7 +30,9 @@ _LINE_BYTES = 2**26
 """Most bytes of a line: a file with a longer one is of another kind."""
 
 
-def read_chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[float, list[list[Any]]]]:
+def read_chunks(
+    path: Path, names: Sequence[str]
+) -> Iterator[tuple[float, list[list[Any]]]]:
     """Reads columns of a file, some rows at a time.
 
     Args:
@@ -143,7 +145,8 @@ def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise _not_utf8(path, number, line, error.start) from None
         if number == 1:
-            if text.count("\0") > len(text) / 4:  # UTF-16 of plain letters is UTF-8, too
+            # UTF-16 of plain letters is UTF-8, too
+            if text.count("\0") > len(text) / 4:
                 raise _not_utf8(path, number, line, text.index("\0"))
             text = text.removeprefix("\ufeff")  # Excel's byte order mark
         yield text
@@ -160,7 +163,8 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
     convert = f"iconv -f {{}} -t UTF-8 {shlex.quote(path.name)} > new{path.suffix}"
     has_mark = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if has_mark or line[at] == 0:
-        if line[0] > 0x7F:  # a byte order mark, by which iconv tells the two below apart
+        # a byte order mark, by which iconv tells the two below apart
+        if line[0] > 0x7F:
             encoding = "UTF-16"
         elif at % 2:  # of a plain letter the second byte is 0
             encoding = "UTF-16LE"

@@ -17,8 +17,16 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.own_task import facts
 
 SUFFIXES = (
-    ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".txt", ".txt.gz",
-)  # fmt: skip
+    ".jsonl",
+    ".jsonl.gz",
+    ".csv",
+    ".csv.gz",
+    ".tsv",
+    ".tsv.gz",
+    ".parquet",
+    ".txt",
+    ".txt.gz",
+)
 
 
 def localize(train: TrainConfig) -> TrainConfig:
@@ -63,7 +71,8 @@ def _check_model(train: TrainConfig, name: str, folder: Path) -> None:
                 "merge the adapter into its model (--merge, in the run that trains it)",
             )
         raise UsageError(
-            f"--model {name!r} holds no config.json", "give a folder that save_pretrained wrote"
+            f"--model {name!r} holds no config.json",
+            "give a folder that save_pretrained wrote",
         )
     # A large model has several, and an index; one of them tells the format.
     if not any(folder.glob("*.safetensors")):
@@ -131,7 +140,9 @@ def check_given(train: TrainConfig) -> None:
             "choose another --task, such as text-classification, or leave --data out",
         )
     if train.data is None and splits:
-        raise UsageError(f"--task {train.task} needs data of your own", "give --data ID|DIR")
+        raise UsageError(
+            f"--task {train.task} needs data of your own", "give --data ID|DIR"
+        )
 
 
 def find_split(folder: Path, split: str) -> Path:
@@ -150,7 +161,8 @@ def find_split(folder: Path, split: str) -> Path:
         ) from None
     if not files:
         raise UsageError(
-            f"the data folder {str(folder)!r} has no {split} file", f"looked for {', '.join(names)}"
+            f"the data folder {str(folder)!r} has no {split} file",
+            f"looked for {', '.join(names)}",
         )
     if len(files) > 1:  # which one is meant would be a guess
         raise UsageError(

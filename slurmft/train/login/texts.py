@@ -40,7 +40,9 @@ class Lengths(NamedTuple):
         return cls(median, p95, ordered[-1])
 
     def __str__(self) -> str:
-        return f"median {self.median:,}, 95 % up to {self.p95:,}, longest {self.longest:,}"
+        return (
+            f"median {self.median:,}, 95 % up to {self.p95:,}, longest {self.longest:,}"
+        )
 
 
 @dataclass(slots=True)

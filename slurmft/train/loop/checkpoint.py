@@ -106,7 +106,9 @@ def newest(job: Job, world: World) -> Checkpoint | None:
     return read_for_all(world, lambda: read(path))
 
 
-def read_for_all(world: World, read: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+def read_for_all(
+    world: World, read: Callable[[], Checkpoint | None]
+) -> Checkpoint | None:
     """Returns what `read` returns on the main rank, on every rank."""
     tensors: dict[str, Tensors] = {}
 
@@ -200,7 +202,9 @@ class Saver:
                 return False
             time.sleep(1.0)
 
-    def _new_folder(self, checkpoint: Checkpoint) -> AbstractContextManager[Path | None]:
+    def _new_folder(
+        self, checkpoint: Checkpoint
+    ) -> AbstractContextManager[Path | None]:
         return self._job.checkpoint(checkpoint.step, checkpoint.suffix)
 
     def _agreed(self, value: bool) -> bool:

@@ -62,7 +62,10 @@ class Checkpointing:
         self._saver.start(checkpoint, is_best)
         copy_s = time.monotonic() - began
         self._job.record(
-            "checkpoint", checkpoint=checkpoint.name, step=checkpoint.step, copy_s=copy_s
+            "checkpoint",
+            checkpoint=checkpoint.name,
+            step=checkpoint.step,
+            copy_s=copy_s,
         )
 
     def save_last(self) -> None:
@@ -100,7 +103,8 @@ class Checkpointing:
 
     def _take(self, is_best: bool = False) -> Checkpoint:
         """Returns the state of all parts, in memory: on the main rank; on others their shares."""
-        self._job.alive("save")  # a step may now take longer than the watchdog would allow
+        # a step may now take longer than the watchdog would allow
+        self._job.alive("save")
         self._saver.wait()  # one copy in memory at a time
         states = {name: part.state() for name, part in self._parts.items()}
         position = states["position"].values

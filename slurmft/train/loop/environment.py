@@ -20,9 +20,20 @@ from slurmft.job.process_group import World
 from slurmft.node import copies, hardware, heartbeat, profiles
 
 _PACKAGES = (
-    "torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy",
-    "peft", "scikit-learn", "submitit", "filelock", "oneccl-bind-pt", "intel-extension-for-pytorch",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "evaluate",
+    "tokenizers",
+    "numpy",
+    "peft",
+    "scikit-learn",
+    "submitit",
+    "filelock",
+    "oneccl-bind-pt",
+    "intel-extension-for-pytorch",
+)
 
 
 def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -35,7 +46,9 @@ def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
             return None
         # A node is as slow as its slowest rank.
         time_and_host = (float(rank["imports_s"]), str(rank["host"]))
-        slowest[rank["node"]] = max(time_and_host, slowest.get(rank["node"], time_and_host))
+        slowest[rank["node"]] = max(
+            time_and_host, slowest.get(rank["node"], time_and_host)
+        )
     seconds = [node_s for node_s, _ in slowest.values()]
     return {
         "min": round(min(seconds), 2),

@@ -153,7 +153,8 @@ class Evaluator:
             Stopped: at a boundary.
         """
         self._clock.enter("evaluate")
-        self._recorded_at = 0.0  # each evaluation begins with a record, however short it is
+        # each evaluation begins with a record, however short it is
+        self._recorded_at = 0.0
         before = Predicted.union(self._predicted)
         samples = np.arange(len(data.validation))
         left = np.setdiff1d(samples, before.samples)
@@ -199,7 +200,8 @@ class Evaluator:
 
         def batch(samples: np.ndarray) -> Batch:
             if not len(samples):
-                samples = np.zeros(1, np.int64)  # any sample: its prediction is not kept
+                # any sample: its prediction is not kept
+                samples = np.zeros(1, np.int64)
             padded = self._loaded.batch(table, samples)
             return self._head.batch(padded, table)
 
@@ -220,19 +222,22 @@ class Evaluator:
             job.alive("evaluate")
             boundary()
         # A rank without samples has the type and the shape, too: the ranks gather.
-        arrays = [np.empty((0, *self._head.prediction_shape), self._head.prediction_dtype)]
+        arrays = [
+            np.empty((0, *self._head.prediction_shape), self._head.prediction_dtype)
+        ]
         if predictions:
-            on_device = torch.cat(predictions)  # one copy, and one wait, for all batches
+            # one copy, and one wait, for all batches
+            on_device = torch.cat(predictions)
             arrays.append(on_device.cpu().numpy())
         places = np.argsort(by_length)  # the inverse of that permutation
         return np.concatenate(arrays)[places]
 
-    @torch.no_grad()  # not inference_mode: weights that are gathered then could not train
+    # not inference_mode: weights that are gathered then could not train
+    @torch.no_grad()
     def _predict(self, data: TokenData, batch: Batch) -> Any:
         model = self._loaded.model
-        if (
-            self._setup.task.evaluates_in_fp32
-        ):  # Accelerate's wrapper lets it compute in bf16 or fp16
+        # Accelerate's wrapper lets it compute in bf16 or fp16.
+        if self._setup.task.evaluates_in_fp32:
             model = getattr(model, "_original_forward", model)
         sent = self._loaded.sent(batch, data.validation)
         return self._head.evaluate(model, sent, data)

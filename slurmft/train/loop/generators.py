@@ -53,7 +53,9 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(_decode(state["torch"]))
     # A checkpoint of a run on other hardware has no state of this device.
     if device.type in state:
-        torch.get_device_module(device).set_rng_state(_decode(state[device.type]), device)
+        torch.get_device_module(device).set_rng_state(
+            _decode(state[device.type]), device
+        )
 
 
 def _encode(numbers: torch.Tensor) -> str:

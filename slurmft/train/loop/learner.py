@@ -22,7 +22,9 @@ from slurmft.train.loop.state import State
 from slurmft.train.parallel.optim import make_optimizer, make_scheduler, steps_taken
 from slurmft.train.parallel.strategy import Strategy
 
-STEADIER = "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32"
+STEADIER = (
+    "lower --learning-rate, lengthen --warmup-ratio, or use --precision bf16 or fp32"
+)
 """What to do where numbers are no longer finite."""
 
 
@@ -64,7 +66,9 @@ class Learner:
         _fetch(setup)
         strategy.load_model(self._load_model)
         model = self.loaded.model
-        self.optimizer = make_optimizer(model, setup.plan, divided=strategy.has_equal_gradients)
+        self.optimizer = make_optimizer(
+            model, setup.plan, divided=strategy.has_equal_gradients
+        )
         self.model = strategy.wrap(self._accelerator, model, self.optimizer)
         self._weights = [p for p in model.parameters() if p.requires_grad]
         self.scaler = self._accelerator.scaler
@@ -139,7 +143,9 @@ class Learner:
         """Has ranks send each other the gradients of a backward pass, or keep them for later."""
         if is_last or self._strategy.sends_every_micro_step:
             return contextlib.nullcontext()
-        keeps: contextlib.AbstractContextManager[Any] = self._accelerator.no_sync(self.model)
+        keeps: contextlib.AbstractContextManager[Any] = self._accelerator.no_sync(
+            self.model
+        )
         return keeps
 
     def backward(self, batch: Batch, weight: float) -> torch.Tensor:
@@ -259,7 +265,9 @@ class Learner:
         # One number for all: to ask each weight would wait for the device as often.
         largest = torch.nn.utils.get_total_norm(shares, torch.inf)
         if not largest.isfinite():
-            raise SlurmftError(f"weights are not finite after step {self.steps}", STEADIER)
+            raise SlurmftError(
+                f"weights are not finite after step {self.steps}", STEADIER
+            )
 
 
 def make_accelerator(setup: Setup) -> Accelerator:

@@ -22,7 +22,12 @@ from slurmft.node import hardware
 from slurmft.show.progress import describe_epoch
 from slurmft.show.result_table import result_table
 from slurmft.train.login import model_card
-from slurmft.train.loop.environment import describe_rank, import_times, peak_memory_bytes, versions
+from slurmft.train.loop.environment import (
+    describe_rank,
+    import_times,
+    peak_memory_bytes,
+    versions,
+)
 from slurmft.train.loop.learner import STEADIER, MicroBatch, Step
 from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.setup import Setup
@@ -66,7 +71,9 @@ class Reporter:
     there, at the latest a window later.
     """
 
-    def __init__(self, setup: Setup, loaded: LoadedModel, imports_s: float | None) -> None:
+    def __init__(
+        self, setup: Setup, loaded: LoadedModel, imports_s: float | None
+    ) -> None:
         """
         Args:
             imports_s: seconds from the start of this rank, or of the process that it was forked
@@ -171,7 +178,9 @@ class Reporter:
             self.counts.startup_s = time.time() - self._job.began_at
         self._window = _Window(now(self._world.device))
 
-    def step(self, number: int, step: Step, samples: int, batches: list[MicroBatch]) -> None:
+    def step(
+        self, number: int, step: Step, samples: int, batches: list[MicroBatch]
+    ) -> None:
         """Notes an optimizer step.
 
         Args:
@@ -222,7 +231,9 @@ class Reporter:
         device = self._world.device
         on_gpu = device.type != "cpu"
         # A place for each rank: zeros elsewhere, so that the sum has the values of all.
-        of_ranks = torch.zeros(2, self._world.size, dtype=torch.float64, pin_memory=on_gpu)
+        of_ranks = torch.zeros(
+            2, self._world.size, dtype=torch.float64, pin_memory=on_gpu
+        )
         of_ranks[0, self._world.rank] = self._own_clock.seconds()
         of_ranks[1, self._world.rank] = peak_memory_bytes(device) >> 20
         noted = torch.stack(window.losses + window.norms).double()
@@ -306,7 +317,9 @@ class Reporter:
         self._job.evaluated(facts, **metrics)
         # The main rank's log has it by its record.
         if not self._world.is_main:
-            line = Epoch(event="epoch", epoch=epoch, loss=self.counts.loss, metrics=dict(metrics))
+            line = Epoch(
+                event="epoch", epoch=epoch, loss=self.counts.loss, metrics=dict(metrics)
+            )
             self._job.say(describe_epoch(line))
 
     # --- its state --------------------------------------------------------------------------------
@@ -395,7 +408,9 @@ def _check_finite(what: str, values: np.ndarray, first_step: int) -> None:
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         first = int(wrong[0])
-        raise SlurmftError(f"{what} {values[first]} at step {first_step + first}", STEADIER)
+        raise SlurmftError(
+            f"{what} {values[first]} at step {first_step + first}", STEADIER
+        )
 
 
 @dataclass(slots=True)

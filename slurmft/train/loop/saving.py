@@ -45,7 +45,9 @@ class PatientSave:
         self._tries = 0
         self._problem: SlurmftError | None = None
 
-    def run(self, save: Callable[[], Any], collect: Callable[[], None] = lambda: None) -> None:
+    def run(
+        self, save: Callable[[], Any], collect: Callable[[], None] = lambda: None
+    ) -> None:
         """Saves. Called on every rank.
 
         Args:
@@ -85,7 +87,9 @@ class PatientSave:
         # The first failure may be cured by that; from the second on the user is told.
         if self._tries > 1 and self._problem is None:
             self._problem = no_room(self._run_dir, self._what, self._size_bytes)
-            self._job.warn(f"{self._problem.message}; it is tried again: {self._problem.hint}")
+            self._job.warn(
+                f"{self._problem.message}; it is tried again: {self._problem.hint}"
+            )
         if self._problem and time.monotonic() > self._deadline:
             raise self._problem
         return False

@@ -46,7 +46,10 @@ class Setup:
 
     @classmethod
     def prepare(
-        cls, job: Job, checkpoint: Checkpoint | None, fill: FillTokens = token_files.fill
+        cls,
+        job: Job,
+        checkpoint: Checkpoint | None,
+        fill: FillTokens = token_files.fill,
     ) -> "Setup":
         """Settles what a run needs; the main rank makes its tokens, all ranks load them.
 

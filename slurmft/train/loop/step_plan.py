@@ -26,7 +26,9 @@ class Plan:
     def micro_steps(self) -> int:
         """Batches of a rank that make up one optimizer step."""
         # Rounded up: no part is larger than --batch-size, which is what fits into memory.
-        return math.ceil(self.global_batch_size / (self.world_size * self.config.batch_size))
+        return math.ceil(
+            self.global_batch_size / (self.world_size * self.config.batch_size)
+        )
 
     @property
     def parts(self) -> int:
@@ -36,7 +38,11 @@ class Plan:
     @property
     def asked_batch_size(self) -> int:
         """Samples that ranks and micro-steps would make."""
-        return self.config.batch_size * self.world_size * self.config.gradient_accumulation_steps
+        return (
+            self.config.batch_size
+            * self.world_size
+            * self.config.gradient_accumulation_steps
+        )
 
     @property
     def global_batch_size(self) -> int:

@@ -49,7 +49,8 @@ class OwnClock:
         while self._passes:
             began, ended = self._passes[0]
             if not ended.query():
-                break  # nor have those after it: a device does what it is given in order
+                # nor have those after it: a device does what it is given in order
+                break
             seconds += seconds_between(began, ended)
             self._passes.popleft()
         return seconds

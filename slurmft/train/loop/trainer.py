@@ -53,14 +53,18 @@ def run(job: Job, imports_s: float | None = None) -> None:
     if checkpoint:
         trainer.checkpointing.restore(checkpoint)
         changes = trainer.setup.changes(checkpoint)
-        job.record("resume", checkpoint=checkpoint.name, step=checkpoint.step, changes=changes)
+        job.record(
+            "resume", checkpoint=checkpoint.name, step=checkpoint.step, changes=changes
+        )
     try:
         trainer.run()
     except Stopped:
         # A stop signal reaches any rank; all agreed to stop after the same step.
         trainer.checkpointing.save_last()
     except torch.OutOfMemoryError as error:
-        raise explained(error, trainer.setup, trainer.learner.loaded, trainer.position) from error
+        raise explained(
+            error, trainer.setup, trainer.learner.loaded, trainer.position
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +89,11 @@ class Trainer:
         learner = Learner(setup, strategy)
         reporter = Reporter(setup, learner.loaded, imports_s)
         evaluator = Evaluator(
-            setup, learner.loaded, setup.task, reporter.clock, strategy.evaluates_together
+            setup,
+            learner.loaded,
+            setup.task,
+            reporter.clock,
+            strategy.evaluates_together,
         )
         # The reporter comes first: it raises where a loss is not finite, and no part is saved then.
         # The generators come last: other parts draw from them while they are restored.
@@ -170,7 +178,9 @@ class Trainer:
         self.reporter.epoch(self.setup.plan.epochs(at.step), at.metrics)
         task = self.setup.task
         # The value is the same on every rank, and so are the decisions.
-        is_best = at.note_evaluation(at.metrics[task.metric_names[0]], task.lower_is_better)
+        is_best = at.note_evaluation(
+            at.metrics[task.metric_names[0]], task.lower_is_better
+        )
         self._choose_phase()
         # After the phase is chosen: a resume from it does not evaluate again.
         if is_best:

@@ -26,7 +26,9 @@ class LocalSgd(Replicated):
         self._has_local_steps = False
         self._averaging: PeriodicAveraging | None = None
 
-    def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
+    def wrap(
+        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+    ) -> Any:
         prepared = accelerator.prepare_model(model, evaluation_mode=True)
         # No DDP, which would do so: all ranks begin with the weights of the main one. They are on
         # their device by now: nccl sends nothing from elsewhere.

@@ -37,7 +37,9 @@ class MuonAdamW(Optimizer):
     the others. All ranks keep the whole momentum.
     """
 
-    def __init__(self, hidden: Groups, others: Groups, lr: float, divided: bool = True) -> None:
+    def __init__(
+        self, hidden: Groups, others: Groups, lr: float, divided: bool = True
+    ) -> None:
         """
         Args:
             hidden: groups of matrices, for Muon.

@@ -11,7 +11,9 @@ from slurmft.train.loop.step_plan import Plan
 from slurmft.train.parallel.muon import Groups, MuonAdamW
 
 
-def make_optimizer(model: torch.nn.Module, plan: Plan, divided: bool = True) -> Optimizer:
+def make_optimizer(
+    model: torch.nn.Module, plan: Plan, divided: bool = True
+) -> Optimizer:
     """Returns the optimizer of the plan, of all weights that train.
 
     Args:
@@ -34,7 +36,9 @@ def make_optimizer(model: torch.nn.Module, plan: Plan, divided: bool = True) -> 
         group["lr"] = plan.adamw_learning_rate
     head_groups = decay_groups(of_head, plan)
     muon_group = {"params": hidden, "weight_decay": plan.config.weight_decay}
-    return MuonAdamW([muon_group], [*slower_groups, *head_groups], plan.learning_rate, divided)
+    return MuonAdamW(
+        [muon_group], [*slower_groups, *head_groups], plan.learning_rate, divided
+    )
 
 
 def steps_taken(optimizer: Optimizer) -> int:
@@ -92,7 +96,9 @@ def make_scheduler(optimizer: Any, plan: Plan) -> Any:
     name = config.lr_schedule
     if name == "constant":
         name = "constant_with_warmup"
-    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+    return get_scheduler(
+        name, optimizer, num_warmup_steps=warmup, num_training_steps=total
+    )
 
 
 def split_optimizer(optimizer: Optimizer) -> tuple[Tensors, Groups]:

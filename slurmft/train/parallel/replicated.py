@@ -45,7 +45,9 @@ class Replicated(Strategy):
         trained = lora.trained(model)
         return State({"optimizer": groups}, {"model": trained, "optimizer": tensors})
 
-    def load(self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State) -> None:
+    def load(
+        self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State
+    ) -> None:
         self.load_weights(model, state)
         join_optimizer(optimizer, state.tensors["optimizer"], state.values["optimizer"])
 
@@ -56,19 +58,25 @@ class Replicated(Strategy):
 class Alone(Replicated):
     """One rank, which has nobody to send to."""
 
-    def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
+    def wrap(
+        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+    ) -> Any:
         return accelerator.prepare_model(model, evaluation_mode=True)
 
 
 class Ddp(Replicated):
     """Ranks sum their gradients by torch's DistributedDataParallel."""
 
-    def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
+    def wrap(
+        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+    ) -> Any:
         accelerator.ddp_handler = _ddp_options(model)
         ddp = accelerator.prepare_model(model)
         if self.sends == "bf16":
             # By another name: DDP refuses this hook without NCCL.
-            ddp.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+            ddp.register_comm_hook(
+                None, lambda group, bucket: bf16_compress_hook(group, bucket)
+            )
         return ddp
 
     def restored(self, rehearse: Callable[[], None]) -> None:

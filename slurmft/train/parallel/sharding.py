@@ -124,13 +124,15 @@ class Fsdp(Strategy):
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 fsdp.fully_shard(module, **self._options)
-        with contextlib.suppress(NotImplementedError):  # transformers' own: it does not say
+        # transformers' own: it does not say
+        with contextlib.suppress(NotImplementedError):
             table = model.get_input_embeddings()
             # A table that is the head's weight, too, has to be there for both.
             if not is_shared(model, table):
                 fsdp.fully_shard(table, **self._options)
         fsdp.fully_shard(model, **self._options)
-        if hasattr(model, "generate"):  # gathers as a forward pass, until all ranks have done
+        # gathers as a forward pass, until all ranks have done
+        if hasattr(model, "generate"):
             fsdp.register_fsdp_forward_method(model, "generate")
             # By this attribute of transformers `generate` goes on until all ranks have done.
             model._is_fsdp_managed_module = True
@@ -138,8 +140,12 @@ class Fsdp(Strategy):
             if isinstance(module, fsdp.FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
 
-    def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
-        model = accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+    def wrap(
+        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+    ) -> Any:
+        model = accelerator.prepare_model(
+            model, device_placement=False, evaluation_mode=True
+        )
         # What evaluates in fp32 calls the forward pass below autocast, which has no hooks that
         # gather weights.
         inner = getattr(model, "_original_forward", None)
@@ -182,7 +188,9 @@ class Fsdp(Strategy):
         _, groups = split_optimizer(optimizer)
         return State({"optimizer": groups}, shares=self._shares(optimizer))
 
-    def load(self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State) -> None:
+    def load(
+        self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State
+    ) -> None:
         """Reads this rank's shares, and the state of an AdamW."""
         groups = state.values["optimizer"]
         optimizer.load_state_dict({"state": {}, "param_groups": groups})
@@ -227,7 +235,9 @@ class Fsdp(Strategy):
     def _buffers(self) -> Tensors:
         # What is in the state and is no weight: every rank has all of it.
         state = self._model.state_dict()
-        return {name: tensor for name, tensor in state.items() if name not in self._names}
+        return {
+            name: tensor for name, tensor in state.items() if name not in self._names
+        }
 
     # --- the whole model --------------------------------------------------------------------------
 
@@ -344,7 +354,8 @@ def check(config: TrainConfig, world: World) -> None:
         )
     if config.cpu_offload and world.device.type == "cpu":
         raise UsageError(
-            "--cpu-offload is for GPUs, and this run computes on CPUs", "leave --cpu-offload out"
+            "--cpu-offload is for GPUs, and this run computes on CPUs",
+            "leave --cpu-offload out",
         )
 
 

@@ -59,7 +59,9 @@ class Strategy(ABC):
         """Leaves this rank its share of a model that is whole; here, all of it."""
 
     @abstractmethod
-    def wrap(self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer) -> Any:
+    def wrap(
+        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+    ) -> Any:
         """Returns the model as it is called in training: on its device, in the run's precision,
         with the same weights on all ranks."""
 
@@ -90,7 +92,9 @@ class Strategy(ABC):
         """Returns all that trains, and the optimizer's state."""
 
     @abstractmethod
-    def load(self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State) -> None:
+    def load(
+        self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State
+    ) -> None:
         """Takes a state back, by whatever number of ranks it was written."""
 
     @abstractmethod

@@ -90,7 +90,9 @@ def _probabilities(model: Any, batch: Batch, data: TokenData) -> Any:
     return logits.sigmoid()
 
 
-def _several_labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Columns:
+def _several_labels(
+    names: list[str], texts: Sequence[Any], values: np.ndarray
+) -> Columns:
     """Returns the labels that are as probable as not, or more."""
     predictions = []
     probabilities = []
@@ -119,7 +121,9 @@ def _columns_of_numbers(texts: Sequence[Any], values: np.ndarray) -> Columns:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def _labels_of_words(most: int, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+def _labels_of_words(
+    most: int, model: Any, batch: Batch, data: TokenData
+) -> torch.Tensor:
     """Returns the label of each word, and -1 behind the last: (batch, most)."""
     output = model(**batch.inputs)
     logits = output.logits.flatten(0, -2)
@@ -155,7 +159,9 @@ def _entity(words: Sequence[str], kind: str, first: int, last: int) -> dict[str,
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def _generated(most: int, padding: int, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+def _generated(
+    most: int, padding: int, model: Any, batch: Batch, data: TokenData
+) -> torch.Tensor:
     """Returns the tokens of each text, with padding behind them: (batch, most)."""
     # Without the inputs of the decoder, which only a training has.
     tokens = model.generate(

@@ -15,9 +15,17 @@ from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.pretrained import Pretrained
 
 __all__ = [
-    "IGNORED", "Batch", "Pretrained", "RowFormat", "Rows", "Task", "TaskFacts", "TokenData",
-    "TokenTable", "get",
-]  # fmt: skip
+    "IGNORED",
+    "Batch",
+    "Pretrained",
+    "RowFormat",
+    "Rows",
+    "Task",
+    "TaskFacts",
+    "TokenData",
+    "TokenTable",
+    "get",
+]
 
 
 def get(config: TrainConfig) -> Task:

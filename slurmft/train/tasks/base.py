@@ -98,7 +98,9 @@ class Task(TaskDeclaration):
         if self.class_weights is None:
             total = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
             return total, has_label.sum()
-        weights = torch.from_numpy(self.class_weights).to(logits.device, non_blocking=True)
+        weights = torch.from_numpy(self.class_weights).to(
+            logits.device, non_blocking=True
+        )
         # In fp32: the weights are, and torch wants one type.
         total = cross_entropy(
             logits.float(), labels, weights, reduction="sum", ignore_index=IGNORED
@@ -133,7 +135,9 @@ class Task(TaskDeclaration):
         labels = data.validation.labels
         return {name: SCORES[name](predictions, labels) for name in self.metric_names}
 
-    def by_class(self, predictions: np.ndarray, data: TokenData) -> dict[str, dict[str, Any]]:
+    def by_class(
+        self, predictions: np.ndarray, data: TokenData
+    ) -> dict[str, dict[str, Any]]:
         """Returns precision and recall of each class, see `metrics.by_class`; none where
         predictions are something else."""
         labels = data.validation.labels

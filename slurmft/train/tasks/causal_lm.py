@@ -53,16 +53,21 @@ class Task(Pretrained):
         tokens = np.concatenate(self._texts(tokenizer, rows))
         longest = self.longest(tokenizer)
         if len(tokens) % longest == 1:
-            tokens = tokens[:-1]  # the last block would be a token alone, which tells no other
+            # the last block would be a token alone, which tells no other
+            tokens = tokens[:-1]
         if not len(tokens):
-            raise UsageError(f"{rows.where!r} has no texts", "choose with --text-column")
+            raise UsageError(
+                f"{rows.where!r} has no texts", "choose with --text-column"
+            )
         # The label of a token is the one that follows it.
         labels = np.append(tokens[1:], IGNORED)
         labels[longest - 1 :: longest] = IGNORED  # the next token is of another block
         starts = np.arange(0, len(tokens), longest)
         offsets = np.append(starts, len(tokens))
         blocks = len(starts)
-        self.notes.append(f"{rows.where!r}: {len(tokens):,} tokens, {blocks:,} blocks of {longest}")
+        self.notes.append(
+            f"{rows.where!r}: {len(tokens):,} tokens, {blocks:,} blocks of {longest}"
+        )
         return TokenTable(tokens, offsets, np.empty((blocks, 0)), token_labels=labels)
 
     def _texts(self, tokenizer: Any, rows: Rows) -> list[np.ndarray]:
@@ -71,7 +76,8 @@ class Task(Pretrained):
         (texts,) = self.values(rows)
         if not is_one_text:  # whose parts may be blank lines
             texts = [text for text in texts if text.strip()]
-        tokens = [np.empty(0, dtype=np.int32)]  # so that no texts can be concatenated, too
+        # so that no texts can be concatenated, too
+        tokens = [np.empty(0, dtype=np.int32)]
         for start in range(0, len(texts), ROWS_AT_ONCE):
             part = texts[start : start + ROWS_AT_ONCE]
             # Special tokens would stand between the parts of one text.
@@ -111,7 +117,9 @@ class Task(Pretrained):
                 "give a decoder, such as Llama, Qwen, Gemma or GPT-2",
             )
         model = self.pretrained(auto.AutoModelForCausalLM)
-        self._chooses_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._chooses_logits = (
+            "logits_to_keep" in inspect.signature(model.forward).parameters
+        )
         return model
 
     def batch(self, batch: Batch, table: TokenTable) -> Batch:

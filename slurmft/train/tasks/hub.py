@@ -130,7 +130,9 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
         if flag == "--model" and "safetensors" in first_line:
             raise no_safetensors(name) from error
         if is_local(name):
-            raise UsageError(f"{flag} {name!r} cannot be loaded: {first_line}") from error
+            raise UsageError(
+                f"{flag} {name!r} cannot be loaded: {first_line}"
+            ) from error
         closed_path = _closed_path(error, cache)
         if closed_path:
             raise UsageError(

@@ -61,7 +61,8 @@ class Score:
     def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
         assert predictions.shape == labels.shape
         assert labels.size
-        with warnings.catch_warnings():  # the table below says what an undefined score is
+        # the table below says what an undefined score is
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = importlib.import_module(self.module)
             return float(self.compute(module, predictions, labels))
@@ -105,13 +106,17 @@ SCORES = {
     # The fraction of samples of which all classes are right, 0..1.
     "subset_accuracy": Score("numpy", _subset_accuracy),
     # Of any number of classes, -1..1; 0.0 where all predictions or all labels are of one class.
-    "matthews_correlation": Score("sklearn.metrics", lambda sk, p, t: sk.matthews_corrcoef(t, p)),
+    "matthews_correlation": Score(
+        "sklearn.metrics", lambda sk, p, t: sk.matthews_corrcoef(t, p)
+    ),
     # Numbers, float64. Linear correlation, -1..1. NaN where it is undefined: predictions or labels
     # all equal, a single sample, an infinite value, or values so large that their sums overflow.
     "pearson": Score("scipy.stats", _pearson),
     # Correlation of the ranks, -1..1; infinite values rank first or last. NaN where it is
     # undefined: predictions or labels all equal, or a single sample.
-    "spearman": Score("scipy.stats", lambda stats, p, t: stats.spearmanr(p, t).statistic),
+    "spearman": Score(
+        "scipy.stats", lambda stats, p, t: stats.spearmanr(p, t).statistic
+    ),
     # The root of the mean squared error, in the unit of the labels.
     "rmse": Score("numpy", _rmse),
 }
@@ -181,7 +186,9 @@ def _add_confusions(
 
 
 def squad(
-    predictions: Sequence[str], answers: Sequence[Sequence[str]], may_have_none: bool = False
+    predictions: Sequence[str],
+    answers: Sequence[Sequence[str]],
+    may_have_none: bool = False,
 ) -> dict[str, float]:
     """Returns F1 and exact match of extracted answers, 0..100, as SQuAD's official scripts do.
 

@@ -23,8 +23,12 @@ from slurmft.train.tasks.base import Task, set_dropout
 from slurmft.train.tasks.hub import Loaded, Rows, Source, from_hub
 
 _SHARED_CODE = (
-    "data/tables.py", "data/token_data.py", "login/cells.py", "login/formats.py", "login/rows.py",
-)  # fmt: skip
+    "data/tables.py",
+    "data/token_data.py",
+    "login/cells.py",
+    "login/formats.py",
+    "login/rows.py",
+)
 """Code that decides the tokens, besides this folder's."""
 _ROWS_AT_ONCE = 10_000
 """Rows that the tokenizer gets: its lists of a whole split would take gigabytes."""
@@ -147,7 +151,8 @@ class Pretrained(Task):
             return label_numbers(values, rows.where)
         labels = Labels(rows.where, values)
         labels.check_empty()
-        if not is_local(str(self.config.data)):  # of local data the submission has warned
+        # of local data the submission has warned
+        if not is_local(str(self.config.data)):
             for remark in labels.oddities():
                 warnings.warn(remark, SlurmftWarning, stacklevel=2)
         # Only where the task or the data set says what a number stands for.
@@ -158,10 +163,16 @@ class Pretrained(Task):
 
     def longest(self, tokenizer: Any) -> int:
         """Returns the most tokens of a sample."""
-        return min(int(required(self.config, "max_length")), int(tokenizer.model_max_length))
+        return min(
+            int(required(self.config, "max_length")), int(tokenizer.model_max_length)
+        )
 
     def encode(
-        self, tokenizer: Any, texts: Sequence[list[str]], what: str, as_target: bool = False
+        self,
+        tokenizer: Any,
+        texts: Sequence[list[str]],
+        what: str,
+        as_target: bool = False,
     ) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
         """Tokenizes texts, or pairs of texts.
 
@@ -207,7 +218,9 @@ class Pretrained(Task):
         """Adds a warning of how many texts are longer than what is kept of them."""
         if any(is_cut):
             count = f"{sum(is_cut):,} of {len(is_cut):,} {what}"
-            self.warnings.append(f"{count} are cut to {longest} tokens: their ends are not seen")
+            self.warnings.append(
+                f"{count} are cut to {longest} tokens: their ends are not seen"
+            )
 
     def sources(self) -> dict[str, Any] | None:
         """Returns what decides the tokens: data, tokenizer, settings, and the code that makes them.
@@ -230,18 +243,24 @@ class Pretrained(Task):
         # The tokenizer's own files may be in several places; saved ones are all there is.
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))
-            tokenizer = {path.name: fingerprint(path) for path in Path(folder).iterdir()}
+            tokenizer = {
+                path.name: fingerprint(path) for path in Path(folder).iterdir()
+            }
         data_of_splits = []
         for files in data:
             # By content, not by name: a copy of the data elsewhere gives the same tokens.
-            data_of_splits.append([(path.suffixes, fingerprint(path)) for path in files])
+            data_of_splits.append(
+                [(path.suffixes, fingerprint(path)) for path in files]
+            )
         return {
             "settings": settings,
             "data": data_of_splits,
             "tokenizer": tokenizer,
             "types": self.tells_texts_apart(self.tokenizer()),
             "code": [(path.name, fingerprint(path)) for path in code],
-            "versions": [version(name) for name in ("transformers", "tokenizers", "pyarrow")],
+            "versions": [
+                version(name) for name in ("transformers", "tokenizers", "pyarrow")
+            ],
         }
 
     # --- tokenizer and model ----------------------------------------------------------------------
@@ -295,11 +314,13 @@ class Pretrained(Task):
             config=model_config,
             dtype=torch.float32,
             use_safetensors=True,  # others are pickles
-            ignore_mismatched_sizes=True,  # a head of another task gives way to a new one
+            # a head of another task gives way to a new one
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
             **lora.quantization(self.config),
         )
-        model.missing_keys = loading["missing_keys"]  # new weights, which LoRA trains whole
+        # new weights, which LoRA trains whole
+        model.missing_keys = loading["missing_keys"]
         return model
 
     def load(self, load: Callable[..., Loaded], **settings: Any) -> Loaded:

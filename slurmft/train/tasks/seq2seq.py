@@ -72,7 +72,8 @@ class Task(Pretrained):
             "num_beams": self.config.num_beams,
             "do_sample": False,
         }
-        if self.config.num_beams == 1:  # a model with settings of beams could not be saved
+        # a model with settings of beams could not be saved
+        if self.config.num_beams == 1:
             settings |= {"early_stopping": False, "length_penalty": 1.0}
         model.generation_config.update(**settings)
         self._decoder_inputs = model.prepare_decoder_input_ids_from_labels
@@ -123,7 +124,9 @@ class Task(Pretrained):
         references = [self._references[i] for i in batch.indices]
         for i, text, reference in zip(batch.indices, texts, references, strict=True):
             if i < _PRINTED_SAMPLES:
-                print(f"validation text {i + 1} became {shown(text, 200)!r}", flush=True)
+                print(
+                    f"validation text {i + 1} became {shown(text, 200)!r}", flush=True
+                )
                 print(f"  its target is {shown(reference, 200)!r}", flush=True)
         pairs = zip(texts, references, strict=True)
         scores = [scores_of(text, reference) for text, reference in pairs]
@@ -142,7 +145,9 @@ class Task(Pretrained):
 
 def _targets(table: TokenTable) -> TokenTable:
     """Returns the tokens of all targets as a table."""
-    return TokenTable(table.extra["target_tokens"], table.extra["target_offsets"], table.labels)
+    return TokenTable(
+        table.extra["target_tokens"], table.extra["target_offsets"], table.labels
+    )
 
 
 @functools.cache

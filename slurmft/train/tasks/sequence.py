@@ -19,13 +19,17 @@ class Task(Pretrained):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        if config.data in GLUE_IDS:  # one data set on the hub, with a subset for each task
+        # one data set on the hub, with a subset for each task
+        if config.data in GLUE_IDS:
             self.hub_subset = config.task
         if not self.form.has_classes:
             self.prediction_dtype = np.dtype(np.float64)
-            self.evaluates_in_fp32 = True  # rounded numbers would tie, which correlations see
+            # rounded numbers would tie, which correlations see
+            self.evaluates_in_fp32 = True
         # "", or of MNLI's two validations: "_matched", "_mismatched".
-        self.suffixes = [split.removeprefix("validation") for split in self.facts.splits[1:]]
+        self.suffixes = [
+            split.removeprefix("validation") for split in self.facts.splits[1:]
+        ]
         names = []
         for suffix in self.suffixes:
             names += [metric + suffix for metric in self.facts.metrics]
@@ -37,7 +41,9 @@ class Task(Pretrained):
         settings: dict[str, Any]
         if data.labels:
             # A model that was fine-tuned before has another problem_type in its configuration.
-            settings = label_maps(data.labels) | {"problem_type": "single_label_classification"}
+            settings = label_maps(data.labels) | {
+                "problem_type": "single_label_classification"
+            }
         else:  # one label, without a name: a number, learnt by its squared error
             settings = {"num_labels": 1, "problem_type": "regression"}
         return self.pretrained(AutoModelForSequenceClassification, **settings)
@@ -65,7 +71,9 @@ class Task(Pretrained):
         predictions_of_splits = np.split(predictions, ends)
         labels_of_splits = np.split(data.validation.labels, ends)
         values = {}
-        splits = zip(self.suffixes, predictions_of_splits, labels_of_splits, strict=True)
+        splits = zip(
+            self.suffixes, predictions_of_splits, labels_of_splits, strict=True
+        )
         for suffix, predicted, labels in splits:
             for metric in self.facts.metrics:
                 values[metric + suffix] = SCORES[metric](predicted, labels)

@@ -54,7 +54,9 @@ class Task(causal_lm.Task):
             else:
                 ids.append(tokens[:longest])
                 labels.append(np.append(kept_labels, IGNORED))
-        remark = f"{cut:,} longer than the {longest} tokens of --max-length, which were cut"
+        remark = (
+            f"{cut:,} longer than the {longest} tokens of --max-length, which were cut"
+        )
         if left_out:
             count = f"{len(left_out):,} left out, as no completion is left"
             remark += f"; {count}: {describe_rows(left_out)}"
@@ -78,7 +80,9 @@ class Task(causal_lm.Task):
             if row in empty:
                 continue
             if self._is_chat:
-                yield from self._chat(tokenizer, cells[0], row, f"{rows.where!r}: row {row}")
+                yield from self._chat(
+                    tokenizer, cells[0], row, f"{rows.where!r}: row {row}"
+                )
             else:
                 prompt = cells[0]
                 text = "".join(cells)
@@ -152,7 +156,8 @@ class Task(causal_lm.Task):
                 ids = encoding.ids
                 is_learnt = _is_learnt(encoding.offsets, sample.learnt)
                 if not self._is_chat:  # the token that ends it is learnt, too
-                    ids = self.ended(tokenizer, ids)  # may be the tokenizer's, or be added here
+                    # may be the tokenizer's, or be added here
+                    ids = self.ended(tokenizer, ids)
                     is_learnt = np.append(is_learnt[: len(ids) - 1], True)
                 tokens = np.array(ids, dtype=np.int32)
                 # A token is learnt by the one before it.
@@ -166,7 +171,9 @@ class Task(causal_lm.Task):
         return tokenizer
 
 
-def _is_learnt(offsets: list[tuple[int, int]], parts: list[tuple[int, int]]) -> np.ndarray:
+def _is_learnt(
+    offsets: list[tuple[int, int]], parts: list[tuple[int, int]]
+) -> np.ndarray:
     """Returns for each token whether it is learnt: bool, (tokens,).
 
     A token that begins before a part, and ends in it, is learnt.

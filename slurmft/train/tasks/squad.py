@@ -63,12 +63,16 @@ class Task(Pretrained):
     def prepare(self) -> TokenData:
         """Reads both splits, and cuts them into windows."""
         data = super().prepare()
-        train = replace(data.train, extra={})  # it is not answered: this would take memory
+        # it is not answered: this would take memory
+        train = replace(data.train, extra={})
         return replace(data, train=train)
 
     def _questions(self, rows: Rows) -> list[Question]:
         rows_of_cells = zip(*self.values(rows), strict=True)
-        return [Question.of(cells, rows.where, self.may_have_none) for cells in rows_of_cells]
+        return [
+            Question.of(cells, rows.where, self.may_have_none)
+            for cells in rows_of_cells
+        ]
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         questions = self._questions(rows)
@@ -165,11 +169,15 @@ class Task(Pretrained):
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         metrics.check_numbers(predictions)
         texts = data.read_texts()
-        answers_of_model = answers(predictions, data.validation, texts, self.may_have_none)
+        answers_of_model = answers(
+            predictions, data.validation, texts, self.may_have_none
+        )
         return metrics.squad(answers_of_model, texts["answers"], self.may_have_none)
 
 
-def without_padding(output: Any, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def without_padding(
+    output: Any, lengths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the logits of being an answer's first token, and its last: (batch, width).
 
     They are -inf for padding. transformers counts padding as a place like others: a sample's loss,
@@ -273,7 +281,10 @@ def _best(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def answers(
-    predictions: np.ndarray, table: TokenTable, texts: dict[str, Any], may_have_none: bool
+    predictions: np.ndarray,
+    table: TokenTable,
+    texts: dict[str, Any],
+    may_have_none: bool,
 ) -> list[str]:
     """Returns the answer to each question: that of its best window, the first one of equals.
 

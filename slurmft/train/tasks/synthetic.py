@@ -84,7 +84,9 @@ class Task(base.Task):
         from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
         config = DistilBertConfig(
-            vocab_size=self.preset.vocabulary, **self.preset.model, **label_maps(data.labels)
+            vocab_size=self.preset.vocabulary,
+            **self.preset.model,
+            **label_maps(data.labels),
         )
         set_dropout(config, self.config.dropout)
         return DistilBertForSequenceClassification(config)
@@ -98,10 +100,14 @@ class Task(base.Task):
         ids = {name: i for i, name in enumerate(names)}
         tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        tokenizer.post_processor = processors.BertProcessing(("[SEP]", SEP), ("[CLS]", CLS))
+        tokenizer.post_processor = processors.BertProcessing(
+            ("[SEP]", SEP), ("[CLS]", CLS)
+        )
         roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
         special: dict[str, Any] = dict(zip(roles, SPECIALS, strict=True))
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(
+            folder
+        )
 
 
 def vocabulary(size: int) -> list[str]:

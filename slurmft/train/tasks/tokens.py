@@ -42,7 +42,9 @@ class Task(Pretrained):
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         words, labels = self.values(rows)
-        tokens, words_of_tokens = self._encoded(tokenizer, words, f"texts of {rows.where!r}")
+        tokens, words_of_tokens = self._encoded(
+            tokenizer, words, f"texts of {rows.where!r}"
+        )
         token_labels = []
         pairs = zip(labels, words_of_tokens, strict=True)
         for row, (labels_of_row, places) in enumerate(pairs, start=1):
@@ -61,7 +63,9 @@ class Task(Pretrained):
     ) -> tuple[list[list[int]], list[np.ndarray]]:
         """Returns the token ids of each text; and for each token the word that it begins, or -1."""
         longest = self.longest(tokenizer)
-        encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=longest)
+        encoded = tokenizer(
+            words, is_split_into_words=True, truncation=True, max_length=longest
+        )
         self.warn_of_cuts(are_cut(encoded), what, longest)
         words_of_tokens = []
         for encoding in encoded.encodings:
@@ -72,7 +76,9 @@ class Task(Pretrained):
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForTokenClassification
 
-        return self.pretrained(AutoModelForTokenClassification, **label_maps(data.labels))
+        return self.pretrained(
+            AutoModelForTokenClassification, **label_maps(data.labels)
+        )
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Returns what the metrics need of each text: int64, (batch, 5); see `RIGHT_ENTITIES`."""
@@ -154,7 +160,8 @@ def entities(labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     begin = 0
     kind = None  # of the entity under way
     has_ended = True
-    for i, label in enumerate([*labels, "O"]):  # an O behind the last word ends what is under way
+    # an O behind the last word ends what is under way
+    for i, label in enumerate([*labels, "O"]):
         prefix, _, label_kind = label.partition("-")
         continues = not has_ended and label_kind == kind and prefix in ("I", "E")
         if kind is not None and not continues:

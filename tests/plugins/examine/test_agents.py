@@ -32,13 +32,17 @@ agents.serve(Arithmetic())
 COMMAND = [sys.executable, "-c", AGENT]
 
 
-def ask(agents: Agents, operation: str, timeout_s: float = PATIENCE_S, **arguments: Any) -> Any:
+def ask(
+    agents: Agents, operation: str, timeout_s: float = PATIENCE_S, **arguments: Any
+) -> Any:
     return agents.ask(operation, {"n1": arguments}, timeout_s)["n1"]
 
 
 def test_answers_and_errors() -> None:
     with Agents({"n1": COMMAND, "n2": COMMAND}) as agents:
-        assert agents.ask("double", {"n1": {"value": 1}, "n2": {"value": 2}}, PATIENCE_S) == {
+        assert agents.ask(
+            "double", {"n1": {"value": 1}, "n2": {"value": 2}}, PATIENCE_S
+        ) == {
             "n1": 2,
             "n2": 4,
         }
@@ -84,7 +88,9 @@ def test_an_agent_that_ended() -> None:
 
 def test_an_srun_that_waits_gets_sigterm(tmp_path: Path) -> None:
     got, ready = tmp_path / "got", tmp_path / "ready"
-    waits = f'trap "touch {got}; exit" TERM; touch {ready}; while :; do sleep 0.05; done'
+    waits = (
+        f'trap "touch {got}; exit" TERM; touch {ready}; while :; do sleep 0.05; done'
+    )
     with Agents({"n1": ["bash", "-c", waits]}) as agents:
         ask(agents, "double", timeout_s=0.3, value=1)
         until(ready.exists)

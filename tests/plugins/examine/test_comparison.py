@@ -20,7 +20,13 @@ def ring(size: int) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("broken", "hosts"),
-    [([1], ["n2"]), ([1, 2], ["n2"]), ([4], ["n0"]), ([0, 1], ["n1"]), ([2, 3], ["n3"])],
+    [
+        ([1], ["n2"]),
+        ([1, 2], ["n2"]),
+        ([4], ["n0"]),
+        ([0, 1], ["n1"]),
+        ([2, 3], ["n3"]),
+    ],
 )
 def test_the_host_that_broken_pairs_of_a_ring_have_in_common(
     broken: list[int], hosts: list[str]
@@ -55,7 +61,9 @@ def test_a_link_is_broken_only_if_both_ends_reach_others() -> None:
     assert not node.is_link
 
 
-@pytest.mark.parametrize(("count", "most"), [(1, 0), (2, 1), (8, 7), (9, 4), (64, 6), (1000, 10)])
+@pytest.mark.parametrize(
+    ("count", "most"), [(1, 0), (2, 1), (8, 7), (9, 4), (64, 6), (1000, 10)]
+)
 def test_what_a_node_tries_grows_with_the_logarithm(count: int, most: int) -> None:
     names = [f"n{i}" for i in range(count)]
     chosen = partners(names)

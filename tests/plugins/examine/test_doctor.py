@@ -17,14 +17,29 @@ from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.processes
 
-NO_SLURM = {"PATH": f"{Path(sys.executable).parent}:/usr/bin/nowhere", "HF_HUB_OFFLINE": "1"}
+NO_SLURM = {
+    "PATH": f"{Path(sys.executable).parent}:/usr/bin/nowhere",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def test_two_simulated_nodes(tmp_path: Path) -> None:
     """The whole of it, torchrun included, and the report for support."""
     report = tmp_path / "report.txt"
-    flags = ("--nodes", "2", "--nproc-per-node", "1", "--within", "180", "--output", str(report))
-    secrets = {"HF_TOKEN": "hf_QWERTYUIOPASDF", "UCX_URL": "http://me:swordfish@proxy:80"}
+    flags = (
+        "--nodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--within",
+        "180",
+        "--output",
+        str(report),
+    )
+    secrets = {
+        "HF_TOKEN": "hf_QWERTYUIOPASDF",
+        "UCX_URL": "http://me:swordfish@proxy:80",
+    }
     env = NO_SLURM | secrets | {"PATH": f"{NO_SLURM['PATH']}:/usr/bin:/bin"}
     done = slurmft("doctor", "--cluster", "local", *flags, "--json", env=env)
     assert done.code == 0, done.out + done.err
@@ -34,7 +49,9 @@ def test_two_simulated_nodes(tmp_path: Path) -> None:
     assert texts["hub"].startswith("not checked: HF_HUB_OFFLINE is set")
     assert "by gloo" in texts["all-reduce"]
     assert "1.0 MiB" in texts["all-reduce"]
-    matmul = [c for c in printed["checks"] if c["about"] == "matmul" and c["level"] == "ok"]
+    matmul = [
+        c for c in printed["checks"] if c["about"] == "matmul" and c["level"] == "ok"
+    ]
     assert [c["figures"]["median_tflop_s"] > 0 for c in matmul] == [True, True]
     text = report.read_text()
     for secret in ("QWERTY", "swordfish"):
@@ -65,7 +82,9 @@ def test_the_login_part_imports_no_torch(tmp_path: Path) -> None:
         f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    printed = subprocess.check_output(command, text=True, timeout=60, env=os.environ | NO_SLURM)
+    printed = subprocess.check_output(
+        command, text=True, timeout=60, env=os.environ | NO_SLURM
+    )
     assert printed.splitlines()[-1] == "HEAVY []"
 
 
@@ -78,8 +97,19 @@ def test_four_nodes_that_are_well(
     idle_cluster: Cluster, shared_folder: Path, tmp_path: Path
 ) -> None:
     """With a runs directory whose file system keeps flock to each node."""
-    env = idle_cluster.env | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    flags = ("--nodes", "4", "--within", "180", "--json", "--runs-dir", str(shared_folder))
+    env = idle_cluster.env | {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    flags = (
+        "--nodes",
+        "4",
+        "--within",
+        "180",
+        "--json",
+        "--runs-dir",
+        str(shared_folder),
+    )
     done = slurmft("doctor", *flags, env=env)
     assert done.code == 0, done.out + done.err
     checks = json.loads(done.out)["checks"]
@@ -100,7 +130,9 @@ def sick_nodes(idle_cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     hosts_file = Path("/etc/hosts").read_text()
     files = [tmp_path / "good", tmp_path / "bad"]
     files[0].write_text(hosts_file)
-    files[1].write_text("".join(x for x in hosts_file.splitlines(True) if x.split()[1:2] != ["n3"]))
+    files[1].write_text(
+        "".join(x for x in hosts_file.splitlines(True) if x.split()[1:2] != ["n3"])
+    )
     seen_by_nodes = [files[0], files[1], files[0], files[0]]
     with idle_cluster.showing(seen_by_nodes, Path("/etc/hosts")):
         idle_cluster.close_ports("n2", "10000-27000")

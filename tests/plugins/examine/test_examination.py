@@ -61,23 +61,36 @@ def test_sick_nodes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     names = [f"n{i}" for i in range(1, 8)]
     commands = {
         name: ["env", f"{LOCAL_NODE}={i}"]
-        + ([sys.executable, "-c", programs[name]] if name in programs else agent_command())
+        + (
+            [sys.executable, "-c", programs[name]]
+            if name in programs
+            else agent_command()
+        )
         for i, name in enumerate(names)
     }
-    hosts = {name: f"127.0.0.{i + 1}" for i, name in enumerate(names)} | {"n5": "n5.invalid"}
+    hosts = {name: f"127.0.0.{i + 1}" for i, name in enumerate(names)} | {
+        "n5": "n5.invalid"
+    }
     site = Site(hosts=hosts, commands=commands, env={}, job_id="7", simulated=True)
     folders = {"runs": tmp_path, "cache": tmp_path / "cache"}
     report = Report()
     with Agents(site.commands) as agents:
         deadline = time.monotonic() + PATIENCE_S
-        Examination(site, agents, JobConfig(nodes=7), folders, deadline, report).run(quick=True)
+        Examination(site, agents, JobConfig(nodes=7), folders, deadline, report).run(
+            quick=True
+        )
     lines = "\n".join(wrong(report.checks))
     assert "failure: n2: GPU at 0000:17:00: Xid 79, GPU has fallen off the bus" in lines
     assert "failure: n6: no answer in 12 s" in lines
     assert "failure: n7: its agent ended: Node failure on n7" in lines
     assert "n5: n1, n2, n3, n4 cannot resolve it: " in lines
-    assert "n4: n1, n2, n3, n5 cannot reach it on a rendezvous port: Connection refused" in lines
-    assert re.search(r"failure: n3: its clock is (89|90)\.\d s ahead of the others", lines), lines
+    assert (
+        "n4: n1, n2, n3, n5 cannot reach it on a rendezvous port: Connection refused"
+        in lines
+    )
+    assert re.search(
+        r"failure: n3: its clock is (89|90)\.\d s ahead of the others", lines
+    ), lines
     assert report.measured.usable == ["n1", "n2", "n3"]
     assert not list(tmp_path.iterdir())  # nothing is left in the folders
     assert all(child.returncode is not None for child in agents._processes.values())

@@ -22,8 +22,12 @@ from tests.support.lockfs import TwoNodes
 
 pytestmark = pytest.mark.processes
 
-GOOD = Finding(on_node=True, between_nodes=True, on_unlock=True, on_exit=True, on_kill=True)
-LOCAL = Finding(on_node=True, between_nodes=False, on_unlock=True, on_exit=True, on_kill=True)
+GOOD = Finding(
+    on_node=True, between_nodes=True, on_unlock=True, on_exit=True, on_kill=True
+)
+LOCAL = Finding(
+    on_node=True, between_nodes=False, on_unlock=True, on_exit=True, on_kill=True
+)
 LEAVES_BEHIND = Finding(
     on_node=True, between_nodes=True, on_unlock=True, on_exit=True, on_kill=False
 )
@@ -79,11 +83,13 @@ def test_folders_that_only_have_the_same_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("findings", "choice"),
     [
-        ({"flock": GOOD, "lockf": GOOD}, "lockf"),  # as processes use that know of no measurement
+        # as processes use that know of no measurement
+        ({"flock": GOOD, "lockf": GOOD}, "lockf"),
         ({"flock": GOOD, "lockf": LOCAL}, "flock"),
         ({"flock": LOCAL, "lockf": LEAVES_BEHIND, "ofd": GOOD}, "ofd"),
         ({"flock": Finding(error="No locks available"), "soft": LEAVES_BEHIND}, "soft"),
-        ({"flock": Finding(on_node=True, on_unlock=True)}, "lockf"),  # one node cannot know
+        # one node cannot know
+        ({"flock": Finding(on_node=True, on_unlock=True)}, "lockf"),
     ],
 )
 def test_choice(findings: dict[str, Finding], choice: str) -> None:
@@ -98,9 +104,12 @@ def test_a_lock_that_others_see_released_later(monkeypatch: pytest.MonkeyPatch) 
     def ask(node: int, operation: str, primitive: str = "-", name: str = "-") -> str:
         if operation == "try":
             busy = 1 if name.endswith(primitive) else 0  # first while it is held
-            replies = answers.setdefault(name, iter(["busy"] * (busy + 15) + ["got"] * 99))
+            replies = answers.setdefault(
+                name, iter(["busy"] * (busy + 15) + ["got"] * 99)
+            )
             return next(replies)
-        if operation == "die" and name.endswith(primitive):  # beside the one that holds it
+        # beside the one that holds it
+        if operation == "die" and name.endswith(primitive):
             return "busy"
         return {"see": "yes"}.get(operation, "got")
 
@@ -110,18 +119,23 @@ def test_a_lock_that_others_see_released_later(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nothing_holds() -> None:
-    with pytest.raises(ProbeError, match="no kind of file lock holds on nfs4 at /x") as error:
+    with pytest.raises(
+        ProbeError, match="no kind of file lock holds on nfs4 at /x"
+    ) as error:
         lock_probe.choose({"flock": LOCAL, "soft": LOCAL}, NFS)
     assert "HF_HOME" in str(error.value.hint)
 
 
-def test_two_probes_of_one_folder_do_not_disturb_each_other(two_nodes: tuple[Path, Path]) -> None:
+def test_two_probes_of_one_folder_do_not_disturb_each_other(
+    two_nodes: tuple[Path, Path],
+) -> None:
     """Array tasks start together."""
     with agents(*two_nodes) as one, agents(*two_nodes) as other:
         turns = iter(range(10**6))
 
         def ask(agent: int, *what: str) -> str:
-            if next(turns) % 3 == 2:  # the other one begins, measures and clears up meanwhile
+            # the other one begins, measures and clears up meanwhile
+            if next(turns) % 3 == 2:
                 assert lock_probe.probe(other, 2, NFS, thorough=False)
             return one(agent, *what)
 
@@ -132,8 +146,12 @@ def test_two_probes_of_one_folder_do_not_disturb_each_other(two_nodes: tuple[Pat
 
 
 def test_folder_that_takes_no_lock() -> None:
-    findings = {name: Finding(error="No such file or directory") for name in ("flock", "lockf")}
-    with pytest.raises(ProbeError, match="holds on nfs4 at /x: No such file or directory"):
+    findings = {
+        name: Finding(error="No such file or directory") for name in ("flock", "lockf")
+    }
+    with pytest.raises(
+        ProbeError, match="holds on nfs4 at /x: No such file or directory"
+    ):
         lock_probe.choose(findings, NFS)
 
 
@@ -144,10 +162,15 @@ def test_record_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert locks.primitive_for(tmp_path) == "ofd"
     findings = locks.recorded(here)
     assert findings is not None
-    assert (findings["nodes"], findings["findings"]["ofd"]["between_nodes"]) == (3, True)
+    assert (findings["nodes"], findings["findings"]["ofd"]["between_nodes"]) == (
+        3,
+        True,
+    )
 
 
-def test_two_users_on_one_file_system_use_one_primitive(two_nodes: tuple[Path, Path]) -> None:
+def test_two_users_on_one_file_system_use_one_primitive(
+    two_nodes: tuple[Path, Path],
+) -> None:
     """One has measured, the other not."""
     with agents(two_nodes[0], two_nodes[0]) as ask:  # here flock holds as well
         findings = lock_probe.probe(ask, 2, filesystem.of(two_nodes[0]))
@@ -160,6 +183,8 @@ def test_error_of_an_agent_that_does_not_answer(tmp_path: Path) -> None:
     hangs = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with Agents({"n1": hangs}) as started:
         ask = lock_probe.ask_agents(started, ["n1"], tmp_path, 0.3)
-        with pytest.raises(AgentError, match=r"n1: no answer in 0 s \(hold lockf\)") as error:
+        with pytest.raises(
+            AgentError, match=r"n1: no answer in 0 s \(hold lockf\)"
+        ) as error:
             ask(0, "hold", "lockf", "x")
     assert "lock service" in str(error.value.hint)

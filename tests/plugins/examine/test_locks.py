@@ -19,7 +19,9 @@ from tests.support.cluster import Cluster
 
 def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    holds = Finding(on_node=True, between_nodes=True, on_unlock=True, on_exit=True, on_kill=False)
+    holds = Finding(
+        on_node=True, between_nodes=True, on_unlock=True, on_exit=True, on_kill=False
+    )
     findings = {"flock": Finding(error="No locks available"), "soft": holds}
     nfs = FileSystem(type="nfs4", source="server:/x", mount="/x")
     measurement = Measurement(hosts=["n1", "n2"], file_system=nfs, findings=findings)
@@ -40,15 +42,22 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.processes
 def test_doctor_on_one_machine(tmp_path: Path) -> None:
     (tmp_path / HOSTILE).mkdir()
-    alone = {"PATH": f"{Path(sys.executable).parent}:/nowhere", "XDG_CACHE_HOME": str(tmp_path)}
+    alone = {
+        "PATH": f"{Path(sys.executable).parent}:/nowhere",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
     done = slurmft("doctor", "locks", str(tmp_path / HOSTILE), env=alone)
     assert done.code == 0, done.err
     assert "one node cannot know what holds between nodes" in done.out
     assert not (tmp_path / "slurmft").exists()  # nothing recorded
-    answer = json.loads(slurmft("doctor", "locks", "--json", str(tmp_path), env=alone).out)
+    answer = json.loads(
+        slurmft("doctor", "locks", "--json", str(tmp_path), env=alone).out
+    )
     assert answer["choice"] == locks.default(filesystem.of(tmp_path))
     assert set(answer["findings"]) == {"flock", "lockf", "ofd", "soft"}
-    assert slurmft("doctor", "locks", str(tmp_path), "--nodes", "2", env=alone).code == 2
+    assert (
+        slurmft("doctor", "locks", str(tmp_path), "--nodes", "2", env=alone).code == 2
+    )
 
 
 @pytest.mark.processes
@@ -84,7 +93,14 @@ def test_doctor_on_the_nodes_of_an_allocation(
     record = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())
     assert (record["primitive"], record["nodes"]) == ("lockf", 2)
     refused = slurmft(
-        "doctor", "locks", str(shared_folder), "--nodes", "2", "--partition", "x", env=env
+        "doctor",
+        "locks",
+        str(shared_folder),
+        "--nodes",
+        "2",
+        "--partition",
+        "x",
+        env=env,
     )
     assert refused.code != 0
     assert "invalid partition" in refused.err
@@ -99,7 +115,9 @@ def test_doctor_where_each_node_has_a_folder_of_its_own(
         folder.mkdir()
     arguments = ("doctor", "locks", str(folders[2]), "--nodes", "2", "--time", "2")
     with idle_cluster.showing(folders[:2], folders[2]):
-        done = slurmft(*arguments, env=idle_cluster.env | {"XDG_CACHE_HOME": str(tmp_path)})
+        done = slurmft(
+            *arguments, env=idle_cluster.env | {"XDG_CACHE_HOME": str(tmp_path)}
+        )
     assert done.code == 0, done.err
     assert "not one folder: n1, n2 each have their own there" in done.out
     assert not (tmp_path / "slurmft").exists()

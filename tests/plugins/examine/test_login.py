@@ -41,7 +41,9 @@ def test_nodes_that_take_no_jobs() -> None:
 
 
 def test_partitions_and_accounts() -> None:
-    here = slurm_commands.parse_partitions("batch|up|1:00:00|4|4\nold|down|1:00:00|64|4\n")
+    here = slurm_commands.parse_partitions(
+        "batch|up|1:00:00|4|4\nold|down|1:00:00|64|4\n"
+    )
     judge = login.check_partitions
     assert judge(here, None, 4).level == Level.OK
     assert judge(here, "gpu", 1).text.startswith(
@@ -56,6 +58,6 @@ def test_partitions_and_accounts() -> None:
     allowed = login.check_accounting
     assert allowed("me", rows, {}).level == Level.OK
     assert allowed("me", [], {"AccountingStorageEnforce": "none"}).level == Level.OK
-    assert allowed("me", [], {"AccountingStorageEnforce": "associations,limits"}).level == (
-        Level.FAILURE
-    )
+    assert allowed(
+        "me", [], {"AccountingStorageEnforce": "associations,limits"}
+    ).level == (Level.FAILURE)

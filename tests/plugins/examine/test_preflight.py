@@ -30,8 +30,18 @@ NAMES = [f"n{number}" for number in range(1, 6)]
 def run(folder: Path, *flags: str) -> Done:
     """A program of the user's on simulated nodes, with a preflight."""
     (folder / "hello.py").write_text("print('hello')\n")
-    more = ("--cluster", "local", "--runs-dir", str(folder), "--follow", "--preflight", "on")
-    return slurmft("run", *more, *flags, "--per", "node", "--", str(folder / "hello.py"))
+    more = (
+        "--cluster",
+        "local",
+        "--runs-dir",
+        str(folder),
+        "--follow",
+        "--preflight",
+        "on",
+    )
+    return slurmft(
+        "run", *more, *flags, "--per", "node", "--", str(folder / "hello.py")
+    )
 
 
 def bad(*reports: NodeReport, without: str | None = None) -> dict[str, str]:
@@ -45,7 +55,11 @@ def bad(*reports: NodeReport, without: str | None = None) -> dict[str, str]:
 
 def test_good_nodes_pass() -> None:
     assert bad() == {}
-    doubtful = (node("n2", tflop_s=1.1), node("n3", time_s=975.0), node("n4", tflop_s=None))
+    doubtful = (
+        node("n2", tflop_s=1.1),
+        node("n3", time_s=975.0),
+        node("n4", tflop_s=None),
+    )
     assert bad(*doubtful) == {}
 
 
@@ -85,8 +99,12 @@ def test_a_node_that_does_not_report() -> None:
     }
 
 
-@pytest.mark.parametrize(("broken", "to_blame"), [([1], 2), ([1, 2], 2), ([0, 1], 1), ([2, 3], 3)])
-def test_the_host_that_broken_links_have_in_common(broken: list[int], to_blame: int) -> None:
+@pytest.mark.parametrize(
+    ("broken", "to_blame"), [([1], 2), ([1, 2], 2), ([0, 1], 1), ([2, 3], 3)]
+)
+def test_the_host_that_broken_links_have_in_common(
+    broken: list[int], to_blame: int
+) -> None:
     """Every node has tried the next one of the ring; all have reached the head."""
     reports = []
     for rank, name in enumerate(NAMES):
@@ -157,7 +175,9 @@ def test_speed_is_that_of_the_fastest_product() -> None:
 )
 def test_when_it_is_due(asked: str, nodes: int, simulated: bool, due: bool) -> None:
     program = Program(kind="test", name="test", module="tests.none")
-    config = RunConfig(program=program, job=JobConfig(nodes=nodes, plugins={"preflight": asked}))
+    config = RunConfig(
+        program=program, job=JobConfig(nodes=nodes, plugins={"preflight": asked})
+    )
     environment = {LOCAL_NODE: "0"} if simulated else {}
     assert hooks.is_due(config, environment) is due
 
@@ -168,7 +188,9 @@ def test_launchers_that_can_have_one(asked: str, cluster: str) -> None:
 
 
 def test_launchers_that_start_all_ranks_at_once_have_none() -> None:
-    with pytest.raises(UsageError, match="--preflight on cannot be used with --cluster mpirun"):
+    with pytest.raises(
+        UsageError, match="--preflight on cannot be used with --cluster mpirun"
+    ):
         hooks.Examine().check(JobConfig(plugins={"preflight": "on"}), "mpirun")
 
 
@@ -188,7 +210,8 @@ def test_reports_of_64_tasks_reach_the_head() -> None:
         peers[rank].report({"rank": rank, "text": "x" * 3000})
 
     peers: list[Peers] = [
-        check_reachable("n2", "127.0.0.1", port, "7.0", PATIENCE_S)[1] for _ in range(64)
+        check_reachable("n2", "127.0.0.1", port, "7.0", PATIENCE_S)[1]
+        for _ in range(64)
     ]
     threads = [threading.Thread(target=tell, args=(rank,)) for rank in range(64)]
     for thread in threads:

@@ -28,7 +28,9 @@ def test_cores_that_slurm_grants_but_does_not_give() -> None:
     assert not wrong(node_rules.cores({"n1": system(), "n2": system()}, 8))
     one_core = system(cpu_count=1, cores=1)
     lines = wrong(node_rules.cores({"n1": system(), "n2": one_core}, None))
-    assert lines[0].startswith("warning: n2: 1 core(s) to compute on; Slurm counts 8 CPU(s)")
+    assert lines[0].startswith(
+        "warning: n2: 1 core(s) to compute on; Slurm counts 8 CPU(s)"
+    )
     assert lines[1] == "warning: not the same on all nodes: n1: 8; n2: 1"
     assert wrong(node_rules.cores({"n1": system()}, 16))
     assert wrong(node_rules.cores({"n1": system(quota_cpus=2.0)}, None))
@@ -40,7 +42,9 @@ def test_nodes_that_are_not_alike() -> None:
     assert lines[0] == "failure: n2: fewer GPUs than the 2 requested"
     assert "n1: 2 x H100; n2: 1 x H100" in lines[1]
     small = {"n1": system(), "n2": system(memory_mib=500), "n3": system()}
-    assert wrong(node_rules.memory(small)) == ["warning: n2: 500 MiB, 50% of the median"]
+    assert wrong(node_rules.memory(small)) == [
+        "warning: n2: 500 MiB, 50% of the median"
+    ]
     here = system().software
     assert not wrong(node_rules.versions({"n1": system(), "n2": system()}, here))
     other = system(software=here | {"torch": "2.8.0"})
@@ -51,8 +55,13 @@ def test_nodes_that_are_not_alike() -> None:
 
 
 def test_gpus_that_fail_or_are_not_there() -> None:
-    assert node_rules.gpus({"n1": node(gpus_granted=4, gpus_visible=4), "n2": node()}) == []
-    broken = node(gpus_granted=4, gpus_visible=3, gpu_errors=("GPU 1: Xid 48", "GPU 2: Xid 79"))
+    assert (
+        node_rules.gpus({"n1": node(gpus_granted=4, gpus_visible=4), "n2": node()})
+        == []
+    )
+    broken = node(
+        gpus_granted=4, gpus_visible=3, gpu_errors=("GPU 1: Xid 48", "GPU 2: Xid 79")
+    )
     same = node(gpu_errors=("GPU 2: Xid 79",))
     assert wrong(node_rules.gpus({"n1": broken, "n2": same})) == [
         "failure: n1: 3 of the 4 GPUs that Slurm has granted are there",
@@ -85,13 +94,20 @@ def test_folders_of_nodes() -> None:
         file_system=DISK,
         room=Room(free_bytes=0, free_inodes=9, problem="No space left on device"),
     )
-    nodes = {"n1": node(), "n2": node(folders={"tmp": dead}), "n3": node(folders={"tmp": full})}
+    nodes = {
+        "n1": node(),
+        "n2": node(folders={"tmp": dead}),
+        "n3": node(folders={"tmp": full}),
+    }
     assert wrong(node_rules.folders("tmp", nodes)) == [
         "failure: n2: /tmp: no answer: no answer in 12 s",
         "failure: n3: /tmp on ext4 at /: cannot be written: No space left on device",
     ]
     (good,) = node_rules.folders("tmp", {"n1": node(), "n2": node()})
-    assert (good.about, good.text) == ("tmp on nodes", "/tmp: at least 50.0 GiB free on all nodes")
+    assert (good.about, good.text) == (
+        "tmp on nodes",
+        "/tmp: at least 50.0 GiB free on all nodes",
+    )
     assert node_rules.folders("runs", nodes) == []
 
 
@@ -109,7 +125,9 @@ def test_slow_devices_are_named() -> None:
     lines = wrong(node_rules.products({"n1": [5.0], "n2": [2.0], "n3": [4.9]}, "fp32"))
     assert lines == ["failure: n2: slow in fp32: 2 TFLOP/s, 41% of the median"]
     both = {"n1": [5.0, 5.0], "n2": [5.0, 1.0]}
-    assert "n2: process 1 is slow in fp32" in wrong(node_rules.products(both, "fp32"))[0]
+    assert (
+        "n2: process 1 is slow in fp32" in wrong(node_rules.products(both, "fp32"))[0]
+    )
     assert node_rules.products({}, "fp32") == []
 
 
@@ -122,10 +140,14 @@ def reached(
     """The connections of nodes that try to reach their partners, where some pairs are broken."""
 
     def link(start: str, goal: str) -> LinkReport:
-        return LinkReport(ports={"ephemeral": "timed out" if broken(start, goal) else None})
+        return LinkReport(
+            ports={"ephemeral": "timed out" if broken(start, goal) else None}
+        )
 
     chosen = partners(names)
-    return {start: {goal: link(start, goal) for goal in chosen[start]} for start in names}
+    return {
+        start: {goal: link(start, goal) for goal in chosen[start]} for start in names
+    }
 
 
 @pytest.mark.parametrize("count", [8, 9, 64, 1000])
@@ -137,8 +159,12 @@ def test_bad_node_and_bad_link_are_told_apart(count: int) -> None:
     assert len(lines) == 2
     assert all(line.startswith("failure: n3: ") for line in lines)
     assert "both reach" not in str(lines)
-    assert network_rules.usable(names, links) == [name for name in names if name != "n3"]
-    lines = wrong(network_rules.reach(reached(names, lambda a, b: {a, b} == {"n3", "n7"})))
+    assert network_rules.usable(names, links) == [
+        name for name in names if name != "n3"
+    ]
+    lines = wrong(
+        network_rules.reach(reached(names, lambda a, b: {a, b} == {"n3", "n7"}))
+    )
     assert 1 <= len(lines) <= 2
     for line in lines:
         assert "n3" in line
@@ -155,13 +181,20 @@ def test_two_nodes_have_no_other_one() -> None:
 def test_all_pairs_are_broken() -> None:
     names = [f"n{i}" for i in range(1000)]
     (line,) = wrong(network_rules.reach(reached(names, lambda a, b: True)))
-    assert "n7 and 992 more cannot reach each other on an ephemeral port: timed out" in line
+    assert (
+        "n7 and 992 more cannot reach each other on an ephemeral port: timed out"
+        in line
+    )
 
 
 def test_a_name_that_does_not_resolve() -> None:
     bad = LinkReport(problem="Name or service not known")
     good = LinkReport(ports={"rendezvous": None})
-    links = {"n1": {"n2": bad, "n3": good}, "n2": {"n1": good}, "n3": {"n2": bad, "n1": good}}
+    links = {
+        "n1": {"n2": bad, "n3": good},
+        "n2": {"n1": good},
+        "n3": {"n2": bad, "n1": good},
+    }
     lines = wrong(network_rules.reach(links))
     assert lines == ["failure: n2: n1, n3 cannot resolve it: Name or service not known"]
 
@@ -174,15 +207,24 @@ def test_a_faster_fabric_that_would_not_be_taken() -> None:
     assert check.level == Level.WARNING
     assert "n1: ib0 (InfiniBand, 100 Gbit/s)" in check.text
     assert "--interface" in str(check.hint)
-    assert not wrong(network_rules.fabric({"n1": [infiniband, ethernet]}, {"n1": "ib0"}))
+    assert not wrong(
+        network_rules.fabric({"n1": [infiniband, ethernet]}, {"n1": "ib0"})
+    )
     assert not wrong(network_rules.fabric({"n1": [ethernet]}, {"n1": "lo"}))
     assert not wrong(network_rules.fabric({"n1": []}, {"n1": None}))
 
 
 def test_one_slow_node_or_link_is_named() -> None:
-    rates = {("n1", "n2"): 1e9, ("n2", "n3"): 1e8, ("n3", "n4"): 1.1e8, ("n4", "n1"): 1.2e9}
+    rates = {
+        ("n1", "n2"): 1e9,
+        ("n2", "n3"): 1e8,
+        ("n3", "n4"): 1.1e8,
+        ("n4", "n1"): 1.2e9,
+    }
     lines = wrong(network_rules.links(rates))
-    assert lines == ["warning: n3: all its links are slow: 0.88 Gbit/s, 9% of the median"]
+    assert lines == [
+        "warning: n3: all its links are slow: 0.88 Gbit/s, 9% of the median"
+    ]
     rates |= {("n2", "n3"): 1e9}
     end = "both are fast with other nodes"
     lines = wrong(network_rules.links(rates))
@@ -226,9 +268,13 @@ def test_collectives_that_do_not_end() -> None:
     hung = speed("torchrun did not end", True, 1)
     dead = speed("Error: no ib0", False, 0)
     assert wrong(judge({"n1": hung, "n2": dead})) == ["failure: n2: Error: no ib0"]
-    assert wrong(judge({"n1": hung, "n2": hung}))[0].startswith("failure: n1, n2: the processes")
+    assert wrong(judge({"n1": hung, "n2": hung}))[0].startswith(
+        "failure: n1, n2: the processes"
+    )
     slow = speed("torchrun did not end", True, 0)
-    assert wrong(judge({"n1": hung, "n2": slow}))[0].startswith("warning: n2: no process finished")
+    assert wrong(judge({"n1": hung, "n2": slow}))[0].startswith(
+        "warning: n2: no process finished"
+    )
 
 
 def test_simulated_nodes_are_not_compared() -> None:

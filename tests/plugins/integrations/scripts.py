@@ -27,15 +27,32 @@ class Script:
     """A script of the user's, in the process of a job."""
 
     def __init__(
-        self, run: RunDir, *command: str, ranks: int = 1, env: dict[str, str] | None = None
+        self,
+        run: RunDir,
+        *command: str,
+        ranks: int = 1,
+        env: dict[str, str] | None = None,
     ) -> None:
         self.run = run
         self.node = run.path.parent / "node"
         self.node.mkdir(exist_ok=True)
         (self.node / "stopped").unlink(missing_ok=True)
-        environment = os.environ | {RUN_DIR: str(run.path), heartbeat.FOLDER: str(self.node)}
-        environment |= {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", ATTEMPT: "1"}
-        torchrun = ["-m", "slurmft.node.torchrun", "--standalone", "--nproc-per-node", str(ranks)]
+        environment = os.environ | {
+            RUN_DIR: str(run.path),
+            heartbeat.FOLDER: str(self.node),
+        }
+        environment |= {
+            "PYTHONPATH": str(CHECKOUT),
+            "OMP_NUM_THREADS": "1",
+            ATTEMPT: "1",
+        }
+        torchrun = [
+            "-m",
+            "slurmft.node.torchrun",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+        ]
         self.process = subprocess.Popen(
             [sys.executable, *(torchrun if ranks > 1 else ()), *command],
             env=environment | (env or {}),

@@ -82,12 +82,19 @@ def script(tmp_path: Path) -> Path:
 
 
 def start(
-    run: RunDir, script: Path, out: Path, at: str = "", ranks: int = 1, **environment: str
+    run: RunDir,
+    script: Path,
+    out: Path,
+    at: str = "",
+    ranks: int = 1,
+    **environment: str,
 ) -> Script:
     """An attempt, which gets a signal within a step: "fit:step"."""
     out.mkdir(exist_ok=True)
     environment = {"AT": at, "SIGNAL": "SIGUSR2"} | environment
-    return Script(run, *RUNNER, str(script), str(out), "1", ranks=ranks, env=environment)
+    return Script(
+        run, *RUNNER, str(script), str(out), "1", ranks=ranks, env=environment
+    )
 
 
 def losses(out: Path, fit: int = 1, rank: int = 0) -> list[list[float]]:
@@ -112,38 +119,55 @@ def test_interrupted_fit_equals_an_undisturbed_one(
     assert last.end() == Exit.OK
     assert not last.has_stopped
     for rank in range(ranks):
-        assert losses(tmp_path / "parts", rank=rank) == losses(tmp_path / "whole", rank=rank)
+        assert losses(tmp_path / "parts", rank=rank) == losses(
+            tmp_path / "whole", rank=rank
+        )
     assert [n for n, _ in losses(tmp_path / "parts")] == list(range(1, 60 // ranks + 1))
-    assert [record["step"] for record in events(run, "step")] == list(range(1, 60 // ranks + 1))
+    assert [record["step"] for record in events(run, "step")] == list(
+        range(1, 60 // ranks + 1)
+    )
     assert [e["metrics"] for e in events(run, "epoch")] == [
         e["metrics"] for e in events(whole, "epoch")
     ]
     results = [json.loads(each.result.read_text()) for each in (run, whole)]
     assert results[0]["metrics"] == results[1]["metrics"]
-    assert results[0]["metrics"]["val_loss"] == events(run, "epoch")[-1]["metrics"]["val_loss"]
+    assert (
+        results[0]["metrics"]["val_loss"]
+        == events(run, "epoch")[-1]["metrics"]["val_loss"]
+    )
     assert results[0]["world_size"] == ranks
 
 
-def test_lightning_takes_no_signal_and_requeues_nothing(script: Path, tmp_path: Path) -> None:
+def test_lightning_takes_no_signal_and_requeues_nothing(
+    script: Path, tmp_path: Path
+) -> None:
     """In a job of Slurm it would call scontrol at SIGUSR1, which is the watchdog's here."""
     called = tmp_path / "called"
     (tmp_path / "bin").mkdir()
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.write_text(f"#!/bin/sh\necho $* >> '{called}'\n")
     scontrol.chmod(0o755)
-    slurm = {"SLURM_NTASKS": "1", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "run", "SLURM_PROCID": "0"}
+    slurm = {
+        "SLURM_NTASKS": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NAME": "run",
+        "SLURM_PROCID": "0",
+    }
     slurm |= {"SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_NODELIST": "localhost"}
     slurm |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SIGNAL": "SIGUSR1"}
     run = make_run(tmp_path)
     attempt = start(run, script, tmp_path / "out", at="1:5", ranks=1, **slurm)
     assert attempt.end() == Exit.OK
     assert not called.exists()
-    assert "train.py" in (attempt.node / "stacks-0").read_text()  # where it was, for the watchdog
+    # where it was, for the watchdog
+    assert "train.py" in (attempt.node / "stacks-0").read_text()
     assert not list((tmp_path / "out").glob("hpc_ckpt*"))
     assert len(losses(tmp_path / "out")) == 60
 
 
-def test_trainer_without_the_jobs_processes_is_refused(script: Path, tmp_path: Path) -> None:
+def test_trainer_without_the_jobs_processes_is_refused(
+    script: Path, tmp_path: Path
+) -> None:
     """Lightning takes one process on a CPU, if nothing is said: each would train alone."""
     script.write_text(SCRIPT.replace("devices=ranks,", ""))
     run = make_run(tmp_path, max_restarts=0)

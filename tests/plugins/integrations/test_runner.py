@@ -53,7 +53,11 @@ def test_as_without(tmp_path: Path, then: str, how: str) -> None:
     (folder / "show.py").write_text(SHOW.format(then=then))
     (folder / "beside.py").write_text("def double(n):\n    return 2 * n\n")
     (tmp_path / "link.py").symlink_to(folder / "show.py")
-    program = {"script": ["my scripts/show.py"], "link": ["link.py"], "module": ["-m", "show"]}[how]
+    program = {
+        "script": ["my scripts/show.py"],
+        "link": ["link.py"],
+        "module": ["-m", "show"],
+    }[how]
     place = folder if how == "module" else tmp_path
     if how != "module":  # as it is in argv
         program = [str(tmp_path / program[0])]

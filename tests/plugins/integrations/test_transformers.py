@@ -103,11 +103,18 @@ def undisturbed(
     """What the script logs without slurmft; each is run once."""
     known: dict[str, Path] = {}
 
-    def run(settings: dict[str, Any] | None = None, ranks: int = 1, training: int = 1) -> Any:
+    def run(
+        settings: dict[str, Any] | None = None, ranks: int = 1, training: int = 1
+    ) -> Any:
         text = json.dumps(settings or {})
         if (key := f"{ranks} {text}") not in known:
             known[key] = tmp_path_factory.mktemp("undisturbed")
-            torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            torchrun = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={ranks}",
+            ]
             command = [*(torchrun if ranks > 1 else ()), str(script), str(tiny_model)]
             environment = {k: v for k, v in os.environ.items() if k != RUN_DIR}
             subprocess.run(
@@ -122,7 +129,15 @@ def undisturbed(
 def history(out: Path, training: int = 1) -> list[dict[str, Any]]:
     """What Trainer logged of steps and evaluations, without times."""
     found = json.loads((out / f"history-{training}.json").read_text())
-    keys = ("step", "epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy")
+    keys = (
+        "step",
+        "epoch",
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "eval_loss",
+        "eval_accuracy",
+    )
     rows = [{k: row[k] for k in keys if k in row} for row in found]
     return [row for row in rows if "loss" in row or "eval_loss" in row]
 
@@ -134,7 +149,13 @@ def start(script: Path, tiny_model: Path, tmp_path: Path) -> Callable[..., Scrip
         **settings: Any,
     ) -> Script:  # fmt: skip
         """Starts an attempt, which gets a signal within a step, "training:step"."""
-        command = (*RUNNER, str(script), str(tiny_model), str(tmp_path), json.dumps(settings))
+        command = (
+            *RUNNER,
+            str(script),
+            str(tiny_model),
+            str(tmp_path),
+            json.dumps(settings),
+        )
         environment = {"AT": at, "SIGNAL": signal, "FAILS": fails}
         return Script(run, *command, ranks=ranks, env=environment)
 
@@ -173,7 +194,11 @@ def test_interrupted_run_equals_an_undisturbed_one(
 
     stops = [event["step"] for event in events(run, "stopping")]
     assert stops == [event["step"] for event in events(run, "resume")]
-    assert [after - step for after, step in zip(stops, (7, 20, 34), strict=True)] == [0, 0, 0]
+    assert [after - step for after, step in zip(stops, (7, 20, 34), strict=True)] == [
+        0,
+        0,
+        0,
+    ]
     assert [record["step"] for record in events(run, "step")] == list(range(1, 61))
     assert "samples_per_s" in events(run, "step")[-1]
     epochs = events(run, "epoch")
@@ -207,7 +232,9 @@ def test_killed_run_resumes_from_the_newest_whole_checkpoint(
     finish(start, run)
     (resume,) = events(run, "resume")
     assert (resume["step"], Path(resume["checkpoint"]).name) == (8, "checkpoint-8")
-    (warning,) = (e["text"] for e in events(run, "warning") if "checkpoint" in e["text"])
+    (warning,) = (
+        e["text"] for e in events(run, "warning") if "checkpoint" in e["text"]
+    )
     assert "checkpoint-12 is not whole" in warning
     assert history(tmp_path) == undisturbed()
     assert run.checkpoint_names()[-1] == "step-00000060"
@@ -246,7 +273,9 @@ def test_job_of_slurmft_run_requeues_and_finishes(
     job = ("--cluster", "local", "--nodes", "1", "--nproc-per-node", "1", "--follow")
     own = ("--runs-dir", str(tmp_path / "runs"), "--", *RUNNER, str(script))
     environment = {"AT": "1:7", "SIGNAL": "SIGUSR2", "FAILS": ""}
-    done = slurmft("run", *job, *own, str(tiny_model), str(tmp_path), "{}", env=environment)
+    done = slurmft(
+        "run", *job, *own, str(tiny_model), str(tmp_path), "{}", env=environment
+    )
     assert done.code == Exit.OK, done.out + done.err
     states = [state.state for state in done.run.history()]
     assert states == ["submitted", "running", "requeued", "running", "finished"]

@@ -31,11 +31,34 @@ from tests.support.own_programs import PLACES
 
 pytestmark = pytest.mark.processes
 
-FLAGS = ("--image", "registry.example.com:5000/team/slurmft:1", "--claim", "runs", "--nodes", "3")
+FLAGS = (
+    "--image",
+    "registry.example.com:5000/team/slurmft:1",
+    "--claim",
+    "runs",
+    "--nodes",
+    "3",
+)
 MORE = (
-    *("--name", "mrpc-3", "--namespace", "team", "--cpu", "16", "--memory", "64Gi", "--shm", "8Gi"),
+    *(
+        "--name",
+        "mrpc-3",
+        "--namespace",
+        "team",
+        "--cpu",
+        "16",
+        "--memory",
+        "64Gi",
+        "--shm",
+        "8Gi",
+    ),
     *("--gpus", "2", "--min-nodes", "2", "--nproc-per-node", "2", "--secret", "hub"),
-    *("--node-selector", "node.kubernetes.io/instance-type=r7iz.metal-16xl", "--stop-lead-s", "60"),
+    *(
+        "--node-selector",
+        "node.kubernetes.io/instance-type=r7iz.metal-16xl",
+        "--stop-lead-s",
+        "60",
+    ),
 )
 
 
@@ -92,7 +115,9 @@ def test_pod(kind: str) -> None:
     assert resources["requests"] == resources["limits"]  # guaranteed
     assert resources["limits"] == {"cpu": "16", "memory": "64Gi", "nvidia.com/gpu": "2"}
     assert container["envFrom"] == [{"secretRef": {"name": "hub"}}]
-    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "r7iz.metal-16xl"}
+    assert pod["nodeSelector"] == {
+        "node.kubernetes.io/instance-type": "r7iz.metal-16xl"
+    }
     assert pod["terminationGracePeriodSeconds"] == 60
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
@@ -106,7 +131,11 @@ def test_pod(kind: str) -> None:
 def test_elastic_policy() -> None:
     spec = render("pytorchjob", *MORE)["PyTorchJob"]["spec"]
     policy = spec["elasticPolicy"]
-    assert (policy["minReplicas"], policy["maxReplicas"], policy["rdzvBackend"]) == (2, 3, "c10d")
+    assert (policy["minReplicas"], policy["maxReplicas"], policy["rdzvBackend"]) == (
+        2,
+        3,
+        "c10d",
+    )
     assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "OnFailure"
     assert spec["nprocPerNode"] == "2"
 
@@ -123,7 +152,9 @@ def test_files(tmp_path: Path) -> None:
     ):
         assert words in done.out
     assert f"delete --filename '{folder}".split("'")[0] in done.out
-    lines = [line for line in done.out.splitlines() if not line.startswith("written to")]
+    lines = [
+        line for line in done.out.splitlines() if not line.startswith("written to")
+    ]
     subprocess.run(["bash", "-n", "-c", "\n".join(lines)], check=True, timeout=10)
 
 
@@ -140,7 +171,10 @@ def test_files(tmp_path: Path) -> None:
         (["--task", "text-classification"], "needs data of your own"),
         (["--node-selector", "zone"], "is not KEY=VALUE"),
         (["--min-nodes", "4"], "--min-nodes 4 of --nodes 3"),
-        (["--min-nodes", "0"], "argument --min-nodes: '0' is not a whole number of 1 or more"),
+        (
+            ["--min-nodes", "0"],
+            "argument --min-nodes: '0' is not a whole number of 1 or more",
+        ),
         (["--cpu", "0"], "argument --cpu: '0' is not a whole number of 1 or more"),
         (["--gpus", "-1"], "argument --gpus: '-1' is not a whole number of 0 or more"),
         (["--memory", "-5"], "--memory '-5' is not a size in Kubernetes"),
@@ -159,7 +193,17 @@ def test_mistakes(arguments: list[str], words: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["emotion", "GLUE/mrpc", "7b", "", "ä", "-x-", "a" * 60, "9" * 60, "9" * 35 + "-" + "9" * 4],
+    [
+        "emotion",
+        "GLUE/mrpc",
+        "7b",
+        "",
+        "ä",
+        "-x-",
+        "a" * 60,
+        "9" * 60,
+        "9" * 35 + "-" + "9" * 4,
+    ],
 )
 def test_names_are_safe(text: str) -> None:
     found = manifests.dns_name(text)
@@ -168,7 +212,14 @@ def test_names_are_safe(text: str) -> None:
 
 def test_words_that_other_readers_take_for_numbers() -> None:
     """Kubernetes' reader of YAML is not PyYAML: 08, 1e3 and y stand in quotes."""
-    more = ("--node-selector", "y=08", "--node-selector", "zone=1e3", "--memory", "1000")
+    more = (
+        "--node-selector",
+        "y=08",
+        "--node-selector",
+        "zone=1e3",
+        "--memory",
+        "1000",
+    )
     done = slurmft("render", "kubernetes", *FLAGS, *more)
     assert done.code == 0, done.err
     for line in ('"y": "08"', '"zone": "1e3"', 'memory: "1000"', 'cpu: "8"'):
@@ -178,7 +229,9 @@ def test_words_that_other_readers_take_for_numbers() -> None:
 def test_a_configuration_that_is_no_ascii(tmp_path: Path) -> None:
     """YAML ends lines at characters at which JSON does not."""
     folder = tmp_path / "ä\u2028b"
-    config = render("trainjob", "--model", str(folder))["ConfigMap"]["data"]["config.json"]
+    config = render("trainjob", "--model", str(folder))["ConfigMap"]["data"][
+        "config.json"
+    ]
     assert RunConfig.from_json(config).program.settings["model"] == str(folder)
 
 
@@ -205,8 +258,12 @@ def test_run_of_the_same_name(tmp_path: Path) -> None:
     other = dataclasses.replace(config, job=JobConfig(nodes=2))
     make_run(run, other, first=True)
     assert run.load_config().job.nodes == 2
-    changed = dataclasses.replace(config, program=TrainConfig.resolve(learning_rate=0.5).program())
-    with pytest.raises(UsageError, match="of the same name with another program") as error:
+    changed = dataclasses.replace(
+        config, program=TrainConfig.resolve(learning_rate=0.5).program()
+    )
+    with pytest.raises(
+        UsageError, match="of the same name with another program"
+    ) as error:
         make_run(run, changed, first=True)
     assert "--name" in str(error.value.hint)
 
@@ -222,7 +279,11 @@ def test_where_pods_meet(tmp_path: Path) -> None:
         False,
     )
     assert found.host == "127.0.0.1"
-    fixed = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "0"}
+    fixed = {
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": "29500",
+        "PET_NODE_RANK": "0",
+    }
     first = rendezvous_of(config, fixed)
     assert first.is_head
     assert first.socket_interface() == found.socket_interface() == "lo"
@@ -232,17 +293,29 @@ def test_where_pods_meet(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def pods(kind: str, config: Path, run: RunDir) -> Iterator[list[subprocess.Popen[bytes]]]:
+def pods(
+    kind: str, config: Path, run: RunDir
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes with the variables that the operators set, as two pods."""
     port, started = str(free_ports(str(os.getpid()))[0]), []
     for index in range(2):
-        env = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+        env = {
+            "PET_NNODES": "2",
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": port,
+        }
         env |= {"PET_NODE_RANK": str(index)}
         if kind == "pytorchjob":
             env = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{port}", "PET_NNODES": "1:2"}
             env |= {"HOSTNAME": f"mrpc-worker-{index}", "PET_RDZV_ID": "mrpc"}
-        command = [*prepared.command("slurmft.plugins.kubernetes.pod"), str(config), str(run.path)]
-        started.append(subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"}))
+        command = [
+            *prepared.command("slurmft.plugins.kubernetes.pod"),
+            str(config),
+            str(run.path),
+        ]
+        started.append(
+            subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"})
+        )
     try:
         yield started
     finally:
@@ -251,7 +324,9 @@ def pods(kind: str, config: Path, run: RunDir) -> Iterator[list[subprocess.Popen
             pod.wait()
 
 
-def configured(folder: Path, kind: str, *more: str, program: tuple[str, ...] = ()) -> Path:
+def configured(
+    folder: Path, kind: str, *more: str, program: tuple[str, ...] = ()
+) -> Path:
     """The configuration as the manifest has it."""
     train = () if program else ("--batch-size", "8", "--precision", "fp32")
     flags = ("--nproc-per-node", "1", *train, *more, *program)
@@ -278,7 +353,9 @@ def test_pods_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pods_run_a_program_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "place.py").write_text(PLACES)
     run = RunDir(tmp_path / "runs" / "place")
-    config = configured(tmp_path, "trainjob", program=("--", str(tmp_path / "place.py")))
+    config = configured(
+        tmp_path, "trainjob", program=("--", str(tmp_path / "place.py"))
+    )
     with pods("trainjob", config, run) as started:
         assert [pod.wait(PATIENCE_S) for pod in started] == [0, 0]
     assert [run.rank_log(n).read_text().split()[-6] for n in range(2)] == ["0", "1"]
@@ -290,7 +367,9 @@ def test_pods_run_a_program_of_ones_own(tmp_path: Path) -> None:
 def test_evicted_pod_and_those_that_start_again(tmp_path: Path) -> None:
     """The first life stops and saves; the second is another attempt, and goes on from there."""
     run = RunDir(tmp_path / "runs" / "mrpc")
-    config = configured(tmp_path, "pytorchjob", "--max-steps", "300", "--log-every", "1")
+    config = configured(
+        tmp_path, "pytorchjob", "--max-steps", "300", "--log-every", "1"
+    )
     with pods("pytorchjob", config, run) as started:
         until(lambda: run.records.exists() and records(run, "step"))
         started[1].terminate()

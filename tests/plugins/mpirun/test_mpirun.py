@@ -37,8 +37,26 @@ from tests.train.test_trainer import assert_gone, emotion
 pytestmark = pytest.mark.processes
 
 DIALECTS = {"intel": "mpiexec.hydra", "openmpi": "mpirun.openmpi"}
-FLAGS = ("--precision", "fp32", "--log-every", "1", "--learning-rate", "1e-3", "--batch-size", "2")
-EPOCHS = ("--epochs", "3", "--eval-batch-size", "8", "--nodes", "2", "--nproc-per-node", "1")
+FLAGS = (
+    "--precision",
+    "fp32",
+    "--log-every",
+    "1",
+    "--learning-rate",
+    "1e-3",
+    "--batch-size",
+    "2",
+)
+EPOCHS = (
+    "--epochs",
+    "3",
+    "--eval-batch-size",
+    "8",
+    "--nodes",
+    "2",
+    "--nproc-per-node",
+    "1",
+)
 
 SSH = """\
 #!/bin/bash
@@ -67,19 +85,21 @@ os.execvp(command[0], command)
 
 
 @pytest.fixture(params=["intel", OPENMPI])
-def mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mpi:
+def mpi(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mpi:
     """A dialect, and the environment in which its mpirun is found."""
     folder = tmp_path_factory.mktemp("bin")
     (folder / "ssh").write_text(SSH)
     (folder / "ssh").chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     if shutil.which(DIALECTS[request.param], path=path) is None:
-        reason = (
-            f"{DIALECTS[request.param]} is not installed (the extra test; Debian's openmpi-bin)"
-        )
+        reason = f"{DIALECTS[request.param]} is not installed"
+        reason += " (the extra test; Debian's openmpi-bin)"
         assert not request.config.getoption("--slurm"), reason
         pytest.skip(reason)
-    return request.param, {"PATH": path, "OMP_NUM_THREADS": "1"}  # two "hosts" share the cores
+    # two "hosts" share the cores
+    return request.param, {"PATH": path, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +114,21 @@ def undisturbed(
     tmp_path_factory: pytest.TempPathFactory, tiny_data: Path, tiny_model: Path
 ) -> Done:
     """The same run on simulated nodes, by torchrun."""
-    runs = ("--runs-dir", str(tmp_path_factory.mktemp("undisturbed")), "--cluster", "local")
+    runs = (
+        "--runs-dir",
+        str(tmp_path_factory.mktemp("undisturbed")),
+        "--cluster",
+        "local",
+    )
     flags = (*FLAGS, *EPOCHS, *runs, *emotion(tiny_data, tiny_model))
     done = slurmft("submit", "--follow", *flags, imported=True)
     assert done.code == 0, done.err
     return done
 
 
-def start(mpi: Mpi, hostfile: Path, runs: Path, *more: str, imported: bool = False) -> Following:
+def start(
+    mpi: Mpi, hostfile: Path, runs: Path, *more: str, imported: bool = False
+) -> Following:
     """Follows a run by mpirun; if `imported`, only mpirun and its ranks start interpreters."""
     dialect, env = mpi
     where = ("--cluster", "mpirun", "--hostfile", str(hostfile), "--dialect", dialect)
@@ -118,7 +145,13 @@ def test_same_as_by_torchrun(
     tiny_model: Path,
 ) -> None:
     """Also after a stop by a signal, and a rank that is killed."""
-    job = start(mpi, hostfile, tmp_path / HOSTILE, *emotion(tiny_data, tiny_model), imported=True)
+    job = start(
+        mpi,
+        hostfile,
+        tmp_path / HOSTILE,
+        *emotion(tiny_data, tiny_model),
+        imported=True,
+    )
     job.at_step(20)
     os.kill(rank_pids(job.run)[1], signal.SIGUSR2)
     resumed = re.search(r"resumes after step ([\d,]+)", job.until("resumes after step"))
@@ -147,7 +180,9 @@ def test_own_program(
     done = slurmft("run", "--follow", *flags, "--", "places.py", env=env)
     assert done.code == 0, done.err
     found = [done.run.rank_log(rank).read_text().split()[-6:] for rank in range(4)]
-    assert [place[:4] for place in found] == [[str(n), str(n % 2), "4", "2"] for n in range(4)]
+    assert [place[:4] for place in found] == [
+        [str(n), str(n % 2), "4", "2"] for n in range(4)
+    ]
     assert len({(address, port) for *_, address, port in found}) == 1
     refused = slurmft("run", *flags, "--per", "node", "--", "places.py", env=env)
     assert_two_lines(refused, "--per node")
@@ -191,7 +226,9 @@ def test_rank_that_joined_mpi_may_end_first(mpi: Mpi) -> None:
     """mpirun kills the others if one goes without a word, as oneCCL's would have."""
     command = ["mpiexec.hydra", "-n", "2", sys.executable, "-c", JOINS_MPI]
     env = os.environ | mpi[1] | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(command, env=env, timeout=120, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, env=env, timeout=120, capture_output=True, text=True, check=False
+    )
     assert (ran.returncode, ran.stdout) == (0, "done\ndone\n"), ran.stdout + ran.stderr
 
 
@@ -208,8 +245,14 @@ def test_oneccl_over_mpi(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mpi", ["intel"], indirect=True)
-def test_mpi_says_why_it_ends_the_ranks(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
-    env = mpi[1] | stand_in(tmp_path / "lib", torch_version()) | {"FI_PROVIDER": "none-such"}
+def test_mpi_says_why_it_ends_the_ranks(
+    mpi: Mpi, hostfile: Path, tmp_path: Path
+) -> None:
+    env = (
+        mpi[1]
+        | stand_in(tmp_path / "lib", torch_version())
+        | {"FI_PROVIDER": "none-such"}
+    )
     env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], *sys.path])
     flags = ("--backend", "ccl", "--max-steps", "4", "--max-requeues", "0")
     job = start((mpi[0], env), hostfile, tmp_path / "runs", *flags)
@@ -260,15 +303,38 @@ def test_host_that_cannot_be_reached(mpi: Mpi, tmp_path: Path) -> None:
 @pytest.mark.extra("mpi")
 def test_two_ranks_a_host(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
     dialect, env = mpi
-    where = ("--hostfile", str(hostfile), "--dialect", dialect, "--runs-dir", str(tmp_path))
-    sizes = ("--nodes", "2", "--nproc-per-node", "2", "--max-steps", "2", "--batch-size", "2")
+    where = (
+        "--hostfile",
+        str(hostfile),
+        "--dialect",
+        dialect,
+        "--runs-dir",
+        str(tmp_path),
+    )
+    sizes = (
+        "--nodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--max-steps",
+        "2",
+        "--batch-size",
+        "2",
+    )
     done = slurmft("submit", "--cluster", "mpirun", "--follow", *where, *sizes, env=env)
     assert done.code == 0, done.err
     assert done.result["world_size"] == 4
 
 
 def test_dry_run_starts_nothing(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
-    where = ("--cluster", "mpirun", "--hostfile", str(hostfile), "--runs-dir", str(tmp_path))
+    where = (
+        "--cluster",
+        "mpirun",
+        "--hostfile",
+        str(hostfile),
+        "--runs-dir",
+        str(tmp_path),
+    )
     flags = ("--dialect", mpi[0], "--nodes", "2", "--nproc-per-node", "3")
     secret = {"HF_TOKEN": "hf_secret"}
     done = slurmft("submit", "--dry-run", *where, *flags, env=mpi[1] | secret)
@@ -286,10 +352,29 @@ def test_hosts_of_their_own(mpi: Mpi, idle_cluster: Cluster, tmp_path: Path) -> 
     folder.mkdir()
     (folder / "ssh").write_text(SSH_TO_NODES)
     (folder / "ssh").chmod(0o755)
-    env = env | {"PATH": f"{folder}:{env['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = env | {
+        "PATH": f"{folder}:{env['PATH']}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     (tmp_path / "hosts").write_text("".join(f"{host}\n" for host in idle_cluster.hosts))
-    where = ("--cluster", "mpirun", "--hostfile", str(tmp_path / "hosts"), "--dialect", dialect)
-    flags = ("--nodes", "2", "--nproc-per-node", "1", "--max-steps", "2", "--eval-batch-size", "64")
+    where = (
+        "--cluster",
+        "mpirun",
+        "--hostfile",
+        str(tmp_path / "hosts"),
+        "--dialect",
+        dialect,
+    )
+    flags = (
+        "--nodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--max-steps",
+        "2",
+        "--eval-batch-size",
+        "64",
+    )
     command = [sys.executable, "-m", "slurmft", "submit", "--follow", *where, *flags]
     command += ["--runs-dir", str(tmp_path / "runs"), "--batch-size", "2"]
     done = idle_cluster.run(command, env=env, check=False)
@@ -324,9 +409,8 @@ def test_own_name() -> None:
     """mpirun may begin with another host than the list."""
     assert own_name(["192.0.2.77", "127.0.0.1"], 0) == "127.0.0.1"
     assert own_name(["127.0.0.1", "127.0.0.2"], 1) == "127.0.0.2"
-    assert (
-        own_name(["192.0.2.77", "192.0.2.78"], 1) == "192.0.2.78"
-    )  # behind an address translation
+    # Behind an address translation.
+    assert own_name(["192.0.2.77", "192.0.2.78"], 1) == "192.0.2.78"
 
 
 @pytest.mark.parametrize(
@@ -345,7 +429,9 @@ def test_hostfiles_that_cannot_be_right(
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(words)):
-        hosts_of(JobConfig(cluster="mpirun", nodes=nodes, plugins={"hostfile": str(path)}))
+        hosts_of(
+            JobConfig(cluster="mpirun", nodes=nodes, plugins={"hostfile": str(path)})
+        )
 
 
 def test_no_such_user_in_a_path(tmp_path: Path) -> None:
@@ -377,7 +463,9 @@ def test_whose_mpirun_it_is(
         assert choose_program("openmpi") == ("openmpi", str(tmp_path / program))
 
 
-def test_fabric_beside_intels_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fabric_beside_intels_mpi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As pip and conda install it. What the user has set stays."""
     for name in ("I_MPI_OFI_LIBRARY", "FI_PROVIDER_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -439,7 +527,9 @@ def test_hostfiles(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes(arguments: list[str], words: str, hostfile: Path, tmp_path: Path) -> None:
+def test_mistakes(
+    arguments: list[str], words: str, hostfile: Path, tmp_path: Path
+) -> None:
     filled = [str(hostfile) if a == "{hosts}" else a for a in arguments]
     runs = ("--runs-dir", str(tmp_path / "runs"))
     done = slurmft("submit", *filled, *runs, env={"PATH": str(tmp_path)})

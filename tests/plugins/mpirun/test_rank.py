@@ -19,7 +19,9 @@ def test_a_rendezvous_that_nfs_remembers_as_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(tmp_path)
-    rendezvous = Rendezvous(hosts=("n1", "n2"), node_rank=0, port=1, check_port=2, id="r.1.7")
+    rendezvous = Rendezvous(
+        hosts=("n1", "n2"), node_rank=0, port=1, check_port=2, id="r.1.7"
+    )
     remember_absent_names(monkeypatch, tmp_path)
     pauses = []
 

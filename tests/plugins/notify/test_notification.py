@@ -82,10 +82,19 @@ def where(server: Server, tmp_path: Path) -> str:
     return f"file:{file}"
 
 
-def run(tmp_path: Path, how: str, *flags: str, env: dict[str, str] | None = None) -> Done:
+def run(
+    tmp_path: Path, how: str, *flags: str, env: dict[str, str] | None = None
+) -> Done:
     program = write(tmp_path, "steps.py", STEPS)
     return slurmft(
-        *("run", "--runs-dir", str(tmp_path / "runs"), "--cluster", "local", "--follow"),
+        *(
+            "run",
+            "--runs-dir",
+            str(tmp_path / "runs"),
+            "--cluster",
+            "local",
+            "--follow",
+        ),
         *(*flags, "--", str(program), how),
         env=env,
     )
@@ -104,9 +113,13 @@ def test_the_end_is_told_once(server: Server, where: str, tmp_path: Path) -> Non
     assert not any(SECRET in text for text in texts(done.run))
 
 
-def test_a_failure_begins_with_its_cause(server: Server, where: str, tmp_path: Path) -> None:
+def test_a_failure_begins_with_its_cause(
+    server: Server, where: str, tmp_path: Path
+) -> None:
     told = tmp_path / "told"
-    done = run(tmp_path, "fail", "--notify", where, "--notify-command", f"cat > '{told}'")
+    done = run(
+        tmp_path, "fail", "--notify", where, "--notify-command", f"cat > '{told}'"
+    )
     assert done.code == 1
     (message,) = server.await_messages(1)
     assert message["title"].endswith(": failed")
@@ -131,7 +144,9 @@ def test_a_hang_and_its_requeue(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.extra("notify")
 @pytest.mark.parametrize("trouble", ["refused", "slow", "no server"])
-def test_no_run_suffers(server: Server, where: str, tmp_path: Path, trouble: str) -> None:
+def test_no_run_suffers(
+    server: Server, where: str, tmp_path: Path, trouble: str
+) -> None:
     if trouble == "refused":
         server.status = 500
     elif trouble == "slow":
@@ -151,12 +166,16 @@ def test_mistakes(tmp_path: Path, where: str) -> None:
     refused = run(tmp_path, "end", "--notify", secret)
     assert_two_lines(refused, "the URL holds a secret")
     assert "TIiajkdnlazkcOXrIdevi7FQ" not in refused.err
-    assert_two_lines(run(tmp_path, "end", "--notify", "json://me:pa55word@host"), "credentials")
+    assert_two_lines(
+        run(tmp_path, "end", "--notify", "json://me:pa55word@host"), "credentials"
+    )
     assert_two_lines(run(tmp_path, "end", "--notify", "foo://x"), "no such URL")
     assert_two_lines(run(tmp_path, "end", "--notify", "env:NONE"), "no URLs")
     assert_two_lines(run(tmp_path, "end", "--notify", "file:/none"), "No such file")
     os.chmod(where.removeprefix("file:"), 0o644)
-    assert_two_lines(run(tmp_path, "end", "--notify", where), "others can read the file")
+    assert_two_lines(
+        run(tmp_path, "end", "--notify", where), "others can read the file"
+    )
     assert not (tmp_path / "runs").exists()
 
 

@@ -65,7 +65,10 @@ class Laptop:
 
     def runs(self) -> list[RunDir]:
         """Those on the cluster."""
-        return [RunDir(path.parent) for path in sorted(self.there.glob("runs/*/config.json"))]
+        return [
+            RunDir(path.parent)
+            for path in sorted(self.there.glob("runs/*/config.json"))
+        ]
 
     def processes(self) -> list[psutil.Process]:
         """Those that work in the cluster's folder."""
@@ -98,9 +101,19 @@ def sshd(
 def laptop(sshd: Sshd, tmp_path: Path) -> Laptop:
     folder = tmp_path / "my project"
     folder.mkdir()
-    (folder / "train.py").write_text("import sys\nprint('got', sys.argv[1:], flush=True)\n")
-    env = {"SLURMFT_CLUSTERS": str(tmp_path / "clusters.toml"), "PYTHONPATH": str(CHECKOUT)}
-    env |= {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": str(sshd.folder / "x")}
-    made = Laptop(sshd, folder, tmp_path / "lab folder", env, tmp_path / "clusters.toml")
+    (folder / "train.py").write_text(
+        "import sys\nprint('got', sys.argv[1:], flush=True)\n"
+    )
+    env = {
+        "SLURMFT_CLUSTERS": str(tmp_path / "clusters.toml"),
+        "PYTHONPATH": str(CHECKOUT),
+    }
+    env |= {
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_RUNTIME_DIR": str(sshd.folder / "x"),
+    }
+    made = Laptop(
+        sshd, folder, tmp_path / "lab folder", env, tmp_path / "clusters.toml"
+    )
     made.name("lab")
     return made

@@ -31,7 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "switch", ["--exclusive", "--no-requeue", "--follow", "--share-with-group", "--strict"]
+    "switch",
+    ["--exclusive", "--no-requeue", "--follow", "--share-with-group", "--strict"],
 )
 def test_a_switch_takes_no_value(switch: str) -> None:
     assert sent("predict", "last", switch, "new.csv") == ["new.csv"]

@@ -34,7 +34,9 @@ def test_a_program_runs_there_with_its_words_as_typed(laptop: Laptop) -> None:
     assert "lab: sends folder" in done.err
     submission = laptop.runs()[0].load_config().submission
     assert submission.sender.endswith(f":{laptop.folder}")
-    assert submission.command.startswith("slurmft --on lab run --follow -- train.py 'a b'")
+    assert submission.command.startswith(
+        "slurmft --on lab run --follow -- train.py 'a b'"
+    )
 
     pulled = laptop.slurmft("pull", "last", "--on", "lab")
     assert pulled.code == 0, pulled.err
@@ -84,7 +86,14 @@ def test_git_decides_what_is_sent(laptop: Laptop) -> None:
 
 
 def test_inputs_are_sent(laptop: Laptop, tiny_model: Path, tiny_data: Path) -> None:
-    flags = ("--task", "emotion", "--model", str(tiny_model), f"--data={tiny_data}", "--dry-run")
+    flags = (
+        "--task",
+        "emotion",
+        "--model",
+        str(tiny_model),
+        f"--data={tiny_data}",
+        "--dry-run",
+    )
     done = laptop.slurmft("submit", "--on", "lab", *flags)
     assert done.code == 0, done.err
     assert f"lab: sends {tiny_model}" in done.err
@@ -94,14 +103,20 @@ def test_inputs_are_sent(laptop: Laptop, tiny_model: Path, tiny_data: Path) -> N
         there = Path(settings[name])
         assert laptop.there / "inputs" in there.parents
         assert sorted(os.listdir(there)) == sorted(os.listdir(path))
-    named = laptop.slurmft("submit", "--on", "lab", "--data", "lab:/no/such", "--dry-run")
+    named = laptop.slurmft(
+        "submit", "--on", "lab", "--data", "lab:/no/such", "--dry-run"
+    )
     assert "lab: sends" not in named.err  # a path of the cluster's
     assert "'/no/such'" in named.err
 
 
-def test_predictions_come_back(laptop: Laptop, tiny_model: Path, tiny_data: Path) -> None:
+def test_predictions_come_back(
+    laptop: Laptop, tiny_model: Path, tiny_data: Path
+) -> None:
     flags = ("--task", "emotion", "--model", str(tiny_model), "--data", str(tiny_data))
-    trained = laptop.slurmft("submit", "--on", "lab", *flags, "--max-steps", "2", "--follow")
+    trained = laptop.slurmft(
+        "submit", "--on", "lab", *flags, "--max-steps", "2", "--follow"
+    )
     assert trained.code == 0, trained.err
     (laptop.folder / "new.csv").write_text("text\nI am glad\nhow sad\n")
     predict = ("predict", "last", "--follow", "new.csv", "--on", "lab")
@@ -109,7 +124,9 @@ def test_predictions_come_back(laptop: Laptop, tiny_model: Path, tiny_data: Path
     assert done.code == 0, done.err
     assert len((laptop.folder / "new.predictions.csv").read_text().splitlines()) == 3
     assert_two_lines(laptop.slurmft(*predict), "'new.predictions.csv' is there")
-    pulled = laptop.slurmft("pull", trained.run.path.name, "--on", "lab", "--into", "here")
+    pulled = laptop.slurmft(
+        "pull", trained.run.path.name, "--on", "lab", "--into", "here"
+    )
     assert f"its model: here/{trained.run.path.name}/model" in pulled.out
 
 
@@ -177,7 +194,9 @@ def test_mistakes(laptop: Laptop) -> None:
 
 
 def test_no_server(laptop: Laptop) -> None:
-    (laptop.sshd.folder / "none").write_text("Host lab\n  HostName 127.0.0.1\n  Port 1\n")
+    (laptop.sshd.folder / "none").write_text(
+        "Host lab\n  HostName 127.0.0.1\n  Port 1\n"
+    )
     text = laptop.clusters.read_text().replace(f"{laptop.sshd.folder}/config", "")
     laptop.clusters.write_text(text.replace("-F ", f"-F {laptop.sshd.folder}/none"))
     done = laptop.slurmft(*RUN)
@@ -206,7 +225,9 @@ def test_nothing_heavy_is_imported(laptop: Laptop) -> None:
 
 def test_a_terminal_here_is_a_terminal_there(laptop: Laptop) -> None:
     """Ctrl-C detaches there; the job goes on."""
-    (laptop.folder / "train.py").write_text("import time\nprint('begun')\ntime.sleep(1000)\n")
+    (laptop.folder / "train.py").write_text(
+        "import time\nprint('begun')\ntime.sleep(1000)\n"
+    )
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(laptop.folder)
@@ -269,7 +290,11 @@ def test_cut_before_the_submission(laptop: Laptop, tmp_path: Path) -> None:
 def test_killed_within_the_submission(laptop: Laptop) -> None:
     def submitting() -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
-            return [p for p in laptop.processes() if {"slurmft", "train.py"} <= {*p.cmdline()}]
+            return [
+                p
+                for p in laptop.processes()
+                if {"slurmft", "train.py"} <= {*p.cmdline()}
+            ]
         return []
 
     first = laptop.start(*RUN)
@@ -319,7 +344,9 @@ def test_a_resume_is_submitted_once(laptop: Laptop) -> None:
     run = str(laptop.runs()[0].path)
     again = slurmft("resume", run, "--json", env=env)
     assert json.loads(again.out)["job"] == job
-    other = slurmft("resume", run, "--json", env={"SLURMFT_REQUEST": '{"request": "another"}'})
+    other = slurmft(
+        "resume", run, "--json", env={"SLURMFT_REQUEST": '{"request": "another"}'}
+    )
     assert json.loads(other.out)["job"] != job
 
 

@@ -59,8 +59,14 @@ def small_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prefix_of(python: str) -> str:
-    command = [python, "-c", "import sys, slurmft; print(sys.prefix, slurmft.__file__, sep='|')"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    command = [
+        python,
+        "-c",
+        "import sys, slurmft; print(sys.prefix, slurmft.__file__, sep='|')",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60
+    )
     prefix, _, code = done.stdout.strip().partition("|")
     assert Path(code).is_relative_to(CHECKOUT)
     return prefix
@@ -91,14 +97,18 @@ def sent(folder: Path, environment: Path) -> Path:
 def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
     archive = sent(tmp_path, small_venv)
     archives = {str(archive): str(small_venv)}
-    with unpack.environment(archives, {"PATH": "/bin"}, lambda: False) as (python, variables):
+    with unpack.environment(archives, {"PATH": "/bin"}, lambda: False) as (
+        python,
+        variables,
+    ):
         folder = Path(copies.of(variables)[str(small_venv)])
         assert folder.parent == tmp_path
         assert prefix_of(python) == str(folder) == variables["VIRTUAL_ENV"]
         assert variables["PATH"] == f"{folder}/bin:/bin"
         assert folder.stat().st_mode & 0o77 == 0
         assert not archive.exists()
-        assert unpack.leftovers(tmp_path) == []  # another job's task leaves alone what is in use
+        # another job's task leaves alone what is in use
+        assert unpack.leftovers(tmp_path) == []
         assert Path(python).exists()
     assert not folder.exists()
 
@@ -127,7 +137,9 @@ def test_node_falls_back_to_the_shared_environment(
         for path in (unpacked / "bin").glob("python*"):
             path.unlink()
         (unpacked / "bin" / "python").symlink_to("/nowhere/python3")
-        subprocess.run(["tar", "-C", str(unpacked), "-cf", str(archive), "."], check=True)
+        subprocess.run(
+            ["tar", "-C", str(unpacked), "-cf", str(archive), "."], check=True
+        )
     archives = {str(archive): str(small_venv)}
     with unpack.environment(archives, {}, lambda: fault == "stopped") as found:
         assert found == (sys.executable, {})
@@ -144,8 +156,12 @@ def shared_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (base / "bin").mkdir(parents=True)
     shutil.copy(os.path.realpath(sys.executable), base / "bin" / version)
     (base / "bin" / "python3").symlink_to(version)
-    leave_out = shutil.ignore_patterns("*-packages", "test*", "idlelib", "config-*", "__pycache__")
-    shutil.copytree(sysconfig.get_path("stdlib"), base / "lib" / version, ignore=leave_out)
+    leave_out = shutil.ignore_patterns(
+        "*-packages", "test*", "idlelib", "config-*", "__pycache__"
+    )
+    shutil.copytree(
+        sysconfig.get_path("stdlib"), base / "lib" / version, ignore=leave_out
+    )
     (base / "lib" / version / "site-packages").mkdir()
     (base / "lib" / version / "site-packages" / "of_base.py").touch()
     return base
@@ -166,7 +182,14 @@ def test_program_and_its_interpreter_are_staged(
     base, env = shared / "python", shared / "env"
     shutil.copytree(shared_python, base, symlinks=True)
     more = ["--system-site-packages"] if with_site else []
-    make = [str(base / "bin" / "python3"), "-m", "venv", "--without-pip", "--symlinks", *more]
+    make = [
+        str(base / "bin" / "python3"),
+        "-m",
+        "venv",
+        "--without-pip",
+        "--symlinks",
+        *more,
+    ]
     subprocess.run([*make, str(env)], check=True, timeout=60)
     tool = env / "bin" / "tool"
     tool.write_text(f"#!{env}/bin/python\n")
@@ -178,7 +201,9 @@ def test_program_and_its_interpreter_are_staged(
     run = RunDir.create(RunConfig(program=own.program("x"), job=job))
 
     def kind_of(path: str) -> FileSystem:
-        return FileSystem(type="xfs" if path == str(disk) else "nfs4", source="x", mount="/")
+        return FileSystem(
+            type="xfs" if path == str(disk) else "nfs4", source="x", mount="/"
+        )
 
     def sbcast(command: str, source: str, target: str, timeout_s: float) -> str:
         assert command == "sbcast"
@@ -195,16 +220,25 @@ def test_program_and_its_interpreter_are_staged(
         variables,
     ):
         assert prefix_of(python).startswith(str(disk))
-        words = "import os, sys; print(sys.prefix, sys.base_prefix, os.__file__, sep='|')"
+        words = (
+            "import os, sys; print(sys.prefix, sys.base_prefix, os.__file__, sep='|')"
+        )
         command, there = command_in(own, [*own.argv[:1], "-c", words], variables)
-        told = subprocess.run(command, env=there, capture_output=True, text=True, check=True)
+        told = subprocess.run(
+            command, env=there, capture_output=True, text=True, check=True
+        )
         prefix, base_prefix, module = told.stdout.split("|")
         copied = copies.of(variables)
         assert (prefix, base_prefix) == (copied[str(env)], copied[str(base)])
         assert module.startswith(f"{base_prefix}/lib/")
-        assert (there["VIRTUAL_ENV"], there["PATH"].split(":")[0]) == (prefix, f"{prefix}/bin")
+        assert (there["VIRTUAL_ENV"], there["PATH"].split(":")[0]) == (
+            prefix,
+            f"{prefix}/bin",
+        )
         assert str(shared) not in Path(prefix, "bin", "tool").read_text()
-        found = subprocess.run([*command[:2], "import of_base"], env=there, capture_output=True)
+        found = subprocess.run(
+            [*command[:2], "import of_base"], env=there, capture_output=True
+        )
         assert (found.returncode == 0) == with_site
     assert not list(disk.iterdir())
 
@@ -213,7 +247,9 @@ def test_program_of_slurmfts_environment_runs_from_its_copy() -> None:
     python = "/shared/venv/bin/python"
     own = OwnProgram(argv=(python, "x.py"), file="/x.py", folder="/")
     copied = {"/shared/venv": "/disk", "/shared": "/disk/.1"}
-    command, there = command_in(own, list(own.argv), {copies.VARIABLE: json.dumps(copied)})
+    command, there = command_in(
+        own, list(own.argv), {copies.VARIABLE: json.dumps(copied)}
+    )
     assert command == ["/disk/bin/python", "x.py"]
     assert "VIRTUAL_ENV" not in there
     assert command_in(own, [python], {}) == ([python], {})
@@ -237,15 +273,22 @@ def test_a_file_that_changes_while_parts_of_a_conda_installation_are_packed(
 LOCAL = FileSystem(type="xfs", source="x", mount="/")
 
 
-def test_what_killed_jobs_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_killed_jobs_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine, long_ago = tmp_path / f"slurmft-env-{os.getuid()}-dead", time.time() - 7200
     mine.mkdir()
     (mine / ".slurmft-lock").touch()
-    for name in (f"{mine}.tar", f"{mine}-young.tar", str(tmp_path / "slurmft-env-99999-other.tar")):
+    for name in (
+        f"{mine}.tar",
+        f"{mine}-young.tar",
+        str(tmp_path / "slurmft-env-99999-other.tar"),
+    ):
         Path(name).touch()
         if "young" not in name:
             os.utime(name, (long_ago, long_ago))
-    dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"  # its removal was cut short
+    # its removal was cut short
+    dying = tmp_path / f"slurmft-env-{os.getuid()}-dying.old"
     dying.mkdir()
     monkeypatch.setattr(filesystem, "of", lambda folder: LOCAL)
     pack.check_folder(str(tmp_path), 1)
@@ -253,7 +296,10 @@ def test_what_killed_jobs_left_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(StageError, match="are needed"):
         pack.check_folder(str(tmp_path), 2**60)
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == [f"slurmft-env-{os.getuid()}-dead-young.tar", "slurmft-env-99999-other.tar"]
+    assert left == [
+        f"slurmft-env-{os.getuid()}-dead-young.tar",
+        "slurmft-env-99999-other.tar",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +312,12 @@ def test_what_killed_jobs_left_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_node_that_cannot_take_it(
-    free: int, kind: str, mode: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    free: int,
+    kind: str,
+    mode: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(filesystem, "of", lambda folder: replace(LOCAL, type=kind))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
@@ -306,7 +357,9 @@ def test_failed_broadcast_leaves_nothing(
         (staged_job(), "slurm", "conda", "a conda environment without conda-pack"),
     ],
 )
-def test_refused(job: JobConfig, cluster: str, prefix: str, words: str, tmp_path: Path) -> None:
+def test_refused(
+    job: JobConfig, cluster: str, prefix: str, words: str, tmp_path: Path
+) -> None:
     if prefix == "conda":
         (tmp_path / "conda-meta").mkdir()
         prefix = str(tmp_path)
@@ -317,7 +370,9 @@ def test_refused(job: JobConfig, cluster: str, prefix: str, words: str, tmp_path
 
 
 def test_refused_in_two_lines(tmp_path: Path) -> None:
-    done = slurmft("submit", "--cluster", "local", "--stage-env", "--runs-dir", str(tmp_path))
+    done = slurmft(
+        "submit", "--cluster", "local", "--stage-env", "--runs-dir", str(tmp_path)
+    )
     assert_two_lines(done, "--stage-env works under Slurm")
     assert not list(tmp_path.iterdir())
 
@@ -345,7 +400,9 @@ def test_script_goes_on_without_it(tmp_path: Path) -> None:
     told = {}
     for fault in ("", "yes"):
         env = {"PATH": f"{tools}:{os.environ['PATH']}", "FAULT": fault}
-        subprocess.run(["bash"], input=script, env=env, text=True, check=True, timeout=60)
+        subprocess.run(
+            ["bash"], input=script, env=env, text=True, check=True, timeout=60
+        )
         told[fault] = log.read_text().splitlines()
         log.unlink()
     send, end = f"send {run.path}", f"end {run.path} 9"
@@ -358,7 +415,9 @@ def test_script_goes_on_without_it(tmp_path: Path) -> None:
 def test_nodes_with_the_shared_environment_are_warned_of(tmp_path: Path) -> None:
     """Only by name, once: the ranks that run from a copy are as they should be."""
     program = TrainConfig.resolve().program()
-    run = RunDir.create(RunConfig(program=program, job=staged_job(runs_dir=str(tmp_path))))
+    run = RunDir.create(
+        RunConfig(program=program, job=staged_job(runs_dir=str(tmp_path)))
+    )
     copied = {"n1": True, "n2": False, "n3": True, "n4": False}
     ranks = []
     for node, (host, is_staged) in enumerate(copied.items()):
@@ -379,8 +438,12 @@ def test_nodes_with_the_shared_environment_are_warned_of(tmp_path: Path) -> None
 
 def test_nodes_with_a_copy_are_not_warned_of(tmp_path: Path) -> None:
     program = TrainConfig.resolve().program()
-    run = RunDir.create(RunConfig(program=program, job=staged_job(runs_dir=str(tmp_path))))
-    write_json(run.environment, Environment(ranks=[Rank(rank=0, host="n1", is_staged=True)]))
+    run = RunDir.create(
+        RunConfig(program=program, job=staged_job(runs_dir=str(tmp_path)))
+    )
+    write_json(
+        run.environment, Environment(ranks=[Rank(rank=0, host="n1", is_staged=True)])
+    )
     (recorder,) = hooks.recorders(run)
     recorder.take({"event": "start"})
     assert not list(recorder.messages())
@@ -389,15 +452,47 @@ def test_nodes_with_a_copy_are_not_warned_of(tmp_path: Path) -> None:
 @pytest.mark.extra("stage_env")
 @pytest.mark.slurm
 def test_ranks_on_slurm_run_from_the_disk_of_their_node(
-    idle_cluster: Cluster, tmp_path: Path, small_venv: Path, tiny_data: Path, tiny_model: Path
+    idle_cluster: Cluster,
+    tmp_path: Path,
+    small_venv: Path,
+    tiny_data: Path,
+    tiny_model: Path,
 ) -> None:
     disk = tmp_path / HOSTILE
     disk.mkdir()
-    command = [str(small_venv / "bin" / "python"), "-m", "slurmft", "submit", "--follow"]
+    command = [
+        str(small_venv / "bin" / "python"),
+        "-m",
+        "slurmft",
+        "submit",
+        "--follow",
+    ]
     # One node: those of the cluster have one disk, where a path is not each node's own.
-    command += ["--runs-dir", str(tmp_path / "runs"), "--nodes", "1", "--time", "5", "--stage-env"]
-    command += ["--stage-dir", str(disk), "--cpus-per-task", "2", "--nproc-per-node", "2"]
-    command += ["--task", "emotion", "--data", str(tiny_data), "--model", str(tiny_model)]
+    command += [
+        "--runs-dir",
+        str(tmp_path / "runs"),
+        "--nodes",
+        "1",
+        "--time",
+        "5",
+        "--stage-env",
+    ]
+    command += [
+        "--stage-dir",
+        str(disk),
+        "--cpus-per-task",
+        "2",
+        "--nproc-per-node",
+        "2",
+    ]
+    command += [
+        "--task",
+        "emotion",
+        "--data",
+        str(tiny_data),
+        "--model",
+        str(tiny_model),
+    ]
     found = idle_cluster.run([*command, "--max-steps", "2"], check=False)
     done = Done(found.returncode, found.stdout, found.stderr)
     assert done.code == 0, done.err
@@ -427,5 +522,6 @@ def test_own_program_on_slurm_runs_from_the_disk_of_its_node(
     assert done.code == 0, done.out + done.err
     prefix, variable = done.run.rank_log(0).read_text().splitlines()[-1].split()[-2:]
     assert prefix == variable
-    assert Path(prefix).parents[1] == disk  # beside slurmft's, in the folder of the task
+    # beside slurmft's, in the folder of the task
+    assert Path(prefix).parents[1] == disk
     assert not list(disk.iterdir())

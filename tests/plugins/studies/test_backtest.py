@@ -52,7 +52,12 @@ def test_backtest_of_runs_is_of_their_training(
         )
     of_runs([str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
-    assert len([x for x in lines if re.search(r"4-[12] .* 4 devices .* from \[1, 2\]$", x)]) == 2
+    assert (
+        len(
+            [x for x in lines if re.search(r"4-[12] .* 4 devices .* from \[1, 2\]$", x)]
+        )
+        == 2
+    )
 
 
 def test_too_few_numbers_of_devices_are_said(

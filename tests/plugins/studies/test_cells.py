@@ -39,7 +39,10 @@ def test_repeats_are_one_cell(tmp_path: Path) -> None:
             write_run(tmp_path / f"{nodes}-{seed}", nodes=nodes, seed=seed)
     runs, _ = find([tmp_path])
     assert varied(runs) == ["nodes"]
-    assert [[run.name for run in cell] for cell in cells(runs)] == [["1-1", "1-2"], ["2-1", "2-2"]]
+    assert [[run.name for run in cell] for cell in cells(runs)] == [
+        ["1-1", "1-2"],
+        ["2-1", "2-2"],
+    ]
 
 
 @pytest.mark.parametrize("options", CHANGES_NOTHING)

@@ -16,7 +16,11 @@ from slurmft.core.errors import UsageError
 from slurmft.plugins.studies.commands import report
 from slurmft.plugins.studies.report import comparison
 from slurmft.plugins.studies.report.comparison import verdict_of_speed
-from slurmft.plugins.studies.stats import difference_of_shares, ratio_of_repeats, ratio_of_windows
+from slurmft.plugins.studies.stats import (
+    difference_of_shares,
+    ratio_of_repeats,
+    ratio_of_windows,
+)
 from slurmft.runs.scan import MeasuredRun
 from tests.support.made_runs import write_run
 
@@ -26,7 +30,9 @@ SEEDS = 3000
 # --- the procedure --------------------------------------------------------------------------------
 
 
-def times(generator: np.random.Generator, count: int, rho: float, noise: float = 0.05) -> Any:
+def times(
+    generator: np.random.Generator, count: int, rho: float, noise: float = 0.05
+) -> Any:
     """Seconds that vary by `noise`, each sharing `rho` of its deviation with the one before."""
     values = generator.standard_normal(count)
     for i in range(1, count):
@@ -55,7 +61,9 @@ def test_false_alarms_are_rare_and_differences_of_ten_percent_found(
 ) -> None:
     share = {}
     for slower in (1.0, 1.1):
-        found = [found_by(np.random.default_rng(s), setting, slower) for s in range(SEEDS)]
+        found = [
+            found_by(np.random.default_rng(s), setting, slower) for s in range(SEEDS)
+        ]
         told = [f for f in found if f is not None]
         assert len(told) > 0.95 * SEEDS
         share[slower] = sum(not low <= 1 <= high for _, low, high in told) / len(told)
@@ -72,9 +80,14 @@ def test_too_few_steps_are_no_answer() -> None:
 
 
 def test_words_for_an_interval() -> None:
-    assert verdict_of_speed(1.32, 1.25, 1.4) == "B is 1.32 x faster (95 %: 1.25 to 1.40)"
+    assert (
+        verdict_of_speed(1.32, 1.25, 1.4) == "B is 1.32 x faster (95 %: 1.25 to 1.40)"
+    )
     assert verdict_of_speed(0.8, 0.75, 0.9) == "B is 1.25 x slower (95 %: 1.11 to 1.33)"
-    assert verdict_of_speed(1.01, 0.98, 1.03) == "no difference beyond noise (0.98 to 1.03)"
+    assert (
+        verdict_of_speed(1.01, 0.98, 1.03)
+        == "no difference beyond noise (0.98 to 1.03)"
+    )
 
 
 @pytest.mark.parametrize(("p", "q"), [(0.9, 0.8), (0.5, 0.5), (0.7, 0.95)])
@@ -90,19 +103,25 @@ def test_intervals_of_shares_hold_the_difference(p: float, q: float) -> None:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def log_steps(path: Path, rates: list[float], redone: list[float] | None = None) -> None:
+def log_steps(
+    path: Path, rates: list[float], redone: list[float] | None = None
+) -> None:
     """Records of a run: ten steps a window; `redone` are the last ones again, after a crash."""
     lines: list[dict[str, Any]] = [{"event": "start"}]
     first = 0
     for part in (rates, redone or []):
         for rate in part:
-            lines += [{"event": "step", "step": first + i, "loss": 1.0} for i in range(1, 11)]
+            lines += [
+                {"event": "step", "step": first + i, "loss": 1.0} for i in range(1, 11)
+            ]
             first += 10
             lines[-1]["samples_per_s"] = rate
         first -= 10 * len(redone or [])
         lines.append({"event": "start"})
     lines.append({"event": "epoch", "epoch": 1, "metrics": {}})
-    (path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "records.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
 
 
 def test_steps_done_again_count_once(tmp_path: Path) -> None:
@@ -139,7 +158,9 @@ def test_single_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "the first 10% of the steps are left out as warm-up" in out
 
 
-def test_too_short_runs_and_other_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_short_runs_and_other_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "a", epochs=1)
     write_run(tmp_path / "b", epochs=1, batch_size=64, result={"attempts": 2})
     out = compared(capsys, tmp_path / "a", tmp_path / "b")
@@ -151,9 +172,14 @@ def test_too_short_runs_and_other_work(tmp_path: Path, capsys: pytest.CaptureFix
 def test_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(3):
         for hour, (side, rate) in enumerate((("a", 100.0), ("b", 100.5))):
-            result = {"train_samples_per_s": rate + i, "metrics": {"accuracy": 0.9 + 0.001 * i}}
+            result = {
+                "train_samples_per_s": rate + i,
+                "metrics": {"accuracy": 0.9 + 0.001 * i},
+            }
             submission = {"time": f"2026-11-21T1{i}:{hour}0:00+00:00"}
-            write_run(tmp_path / side / f"{i}", seed=i, result=result, submission=submission)
+            write_run(
+                tmp_path / side / f"{i}", seed=i, result=result, submission=submission
+            )
     out = compared(capsys, tmp_path / "a", tmp_path / "b", "--json")
     found = json.loads(out)
     verdicts = {f["what"]: f["verdict"] for f in found["findings"]}
@@ -189,7 +215,10 @@ def test_requests_that_cannot_be_right(tmp_path: Path) -> None:
     ],
 )
 def test_results_that_cannot_be_compared(
-    changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_run(tmp_path / "a" / "elsewhere" / "odd")  # of the same name, but good
     write_run(tmp_path / "a" / "odd", seed=7, result=changes)
@@ -200,9 +229,13 @@ def test_results_that_cannot_be_compared(
         report.main([str(tmp_path / "a" / "odd"), str(tmp_path / "b"), "--compare"])
 
 
-def test_values_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_are_no_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "a")
-    odd = write_run(tmp_path / "b", result={"metrics": {"accuracy": "high", "f1": None}})
+    odd = write_run(
+        tmp_path / "b", result={"metrics": {"accuracy": "high", "f1": None}}
+    )
     lines = [
         {"event": "step"},
         {"event": "step", "step": 2, "samples_per_s": -1},
@@ -224,9 +257,14 @@ def test_a_link_is_the_same_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [(["--compare"], "--compare needs two runs"), (["--json"], "--json prints a comparison")],
+    [
+        (["--compare"], "--compare needs two runs"),
+        (["--json"], "--json prints a comparison"),
+    ],
 )
-def test_flags_that_need_each_other(flags: list[str], message: str, tmp_path: Path) -> None:
+def test_flags_that_need_each_other(
+    flags: list[str], message: str, tmp_path: Path
+) -> None:
     write_run(tmp_path / "a")
     with pytest.raises(UsageError, match=message):
         report.main([str(tmp_path / "a"), *flags])

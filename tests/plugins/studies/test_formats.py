@@ -23,7 +23,9 @@ def test_hostile_text_is_escaped() -> None:
 
 def test_columns_give_way_by_rank() -> None:
     ranks = {"kept": 0, "first to go": 2, "second": 1}
-    table = Table("t", [column(key, ["x" * 30], rank=rank) for key, rank in ranks.items()])
+    table = Table(
+        "t", [column(key, ["x" * 30], rank=rank) for key, rank in ranks.items()]
+    )
     text = as_text(table, width=70)
     assert "left out here, in CSV: first to go" in text
     assert "second" in text.splitlines()[2]

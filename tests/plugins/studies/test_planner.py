@@ -94,10 +94,14 @@ def test_intervals_hold_what_the_model_itself_makes() -> None:
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_one_run_is_met_and_what_it_does_not_show_is_wide(devices: int) -> None:
-    row = simulated(devices, TYPICAL | {"train": (0.2, 12e-3, 0.01, 4e-3), "startup": (40.0, 4.0)})
+    row = simulated(
+        devices, TYPICAL | {"train": (0.2, 12e-3, 0.01, 4e-3), "startup": (40.0, 4.0)}
+    )
     fit = model.fit([row])
     for phase, seconds in row.seconds.items():
-        assert phase_s(fit.predict(devices, devices), phase).median == pytest.approx(seconds, 0.1)
+        assert phase_s(fit.predict(devices, devices), phase).median == pytest.approx(
+            seconds, 0.1
+        )
     same = fit.predict(devices, devices).total_s
     far = fit.predict(64, 64).total_s
     assert far.high / far.low > 1.2 * same.high / same.low
@@ -116,7 +120,8 @@ def test_predictions_answer_what_if() -> None:
     fit = model.fit([simulated(n, TYPICAL) for n in (1, 2, 4)])
     base = fit.predict(8, 8).total_s.median
     assert fit.predict(8, 8, replace(WORK, epochs=4)).total_s.median > 1.5 * base
-    assert fit.predict(8, 8, replace(WORK, batch_size=4)).total_s.median > base  # more steps
+    # more steps
+    assert fit.predict(8, 8, replace(WORK, batch_size=4)).total_s.median > base
     assert replace(WORK, kept_global_batch=32).steps(8) == 4000
 
 
@@ -127,12 +132,17 @@ def test_what_no_run_shows_is_named() -> None:
     assert any("the network" in fact for fact in fit.unknowns(WORK, nodes=2))
     (fact,) = fit.unknowns(replace(WORK, batch_size=64), nodes=1)
     assert "all runs had a batch size of 32" in fact
-    assert model.fit([simulated(n, TYPICAL) for n in (1, 2)]).unknowns(WORK, nodes=8) == []
+    assert (
+        model.fit([simulated(n, TYPICAL) for n in (1, 2)]).unknowns(WORK, nodes=8) == []
+    )
 
 
 def test_costs_are_never_negative() -> None:
     """Times that fall faster than the devices rise: no cost explains them."""
-    rows = [replace(simulated(n, TYPICAL), seconds={"train": 100 / n**1.3}) for n in (1, 2, 4)]
+    rows = [
+        replace(simulated(n, TYPICAL), seconds={"train": 100 / n**1.3})
+        for n in (1, 2, 4)
+    ]
     prediction = model.fit(rows).predict(64, 64)
     assert prediction.total_s.low > 0
     assert all(seconds >= 0 for seconds in prediction.parts_s.values())
@@ -159,7 +169,10 @@ def test_a_run_is_a_row(tmp_path: Path) -> None:
 
 def test_a_restarted_run_counts_without_its_start_up(tmp_path: Path) -> None:
     write_run(tmp_path / "r", result={"attempts": 2})
-    assert not {"startup", "rest"} & row_of(MeasuredRun.read(tmp_path / "r")).seconds.keys()
+    assert (
+        not {"startup", "rest"}
+        & row_of(MeasuredRun.read(tmp_path / "r")).seconds.keys()
+    )
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -179,7 +192,13 @@ def test_plan_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "3 run(s) on 1, 2, 4 devices; 1 device(s) a node" in out
     eight = next(line for line in out.splitlines() if line.startswith("8 "))
     assert eight.endswith("extrapolated")
-    for text in ("bottleneck on", "recommended: ", "accuracy: on ", "0.7", "samples/s  tokens/s"):
+    for text in (
+        "bottleneck on",
+        "recommended: ",
+        "accuracy: on ",
+        "0.7",
+        "samples/s  tokens/s",
+    ):
         assert text in out
 
 
@@ -200,19 +219,28 @@ def test_runs_that_cannot_be_are_left_out(
     assert {row["label"] for row in found["rows"]} == {"n1", "n2", "bare"}
     told = [note for note in found["notes"] if note.startswith("left out: ")]
     assert len(told) == len(odd)
-    with pytest.raises(UsageError, match=r"none of 1 finished run\(s\) can be used: the result of"):
+    with pytest.raises(
+        UsageError, match=r"none of 1 finished run\(s\) can be used: the result of"
+    ):
         plan.main([str(tmp_path / "runs" / "odd0")])
 
 
 def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.main([study(tmp_path), "--deadline", "1h", "--json", "--global-batch", "32"]) == 0
+    assert (
+        plan.main(
+            [study(tmp_path), "--deadline", "1h", "--json", "--global-batch", "32"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["recommended"]["nodes"] == 1
     assert "probability >99%" in found["recommended"]["why"]
     assert [c["nodes"] for c in found["counts"]] == [1, 2, 4, 8, 16]
     for count in found["counts"]:
         assert sum(count["shares"].values()) == pytest.approx(1)
-        assert count["time_s"]["low"] < count["time_s"]["median"] < count["time_s"]["high"]
+        assert (
+            count["time_s"]["low"] < count["time_s"]["median"] < count["time_s"]["high"]
+        )
         assert count["global_batch_size"] == 32
     assert not any(warning.startswith("accuracy") for warning in found["warnings"])
 
@@ -248,7 +276,9 @@ def test_recommendations(emotion_fit: Fit) -> None:
         (["--series", "emotoin"], "unknown --series 'emotoin'"),
     ],
 )
-def test_requests_that_cannot_be_right(flags: list[str], message: str, tmp_path: Path) -> None:
+def test_requests_that_cannot_be_right(
+    flags: list[str], message: str, tmp_path: Path
+) -> None:
     source = study(tmp_path, (1, 2))
     with pytest.raises(UsageError) as caught:
         plan.main([source, *flags])

@@ -75,7 +75,10 @@ def test_every_run_has_its_placeholders_filled_in(folder: Path) -> None:
         for seed in ("42", "43")
         for lr in ("0.1", "0.01")
     ]
-    assert [s["result_file"] for s in found][:2] == ["out/0.1-42.json", "out/0.01-42.json"]
+    assert [s["result_file"] for s in found][:2] == [
+        "out/0.1-42.json",
+        "out/0.01-42.json",
+    ]
     assert {(s["per"], s["folder"]) for s in found} == {("node", str(folder))}
 
 
@@ -162,7 +165,11 @@ def test_a_round_is_an_array(fake: FakeSlurm, folder: Path) -> None:
     runs = runs_of(Path("studies/fits"))
     assert set(runs) == {"10_0", "10_1", "20_0", "20_1"}
     config = runs["20_1"].load_config()
-    assert config.submission.study == {"name": "fits", "cell": {"lr": 0.01}, "repeat": 2}
+    assert config.submission.study == {
+        "name": "fits",
+        "cell": {"lr": 0.01},
+        "repeat": 2,
+    }
     assert config.program.settings["argv"][3:6] == ["0.01", "--seed", "43"]
     assert run("--partition", "batch", file="fits.toml") == 0
     assert len(fake.submitted) == 2
@@ -202,7 +209,9 @@ def test_here_from_start_to_report(folder: Path) -> None:
     assert "samples" not in text
     assert "phases" not in text
     first = text.partition("\n- ")[0]  # the second table is of what the runs cost
-    rows = [line.split() for line in first.splitlines() if line.startswith(("0.01", "0.1"))]
+    rows = [
+        line.split() for line in first.splitlines() if line.startswith(("0.01", "0.1"))
+    ]
     assert [(r[0], r[2], r[5], r[7]) for r in rows] == [
         ("0.01", "2", "0.1425", "0.00001000"),
         ("0.1", "2", "1.0425", "0.00010000"),
@@ -220,15 +229,24 @@ def test_here_from_start_to_report(folder: Path) -> None:
     assert "A 1.0420; B 0.1420" in done.out
 
 
-def write_own(path: Path, *words: str, score: float = 0.5, result_file: str = "") -> None:
+def write_own(
+    path: Path, *words: str, score: float = 0.5, result_file: str = ""
+) -> None:
     """A finished run of a program of the user's own."""
     run = write_run(path)
     config = run.load_config()
     argv = ("/venv/bin/python3", "/x/fit.py", *words)
-    own = OwnProgram(argv=argv, file=argv[1], folder="/x", result_file=result_file or None)
-    run.config.write_text(dataclasses.replace(config, program=own.program("fit")).to_json())
+    own = OwnProgram(
+        argv=argv, file=argv[1], folder="/x", result_file=result_file or None
+    )
+    run.config.write_text(
+        dataclasses.replace(config, program=own.program("fit")).to_json()
+    )
     result = {"metrics": {"score": score}, "primary_metric": "score", "phases_s": {}}
-    write_json(run.result, result | {"world_size": 2, "nodes": 1, "steps": None, "wall_s": 60.0})
+    write_json(
+        run.result,
+        result | {"world_size": 2, "nodes": 1, "steps": None, "wall_s": 60.0},
+    )
 
 
 def test_runs_of_no_study_are_told_apart_by_their_arguments(
@@ -237,9 +255,19 @@ def test_runs_of_no_study_are_told_apart_by_their_arguments(
     """Repeats have other seeds and result files; a training is in a table of its own."""
     for lr, score in (("0.1", 0.5), ("0.2", 0.75)):
         for seed in ("1", "2", "3"):
-            words = ("data.csv", "--lr", lr, f"--seed={seed}", "--fast", "--out", f"{lr}-{seed}")
+            words = (
+                "data.csv",
+                "--lr",
+                lr,
+                f"--seed={seed}",
+                "--fast",
+                "--out",
+                f"{lr}-{seed}",
+            )
             noisy = score + int(seed) / 1000
-            write_own(tmp_path / lr / seed, *words, score=noisy, result_file=f"{lr}-{seed}")
+            write_own(
+                tmp_path / lr / seed, *words, score=noisy, result_file=f"{lr}-{seed}"
+            )
     write_run(tmp_path / "training")
     assert report.main([str(tmp_path), "--format", "csv"]) == 0
     own, training = capsys.readouterr().out.split("# ")[1:]
@@ -250,7 +278,12 @@ def test_runs_of_no_study_are_told_apart_by_their_arguments(
     ]
     assert not {"--seed", "--out", "--fast", "command"} & rows[0].keys()
     assert "train_samples_per_s" in training
-    assert report.main([str(tmp_path / "0.1"), str(tmp_path / "0.2"), "--compare", "--json"]) == 0
+    assert (
+        report.main(
+            [str(tmp_path / "0.1"), str(tmp_path / "0.2"), "--compare", "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["differences"] == [{"name": "--lr", "a": "0.1", "b": "0.2"}]
     time, score = found["findings"]

@@ -23,7 +23,9 @@ def test_published_values_are_unchanged(file: str, form: str) -> None:
     """Every number of the file is there as the file has it, in a row with what it is of."""
     raw = json.loads((PUBLISHED / file).read_text())
     write, _ = FORMATS[form]
-    text = "\n".join(write(as_published(table)) for table in published.load(PUBLISHED / file))
+    text = "\n".join(
+        write(as_published(table)) for table in published.load(PUBLISHED / file)
+    )
     rows = [row for table in raw.get("tables", [raw]) for row in table["rows"]]
     assert rows
     for row in rows:

@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from slurmft.plugins.studies.report.measures import SCALED, Row, group_by_study, rows_of, state_of
+from slurmft.plugins.studies.report.measures import (
+    SCALED,
+    Row,
+    group_by_study,
+    rows_of,
+    state_of,
+)
 from slurmft.plugins.studies.report.plots import charts_of
 from slurmft.runs import scan
 from tests.conftest import slurmft
@@ -32,7 +38,10 @@ def write_study(
     """A study's folder: its file, and runs of some cells; these are its cells, if it names none."""
     (folder / "runs").mkdir(parents=True)
     if "[grid]" not in toml:
-        tables = ("\n".join(f"{k} = {json.dumps(v)}" for k, v in cell.items()) for cell in cells)
+        tables = (
+            "\n".join(f"{k} = {json.dumps(v)}" for k, v in cell.items())
+            for cell in cells
+        )
         toml += "".join(f"\n[[cells]]\n{table}" for table in tables)
     (folder / "study.toml").write_text(f'name = "{folder.name}"\n{toml}')
     for cell in cells:
@@ -69,7 +78,9 @@ def report(*arguments: str | Path, **more: Any) -> str:
 
 def test_a_row_is_a_cell_with_median_and_spread(tmp_path: Path) -> None:
     for seed, step_s in ((1, 0.1), (2, 0.11), (3, 0.2)):
-        write_run(tmp_path / f"r{seed}", seed=seed, step_s=step_s, nodes=2, nproc_per_node=2)
+        write_run(
+            tmp_path / f"r{seed}", seed=seed, step_s=step_s, nodes=2, nproc_per_node=2
+        )
     (row,) = csv_of(report(tmp_path, "--format", "csv"))
     assert (row["devices"], row["n"], row["state"]) == ("4", "3", "finished")
     numbers = [float(row[f"train_s{part}"]) for part in ("", "_min", "_max")]
@@ -109,7 +120,9 @@ def test_strong_scaling_is_a_ratio_of_times(tmp_path: Path) -> None:
 def test_weak_scaling_is_a_ratio_of_throughputs_a_device(tmp_path: Path) -> None:
     toml = 'scaling = "weak"\nrepeats = 1\nfixed = {max_steps = 20}\n'
     write_study(
-        tmp_path / "s", toml, [{"nodes": 1, "batch_size": 8}, {"nodes": 4, "batch_size": 8}]
+        tmp_path / "s",
+        toml,
+        [{"nodes": 1, "batch_size": 8}, {"nodes": 4, "batch_size": 8}],
     )
     one, four = rows_in(tmp_path / "s")
     assert scaled(one) == [1, 1]
@@ -125,7 +138,10 @@ def test_rows_are_compared_with_their_like(tmp_path: Path) -> None:
         [{"nodes": n, "batch_size": b} for n, b in cells],
     )
     base = {
-        (r.devices, r.cell["batch_size"]): (r.baseline.devices, r.baseline.cell["batch_size"])
+        (r.devices, r.cell["batch_size"]): (
+            r.baseline.devices,
+            r.baseline.cell["batch_size"],
+        )
         for r in rows_in(tmp_path / "s")
         if r.baseline
     }
@@ -137,7 +153,9 @@ def test_rows_are_compared_with_their_like(tmp_path: Path) -> None:
 
 
 def test_nothing_is_dropped(tmp_path: Path) -> None:
-    toml = 'title = "All"\nscaling = "strong"\nrepeats = 2\n[grid]\nnodes = [1, 2, 4, 8]\n'
+    toml = (
+        'title = "All"\nscaling = "strong"\nrepeats = 2\n[grid]\nnodes = [1, 2, 4, 8]\n'
+    )
     folder = tmp_path / "s"
     write_study(folder, toml, [{"nodes": 1}], repeats=2)
     for nodes, repeat, state in (
@@ -152,7 +170,9 @@ def test_nothing_is_dropped(tmp_path: Path) -> None:
             submission={"study": study},
         )  # fmt: skip
         if state == "failed":
-            told = json.loads(run.state.read_text()) | {"reason": "out of memory\nrank 3"}
+            told = json.loads(run.state.read_text()) | {
+                "reason": "out of memory\nrank 3"
+            }
             run.state.write_text(json.dumps(told))
     rows = csv_of(report(folder, "--format", "csv"))
     assert [(r["nodes"], r["n"], r["state"]) for r in rows] == [
@@ -197,10 +217,19 @@ nproc_per_node = [1, 4]
 def test_missing_cells_have_the_batch_that_they_would_have(tmp_path: Path) -> None:
     """Their global batch, divided by their processes: so they stand beside what was published."""
     cell = {"nodes": 2, "nproc_per_node": 1}
-    write_study(tmp_path / "s", GLOBAL_BATCH, [cell], recipe="mn4-emotion", batch_size=256)
+    write_study(
+        tmp_path / "s", GLOBAL_BATCH, [cell], recipe="mn4-emotion", batch_size=256
+    )
     rows = {(r.cell["nodes"], r.devices): r for r in rows_in(tmp_path / "s")}
     batches = {at: row.value("batch_size") for at, row in rows.items()}
-    assert batches == {(1, 1): 512, (1, 4): 128, (2, 2): 256, (2, 8): 64, (4, 4): 128, (4, 16): 32}
+    assert batches == {
+        (1, 1): 512,
+        (1, 4): 128,
+        (2, 2): 256,
+        (2, 8): 64,
+        (4, 4): 128,
+        (4, 16): 32,
+    }
     assert rows[4, 4].value("task") == "emotion"
     assert rows[4, 4].state == "missing"
 
@@ -209,9 +238,13 @@ def test_a_missing_cell_stands_beside_its_published_row(tmp_path: Path) -> None:
     toml = GLOBAL_BATCH.replace("512", "2048").replace("[1, 4]", "[4]")
     cell = {"nodes": 1, "nproc_per_node": 4}
     write_study(tmp_path / "s", toml, [cell], recipe="mn4-emotion", batch_size=512)
-    out = report(tmp_path / "s", "--published", PUBLISHED / "mn4_emotion.json", "--format", "csv")
+    out = report(
+        tmp_path / "s", "--published", PUBLISHED / "mn4_emotion.json", "--format", "csv"
+    )
     part = next(p for p in out.split("\n# ") if "published / ours" in p.splitlines()[0])
-    found = {(r["gpus"], r["batch_size_per_gpu"]): r for r in csv_of(part.split("\n", 1)[1])}
+    found = {
+        (r["gpus"], r["batch_size_per_gpu"]): r for r in csv_of(part.split("\n", 1)[1])
+    }
     assert found["8", "256"]["state_ours"] == "missing"
     assert found["16", "128"]["state_ours"] == "missing"
     assert found["8", "128"]["state_ours"] == ""
@@ -231,7 +264,12 @@ def test_states_of_rows(tmp_path: Path) -> None:
 def test_a_failed_repeat_that_was_done_again_does_not_count(tmp_path: Path) -> None:
     write_study(tmp_path / "s", "repeats = 1", [{"nodes": 1}])
     study = {"name": "s", "cell": {"nodes": 1}, "repeat": 1}
-    write_run(tmp_path / "s" / "runs" / "old", nodes=1, state="failed", submission={"study": study})
+    write_run(
+        tmp_path / "s" / "runs" / "old",
+        nodes=1,
+        state="failed",
+        submission={"study": study},
+    )
     (row,) = rows_in(tmp_path / "s")
     assert (row.state, len(row.runs)) == ("", 1)
 
@@ -239,10 +277,15 @@ def test_a_failed_repeat_that_was_done_again_does_not_count(tmp_path: Path) -> N
 def test_changed_code_and_versions_are_said(tmp_path: Path) -> None:
     write_run(tmp_path / "a", nodes=1)
     write_run(tmp_path / "b", nodes=2, versions={"torch": "2.12.0"})
-    write_run(tmp_path / "c", nodes=4, submission={"git": {"commit": "fedcba9876543210"}})
+    write_run(
+        tmp_path / "c", nodes=4, submission={"git": {"commit": "fedcba9876543210"}}
+    )
     text = " ".join(report(tmp_path).split())
     assert "CHANGED between runs: torch: 2.13.0 in most, 2.12.0 in nodes 2" in text
-    assert "CHANGED between runs: code: 0.1 0123456789 in most, 0.1 fedcba9876 in nodes 4" in text
+    assert (
+        "CHANGED between runs: code: 0.1 0123456789 in most, 0.1 fedcba9876 in nodes 4"
+        in text
+    )
 
 
 def test_results_with_foreign_values_are_rows_without_them(tmp_path: Path) -> None:
@@ -254,14 +297,23 @@ def test_results_with_foreign_values_are_rows_without_them(tmp_path: Path) -> No
     }
     write_run(tmp_path / "odd", result=odd)
     (row,) = csv_of(report(tmp_path, "--format", "csv"))
-    assert (row["state"], row["train_s"], row["wall_s"], row["metric"]) == ("finished", "", "", "")
+    assert (row["state"], row["train_s"], row["wall_s"], row["metric"]) == (
+        "finished",
+        "",
+        "",
+        "",
+    )
     assert "n/a" in report(tmp_path)
 
 
 def test_absurd_clocks_and_foreign_files(tmp_path: Path) -> None:
     for i, time in enumerate((1e15, float("nan"), "noon")):
-        odd = write_run(tmp_path / f"odd{i}", submission={"study": None, "time": str(i)})
-        odd.state.write_text(json.dumps(json.loads(odd.state.read_text()) | {"time": time}))
+        odd = write_run(
+            tmp_path / f"odd{i}", submission={"study": None, "time": str(i)}
+        )
+        odd.state.write_text(
+            json.dumps(json.loads(odd.state.read_text()) | {"time": time})
+        )
     assert "runs: 3, 1 finished" in report(tmp_path)  # of two, state.json is damaged
 
 
@@ -280,14 +332,31 @@ def test_published_files_alone() -> None:
 def test_published_beside_ours(tmp_path: Path) -> None:
     for nodes, batch in ((1, 256), (2, 256), (3, 256)):
         write_run(
-            tmp_path / str(nodes), task="emotion", nodes=nodes, nproc_per_node=1, batch_size=batch
+            tmp_path / str(nodes),
+            task="emotion",
+            nodes=nodes,
+            nproc_per_node=1,
+            batch_size=batch,
         )
-    out = report(tmp_path, "--published", PUBLISHED / "mn4_emotion.json", "--format", "csv")
+    out = report(
+        tmp_path, "--published", PUBLISHED / "mn4_emotion.json", "--format", "csv"
+    )
     part = next(p for p in out.split("\n# ") if "published / ours" in p.splitlines()[0])
-    found = {(r["gpus"], r["batch_size_per_gpu"]): r for r in csv_of(part.split("\n", 1)[1])}
-    assert (found["2", "256"]["time_s"], found["2", "256"]["time_s_ours"]) == ("29.9", "2.0")
-    assert (found["8", "128"]["time_s"], found["8", "128"]["time_s_ours"]) == ("10.33", "")
-    assert (found["3", "256"]["time_s"], found["3", "256"]["time_s_ours"]) == ("", "2.0")
+    found = {
+        (r["gpus"], r["batch_size_per_gpu"]): r for r in csv_of(part.split("\n", 1)[1])
+    }
+    assert (found["2", "256"]["time_s"], found["2", "256"]["time_s_ours"]) == (
+        "29.9",
+        "2.0",
+    )
+    assert (found["8", "128"]["time_s"], found["8", "128"]["time_s_ours"]) == (
+        "10.33",
+        "",
+    )
+    assert (found["3", "256"]["time_s"], found["3", "256"]["time_s_ours"]) == (
+        "",
+        "2.0",
+    )
     assert len(found) == 8
     text = report(tmp_path, "--published", PUBLISHED / "mn4_emotion.json")
     assert "doubt: accuracy collapses" in text
@@ -298,7 +367,9 @@ def test_a_study_names_what_to_compare_with(tmp_path: Path) -> None:
     toml = 'published = "../x.json"\nrepeats = 1\n'
     cells = [{"nodes": n, "eval_batch_size": 128} for n in (1, 2)]
     write_study(tmp_path / "s", toml, cells)
-    (tmp_path / "s" / "x.json").write_text((PUBLISHED / "mn4_benchmark.json").read_text())
+    (tmp_path / "s" / "x.json").write_text(
+        (PUBLISHED / "mn4_benchmark.json").read_text()
+    )
     text = report(tmp_path / "s")
     rows = [line.split() for line in re.findall(r"^ +128 .*$", text, re.MULTILINE)[:3]]
     assert rows == [
@@ -323,7 +394,9 @@ def test_narrow_terminals_keep_what_matters(tmp_path: Path) -> None:
     """Cells by the last parts of their paths, training time, and the metric."""
     for nodes in (1, 2):
         write_run(
-            tmp_path / str(nodes), nodes=nodes, data=f"/gpfs/projects/abc/folder/{nodes}/data"
+            tmp_path / str(nodes),
+            nodes=nodes,
+            data=f"/gpfs/projects/abc/folder/{nodes}/data",
         )
     for width in (60, 80):
         text = report(tmp_path, env={"COLUMNS": str(width)})
@@ -344,18 +417,28 @@ def with_f1(tmp_path: Path) -> Path:
     """Two runs with two metrics and three evaluations each."""
     for nodes in (1, 2):
         metrics = {"accuracy": 0.9, "macro_f1": {1: 0.81, 2: 0.82}[nodes]}
-        run = write_run(tmp_path / "runs" / str(nodes), nodes=nodes, result={"metrics": metrics})
+        run = write_run(
+            tmp_path / "runs" / str(nodes), nodes=nodes, result={"metrics": metrics}
+        )
         with run.records.open("a") as records:
             for epoch in (1, 2, 3):
                 found = {"accuracy": 0.3 * epoch, "macro_f1": 0.2 * epoch}
-                record = {"event": "epoch", "epoch": epoch, "metrics": found, "time": 1.0}
+                record = {
+                    "event": "epoch",
+                    "epoch": epoch,
+                    "metrics": found,
+                    "time": 1.0,
+                }
                 records.write(json.dumps(record) + "\n")
     return tmp_path / "runs"
 
 
 @pytest.mark.extra("studies")
 def test_every_metric_is_everywhere(with_f1: Path) -> None:
-    texts = {form: report(with_f1, "--format", form) for form in ("text", "markdown", "latex")}
+    texts = {
+        form: report(with_f1, "--format", form)
+        for form in ("text", "markdown", "latex")
+    }
     for form, text in texts.items():
         assert "0.8100" in text, form
         assert "0.8200" in text, form
@@ -371,7 +454,10 @@ def test_curves_over_steps_and_epochs(with_f1: Path) -> None:
     (runset,) = group_by_study(found)
     charts = {chart.key: chart for chart in charts_of(rows_of(runset), runset, [])}
     assert {"metric", "metric_macro_f1"} <= charts.keys()  # over devices
-    assert [y.median for _, y in charts["metric_macro_f1"].series["measured"]] == [0.81, 0.82]
+    assert [y.median for _, y in charts["metric_macro_f1"].series["measured"]] == [
+        0.81,
+        0.82,
+    ]
     curve = charts["metric-macro_f1"]
     assert (curve.x_label, curve.y_label) == ("epoch", "macro_f1")
     assert list(curve.series) == ["nodes 1", "nodes 2"]  # several runs in one plot
@@ -397,7 +483,9 @@ def test_latex_fits_a_page(with_f1: Path, tmp_path: Path) -> None:
     """Many rows, long fields, and characters that mean something to LaTeX."""
     for i in range(90):
         write_run(
-            with_f1 / f"x{i}", data=f"/gpfs/a_b/50%/c{i}&d/{'long-' * 6}e#f", batch_size=i + 1
+            with_f1 / f"x{i}",
+            data=f"/gpfs/a_b/50%/c{i}&d/{'long-' * 6}e#f",
+            batch_size=i + 1,
         )
     text = report(with_f1, "--format", "latex", "--title", "10 % of {all} & more")
     packages = r"\usepackage{booktabs,graphicx}"
@@ -405,7 +493,9 @@ def test_latex_fits_a_page(with_f1: Path, tmp_path: Path) -> None:
         rf"\documentclass{{article}}{packages}\begin{{document}}{text}\end{{document}}"
     )
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:]
     log = (tmp_path / "t.log").read_text(errors="replace")
     assert "Overfull" not in log
@@ -428,8 +518,15 @@ def test_a_title_of_ones_own(tmp_path: Path) -> None:
 def test_all_files_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for nodes in (1, 2, 4):
-        write_run(tmp_path / "runs" / str(nodes), nodes=nodes, nproc_per_node=1, step_s=0.1 / nodes)
-    done = slurmft("report", str(tmp_path / "runs"), "--output", str(tmp_path / "out" / "here"))
+        write_run(
+            tmp_path / "runs" / str(nodes),
+            nodes=nodes,
+            nproc_per_node=1,
+            step_s=0.1 / nodes,
+        )
+    done = slurmft(
+        "report", str(tmp_path / "runs"), "--output", str(tmp_path / "out" / "here")
+    )
     assert done.code == 0, done.err
     names = {path.name for path in (tmp_path / "out" / "here").iterdir()}
     assert {"tables.txt", "tables.md", "tables.tex", "runs.csv", "report.html"} <= names
@@ -455,7 +552,12 @@ def test_tables_need_no_matplotlib(tmp_path: Path) -> None:
         "print([m for m in ('matplotlib', 'torch', 'transformers', 'numpy') if m in sys.modules])\n"
         "raise SystemExit(code)\n"
     )
-    command = [sys.executable, str(tmp_path / "hide.py"), "report", str(tmp_path / "runs")]
+    command = [
+        sys.executable,
+        str(tmp_path / "hide.py"),
+        "report",
+        str(tmp_path / "runs"),
+    ]
     for more in ([], ["--output", str(tmp_path / "out")]):
         done = subprocess.run(
             [*command, *more], capture_output=True, text=True, timeout=60, check=False
@@ -492,7 +594,9 @@ def test_what_cannot_be_read_is_listed(tmp_path: Path) -> None:
         ([], "required: RUN|DIR|FILE"),
     ],
 )
-def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Path) -> None:
+def test_mistakes_end_in_two_lines(
+    arguments: list[str], told: str, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
     write_run(tmp_path / "good")
     write_run(tmp_path / "broken" / "r").config.write_text("{")
@@ -506,19 +610,27 @@ def test_mistakes_end_in_two_lines(arguments: list[str], told: str, tmp_path: Pa
 def test_published_values_that_are_no_points(tmp_path: Path) -> None:
     chart = {"columns": ["gpus", "time_s"], "rows": [[1, 3], [2, None], [4, "1"]]}
     (tmp_path / "chart.json").write_text(json.dumps(chart))
-    rows = [[n, batch, n] for batch in range(1, 11) for n in (1, 2)] + [["many", 1, None]]
+    rows = [[n, batch, n] for batch in range(1, 11) for n in (1, 2)] + [
+        ["many", 1, None]
+    ]
     table = {"columns": ["gpus", "batch_size_per_gpu", "speedup"], "rows": rows}
     (tmp_path / "rows.json").write_text(json.dumps(table))
     for name in ("chart", "rows"):
-        out = report(tmp_path / f"{name}.json", "--output", tmp_path / "out", "--format", "csv")
-        assert len(csv_of(out.partition("\n")[2])) == (3 if name == "chart" else len(rows))
+        out = report(
+            tmp_path / f"{name}.json", "--output", tmp_path / "out", "--format", "csv"
+        )
+        assert len(csv_of(out.partition("\n")[2])) == (
+            3 if name == "chart" else len(rows)
+        )
 
 
 @pytest.mark.extra("studies")
 def test_names_that_matplotlib_hides(tmp_path: Path) -> None:
     for name in ("_a", "_" + "b" * 70):
         for nodes in (1, 2):
-            write_run(tmp_path / f"runs{nodes}" / name, nodes=nodes, model=name, data="$x")
+            write_run(
+                tmp_path / f"runs{nodes}" / name, nodes=nodes, model=name, data="$x"
+            )
     report(tmp_path / "runs1", tmp_path / "runs2", "--output", tmp_path / "out")
     assert ">_a<" in re.sub(
         r"\s", "", next((tmp_path / "out").glob("*train-samples*.svg")).read_text()
@@ -535,6 +647,9 @@ def test_tokens_and_what_the_model_computes(tmp_path: Path) -> None:
     assert float(row["train_tokens_per_s_per_device"]) == 2e4
     assert float(row["train_model_tflop_per_s_per_device"]) == 10.0
     assert float(row["mfu"]) == 0.4
-    assert (float(row["parameters_m"]), float(row["trained_parameters_m"])) == (25.0, 0.5)
+    assert (float(row["parameters_m"]), float(row["trained_parameters_m"])) == (
+        25.0,
+        0.5,
+    )
     (row,) = csv_of(report(tmp_path, "--format", "csv"))
     assert not row.get("mfu")  # nobody said what the device can

@@ -49,7 +49,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         )  # fmt: skip
         if nodes == 4:
             text = run.state.read_text()
-            run.state.write_text(text.replace('"reason": ""', '"reason": "<u>no memory</u>"'))
+            run.state.write_text(
+                text.replace('"reason": ""', '"reason": "<u>no memory</u>"')
+            )
     file = CHECKOUT / "results" / "published" / "mn4_emotion.json"
     output = folder / "out"
     paths = (str(folder / "runs"), "--published", str(file), "--output", str(output))
@@ -68,7 +70,10 @@ def page(browser: Any, url: str) -> Iterator[Any]:
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("dialog", lambda dialog: wrong.append(dialog.message))
-    page.on("request", lambda request: wrong.append(request.url) if request.url != url else None)
+    page.on(
+        "request",
+        lambda request: wrong.append(request.url) if request.url != url else None,
+    )
     page.goto(url)
     yield page
     context.close()
@@ -78,7 +83,9 @@ def page(browser: Any, url: str) -> Iterator[Any]:
 def column(page: Any, index: int) -> list[str]:
     """What a column of the first table shows."""
     found: list[str] = (
-        page.locator("table").first.locator(f"tbody td:nth-child({index})").all_inner_texts()
+        page.locator("table")
+        .first.locator(f"tbody td:nth-child({index})")
+        .all_inner_texts()
     )
     return found
 
@@ -99,13 +106,18 @@ def test_tables_sort_by_click_and_by_keyboard(page: Any) -> None:
     heads.first.locator("button").click()
     assert column(page, 1) == ["16", "4", "2", "1"]  # as numbers, not as texts
     assert heads.first.get_attribute("aria-sort") == "descending"
-    train = next(i for i, text in enumerate(heads.all_inner_texts()) if text.startswith("train (s"))
+    train = next(
+        i
+        for i, text in enumerate(heads.all_inner_texts())
+        if text.startswith("train (s")
+    )
     heads.nth(train).locator("button").focus()
     page.keyboard.press("Enter")
     assert heads.first.get_attribute("aria-sort") is None
     assert column(page, train + 1) == ["1.25", "10.00", "20.00", "n/a"]
     page.keyboard.press("Space")
-    assert column(page, train + 1) == ["20.00", "10.00", "1.25", "n/a"]  # nothing is last always
+    # nothing is last always
+    assert column(page, train + 1) == ["20.00", "10.00", "1.25", "n/a"]
 
 
 def test_failed_cells_are_visible(page: Any) -> None:
@@ -119,7 +131,12 @@ def test_plots_have_text_alternatives(page: Any) -> None:
     assert plots.count() >= 5
     for i in range(plots.count()):
         assert " by " in (plots.nth(i).get_attribute("alt") or "")
-        assert plots.nth(i).evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+        assert (
+            plots.nth(i).evaluate(
+                "image => image.decode().then(() => image.naturalWidth)"
+            )
+            > 0
+        )
     details = page.locator("figure details")
     assert details.count() == plots.count()
     details.first.locator("summary").click()
@@ -138,7 +155,9 @@ def test_nothing_overflows(page: Any, width: int) -> None:
 def test_ids_are_there_once_and_links_lead_somewhere(page: Any) -> None:
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
-    links = page.evaluate("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")
+    links = page.evaluate(
+        "[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))"
+    )
     assert len(links) == 2
     assert set(links) <= set(ids)
 

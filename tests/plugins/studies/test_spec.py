@@ -35,9 +35,14 @@ def test_cells_are_the_product_in_the_order_of_the_file() -> None:
 
 @pytest.mark.parametrize("cells_first", [False, True])
 def test_explicit_cells_are_multiplied_with_the_grid(cells_first: bool) -> None:
-    tables = ["[grid]\nbatch_size = [8, 16]\n", "[[cells]]\nnodes = 1\n[[cells]]\nnodes = 4\n"]
+    tables = [
+        "[grid]\nbatch_size = [8, 16]\n",
+        "[[cells]]\nnodes = 1\n[[cells]]\nnodes = 4\n",
+    ]
     study = parse("".join(reversed(tables) if cells_first else tables))
-    assert study.varied == (["nodes", "batch_size"] if cells_first else ["batch_size", "nodes"])
+    assert study.varied == (
+        ["nodes", "batch_size"] if cells_first else ["batch_size", "nodes"]
+    )
     assert {(c["nodes"], c["batch_size"]) for c in study.cells} == {
         (1, 8),
         (1, 16),
@@ -48,14 +53,22 @@ def test_explicit_cells_are_multiplied_with_the_grid(cells_first: bool) -> None:
 
 def test_a_round_has_every_cell_before_the_next() -> None:
     study = parse("repeats = 2\n[grid]\nnodes = [1, 2]\n")
-    assert [(r, c["nodes"]) for r, c in spec.rounds(study)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [(r, c["nodes"]) for r, c in spec.rounds(study)] == [
+        (1, 1),
+        (1, 2),
+        (2, 1),
+        (2, 2),
+    ]
 
 
 def test_repeats_have_seeds_of_their_own(tmp_path: Path) -> None:
-    study = parse("[fixed]\nseed = 7\nlearning_rate = 1\n[grid]\nnodes = [1, 2]\n", tmp_path)
+    study = parse(
+        "[fixed]\nseed = 7\nlearning_rate = 1\n[grid]\nnodes = [1, 2]\n", tmp_path
+    )
     found = configurations(study, tmp_path / "s")
     seeds = {
-        (c.job.nodes, repeat): TrainConfig.of(c.program).seed for (_, repeat), c in found.items()
+        (c.job.nodes, repeat): TrainConfig.of(c.program).seed
+        for (_, repeat), c in found.items()
     }
     assert seeds == {(n, r): 6 + r for n in (1, 2) for r in (1, 2, 3)}
     config = found[spec.key_of({"nodes": 2}), 1]
@@ -65,7 +78,9 @@ def test_repeats_have_seeds_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_global_batch_is_divided_by_the_processes(tmp_path: Path) -> None:
-    text = "[fixed]\nglobal_batch_size = 64\nnproc_per_node = 2\n[grid]\nnodes = [1, 4]\n"
+    text = (
+        "[fixed]\nglobal_batch_size = 64\nnproc_per_node = 2\n[grid]\nnodes = [1, 4]\n"
+    )
     found = configurations(parse(text, tmp_path), tmp_path / "s")
     sizes = {c.job.nodes: TrainConfig.of(c.program).batch_size for c in found.values()}
     assert sizes == {1: 32, 4: 8}
@@ -78,17 +93,23 @@ def test_a_global_batch_is_divided_by_the_processes(tmp_path: Path) -> None:
         ("", "needs the number of processes"),
     ],
 )
-def test_a_global_batch_that_cannot_be_divided(fixed: str, words: str, tmp_path: Path) -> None:
+def test_a_global_batch_that_cannot_be_divided(
+    fixed: str, words: str, tmp_path: Path
+) -> None:
     text = f"[fixed]\nglobal_batch_size = 64\n{fixed}\n[grid]\nnodes = [3]\n"
     with pytest.raises(UsageError, match=f"the cell 'nodes=3' of s.toml: .*{words}"):
         configurations(parse(text, tmp_path), tmp_path / "s")
 
 
-def test_site_file_and_repeatable_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_file_and_repeatable_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = tmp_path / "site.toml"
     site.write_text('setup = ["module load a"]\npartition = "gpu"\njob_name = "ours"\n')
     monkeypatch.setenv("SLURMFT_SITE", str(site))
-    study = parse("[grid]\nsetup = [['export X=1'], ['export X=2', 'true']]\n", tmp_path)
+    study = parse(
+        "[grid]\nsetup = [['export X=1'], ['export X=2', 'true']]\n", tmp_path
+    )
     jobs = [c.job for c in configurations(study, tmp_path / "s").values()]
     assert jobs[0].setup == ("module load a", "export X=1")
     assert jobs[1].setup == ("module load a", "export X=2", "true")
@@ -108,29 +129,53 @@ def test_site_file_and_repeatable_values(tmp_path: Path, monkeypatch: pytest.Mon
         ("[grid]\ncluster = ['local', 'slurm']", "varies cluster"),
         ("[grid]\nruns_dir = ['a']", "runs_dir = 'a' is not possible in a study"),
         ("[fixed]\nnodes = 1\n[grid]\nnodes = [1]", "[fixed] has nodes = 1"),
-        ("[fixed]\nbatch_size = 8\n[grid]\nglobal_batch_size = [64]", "batch_size contradict"),
-        ("[fixed]\nbatch_size = 8\nglobal_batch_size = 8\n[grid]\nnodes = [1]", "contradict"),
+        (
+            "[fixed]\nbatch_size = 8\n[grid]\nglobal_batch_size = [64]",
+            "batch_size contradict",
+        ),
+        (
+            "[fixed]\nbatch_size = 8\nglobal_batch_size = 8\n[grid]\nnodes = [1]",
+            "contradict",
+        ),
         ("[grid]\nbatch_size = [1]\nglobal_batch_size = [8]", "contradict"),
         ("[grid]\nglobal_batch_size = [1.5]", "must be a whole number, not 1.5"),
-        ("[grid]\nnodes = [1]\n[[cells]]\nnodes = 2", "is in both [grid] and [[cells]]"),
+        (
+            "[grid]\nnodes = [1]\n[[cells]]\nnodes = 2",
+            "is in both [grid] and [[cells]]",
+        ),
         ("[[cells]]\nnodes = 1\n[[cells]]\nbatch_size = 1", "differ in their fields"),
         ("cells = [1]", "cells must be tables with values"),
         ("cells = []", "cells must be tables with values"),
         ("", "varies nothing"),
         ("[fixed]\nnodes = 1", "varies nothing"),
-        ("[fixed]\nrepeats = 3\n[grid]\nnodes = [1]", "'repeats' is a key of the study itself"),
+        (
+            "[fixed]\nrepeats = 3\n[grid]\nnodes = [1]",
+            "'repeats' is a key of the study itself",
+        ),
         ("nodes = [1]", "'nodes' belongs to a table"),
         ("repeat = 3\n[grid]\nnodes = [1]", "did you mean repeats"),
         ("repeats = 0\n[grid]\nnodes = [1]", "repeats = 0 must be at least 1"),
-        ("repeats = '3'\n[grid]\nnodes = [1]", "repeats must be a whole number, not '3'"),
-        ("repeats = true\n[grid]\nnodes = [1]", "repeats must be a whole number, not True"),
+        (
+            "repeats = '3'\n[grid]\nnodes = [1]",
+            "repeats must be a whole number, not '3'",
+        ),
+        (
+            "repeats = true\n[grid]\nnodes = [1]",
+            "repeats must be a whole number, not True",
+        ),
         ("retries = -1\n[grid]\nnodes = [1]", "retries = -1 must be at least 0"),
         ("scaling = 'strnog'\n[grid]\nnodes = [1]", "did you mean strong"),
         ("title = 'a\\nb'\n[grid]\nnodes = [1]", "is not TOML"),
         ('title = "a\\nb"\n[grid]\nnodes = [1]', "is more than a line"),
         ("scaling = 'weak'\n[grid]\nnodes = [1]", "'weak' without max_steps"),
-        ("scaling = 'weak'\n[fixed]\nglobal_batch_size = 8\n[grid]\nnodes = [1]", "that of all"),
-        ("scaling = 'strong'\n[fixed]\nmax_steps = 8\n[grid]\nnodes = [1]", "more work for more"),
+        (
+            "scaling = 'weak'\n[fixed]\nglobal_batch_size = 8\n[grid]\nnodes = [1]",
+            "that of all",
+        ),
+        (
+            "scaling = 'strong'\n[fixed]\nmax_steps = 8\n[grid]\nnodes = [1]",
+            "more work for more",
+        ),
         ("[grid", "is not TOML"),
         ("[fixed]\n[grid]\na-b = [1]", "unknown key 'a-b'"),
     ],
@@ -155,8 +200,14 @@ def test_names_that_are_no_folder(name: str) -> None:
     ("text", "words"),
     [
         ("repeats = 1_000_000_000\n[grid]\nnodes = [1, 2]", "2,000,000,000 runs"),
-        ("repeats = " + "9" * 5000 + "\n[grid]\nnodes = [1]", "is not TOML: Exceeds the limit"),
-        ("[grid]\nnodes = " + "[" * 3000 + "]" * 3000, "is not TOML: maximum recursion"),
+        (
+            "repeats = " + "9" * 5000 + "\n[grid]\nnodes = [1]",
+            "is not TOML: Exceeds the limit",
+        ),
+        (
+            "[grid]\nnodes = " + "[" * 3000 + "]" * 3000,
+            "is not TOML: maximum recursion",
+        ),
     ],
 )
 def test_absurd_files_are_refused_at_once(text: str, words: str) -> None:
@@ -173,8 +224,14 @@ def test_a_million_cells_are_refused_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[grid]\nprecision = ['fp32', 'fp12']", "the cell 'precision=fp12' of s.toml: "),
-        ("[grid]\nbatch_size = [0]", "the cell 'batch_size=0' of s.toml: --batch-size 0 must"),
+        (
+            "[grid]\nprecision = ['fp32', 'fp12']",
+            "the cell 'precision=fp12' of s.toml: ",
+        ),
+        (
+            "[grid]\nbatch_size = [0]",
+            "the cell 'batch_size=0' of s.toml: --batch-size 0 must",
+        ),
         ("[grid]\nrecipe = ['mn5']", "unknown --recipe 'mn5'"),
         ("[fixed]\ntask = 'emotion'\n[grid]\ndata = ['/none']", "no such folder"),
     ],
@@ -187,7 +244,10 @@ def test_values_that_are_not_allowed(text: str, words: str, tmp_path: Path) -> N
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for given, words in ((tmp_path / "no.toml", "no such file"), (tmp_path, "holds no study.toml")):
+    for given, words in (
+        (tmp_path / "no.toml", "no such file"),
+        (tmp_path, "holds no study.toml"),
+    ):
         with pytest.raises(UsageError, match=words):
             spec.read_study(given)
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
@@ -213,10 +273,14 @@ def test_shipped_studies(file: Path, tmp_path: Path) -> None:
     found = configurations(study, tmp_path / study.name)
     assert len(found) == len(study.cells) * study.repeats
     if study.name.startswith("lab-"):
-        assert all(c.job.cpus_per_task == c.job.nproc_per_node == 1 for c in found.values())
+        assert all(
+            c.job.cpus_per_task == c.job.nproc_per_node == 1 for c in found.values()
+        )
 
 
 def test_every_published_table_has_a_study() -> None:
     named = {spec.read_study(file).published for file in SHIPPED}
     tables = (SHIPPED[0].parent.parent / "published").glob("*.json")
-    assert {path.resolve() for path in named if path} == {path.resolve() for path in tables}
+    assert {path.resolve() for path in named if path} == {
+        path.resolve() for path in tables
+    }

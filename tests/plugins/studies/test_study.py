@@ -63,7 +63,9 @@ class FakeSlurm:
         monkeypatch.setattr(commands, "never_starts", lambda job: self.never)
         monkeypatch.setattr(commands, "offers", lambda: "partitions here: none")
         monkeypatch.setattr(commands, "max_array_size", lambda: self.largest)
-        monkeypatch.setattr(commands, "cancel", lambda *jobs: self.cancelled.extend(jobs))
+        monkeypatch.setattr(
+            commands, "cancel", lambda *jobs: self.cancelled.extend(jobs)
+        )
 
     def sbatch(self, arguments: Sequence[str], script: str) -> str:
         if len(self.submitted) >= self.refuse_from:
@@ -72,7 +74,9 @@ class FakeSlurm:
         self.scripts.append(Path(script).read_text())
         return str(10 * len(self.submitted))
 
-    def job_states(self, jobs: Sequence[str], only_queued: Sequence[str] = ()) -> dict[str, Report]:
+    def job_states(
+        self, jobs: Sequence[str], only_queued: Sequence[str] = ()
+    ) -> dict[str, Report]:
         default = Report(name="PENDING", reason="Dependency")
         return {j: s for j in jobs if (s := self.states.get(j, default)).name != "GONE"}
 
@@ -80,7 +84,9 @@ class FakeSlurm:
         """The values of an sbatch option, one for each array."""
         found = []
         for arguments in self.submitted:
-            values = [a.partition("=")[2] for a in arguments if a.startswith(f"--{name}=")]
+            values = [
+                a.partition("=")[2] for a in arguments if a.startswith(f"--{name}=")
+            ]
             found.append(values[0] if values else None)
         return found
 
@@ -104,7 +110,14 @@ def runs_of(folder: Path = Path("studies/s")) -> dict[str, RunDir]:
 
 
 def finish(run: RunDir) -> None:
-    result = {"metrics": {}, "phases_s": {}, "world_size": 1, "nodes": 1, "steps": 2, "wall_s": 1}
+    result = {
+        "metrics": {},
+        "phases_s": {},
+        "world_size": 1,
+        "nodes": 1,
+        "steps": 2,
+        "wall_s": 1,
+    }
     write_json(run.result, result)
     run.set_state("running")
     run.set_state("finished", "", 0)
@@ -146,7 +159,11 @@ def test_cells_with_one_request_are_one_array(fake: FakeSlurm, tmp_path: Path) -
     fake.largest = 2
     assert run() == 0
     assert fake.option("array") == ["0-1%2", "0-0%2"] * 2
-    assert fake.option("dependency")[1:] == ["afterany:10", "afterany:20", "afterany:30"]
+    assert fake.option("dependency")[1:] == [
+        "afterany:10",
+        "afterany:20",
+        "afterany:30",
+    ]
 
 
 def test_again_submits_nothing_then_what_failed(fake: FakeSlurm) -> None:
@@ -201,7 +218,10 @@ def test_a_run_that_ends_while_slurm_is_asked(
         return {job: Report(name="COMPLETED") for job in jobs}
 
     monkeypatch.setattr(commands, "job_states", states)
-    assert study_status(spec.read_study("s.toml"), Path("studies/s")).count("finished") == 4
+    assert (
+        study_status(spec.read_study("s.toml"), Path("studies/s")).count("finished")
+        == 4
+    )
 
 
 def test_cancelled_before_its_start_is_no_try(
@@ -220,7 +240,9 @@ def test_cancelled_before_its_start_is_no_try(
 
 def test_refused_in_the_middle(fake: FakeSlurm) -> None:
     fake.refuse_from = 2
-    with pytest.raises(SlurmftError, match=r"QOSMaxSubmitJob.*; 2 run\(s\) were submitted") as e:
+    with pytest.raises(
+        SlurmftError, match=r"QOSMaxSubmitJob.*; 2 run\(s\) were submitted"
+    ) as e:
         run()
     assert e.value.code == Exit.SUBMIT
     assert set(runs_of()) == {"10_0", "20_0"}
@@ -243,7 +265,9 @@ def test_submission_that_was_killed(fake: FakeSlurm) -> None:
     run()
     cut = runs_of()["40_0"]
     cut.job.unlink()
-    assert study_status(spec.read_study("s.toml"), Path("studies/s")).count("pending") == 4
+    assert (
+        study_status(spec.read_study("s.toml"), Path("studies/s")).count("pending") == 4
+    )
     assert run() == 0
     assert not cut.path.exists()
     assert set(runs_of()) == {"10_0", "20_0", "30_0", "50_0"}
@@ -254,7 +278,9 @@ def test_results_of_other_settings_are_never_mixed(
 ) -> None:
     run("--time", "5")
     assert run("--time", "10") == 0  # no other measurement
-    with pytest.raises(UsageError, match=r"4 run.*learning_rate was 0.001, is 0.1") as caught:
+    with pytest.raises(
+        UsageError, match=r"4 run.*learning_rate was 0.001, is 0.1"
+    ) as caught:
         run("--learning-rate", "0.1")
     assert "--yes" in str(caught.value)
     assert run("--learning-rate", "0.1", "--yes") == 0
@@ -262,7 +288,9 @@ def test_results_of_other_settings_are_never_mixed(
     assert len(fake.submitted) == 4
 
 
-def test_results_of_other_data_are_never_mixed(fake: FakeSlurm, tiny_model: Path) -> None:
+def test_results_of_other_data_are_never_mixed(
+    fake: FakeSlurm, tiny_model: Path
+) -> None:
     """Every cell is checked as a single submission is."""
     data = write_emotion(Path("data"), 40, 10)
     flags = ("--task", "emotion", "--data", str(data), "--model", str(tiny_model))
@@ -299,10 +327,13 @@ def test_cells_that_the_file_no_longer_has(
     shown = capsys.readouterr()
     assert "1 run(s) that the study does not have (nodes=2, repeat 1)" in shown.err
     assert len(fake.submitted) == 6
-    assert fake.option("dependency")[4] == "afterany:10:20:30:40"  # they run, too: at_most
+    # they run, too: at_most
+    assert fake.option("dependency")[4] == "afterany:10:20:30:40"
 
 
-def test_strange_things_in_the_folder(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strange_things_in_the_folder(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
     run()
     first, second, *_ = runs_of().values()
     first.config.write_text('{"train": {')
@@ -343,7 +374,9 @@ def test_cancel_says_what_it_cannot_read(
     assert "3 run(s) of s are being cancelled" in shown.out
 
 
-def test_runs_of_another_cluster(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_another_cluster(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
     """They count, nothing here waits for them, and they are cancelled where they are."""
     run()
     runs = runs_of()
@@ -355,7 +388,9 @@ def test_runs_of_another_cluster(fake: FakeSlurm, capsys: pytest.CaptureFixture[
     assert run() == 0
     assert fake.option("dependency")[4:] == ["afterany:20:30"]
     capsys.readouterr()
-    with pytest.raises(UsageError, match=r"1 run\(s\) of s are on the cluster b; seen from a"):
+    with pytest.raises(
+        UsageError, match=r"1 run\(s\) of s are on the cluster b; seen from a"
+    ):
         study.main(["cancel", "s.toml"])
     assert fake.cancelled == ["50", "30", "20"]
     assert "3 run(s) of s are being cancelled" in capsys.readouterr().out
@@ -430,7 +465,13 @@ def test_dry_run_submits_nothing(
 ) -> None:
     assert run("--dry-run", "--cluster", "slurm") == 0
     out = capsys.readouterr().out
-    for text in ("2 to submit", "# array 4: repeat 2", "#SBATCH --array=0-0%1", "srun", "dry run"):
+    for text in (
+        "2 to submit",
+        "# array 4: repeat 2",
+        "#SBATCH --array=0-0%1",
+        "srun",
+        "dry run",
+    ):
         assert text in out
     assert fake.submitted == []
     assert not (tmp_path / "studies").exists()
@@ -456,7 +497,9 @@ def test_bad_flags(arguments: list[str], words: str, fake: FakeSlurm) -> None:
 def test_very_many_runs_are_asked_for(fake: FakeSlurm, tmp_path: Path) -> None:
     sizes = list(range(1, 1002))
     text = FILE.replace("repeats = 2", "repeats = 1").replace("batch_size = 8\n", "")
-    (tmp_path / "s.toml").write_text(text.replace("nodes = [1, 2]", f"batch_size = {sizes}"))
+    (tmp_path / "s.toml").write_text(
+        text.replace("nodes = [1, 2]", f"batch_size = {sizes}")
+    )
     with pytest.raises(UsageError, match=r"no terminal to ask: submit 1,001 runs\?"):
         run()
     assert fake.submitted == []
@@ -479,14 +522,23 @@ def test_status_as_json(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> 
     fake.states["10_0"] = Report(name="RUNNING")
     each.set_state("running")
     records = [{"event": "start", "total_steps": 9}]
-    records += [{"event": "step", "step": 4, "total_steps": 9}, {"event": "step", "step": 5}]
-    each.records.write_text("".join(json.dumps(r) + "\n" for r in records) + '{"event": "st')
+    records += [
+        {"event": "step", "step": 4, "total_steps": 9},
+        {"event": "step", "step": 5},
+    ]
+    each.records.write_text(
+        "".join(json.dumps(r) + "\n" for r in records) + '{"event": "st'
+    )
     capsys.readouterr()
     assert study.main(["status", "studies/s", "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["totals"]["pending"] == 3
     first = found["repeats"][0]
-    assert (first["cell"], first["state"], first["job"]) == ({"nodes": 1}, "running", "10_0")
+    assert (first["cell"], first["state"], first["job"]) == (
+        {"nodes": 1},
+        "running",
+        "10_0",
+    )
     assert first["steps"] == {"done": 4, "total": 9}
     assert study.main(["status", "s.toml"]) == 0
     assert "step 4/9" in capsys.readouterr().out
@@ -508,7 +560,9 @@ def test_what_to_type_next(
     assert look not in status()
     runs = list(runs_of().values())
     finish(runs[0])
-    assert re.search(rf"Next: wait.*\n  so far: .*{re.escape(look)}$", status().rstrip())
+    assert re.search(
+        rf"Next: wait.*\n  so far: .*{re.escape(look)}$", status().rstrip()
+    )
     run()
     assert look in capsys.readouterr().out
     for each in runs[1:]:
@@ -542,7 +596,11 @@ def test_status_imports_nothing_heavy(tmp_path: Path) -> None:
         "print([m for m in ('torch', 'numpy', 'submitit', 'tqdm') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]"
 

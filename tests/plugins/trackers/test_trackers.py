@@ -31,7 +31,13 @@ START = {"event": "start", "parameters": 5, "vocabulary": None, "precision": "fp
 
 
 def step(number: int, loss: float = 0.5) -> dict[str, Any]:
-    record = {"event": "step", "step": number, "epoch": 0.1, "learning_rate": 0.1, "loss": loss}
+    record = {
+        "event": "step",
+        "step": number,
+        "epoch": 0.1,
+        "learning_rate": 0.1,
+        "loss": loss,
+    }
     return record | {"samples_per_s": 3.0}
 
 
@@ -59,7 +65,12 @@ def test_tensorboard_goes_on(tmp_path: Path) -> None:
     """What was done after the last checkpoint and is done again, is shown once."""
     run = make_run(tmp_path / HOSTILE, "tensorboard")
     first = trackers.Tracking(run)
-    for record in (START, step(5, 0.9), {**step(6), "samples_per_s": 0.0}, step(10, 0.8)):
+    for record in (
+        START,
+        step(5, 0.9),
+        {**step(6), "samples_per_s": 0.0},
+        step(10, 0.8),
+    ):
         first.take(record)
     first.take({"event": "epoch", "epoch": 1, "metrics": {"accuracy": 0.25}})
     first.close()
@@ -117,7 +128,9 @@ def test_tracker_that_fails_is_a_warning(
     ]
 
 
-def test_tracker_that_hangs_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_that_hangs_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = threading.Event()
 
     class Stuck(Bad):
@@ -141,17 +154,40 @@ def test_run_whose_tracker_fails(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "mlflow.py").write_text("raise RuntimeError('no such server')\n")
-    where = ("--cluster", "local", "--nproc-per-node", "1", "--runs-dir", str(tmp_path / "runs"))
-    flags = ("--max-steps", "4", "--log-every", "2", "--batch-size", "4", "--precision", "fp32")
+    where = (
+        "--cluster",
+        "local",
+        "--nproc-per-node",
+        "1",
+        "--runs-dir",
+        str(tmp_path / "runs"),
+    )
+    flags = (
+        "--max-steps",
+        "4",
+        "--log-every",
+        "2",
+        "--batch-size",
+        "4",
+        "--precision",
+        "fp32",
+    )
     env = {"PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
     more = ("--eval-batch-size", "512", "--log-with", "tensorboard,mlflow")
     done = slurmft("submit", "--follow", *where, *flags, *more, env=env, imported=True)
     assert done.code == 0, done.err
     (warning,) = [r["text"] for r in records(done.run, "warning")]
-    assert warning.startswith("--log-with mlflow: it failed (RuntimeError: no such server)")
+    assert warning.startswith(
+        "--log-with mlflow: it failed (RuntimeError: no such server)"
+    )
     losses = [r["loss"] for r in records(done.run, "step")]
-    assert read(done.run, "train/loss") == [(2, round(losses[1], 3)), (4, round(losses[3], 3))]
-    assert read(done.run, "eval/accuracy")[0][1] == round(done.result["metrics"]["accuracy"], 3)
+    assert read(done.run, "train/loss") == [
+        (2, round(losses[1], 3)),
+        (4, round(losses[3], 3)),
+    ]
+    assert read(done.run, "eval/accuracy")[0][1] == round(
+        done.result["metrics"]["accuracy"], 3
+    )
     assert f"tensorboard --logdir {done.run.tracking}" in done.out
 
 
@@ -189,7 +225,10 @@ class Recorder(Bad):
     ],
 )
 def test_a_resumed_run_continues_the_run_of_its_tracker(
-    name: str, resumes_by: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    resumes_by: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, Recorder(""))
     monkeypatch.setattr(Recorder, "calls", [])
@@ -221,7 +260,11 @@ def test_comet_goes_on(tmp_path: Path) -> None:
         "found.close(60); print(json.dumps(list(found.messages())))"
     )
     attempts: list[list[dict[str, Any]]] = [
-        [START, step(5, 0.9), {"event": "epoch", "epoch": 1, "metrics": {"accuracy": 0.25}}],
+        [
+            START,
+            step(5, 0.9),
+            {"event": "epoch", "epoch": 1, "metrics": {"accuracy": 0.25}},
+        ],
         [START, {"event": "resume", "step": 5}, step(10, 0.7)],
     ]
     for records_of in attempts:
@@ -242,15 +285,22 @@ def test_comet_goes_on(tmp_path: Path) -> None:
             if metric and metric["metricName"] in found:
                 found[metric["metricName"]][metric["step"]] = metric["metricValue"]
     assert found == {"train/loss": {5: 0.9, 10: 0.7}, "eval/accuracy": {5: 0.25}}
-    assert trackers.next_commands(run) == [f"comet upload {' '.join(map(str, archives))}"]
+    assert trackers.next_commands(run) == [
+        f"comet upload {' '.join(map(str, archives))}"
+    ]
 
 
 def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="did you mean wandb"):
         TrackerOptions(log_with=("tensorboard,wandbb",))
-    assert TrackerOptions(log_with=("wandb, mlflow", "wandb")).names == ("wandb", "mlflow")
+    assert TrackerOptions(log_with=("wandb, mlflow", "wandb")).names == (
+        "wandb",
+        "mlflow",
+    )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="the Python package wandb is not installed in") as error:
+    with pytest.raises(
+        UsageError, match="the Python package wandb is not installed in"
+    ) as error:
         trackers.check(JobConfig(plugins={"log_with": ("wandb",)}))
     assert "-m pip install wandb" in str(error.value)
     # The image may have it.

@@ -31,13 +31,21 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=shape,
     )
-    top.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="its folder (%(default)s)")
+    top.add_argument(
+        "--root", type=Path, default=DEFAULT_ROOT, help="its folder (%(default)s)"
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up = commands.add_parser("up", help="start it; replaces one that no test session is using")
+    up = commands.add_parser(
+        "up", help="start it; replaces one that no test session is using"
+    )
     up.add_argument("nodes", type=int, nargs="?", default=4, help="nodes (%(default)s)")
     up.add_argument("--cpus", type=int, default=4, help="CPUs per node (%(default)s)")
-    up.add_argument("--grace", type=int, default=20, help="preemption grace, s (%(default)s)")
-    up.add_argument("--conf", action="append", default=[], help="one more line of slurm.conf")
+    up.add_argument(
+        "--grace", type=int, default=20, help="preemption grace, s (%(default)s)"
+    )
+    up.add_argument(
+        "--conf", action="append", default=[], help="one more line of slurm.conf"
+    )
     commands.add_parser("down", help="end it")
     commands.add_parser("status", help="show nodes, queue and last jobs")
     commands.add_parser("env", help="print the export lines for eval")
@@ -52,7 +60,9 @@ def up(args: argparse.Namespace) -> None:
     )
     cluster.up()
     root = "" if args.root == DEFAULT_ROOT else f" --root {shlex.quote(str(args.root))}"
-    print(f"up after {time.monotonic() - start:.1f} s: {' '.join(cluster.hosts)}; next:\n")
+    print(
+        f"up after {time.monotonic() - start:.1f} s: {' '.join(cluster.hosts)}; next:\n"
+    )
     print(f'  eval "$(python -m tests.support.cluster{root} env)"')
     print(f"  srun -N{args.nodes} --time=1 hostname")
     print(f"  python -m tests.support.cluster{root} status")

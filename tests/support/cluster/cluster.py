@@ -41,9 +41,13 @@ class Cluster(system.LoginHost):
         extra_conf: Sequence[str] = (),
     ) -> None:
         if not (1 <= nodes <= 200 and cpus_per_node >= 1):
-            raise ClusterError(f"{nodes} nodes of {cpus_per_node} CPUs\nhint: 1 to 200, 1 or more")
+            raise ClusterError(
+                f"{nodes} nodes of {cpus_per_node} CPUs\nhint: 1 to 200, 1 or more"
+            )
         if not PLAIN_PATH.fullmatch(str(root)):
-            raise ClusterError(f"root {str(root)!r}\nhint: only letters, digits and _ . / + -")
+            raise ClusterError(
+                f"root {str(root)!r}\nhint: only letters, digits and _ . / + -"
+            )
         self.site = Site(
             root=Path(root).resolve(),
             nodes=nodes,
@@ -134,15 +138,21 @@ class Cluster(system.LoginHost):
 
     def _tear_down(self) -> None:
         # Jobs write to disk and keep namespaces alive, so processes go first.
-        system.kill_until_gone(lambda: system.marked() | system.inside(network.namespaces()))
+        system.kill_until_gone(
+            lambda: system.marked() | system.inside(network.namespaces())
+        )
         network.destroy()
 
     def _make_folders(self) -> None:
         root, ours = self.site.root, self.site.root / "site.json"
         if root.exists() and any(root.iterdir()) and not ours.exists():
-            raise ClusterError(f"{root} is no cluster's folder\nhint: give an empty or new root")
+            raise ClusterError(
+                f"{root} is no cluster's folder\nhint: give an empty or new root"
+            )
         if len(os.fsencode(self.site.munge_socket)) > SOCKET_MAX:
-            raise ClusterError(f"{root} is too long for socket names\nhint: a shorter root")
+            raise ClusterError(
+                f"{root} is too long for socket names\nhint: a shorter root"
+            )
         root.mkdir(parents=True, mode=0o755, exist_ok=True)
         # Whenever we are killed, the folder is either empty or holds the file that says "ours".
         self.site.save()
@@ -161,7 +171,9 @@ class Cluster(system.LoginHost):
         node.share_mounts()
         for host in self.hosts:
             self._start_node(host)
-        system.wait_until("mariadbd listens", lambda: system.listening(config.MARIADB_PORT))
+        system.wait_until(
+            "mariadbd listens", lambda: system.listening(config.MARIADB_PORT)
+        )
         self._start_slurm("slurmdbd", config.SLURMDBD_PORT)
         self.run(["sacctmgr", "-i", "add", "cluster", "slurmft"])
         self._start_slurm("slurmctld", config.SLURMCTLD_PORT)
@@ -170,7 +182,11 @@ class Cluster(system.LoginHost):
 
     def _install_database(self) -> None:
         install = ["mariadb-install-db", "--no-defaults", f"--datadir={self.site.data}"]
-        quiet = ["--user=root", "--skip-test-db", "--auth-root-authentication-method=normal"]
+        quiet = [
+            "--user=root",
+            "--skip-test-db",
+            "--auth-root-authentication-method=normal",
+        ]
         system.sh(*install, *quiet, *_innodb(), timeout=PATIENCE_S)
 
     def _start_munged(self) -> None:
@@ -183,12 +199,26 @@ class Cluster(system.LoginHost):
         system.wait_until("munged's socket", socket.exists)
 
     def _start_database(self) -> None:
-        files = {"datadir": self.site.data, "socket": self.site.root / "run" / "mariadb.socket"}
+        files = {
+            "datadir": self.site.data,
+            "socket": self.site.root / "run" / "mariadb.socket",
+        }
         files |= {"pid-file": self.site.root / "run" / "mariadb.pid"}
         files |= {"init-file": self.site.root / "etc" / "init.sql"}
         options = [f"--{name}={path}" for name, path in files.items()]
-        local = [f"--port={config.MARIADB_PORT}", "--bind-address=127.0.0.1", "--user=root"]
-        argv = ["mariadbd", "--no-defaults", *options, *local, "--skip-name-resolve", *_innodb()]
+        local = [
+            f"--port={config.MARIADB_PORT}",
+            "--bind-address=127.0.0.1",
+            "--user=root",
+        ]
+        argv = [
+            "mariadbd",
+            "--no-defaults",
+            *options,
+            *local,
+            "--skip-name-resolve",
+            *_innodb(),
+        ]
         self._spawn("mariadbd", argv)
 
     def _start_slurm(self, daemon: str, port: int) -> None:
@@ -220,19 +250,34 @@ class Cluster(system.LoginHost):
         slurmd = ["slurmd", "-D", "-N", host]
         if shown is not None:
             bind = 'mount --bind "$0" "$1" && shift && exec "$@"'
-            slurmd = ["unshare", "--mount", "bash", "-c", bind, *map(str, shown), *slurmd]
+            slurmd = [
+                "unshare",
+                "--mount",
+                "bash",
+                "-c",
+                bind,
+                *map(str, shown),
+                *slurmd,
+            ]
         if not node.is_up(host):  # its power was cut
             self._start_node(host)
         argv = node.inside_command(host, slurmd)
         return self._spawn(f"slurmd-{host}", argv, log=f"slurmd-{host}.out")
 
     def _spawn(self, name: str, argv: Sequence[str], log: str | None = None) -> int:
-        return system.spawn(argv, name, self.site.logs / (log or f"{name}.log"), self.env)
+        return system.spawn(
+            argv, name, self.site.logs / (log or f"{name}.log"), self.env
+        )
 
     def _accounted(self) -> bool:
         # slurmctld's address in the database: from then on, jobs reach sacct at once.
-        shown = self.run(["sacctmgr", "-nP", "show", "cluster", "format=controlhost"], check=False)
-        return bool(shown.stdout.strip()) and self.run(["sacct"], check=False).returncode == 0
+        shown = self.run(
+            ["sacctmgr", "-nP", "show", "cluster", "format=controlhost"], check=False
+        )
+        return (
+            bool(shown.stdout.strip())
+            and self.run(["sacct"], check=False).returncode == 0
+        )
 
     def _tails(self, lines: int = 12) -> str:
         parts = []
@@ -258,7 +303,9 @@ class Cluster(system.LoginHost):
         """Waits until sinfo calls the node so, for example "idle" or "down*"."""
         self._host(host)
         what = f"{host} is {state}"
-        system.wait_until(what, lambda: self.node_states().get(host) == state, timeout_s)
+        system.wait_until(
+            what, lambda: self.node_states().get(host) == state, timeout_s
+        )
 
     def wait_idle(self, timeout_s: float = PATIENCE_S) -> None:
         """Waits until no job is queued and every node is idle."""
@@ -268,13 +315,21 @@ class Cluster(system.LoginHost):
 
         system.wait_until("no job queued, all nodes idle", quiet, timeout_s)
 
-    def accounting(self, job: str, fields: str, *options: str, starts: int = 1) -> list[list[str]]:
+    def accounting(
+        self, job: str, fields: str, *options: str, starts: int = 1
+    ) -> list[list[str]]:
         """The rows of sacct for a job that has ended, once accounting knows of the end, and of all
         its starts: it learns of a job up to 5 s later."""
         rows: list[list[str]] = []
 
         def ended() -> bool:
-            asked = ["sacct", "-nPX", *options, f"--jobs={job}", f"--format=End,{fields}"]
+            asked = [
+                "sacct",
+                "-nPX",
+                *options,
+                f"--jobs={job}",
+                f"--format=End,{fields}",
+            ]
             lines = self.run(asked).stdout.splitlines()
             rows[:] = [line.split("|") for line in lines]
             return len(rows) == starts and all(row[0] != "Unknown" for row in rows)
@@ -316,7 +371,9 @@ class Cluster(system.LoginHost):
 
     def kill_host(self, host: str) -> None:
         """Kills all that runs on the node, as a power cut would."""
-        system.kill_until_gone(lambda: system.inside([network.namespace(self._host(host))]))
+        system.kill_until_gone(
+            lambda: system.inside([network.namespace(self._host(host))])
+        )
 
     def link(self, host: str, up: bool) -> None:
         """Pulls the node's network cable, or plugs it in again.
@@ -341,9 +398,13 @@ class Cluster(system.LoginHost):
         """Restarts every slurmd: what it starts sees what it sees."""
         for number, host in enumerate(self.hosts):
             self.kill_slurmd(host)
-            self._spawn_slurmd(host, (folders[number % len(folders)], path) if folders else None)
+            self._spawn_slurmd(
+                host, (folders[number % len(folders)], path) if folders else None
+            )
         start = ["srun", f"--nodes={len(self.hosts)}", "true"]
-        system.wait_until("nodes run tasks", lambda: self.run(start, check=False).returncode == 0)
+        system.wait_until(
+            "nodes run tasks", lambda: self.run(start, check=False).returncode == 0
+        )
 
     def shape(self, rate: str | None, *hosts: str) -> None:
         """Limits nodes' network in both directions, for example to "1gbit"; without hosts, all."""
@@ -359,7 +420,9 @@ class Cluster(system.LoginHost):
         system.kill_until_gone(lambda: system.marked("slurmctld"), sig=signal.SIGTERM)
         self._start_slurm("slurmctld", config.SLURMCTLD_PORT)
         ping = ["scontrol", "ping"]
-        system.wait_until("slurmctld answers", lambda: self.run(ping, check=False).returncode == 0)
+        system.wait_until(
+            "slurmctld answers", lambda: self.run(ping, check=False).returncode == 0
+        )
 
 
 def _innodb() -> list[str]:

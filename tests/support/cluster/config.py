@@ -89,7 +89,10 @@ def write(site: Site) -> None:
     for name in [*folders, *(f"spool/{host}" for host in site.hosts)]:
         (site.root / name).mkdir(parents=True, mode=0o755)
     _secret(site.munge_key, os.urandom(128))
-    _secret(site.slurm_conf.with_name("slurmdbd.conf"), slurmdbd_conf(site, password).encode())
+    _secret(
+        site.slurm_conf.with_name("slurmdbd.conf"),
+        slurmdbd_conf(site, password).encode(),
+    )
     _secret(site.root / "etc" / "init.sql", init_sql(password).encode())
     site.slurm_conf.write_text(slurm_conf(site))
     # We use no cgroups. The default (autodetect) ends slurmd where none are mounted, and with
@@ -133,7 +136,13 @@ StorageLoc=slurm_acct_db
 
 def slurm_conf(site: Site) -> str:
     """Returns slurm.conf."""
-    parts = [_control(site), _timing(site), _scheduling(), _accounting(site), _nodes(site)]
+    parts = [
+        _control(site),
+        _timing(site),
+        _scheduling(),
+        _accounting(site),
+        _nodes(site),
+    ]
     return "\n".join([*parts, *site.extra_conf]) + "\n"
 
 
@@ -206,7 +215,9 @@ JobAcctGatherFrequency=task=1
 def _nodes(site: Site) -> str:
     shape = f"CPUs={site.cpus_per_node} Boards=1 SocketsPerBoard=1"
     shape += f" CoresPerSocket={site.cpus_per_node} ThreadsPerCore=1 RealMemory={site.memory_mb}"
-    lines = [f"NodeName={h} NodeAddr={address(h)} {shape} State=UNKNOWN" for h in site.hosts]
+    lines = [
+        f"NodeName={h} NodeAddr={address(h)} {shape} State=UNKNOWN" for h in site.hosts
+    ]
     lines += [
         f"PartitionName=batch Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE "
         f"GraceTime={site.grace_time_s} DefaultTime=10 MaxTime=60 State=UP",

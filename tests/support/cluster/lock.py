@@ -51,7 +51,8 @@ def held(purpose: str, timeout_s: float = 60) -> Iterator[None]:
     Raises:
         ClusterError: another process has it, with that process's name.
     """
-    descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)  # not inherited by programs
+    # not inherited by programs
+    descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         _take(descriptor, timeout_s)
         _write(descriptor, json.dumps(asdict(Holder.me(purpose))))

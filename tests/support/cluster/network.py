@@ -67,14 +67,20 @@ def create(hosts: Sequence[str]) -> None:
         ]
     _ip(lines)
     for host in hosts:
-        eth0 = [f"addr add {address(host)}/24 dev eth0", "link set eth0 up", "link set lo up"]
+        eth0 = [
+            f"addr add {address(host)}/24 dev eth0",
+            "link set eth0 up",
+            "link set lo up",
+        ]
         _ip(eth0, inside=host)
     write_names(hosts)
 
 
 def destroy() -> None:
     """Removes all of it, as far as it exists. Its processes must be dead already."""
-    links = [link["ifname"] for link in json.loads(system.sh("ip", "-json", "link", "show"))]
+    links = [
+        link["ifname"] for link in json.loads(system.sh("ip", "-json", "link", "show"))
+    ]
     # The bridge first: a cable's packets would otherwise be flooded to the rest for nothing.
     ours = [name for name in links if name == BRIDGE or name.startswith(CABLE)]
     _ip([f"link del {name}" for name in sorted(ours, key=lambda name: name != BRIDGE)])
@@ -120,7 +126,9 @@ def set_link(host: str, up: bool) -> None:
 
 def close_ports(host: str, ports: str | None) -> None:
     """Keeps the node from these TCP ports of others ("10000-20000"); None: from none."""
-    for line in system.sh("nsenter", f"--net={namespace(host)}", "ip", "rule").splitlines():
+    for line in system.sh(
+        "nsenter", f"--net={namespace(host)}", "ip", "rule"
+    ).splitlines():
         if "dport" in line:
             _ip(["rule del priority " + line.split(":")[0]], inside=host)
     if ports is not None:

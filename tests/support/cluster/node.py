@@ -40,20 +40,35 @@ def mark(host: str) -> str:
 
 def first_command(host: str) -> list[str]:
     """Returns the command of the node's first process."""
-    own = ["unshare", "--mount", "--propagation", "slave", "--pid", "--fork", "--mount-proc"]
+    own = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "slave",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+    ]
     return network.as_host(host, [*own, sys.executable, "-IS", "-c", _INIT, _MARK])
 
 
 def inside_command(host: str, argv: Sequence[str]) -> list[str]:
     """Returns the command that runs `argv` on a node whose first process runs."""
     folder = Path("/proc", str(min(system.marked(mark(host)))), "ns")
-    enter = ["nsenter", f"--mount={folder / 'mnt'}", f"--pid={folder / 'pid_for_children'}"]
+    enter = [
+        "nsenter",
+        f"--mount={folder / 'mnt'}",
+        f"--pid={folder / 'pid_for_children'}",
+    ]
     return network.as_host(host, [*enter, *argv])
 
 
 def is_up(host: str) -> bool:
     """Returns whether the node's first process has set up what is the node's own."""
-    return any(_MARK in system.argv_of(pid) and _has_shm(pid) for pid in system.marked(mark(host)))
+    return any(
+        _MARK in system.argv_of(pid) and _has_shm(pid)
+        for pid in system.marked(mark(host))
+    )
 
 
 def is_of_the_node(argv: Sequence[str]) -> bool:

@@ -17,8 +17,26 @@ APT_LINE = "apt-get install -y slurm-wlm slurmdbd munge mariadb-server iproute2"
 """What a Debian machine needs; no service of these packages has to run."""
 
 PROGRAMS = [
-    *["slurmctld", "slurmd", "slurmdbd", "srun", "sinfo", "sacct", "sacctmgr", "scontrol"],
-    *["munged", "mariadbd", "mariadb-install-db", "ip", "tc", "nsenter", "unshare", "hostname"],
+    *[
+        "slurmctld",
+        "slurmd",
+        "slurmdbd",
+        "srun",
+        "sinfo",
+        "sacct",
+        "sacctmgr",
+        "scontrol",
+    ],
+    *[
+        "munged",
+        "mariadbd",
+        "mariadb-install-db",
+        "ip",
+        "tc",
+        "nsenter",
+        "unshare",
+        "hostname",
+    ],
 ]
 
 MARK = "SLURMFT_CLUSTER"
@@ -46,7 +64,9 @@ def require() -> None:
         ClusterError: with the line to type.
     """
     if os.geteuid() != 0:
-        raise ClusterError("the test cluster needs root (network namespaces)\nhint: use sudo")
+        raise ClusterError(
+            "the test cluster needs root (network namespaces)\nhint: use sudo"
+        )
     with_sbin_on_path()
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
@@ -68,7 +88,9 @@ def sh(*argv: str, stdin: str | None = None, timeout: float = PATIENCE_S) -> str
     Raises:
         ClusterError: it failed or took too long.
     """
-    return run(argv, stdin=stdin, timeout=timeout, env={**os.environ, MARK: argv[0]}).stdout
+    return run(
+        argv, stdin=stdin, timeout=timeout, env={**os.environ, MARK: argv[0]}
+    ).stdout
 
 
 def run(
@@ -140,7 +162,9 @@ class LoginHost:
         """
         full = {k: v for k, v in os.environ.items() if not k.startswith(SLURM_NAMES)}
         full |= {**self.env, **(env or {})}
-        return run(self._command(argv, on), timeout=timeout, check=check, cwd=cwd, env=full)
+        return run(
+            self._command(argv, on), timeout=timeout, check=check, cwd=cwd, env=full
+        )
 
     def _command(self, argv: Sequence[str], on: str | None) -> Sequence[str]:
         """Returns the command that runs `argv` on the login host, or on the node `on`."""
@@ -256,7 +280,10 @@ def argv_of(pid: int) -> list[str]:
 
 
 def kill_until_gone(
-    find: Callable[[], set[int]], *, sig: int = signal.SIGKILL, timeout_s: float = PATIENCE_S
+    find: Callable[[], set[int]],
+    *,
+    sig: int = signal.SIGKILL,
+    timeout_s: float = PATIENCE_S,
 ) -> None:
     """Sends the signal once to every process found, and to late comers, until none is left.
 
@@ -277,13 +304,19 @@ def kill_until_gone(
         told |= found
         reap()
         if time.monotonic() > deadline:
-            names = "\n".join(f"  {pid} {' '.join(argv_of(pid))}" for pid in sorted(found))
-            raise ClusterError(f"still alive {timeout_s:g} s after signal {sig}:\n{names}")
+            names = "\n".join(
+                f"  {pid} {' '.join(argv_of(pid))}" for pid in sorted(found)
+            )
+            raise ClusterError(
+                f"still alive {timeout_s:g} s after signal {sig}:\n{names}"
+            )
         time.sleep(POLL_S)
     reap()
 
 
-def wait_until(what: str, ready: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
+def wait_until(
+    what: str, ready: Callable[[], bool], timeout_s: float = PATIENCE_S
+) -> None:
     """Polls `ready` until it is true.
 
     Raises:

@@ -68,12 +68,20 @@ class FakeSlurm(system.LoginHost):
         """Waits until no job is queued."""
         until(lambda: all(job.has_ended for job in self.table.read()), self.table.read)
 
-    def accounting(self, job: str, fields: str, *options: str, starts: int = 1) -> list[list[str]]:
+    def accounting(
+        self, job: str, fields: str, *options: str, starts: int = 1
+    ) -> list[list[str]]:
         """Returns the rows of sacct for a job that has ended."""
         rows: list[list[str]] = []
 
         def has_ended() -> bool:
-            command = ["sacct", "-nPX", *options, f"--jobs={job}", f"--format=End,{fields}"]
+            command = [
+                "sacct",
+                "-nPX",
+                *options,
+                f"--jobs={job}",
+                f"--format=End,{fields}",
+            ]
             lines = self.run(command).stdout.splitlines()
             rows[:] = [line.split("|") for line in lines]
             return len(rows) == starts and all(row[0] != "Unknown" for row in rows)

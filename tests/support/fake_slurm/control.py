@@ -12,7 +12,12 @@ from tests.support.fake_slurm import hostlist
 from tests.support.fake_slurm.jobs import Job, RefusedError, Table, find
 from tests.support.fake_slurm.queries import time_text
 from tests.support.fake_slurm.schedule import schedule
-from tests.support.fake_slurm.settings import CLUSTER_NAME, MAX_ARRAY_SIZE, PARTITIONS, VERSION
+from tests.support.fake_slurm.settings import (
+    CLUSTER_NAME,
+    MAX_ARRAY_SIZE,
+    PARTITIONS,
+    VERSION,
+)
 
 CONFIG = f"""\
 ClusterName             = {CLUSTER_NAME}
@@ -79,14 +84,20 @@ def _cancel(job: Job) -> None:
 def _signal(name: str | None) -> int:
     if name is None:
         return 0
-    return int(name) if name.isdigit() else signal.Signals[f"SIG{name.removeprefix('SIG')}"]
+    return (
+        int(name)
+        if name.isdigit()
+        else signal.Signals[f"SIG{name.removeprefix('SIG')}"]
+    )
 
 
 def requeue(job: Job) -> None:
     if job.is_pending:
         raise RefusedError(f"Job is pending execution for job {job.shown_id}")
     if not job.requeues:
-        raise RefusedError(f"Requested operation is presently disabled for job {job.shown_id}")
+        raise RefusedError(
+            f"Requested operation is presently disabled for job {job.shown_id}"
+        )
     if job.is_running:
         job.state = "COMPLETING"
         job.requests.append(["end", "requeue"])
@@ -126,7 +137,9 @@ def _update(words: Sequence[str]) -> int:
                     case "ExcNodeList":
                         job.excluded = hostlist.expand(value) if value else []
                     case _:
-                        raise RefusedError(f"Update of this parameter is not supported: {name}")
+                        raise RefusedError(
+                            f"Update of this parameter is not supported: {name}"
+                        )
         schedule(table, jobs)
     return 0
 
@@ -151,7 +164,9 @@ def _show(what: str, *words: str) -> int:
 
 
 def _show_jobs(name: str) -> None:
-    in_memory = [job for job in Table.of_environment().read() if job.is_known_to_controller]
+    in_memory = [
+        job for job in Table.of_environment().read() if job.is_known_to_controller
+    ]
     chosen = [job for job in in_memory if job.is_named(name)]
     if not chosen:
         raise RefusedError("slurm_load_jobs error: Invalid job id specified")

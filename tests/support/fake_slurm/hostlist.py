@@ -40,7 +40,9 @@ def expand_numbers(text: str) -> list[str]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         width = len(first)
-        numbers += [str(n).zfill(width) for n in range(int(first), int(last or first) + 1)]
+        numbers += [
+            str(n).zfill(width) for n in range(int(first), int(last or first) + 1)
+        ]
     return numbers
 
 

@@ -174,7 +174,10 @@ class Table:
         return content["next_id"], jobs
 
     def _write(self, next_id: int, jobs: list[Job]) -> None:
-        rows = [vars(job) | {"starts": [vars(start) for start in job.starts]} for job in jobs]
+        rows = [
+            vars(job) | {"starts": [vars(start) for start in job.starts]}
+            for job in jobs
+        ]
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps({"next_id": next_id, "jobs": rows}))
         new.rename(self._file)
@@ -186,7 +189,9 @@ def find(jobs: list[Job], name: str) -> list[Job]:
     Raises:
         RefusedError: there are none.
     """
-    matching = [job for job in jobs if job.is_named(name) and job.is_known_to_controller]
+    matching = [
+        job for job in jobs if job.is_named(name) and job.is_known_to_controller
+    ]
     if not matching:
         raise RefusedError(f"Invalid job id specified for job {name}")
     return matching

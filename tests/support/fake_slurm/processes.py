@@ -26,7 +26,9 @@ def descendants(root: int) -> set[int]:
     below: set[int] = set()
     new = [root]
     while new:
-        children_of_new = [child for parent in new for child in children.get(parent, [])]
+        children_of_new = [
+            child for parent in new for child in children.get(parent, [])
+        ]
         new = [pid for pid in children_of_new if not _is_background(pid)]
         below.update(new)
     return below

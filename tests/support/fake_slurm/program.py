@@ -27,7 +27,9 @@ def main() -> NoReturn:
     """Runs the command of this process's arguments, and ends the process."""
     name, *arguments = sys.argv[1:]
     module, _, function = COMMANDS[name].partition(":")
-    run = getattr(importlib.import_module(f"tests.support.fake_slurm.{module}"), function)
+    run = getattr(
+        importlib.import_module(f"tests.support.fake_slurm.{module}"), function
+    )
     try:
         code = run(*arguments)
     except RefusedError as refusal:

@@ -31,7 +31,11 @@ _HEADERS = {
 
 def time_text(moment: float) -> str:
     """Returns a time as Slurm prints it."""
-    return datetime.fromtimestamp(moment).strftime("%Y-%m-%dT%H:%M:%S") if moment else "Unknown"
+    return (
+        datetime.fromtimestamp(moment).strftime("%Y-%m-%dT%H:%M:%S")
+        if moment
+        else "Unknown"
+    )
 
 
 def limit_text(minutes: int) -> str:
@@ -44,14 +48,38 @@ def limit_text(minutes: int) -> str:
 
 
 def squeue(*words: str) -> int:
-    long = ["noheader", "jobs=", "format=", "array", "states=", "me", "user=", "name=", "help"]
+    long = [
+        "noheader",
+        "jobs=",
+        "format=",
+        "array",
+        "states=",
+        "me",
+        "user=",
+        "name=",
+        "help",
+    ]
     pairs, _ = getopt.getopt(list(words), "hj:o:rt:u:n:", long)
     options = {key.lstrip("-"): value for key, value in pairs}
-    names = [name for name in (options.get("jobs") or options.get("j") or "").split(",") if name]
+    names = [
+        name
+        for name in (options.get("jobs") or options.get("j") or "").split(",")
+        if name
+    ]
     states = options.get("states") or options.get("t") or ""
-    text = options.get("format") or options.get("o") or "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
-    in_memory = [job for job in Table.of_environment().read() if job.is_known_to_controller]
-    shown = [job for job in in_memory if not names or any(job.is_named(name) for name in names)]
+    text = (
+        options.get("format")
+        or options.get("o")
+        or "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
+    )
+    in_memory = [
+        job for job in Table.of_environment().read() if job.is_known_to_controller
+    ]
+    shown = [
+        job
+        for job in in_memory
+        if not names or any(job.is_named(name) for name in names)
+    ]
     if not shown and len(names) == 1:
         raise RefusedError("slurm_load_jobs error: Invalid job id specified")
     if states != "all":
@@ -68,12 +96,17 @@ def squeue(*words: str) -> int:
 def _rows(jobs: Sequence[Job], is_each_task_shown: bool) -> Iterable[tuple[str, Job]]:
     """Job id and job of each line: an array's pending tasks have one in common, unless asked."""
     shown_arrays = set()
-    for job in sorted(jobs, key=lambda job: (not job.is_pending, job.array or job.id, job.task)):
+    for job in sorted(
+        jobs, key=lambda job: (not job.is_pending, job.array or job.id, job.task)
+    ):
         if is_each_task_shown or not job.array or not job.is_pending:
             yield job.shown_id, job
         elif job.array not in shown_arrays:
             shown_arrays.add(job.array)
-            yield _tasks_text([j for j in jobs if j.array == job.array and j.is_pending]), job
+            yield (
+                _tasks_text([j for j in jobs if j.array == job.array and j.is_pending]),
+                job,
+            )
 
 
 def _tasks_text(tasks: Sequence[Job]) -> str:
@@ -102,7 +135,9 @@ def _field(letter: str, name: str, job: Job) -> str:
         "o": job.command,
         "j": job.name,
         "u": job.user,
-        "M": limit_text(int((time.time() - job.started) / 60)) if job.is_running else "0:00",
+        "M": limit_text(int((time.time() - job.started) / 60))
+        if job.is_running
+        else "0:00",
         "R": hosts or f"({job.reason})",
         "k": job.comment or "(null)",
     }
@@ -113,10 +148,22 @@ def _field(letter: str, name: str, job: Job) -> str:
 
 
 def sacct(*words: str) -> int:
-    long = ["noheader", "parsable2", "allocations", "duplicates", "jobs=", "format=", "starttime="]
+    long = [
+        "noheader",
+        "parsable2",
+        "allocations",
+        "duplicates",
+        "jobs=",
+        "format=",
+        "starttime=",
+    ]
     pairs, _ = getopt.getopt(list(words), "nPXDj:o:S:", long)
     options = {key.lstrip("-"): value for key, value in pairs}
-    names = [name for name in (options.get("jobs") or options.get("j") or "").split(",") if name]
+    names = [
+        name
+        for name in (options.get("jobs") or options.get("j") or "").split(",")
+        if name
+    ]
     default = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
     fields = (options.get("format") or options.get("o") or default).split(",")
     if not options.keys() & {"noheader", "n"}:
@@ -137,7 +184,9 @@ Row = dict[str, str]
 """sacct's name of a field -> its value."""
 
 
-def _rows_of_jobs(jobs: Sequence[Job], with_all_starts: bool, with_steps: bool) -> Iterable[Row]:
+def _rows_of_jobs(
+    jobs: Sequence[Job], with_all_starts: bool, with_steps: bool
+) -> Iterable[Row]:
     """Yields the lines of jobs, and of their batch steps. Tasks of an array that never started have
     a line in common, after all others."""
     started = [job for job in jobs if job.started or not job.array]
@@ -211,7 +260,8 @@ def _step_row(job: Job, start: Start) -> Row:
 
 def _common_row(job: Job, start: Start) -> Row:
     signal = start.signal
-    if start.state in ("CANCELLED", "TIMEOUT"):  # accounting has no signal of what Slurm ends
+    # accounting has no signal of what Slurm ends
+    if start.state in ("CANCELLED", "TIMEOUT"):
         signal = 0
     elapsed_s = 0.0
     if start.started:
@@ -228,7 +278,9 @@ def _common_row(job: Job, start: Start) -> Row:
 
 def _memory_of_all_nodes(job: Job) -> str:
     """Returns "4G" for --mem=2G on two nodes."""
-    amount, unit = re.fullmatch(r"(\d+)([KMGT]?)", job.memory or f"{MEMORY_MB}M").groups()  # type: ignore[union-attr]
+    amount, unit = re.fullmatch(
+        r"(\d+)([KMGT]?)", job.memory or f"{MEMORY_MB}M"
+    ).groups()  # type: ignore[union-attr]
     return f"{int(amount) * job.nodes}{unit or 'M'}"
 
 
@@ -247,7 +299,12 @@ def sinfo(*words: str) -> int:
     hosts = hostlist.expand(names) if names else list(HOSTS)
     wanted = options.get("partition") or options.get("p")
     partitions = [p for p in PARTITIONS.values() if wanted in (None, p.name)]
-    busy = {host for job in Table.of_environment().read() if job.is_running for host in job.hosts}
+    busy = {
+        host
+        for job in Table.of_environment().read()
+        if job.is_running
+        for host in job.hosts
+    }
     is_by_node = bool(options.keys() & {"Node", "N"})
     groups = [[host] for host in hosts] if is_by_node else [hosts]
     for group in groups:
@@ -265,7 +322,11 @@ def sinfo(*words: str) -> int:
 
 def sacctmgr(*words: str) -> int:
     """Shows that the user's account has no limits, field by field as asked."""
-    fields = next(w for w in words if w.startswith("format=")).removeprefix("format=").split(",")
+    fields = (
+        next(w for w in words if w.startswith("format="))
+        .removeprefix("format=")
+        .split(",")
+    )
     known = {"Account": "root", "QOS": "normal"}
     print("|".join(known.get(field, "") for field in fields))
     return 0

@@ -156,10 +156,20 @@ def _note_end(job: Job, ends_as: str, code: int) -> None:
         job.signal = 0 if state == "REQUEUED" else signal.SIGTERM
     peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     job.starts.append(
-        Start(state, job.started, job.ended, job.hosts, job.exit_code, job.signal, peak_kib)
+        Start(
+            state,
+            job.started,
+            job.ended,
+            job.hosts,
+            job.exit_code,
+            job.signal,
+            peak_kib,
+        )
     )
     job.state = state
-    job.reason = {"FAILED": "NonZeroExitCode", "TIMEOUT": "TimeLimit"}.get(state, "None")
+    job.reason = {"FAILED": "NonZeroExitCode", "TIMEOUT": "TimeLimit"}.get(
+        state, "None"
+    )
     if state == "REQUEUED":
         job.state = "PENDING"
         job.reason = "BeginTime"
@@ -177,7 +187,9 @@ def environment_of(job: Job) -> dict[str, str]:
     variables = saved | {
         "SLURMD_NODENAME": job.hosts[0],
         "SLURM_CLUSTER_NAME": CLUSTER_NAME,
-        "SLURM_CPUS_ON_NODE": str(min(CPUS_PER_NODE, job.tasks_per_node * job.cpus_per_task)),
+        "SLURM_CPUS_ON_NODE": str(
+            min(CPUS_PER_NODE, job.tasks_per_node * job.cpus_per_task)
+        ),
         "SLURM_JOBID": str(job.id),
         "SLURM_JOB_ID": str(job.id),
         "SLURM_JOB_NAME": job.name,

@@ -103,20 +103,28 @@ def _dependency(job: Job, jobs: Sequence[Job]) -> str:
         awaited = [other for name in names for other in jobs if other.is_named(name)]
         if not all(other.has_ended for other in awaited):
             waits = True
-        if kind == "afterok" and any(o.has_ended and o.state != "COMPLETED" for o in awaited):
+        if kind == "afterok" and any(
+            o.has_ended and o.state != "COMPLETED" for o in awaited
+        ):
             return "DependencyNeverSatisfied"
     return "Dependency" if waits else ""
 
 
 def _hosts_with_room(job: Job, jobs: Sequence[Job]) -> list[str]:
     running = [other for other in jobs if other.is_running]
-    needed_cpus = CPUS_PER_NODE if job.exclusive else job.tasks_per_node * job.cpus_per_task
+    needed_cpus = (
+        CPUS_PER_NODE if job.exclusive else job.tasks_per_node * job.cpus_per_task
+    )
     free_hosts = []
     for host in job.node_list or HOSTS:
         here = [other for other in running if host in other.hosts]
         used = sum(other.tasks_per_node * other.cpus_per_task for other in here)
         is_taken = any(other.exclusive for other in here) or (job.exclusive and here)
-        if host not in job.excluded and not is_taken and used + needed_cpus <= CPUS_PER_NODE:
+        if (
+            host not in job.excluded
+            and not is_taken
+            and used + needed_cpus <= CPUS_PER_NODE
+        ):
             free_hosts.append(host)
     return free_hosts
 

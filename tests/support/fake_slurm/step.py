@@ -19,7 +19,13 @@ WITH_VALUE = (
     "export", "kill-on-bad-exit", "wait", "open-mode", "output", "error", "nodes", "ntasks",
     "ntasks-per-node", "cpus-per-task", "nodelist", "mem", "time", "partition", "job-name",
 )  # fmt: skip
-SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "w": "nodelist", "o": "output"}
+SHORT = {
+    "N": "nodes",
+    "n": "ntasks",
+    "c": "cpus-per-task",
+    "w": "nodelist",
+    "o": "output",
+}
 
 
 def srun(*words: str) -> int:
@@ -32,7 +38,9 @@ def srun(*words: str) -> int:
         pairs, program = getopt.getopt(list(words), "N:n:c:w:o:u", long)
     except getopt.GetoptError as error:
         raise RefusedError(f"srun: unrecognized option '--{error.opt}'") from None
-    options = {SHORT.get(key.lstrip("-"), key.lstrip("-")): value for key, value in pairs}
+    options = {
+        SHORT.get(key.lstrip("-"), key.lstrip("-")): value for key, value in pairs
+    }
     if "SLURM_JOB_ID" not in os.environ:
         raise RefusedError("srun: error: the fake Slurm runs steps of jobs alone")
     for ignored in (signal.SIGTERM, signal.SIGUSR2):  # the tasks have them, too
@@ -49,7 +57,11 @@ class Step:
         table = Table.of_environment()
         self.job = table.get(int(os.environ["SLURM_JOB_ID"]))
         self.number = _next_number(table, self.job)
-        hosts = hostlist.expand(options["nodelist"]) if "nodelist" in options else self.job.hosts
+        hosts = (
+            hostlist.expand(options["nodelist"])
+            if "nodelist" in options
+            else self.job.hosts
+        )
         count = int(options.get("nodes", "0").partition("-")[0]) or len(hosts)
         self.hosts = hosts[:count]
         per_node = int(options.get("ntasks-per-node", 0)) or self.job.tasks_per_node
@@ -107,7 +119,9 @@ class Step:
         letters = {"t": str(rank), "s": str(self.number)}
         path = filled(self.options[option], self.job, **letters)
         flags = os.O_WRONLY | os.O_CREAT
-        flags |= os.O_APPEND if self.options.get("open-mode") == "append" else os.O_TRUNC
+        flags |= (
+            os.O_APPEND if self.options.get("open-mode") == "append" else os.O_TRUNC
+        )
         return os.open(path, flags, 0o666)
 
     def _code_of(self, rank: int, code: int) -> int:
@@ -115,11 +129,19 @@ class Step:
         host = self.hosts[rank * len(self.hosts) // self.task_count]
         if code < 0:
             words = signal.strsignal(-code)
-            print(f"srun: error: {host}: task {rank}: {words}", file=sys.stderr, flush=True)
+            print(
+                f"srun: error: {host}: task {rank}: {words}",
+                file=sys.stderr,
+                flush=True,
+            )
             return 128 - code
         if code:
             words = f"Exited with exit code {code}"
-            print(f"srun: error: {host}: task {rank}: {words}", file=sys.stderr, flush=True)
+            print(
+                f"srun: error: {host}: task {rank}: {words}",
+                file=sys.stderr,
+                flush=True,
+            )
         return code
 
     def _terminate(self, running: set[subprocess.Popen[bytes]]) -> None:

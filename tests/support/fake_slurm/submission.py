@@ -69,7 +69,8 @@ def sbatch(*words: str) -> int:
     in_script = _directives(text)
     from_variables = {VARIABLES[k]: os.environ[k] for k in VARIABLES if k in os.environ}
     options = in_script | from_variables | given
-    for layer in (from_variables, given):  # of two that exclude each other, the later one
+    # of two that exclude each other, the later one
+    for layer in (from_variables, given):
         if "requeue" in layer:
             options.pop("no-requeue", None)
         elif "no-requeue" in layer:
@@ -82,24 +83,40 @@ def sbatch(*words: str) -> int:
         jobs.extend(new)
         schedule(table, jobs)
     job_id = new[0].array or new[0].id
-    print(job_id if "parsable" in options else f"Submitted batch job {job_id}", flush=True)
+    print(
+        job_id if "parsable" in options else f"Submitted batch job {job_id}", flush=True
+    )
     return _await_end(table, job_id) if "wait" in options else 0
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Returns the options before the script, and the script with its arguments."""
-    short = "".join(letter if name in FLAGS else f"{letter}:" for letter, name in SHORT.items())
-    long = [*FLAGS, *(f"{name}=" for name in WITH_VALUE), *WITH_VALUE_OR_NOT, "gres=", "gpus="]
+    short = "".join(
+        letter if name in FLAGS else f"{letter}:" for letter, name in SHORT.items()
+    )
+    long = [
+        *FLAGS,
+        *(f"{name}=" for name in WITH_VALUE),
+        *WITH_VALUE_OR_NOT,
+        "gres=",
+        "gpus=",
+    ]
     long += ["gpus-per-node=", "gpus-per-task="]
     bare = [w.partition("=")[0] if w.startswith("--exclusive=") else w for w in words]
     try:
         pairs, rest = getopt.getopt(bare, short, long)
     except getopt.GetoptError:
         known = {f"--{name.rstrip('=')}" for name in long}
-        word = next(w for w in words if w.startswith("-") and w.partition("=")[0] not in known)
+        word = next(
+            w for w in words if w.startswith("-") and w.partition("=")[0] not in known
+        )
         text = f"sbatch: unrecognized option '{word}'\n"
-        raise RefusedError(f'{text}Try "sbatch --help" for more information', 255) from None
-    return {SHORT.get(key.lstrip("-"), key.lstrip("-")): value for key, value in pairs}, rest
+        raise RefusedError(
+            f'{text}Try "sbatch --help" for more information', 255
+        ) from None
+    return {
+        SHORT.get(key.lstrip("-"), key.lstrip("-")): value for key, value in pairs
+    }, rest
 
 
 def _script(options: Mapping[str, str], rest: Sequence[str]) -> tuple[str, str]:
@@ -156,7 +173,11 @@ def _check(options: Mapping[str, str]) -> None:
 
 
 def _jobs_of(
-    options: Mapping[str, str], script: str, text: str, arguments: Sequence[str], table: Table
+    options: Mapping[str, str],
+    script: str,
+    text: str,
+    arguments: Sequence[str],
+    table: Table,
 ) -> list[Job]:
     """Returns a new job, or the tasks of a new array."""
     tasks, at_most = _array(options.get("array", ""))
@@ -208,7 +229,10 @@ def _jobs_of(
     if not tasks:
         return [Job(id=first_id, **fields)]
     fields |= {"array": first_id, "array_tasks": len(tasks)}
-    return [Job(id=job_id, task=task, **fields) for job_id, task in zip(ids, tasks, strict=True)]
+    return [
+        Job(id=job_id, task=task, **fields)
+        for job_id, task in zip(ids, tasks, strict=True)
+    ]
 
 
 def _environment(options: Mapping[str, str]) -> dict[str, str]:
@@ -281,5 +305,7 @@ def _await_end(table: Table, job_id: int) -> int:
     while True:
         jobs = [job for job in table.read() if job.is_named(str(job_id))]
         if all(job.has_ended for job in jobs):
-            return max(job.exit_code or (job.signal and 128 + job.signal) for job in jobs)
+            return max(
+                job.exit_code or (job.signal and 128 + job.signal) for job in jobs
+            )
         time.sleep(0.05)

@@ -76,7 +76,9 @@ class TwoNodes:
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            said = process.stdout.readline() if selector.select(MOUNT_S) else "no answer"
+            said = (
+                process.stdout.readline() if selector.select(MOUNT_S) else "no answer"
+            )
         if said != "ready\n":
             raise LockfsError(f"{node} could not be mounted: {said.strip()}")
 
@@ -84,7 +86,8 @@ class TwoNodes:
         while self._mounts:
             node, process = self._mounts.pop()
             if not _fusermount(node):
-                process.terminate()  # somebody is in it still: it unmounts itself all the same
+                # somebody is in it still: it unmounts itself all the same
+                process.terminate()
             try:
                 process.wait(UNMOUNT_S)
             except subprocess.TimeoutExpired:
@@ -103,7 +106,9 @@ def missing() -> str | None:
     for program in ("gcc", "pkg-config", "fusermount3"):
         if shutil.which(program) is None:
             return f"lockfs needs {program}"
-    if subprocess.run(["pkg-config", "--exists", "fuse3"], check=False, timeout=20).returncode:
+    if subprocess.run(
+        ["pkg-config", "--exists", "fuse3"], check=False, timeout=20
+    ).returncode:
         return "lockfs needs libfuse3-dev"
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
@@ -122,13 +127,27 @@ def _build() -> Path:
     if not program.exists():
         flags = shlex.split(_run(["pkg-config", "--cflags", "--libs", "fuse3"]))
         new = program.with_name(f"{version}.{os.getpid()}")
-        _run(["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(new), str(SOURCE), *flags])
+        _run(
+            [
+                "gcc",
+                "-O1",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-o",
+                str(new),
+                str(SOURCE),
+                *flags,
+            ]
+        )
         new.rename(program)
     return program
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False
+    )
     if done.returncode:
         raise LockfsError(f"{shlex.join(command)}: {done.stderr.strip()}")
     return done.stdout
@@ -137,6 +156,8 @@ def _run(command: list[str]) -> str:
 def _fusermount(node: Path, *options: str) -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
         command = ["fusermount3", "-u", *options, str(node)]
-        done = subprocess.run(command, capture_output=True, timeout=UNMOUNT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, timeout=UNMOUNT_S, check=False
+        )
         return done.returncode == 0
     return False

@@ -47,7 +47,9 @@ _WAIT = "how long to wait in the queue for nodes (%(default)g)"
 
 def _flags_of(command: Command) -> list[str]:
     """Returns the names of the job's options that are flags of a command, too."""
-    return [name for name, each in options(JobConfig).items() if command in each.commands]
+    return [
+        name for name, each in options(JobConfig).items() if command in each.commands
+    ]
 
 
 def main(argv: list[str]) -> int:
@@ -58,7 +60,8 @@ def main(argv: list[str]) -> int:
     job = _job(arguments, "doctor")
     if starts_ranks(job.cluster):
         raise UsageError(
-            f"--cluster {job.cluster} has no nodes to examine", "use slurm, local or auto"
+            f"--cluster {job.cluster} has no nodes to examine",
+            "use slurm, local or auto",
         )
     # Progress is for people who watch.
     say: Callable[[str], None] = _say
@@ -66,7 +69,8 @@ def main(argv: list[str]) -> int:
         say = _say_nothing
     report = examine_cluster(
         job,
-        nodes_asked=hasattr(arguments, "nodes"),  # a flag that is not given leaves no attribute
+        # a flag that is not given leaves no attribute
+        nodes_asked=hasattr(arguments, "nodes"),
         limit_s=arguments.within,
         wait_s=arguments.wait,
         quick=arguments.quick,
@@ -83,8 +87,16 @@ def main(argv: list[str]) -> int:
 def parser() -> Parser:
     parser = Parser("slurmft doctor", __doc__).add_json("print the findings as JSON")
     add = parser.add_argument
-    add("--output", metavar="FILE", help="write a report for support: text and JSON, no secrets")
-    add("--quick", action="store_true", help="skip devices and collectives: torch is not loaded")
+    add(
+        "--output",
+        metavar="FILE",
+        help="write a report for support: text and JSON, no secrets",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="skip devices and collectives: torch is not loaded",
+    )
     limit = "time limit for the nodes' part; measurements beyond it are skipped (%(default)s)"
     add("--within", type=float, default=40, metavar="SECONDS", help=limit)
     add("--wait", type=float, default=_CLUSTER_WAIT_S, metavar="SECONDS", help=_WAIT)
@@ -99,7 +111,9 @@ def _say_nothing(text: str) -> None:
     pass
 
 
-def _job(arguments: argparse.Namespace, command: Command, **fields: object) -> JobConfig:
+def _job(
+    arguments: argparse.Namespace, command: Command, **fields: object
+) -> JobConfig:
     """Returns the job that the flags and the site file ask for."""
     names = _flags_of(command)
     defaults = site_defaults(OPTIONS)
@@ -173,7 +187,9 @@ def locks_main(argv: list[str]) -> int:
     arguments = locks_parser().parse(argv)
     folder = absolute(arguments.dir)
     if not folder.is_dir():
-        raise UsageError(f"no such folder: {str(folder)!r}", "give one that the nodes see, too")
+        raise UsageError(
+            f"no such folder: {str(folder)!r}", "give one that the nodes see, too"
+        )
     job = locks.probe_job(_job(arguments, "doctor locks"), arguments.nodes)
     with open_site(job, arguments.wait, commands.available(), _say) as site:
         measurement = locks.measure(site, job.nodes, folder)

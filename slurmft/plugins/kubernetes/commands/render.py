@@ -28,7 +28,9 @@ from slurmft.train.login.sources import check_given
 
 ELSEWHERE = Elsewhere.PLAIN
 
-_ON_PODS = [name for name, each in options(JobConfig).items() if "render" in each.commands]
+_ON_PODS = [
+    name for name, each in options(JobConfig).items() if "render" in each.commands
+]
 """Options of a job that mean something on Kubernetes."""
 _IN_IMAGE = [name for name, each in FLAGS.items() if "render" in each.commands]
 """Options of a program of the user's own there: its code and environment are the image's."""
@@ -38,26 +40,73 @@ def kubernetes_parser() -> Parser:
     command = Parser("slurmft render kubernetes", __doc__)
     # Of this command alone: the configuration of a run has none of them.
     add = command.add_argument_group("the cluster").add_argument
-    add("--kind", choices=manifests.KINDS, default="pytorchjob", help="(default: pytorchjob)")
-    add("--name", help="name of the job and of its run directory (default: slurmft-TASK)")
+    add(
+        "--kind",
+        choices=manifests.KINDS,
+        default="pytorchjob",
+        help="(default: pytorchjob)",
+    )
+    add(
+        "--name",
+        help="name of the job and of its run directory (default: slurmft-TASK)",
+    )
     add("--namespace", default="default", metavar="NAME", help="(default: default)")
     # Neither has a default that would work: both are of one's own cluster.
     add("--image", required=True, help="image with slurmft: registry/slurmft:tag")
-    add("--claim", required=True, metavar="NAME", help="PersistentVolumeClaim for the runs")
-    add("--cpu", type=count, default=8, metavar="N", help="CPUs of each pod (default: 8)")
+    add(
+        "--claim",
+        required=True,
+        metavar="NAME",
+        help="PersistentVolumeClaim for the runs",
+    )
+    add(
+        "--cpu",
+        type=count,
+        default=8,
+        metavar="N",
+        help="CPUs of each pod (default: 8)",
+    )
     add("--memory", default="32Gi", metavar="SIZE", help="of each pod (default: 32Gi)")
-    add("--gpus", type=whole, default=0, metavar="N", help="GPUs of each pod (default: 0)")
-    add("--shm", default="4Gi", metavar="SIZE", help="/dev/shm, out of --memory (default: 4Gi)")
-    add("--min-nodes", type=count, metavar="N", help="fewest pods to run with (pytorchjob)")
-    add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
-    add("--secret", metavar="NAME", help="Secret whose keys become variables, such as HF_TOKEN")
+    add(
+        "--gpus",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="GPUs of each pod (default: 0)",
+    )
+    add(
+        "--shm",
+        default="4Gi",
+        metavar="SIZE",
+        help="/dev/shm, out of --memory (default: 4Gi)",
+    )
+    add(
+        "--min-nodes",
+        type=count,
+        metavar="N",
+        help="fewest pods to run with (pytorchjob)",
+    )
+    add(
+        "--node-selector",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="repeatable",
+    )
+    add(
+        "--secret",
+        metavar="NAME",
+        help="Secret whose keys become variables, such as HF_TOKEN",
+    )
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")
     command.add_options(TrainConfig, "what to train")
     command.add_options(OwnProgram, "or a program of your own, after --", _IN_IMAGE)
     return command.add_options(JobConfig, "how to run it", _ON_PODS)
 
 
-def configure_pods(flags: dict[str, Any], words: list[str], argv: list[str]) -> RunConfig:
+def configure_pods(
+    flags: dict[str, Any], words: list[str], argv: list[str]
+) -> RunConfig:
     """Returns the configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
     if words:
         # A program of the user's own need not tell that it is alive: no hang can be seen.

@@ -35,7 +35,9 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     if arguments.on is None:
-        raise UsageError("slurmft pull fetches from where?", "slurmft pull RUN --on CLUSTER")
+        raise UsageError(
+            "slurmft pull fetches from where?", "slurmft pull RUN --on CLUSTER"
+        )
     clusters = named(arguments.on)
     if len(clusters) > 1:
         raise UsageError(f"--on {arguments.on}: a run is on one cluster", "name one")

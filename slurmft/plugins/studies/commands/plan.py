@@ -64,16 +64,34 @@ def _work(arguments: argparse.Namespace, measured: Workload) -> Workload:
 def parser() -> Parser:
     plan = Parser("slurmft plan", __doc__)
     add = plan.add_argument
-    add("sources", nargs="+", metavar="RUN|DIR", help="runs (paths or names), folders of runs")
+    add(
+        "sources",
+        nargs="+",
+        metavar="RUN|DIR",
+        help="runs (paths or names), folders of runs",
+    )
     add("--series", metavar="NAME", help="which runs, if there are several kinds")
-    add("--nodes", metavar="1-64|1,2,4", help="counts to compare (default: 1, 2, 4, ...)")
-    add("--deadline", metavar="TIME", help="find the fewest nodes that meet it: 90s, 30m, 2h")
+    add(
+        "--nodes",
+        metavar="1-64|1,2,4",
+        help="counts to compare (default: 1, 2, 4, ...)",
+    )
+    add(
+        "--deadline",
+        metavar="TIME",
+        help="find the fewest nodes that meet it: 90s, 30m, 2h",
+    )
     plan.add_json("print the plan as JSON")
     add = plan.add_argument_group("What would run (default: as measured)").add_argument
     add("--epochs", type=count, metavar="N")
     add("--batch-size", type=count, metavar="N", help="of a device and micro-step")
-    add("--global-batch", type=count, metavar="N", dest="kept_global_batch",
-        help="the same for every number of nodes")  # fmt: skip
+    add(
+        "--global-batch",
+        type=count,
+        metavar="N",
+        dest="kept_global_batch",
+        help="the same for every number of nodes",
+    )
     add("--gradient-accumulation-steps", type=count, metavar="N", dest="micro_steps")
     add("--train-samples", type=count, metavar="N", help="of one epoch")
     add("--devices-per-node", type=count, metavar="N", help="processes of a node")

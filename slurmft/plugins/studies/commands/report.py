@@ -29,7 +29,11 @@ from slurmft.cli.parser import Parser, above_zero, input_path, print_json
 from slurmft.core.errors import Exit, UsageError, unknown
 from slurmft.core.text import screen_width
 from slurmft.plugins.studies.report import plots
-from slurmft.plugins.studies.report.build import collect_sections, tables_text, write_report
+from slurmft.plugins.studies.report.build import (
+    collect_sections,
+    tables_text,
+    write_report,
+)
 from slurmft.plugins.studies.report.formats import FORMATS, WIDTH
 
 ELSEWHERE = Elsewhere.PLAIN
@@ -40,7 +44,9 @@ def main(argv: list[str]) -> int:
     if arguments.compare:
         return _print_comparison(arguments)
     if arguments.json:
-        raise UsageError("--json prints a comparison", "add --compare; tables: --format csv")
+        raise UsageError(
+            "--json prints a comparison", "add --compare; tables: --format csv"
+        )
     return _print_report(arguments)
 
 
@@ -50,7 +56,8 @@ def _print_comparison(arguments: argparse.Namespace) -> int:
             f"--compare needs two runs or folders of repeats, not {len(arguments.paths)}",
             "slurmft report RUN_A RUN_B --compare",
         )
-    from slurmft.plugins.studies.report.comparison import compare  # numpy and scipy: 0.3 s
+    # numpy and scipy: 0.3 s
+    from slurmft.plugins.studies.report.comparison import compare
 
     comparison = compare(*arguments.paths)
     if arguments.json:
@@ -74,7 +81,9 @@ def _print_report(arguments: argparse.Namespace) -> int:
     output = arguments.output
     if output is not None:
         # The page is written last: its name stands for all.
-        written = write_report(output, sections, problems, arguments.title, arguments.paths)
+        written = write_report(
+            output, sections, problems, arguments.title, arguments.paths
+        )
         print(f"written to {output}: {written[-1]} and {len(written) - 1} other files")
         # Plots are an extra of the installation: tables and page are complete without.
         if not plots.is_available():
@@ -94,17 +103,35 @@ def parser() -> Parser:
         "tables (.json)"
     )
     add("paths", nargs="+", type=Path, metavar="RUN|DIR|FILE", help=paths)
-    add("--compare", action="store_true", help="of two runs or folders: is the difference noise?")
+    add(
+        "--compare",
+        action="store_true",
+        help="of two runs or folders: is the difference noise?",
+    )
     report.add_json("print the comparison as JSON")
     add("--output", type=Path, metavar="FOLDER", help="write all files to this folder")
     printed = "what to print (default: text; with --output only the names of the files)"
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)
-    beside = "published tables to compare with; repeatable (default: what the study names)"
-    add("--published", type=input_path, action="append", default=[], metavar="FILE", help=beside)
+    beside = (
+        "published tables to compare with; repeatable (default: what the study names)"
+    )
+    add(
+        "--published",
+        type=input_path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help=beside,
+    )
     peak = (
         "what a device computes at most, as `slurmft doctor` measures its matmuls: tables have "
         "the model FLOPs utilisation then"
     )
     add("--peak-tflop-per-s", type=above_zero, metavar="X", help=peak)
-    add("--title", default="", metavar="TEXT", help="of the page, its tables and studies")
+    add(
+        "--title",
+        default="",
+        metavar="TEXT",
+        help="of the page, its tables and studies",
+    )
     return report

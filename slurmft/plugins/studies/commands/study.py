@@ -95,7 +95,9 @@ def run_parser() -> Parser:
 
 def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
     parser = Parser(f"slurmft study {part}", main.__doc__)
-    parser.add_argument("study", type=input_file, help="study file, or the folder of a study")
+    parser.add_argument(
+        "study", type=input_file, help="study file, or the folder of a study"
+    )
     place = "folder of the studies' folders, shared by all nodes (default: studies)"
     parser.add_argument("--studies-dir", default="studies", metavar="DIR", help=place)
     return parser
@@ -182,7 +184,10 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
     code = int(Exit.OK)
     # Two runs at a time on one machine would measure each other.
     for each in todo.status.alive():
-        print(f"waiting for the end of {each.run.path}, which was started before", flush=True)
+        print(
+            f"waiting for the end of {each.run.path}, which was started before",
+            flush=True,
+        )
         runner.wait_for_end(RunDir(each.run.path))
     for number, repeat in enumerate(due, start=1):
         title = f"{number}/{len(due)} {spec.label(repeat.cell)}, repeat {repeat.number}"
@@ -268,7 +273,12 @@ def cancel_main(argv: list[str]) -> int:
 def _alive_runs(folder: Path) -> list[RunStatus]:
     """Returns the runs of a study that wait or run; warns of what cannot be read."""
     runs, problems = study_folder.find_runs(folder)
-    _warn([f"warning: {text}; its job, if it has one, is not cancelled" for text in problems])
+    _warn(
+        [
+            f"warning: {text}; its job, if it has one, is not cancelled"
+            for text in problems
+        ]
+    )
     unfinished = [run for run in runs if not run.is_finished]
     statuses = cluster_status.run_statuses(unfinished)
     return [status for status in statuses if status.is_alive]
@@ -407,7 +417,9 @@ def warnings(status: StudyStatus) -> list[str]:
     # One line for all tries of a repeat: a study file that was changed may leave many.
     for name, paths in paths_of.items():
         count = len(paths)
-        lines.append(f"{count} run(s) that the study does not have ({name}), such as {paths[0]}")
+        lines.append(
+            f"{count} run(s) that the study does not have ({name}), such as {paths[0]}"
+        )
     return [f"warning: {line}; left out" for line in lines]
 
 

@@ -16,7 +16,13 @@ from slurmft.core.filesystem import absolute
 from slurmft.plugins.studies import published
 from slurmft.plugins.studies.published import PublishedTable
 from slurmft.plugins.studies.report import plots
-from slurmft.plugins.studies.report.formats import FORMATS, WIDTH, as_csv, as_list, as_text
+from slurmft.plugins.studies.report.formats import (
+    FORMATS,
+    WIDTH,
+    as_csv,
+    as_list,
+    as_text,
+)
 from slurmft.plugins.studies.report.matching import (
     as_published,
     beside,
@@ -78,7 +84,8 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
     key = slug(runset.name)
     changed = list(changes(rows, runset.fields))
     tables = [_with_notes(speed_table(rows, runset), changed)]
-    if not runset.is_own:  # a program of the user's own has no phases that slurmft knows
+    # a program of the user's own has no phases that slurmft knows
+    if not runset.is_own:
         tables.append(phase_table(rows, runset))
     if not runset.study:
         tables += class_tables(rows)
@@ -93,7 +100,9 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
             # The keys say which of our settings to look at: most often one has another value.
             keys = [name.replace("_", " ") for name in keys_of(theirs)]
             compared_by = ", ".join(keys) or "nothing"
-            problems.append(f"no row matches a row of {theirs.name}; compared by: {compared_by}")
+            problems.append(
+                f"no row matches a row of {theirs.name}; compared by: {compared_by}"
+            )
         elif measured_of(theirs):
             table = beside(theirs, rows, runset.fields)
             data.append((f"{key}-{slug(theirs.key)}", table))
@@ -107,7 +116,8 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
         # The files and the page ask for the plots one after the other.
         charts=functools.cache(lambda: charts_of(rows, runset, beside_them)),
         comparison=_comparison_of(rows, runset),
-        origins=list(dict.fromkeys(sources)),  # those of published tables are one for each file
+        # those of published tables are one for each file
+        origins=list(dict.fromkeys(sources)),
         problems=problems,
     )
 
@@ -121,7 +131,8 @@ def _comparison_of(rows: Sequence[Row], runset: RunSet) -> list[str]:
     measured = [row for row in rows if row.finished]
     if len(measured) != 2:
         return []
-    from slurmft.plugins.studies.report.comparison import compare_cells  # numpy and scipy: 0.3 s
+    # numpy and scipy: 0.3 s
+    from slurmft.plugins.studies.report.comparison import compare_cells
 
     first, second = measured
     comparison = compare_cells(first.runs, second.runs)
@@ -183,7 +194,9 @@ def collect_sections(
             folders.append(Path(resolve.folder_of(str(source))))
     runs, problems = scan.find(folders)
     if folders and not runs:
-        raise UsageError(f"no run can be read: {problems[0]}", "give other run directories")
+        raise UsageError(
+            f"no run can be read: {problems[0]}", "give other run directories"
+        )
     # A file that is named twice is shown once.
     table_files = [published.load(absolute(path)) for path in dict.fromkeys(files)]
     names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
@@ -249,7 +262,9 @@ def _with_distinct_keys(sections: Sequence[Section]) -> list[Section]:
             number += 1
             key = f"{section.key}-{number}"
         # The names of CSV files begin with the key: they change with it.
-        data = [(name.replace(section.key, key, 1), table) for name, table in section.data]
+        data = [
+            (name.replace(section.key, key, 1), table) for name, table in section.data
+        ]
         by_key[key] = replace(section, key=key, data=data)
     return list(by_key.values())
 
@@ -282,7 +297,9 @@ def tables_text(
     parts = []
     for section in sections:
         parts += [write_table(table) for table in section.tables]
-        parts.append(as_list("A difference, or noise?", section.comparison, form, width))
+        parts.append(
+            as_list("A difference, or noise?", section.comparison, form, width)
+        )
         parts.append(as_list("Where this comes from", section.origins, form, width))
         parts.append(as_list("Problems", section.problems, form, width))
     parts.append(as_list("Could not be read", problems, form, width))
@@ -320,7 +337,10 @@ def write_report(
 
 
 def _files(
-    sections: Sequence[Section], problems: Sequence[str], title: str, paths: Sequence[Path]
+    sections: Sequence[Section],
+    problems: Sequence[str],
+    title: str,
+    paths: Sequence[Path],
 ) -> Iterator[tuple[str, str | bytes]]:
     """Yields the name and content of each file, the page last; without matplotlib no plots."""
     for form, (_, ending) in FORMATS.items():

@@ -147,7 +147,8 @@ def compare(path_a: str | Path, path_b: str | Path) -> Comparison:
     shared = paths_a & paths_b
     if shared:
         raise UsageError(
-            f"{str(min(shared))!r} is in A and in B", "give two runs, or folders that share none"
+            f"{str(min(shared))!r} is in A and in B",
+            "give two runs, or folders that share none",
         )
     return _compare_sides(a, b)
 
@@ -202,16 +203,26 @@ def _read_side(name: str, path: str) -> Side:
         )
     notes = [f"{name}: left out: {problem}" for problem in (*problems, *lacking)]
     if len(finished) < len(runs):
-        notes.append(f"{name}: {len(runs) - len(finished)} run(s) have not finished: left out")
+        notes.append(
+            f"{name}: {len(runs) - len(finished)} run(s) have not finished: left out"
+        )
     return Side(name, tuple(usable), tuple(notes))
 
 
 _NEEDED: dict[str, Any] = {
-    "train_samples_per_s": float, "global_batch_size": float, "evaluate_samples": float,
-    "attempts": int, "phases_s": dict[str, float], "metrics": dict[str, Any],
-}  # fmt: skip
+    "train_samples_per_s": float,
+    "global_batch_size": float,
+    "evaluate_samples": float,
+    "attempts": int,
+    "phases_s": dict[str, float],
+    "metrics": dict[str, Any],
+}
 """Value of a training's result that a comparison reads -> its type."""
-_NEEDED_OF_PROGRAM: dict[str, Any] = {"attempts": int, "metrics": dict[str, Any], "wall_s": float}
+_NEEDED_OF_PROGRAM: dict[str, Any] = {
+    "attempts": int,
+    "metrics": dict[str, Any],
+    "wall_s": float,
+}
 """Those of a program of the user's own, of which no phases or samples are known."""
 _ABOVE_0 = ("train_samples_per_s", "global_batch_size", "wall_s")
 """Values of which 0 would be no measurement, and would break the rates or their logarithms."""
@@ -390,7 +401,9 @@ Times = tuple[str, Array]
 """A time as text, and the seconds of the same work in each run, shape (repeats,)."""
 
 
-def _by_repeats(what: str, times_of: Callable[[Side], Times], a: Side, b: Side) -> Finding:
+def _by_repeats(
+    what: str, times_of: Callable[[Side], Times], a: Side, b: Side
+) -> Finding:
     text_a, a_s = times_of(a)
     text_b, b_s = times_of(b)
     # A phase may have taken no measurable time; a ratio needs more than 0.

@@ -150,7 +150,9 @@ def as_list(title: str, lines: Sequence[str], form: str, width: int = WIDTH) -> 
         head = f"{head}\n".lstrip()
         items = [f"- {markdown(line)}\n" for line in lines]
     else:
-        wrapper = textwrap.TextWrapper(width, initial_indent="- ", subsequent_indent="  ")
+        wrapper = textwrap.TextWrapper(
+            width, initial_indent="- ", subsequent_indent="  "
+        )
         items = []
         for line in lines:
             wrapped = wrapper.fill(_line(line))
@@ -168,7 +170,10 @@ FORMATS: dict[str, tuple[Callable[[Table], str], str]] = {
 
 
 def _tabulate(
-    table: Table, headers: Sequence[str], form: str, escape: Callable[[str], str] | None = None
+    table: Table,
+    headers: Sequence[str],
+    form: str,
+    escape: Callable[[str], str] | None = None,
 ) -> str:
     escape = escape or _line
     rows = []
@@ -177,7 +182,9 @@ def _tabulate(
     # Without rows, tabulate counts no columns that it could align.
     alignments = [column.alignment for column in table.columns] if rows else None
     # Values are texts as they are to be shown: parsed as numbers, 0.5000 would become 0.5.
-    text = tabulate.tabulate(rows, headers, form, disable_numparse=True, colalign=alignments)
+    text = tabulate.tabulate(
+        rows, headers, form, disable_numparse=True, colalign=alignments
+    )
     return str(text)
 
 

@@ -54,7 +54,9 @@ def as_published(table: PublishedTable) -> Table:
 def _column(table: PublishedTable, name: str, raw: Sequence[Any]) -> Column:
     # By the published rows alone: `raw` may hold values of ours, too.
     published_values = [row[name] for row in table.rows]
-    numeric = all(isinstance(value, (int, float, type(None))) for value in published_values)
+    numeric = all(
+        isinstance(value, (int, float, type(None))) for value in published_values
+    )
     return column(name, raw, label=with_unit(name), numeric=numeric)
 
 
@@ -121,12 +123,15 @@ def _measured_the_same(theirs: dict[str, Any], ours: Row, keys: Sequence[str]) -
 def _equal(theirs: Any, ours: Any) -> bool:
     """Returns whether two values are the same number, or the same text in any case."""
     try:
-        return float(theirs) == float(ours)  # 5e-4 and "0.0005" are the same learning rate
+        # 5e-4 and "0.0005" are the same learning rate
+        return float(theirs) == float(ours)
     except (TypeError, ValueError):
         return str(theirs).lower() == str(ours).lower()
 
 
-def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]) -> Table:
+def beside(
+    published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
+) -> Table:
     """Returns a published table, with a column of ours after each of theirs that we measure.
 
     Of the fields in which ours differ, those that it does not have name our rows.
@@ -136,7 +141,8 @@ def beside(published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
     in_table = _fields_in(published)
     differing = []
     for name in fields:
-        values = {repr(row.cell.get(name)) for row in our_rows}  # repr: a list has no hash
+        # repr: a list has no hash
+        values = {repr(row.cell.get(name)) for row in our_rows}
         if name not in in_table and len(values) > 1:
             differing.append(name)
     notes = list(_notes(published, rows, pairs))
@@ -172,7 +178,9 @@ def _columns(
         setting = name.replace("_", " ")
         values = [pair.ours.cell.get(name) if pair.ours else None for pair in pairs]
         columns.append(
-            column(f"{name}_ours", values, label=f"{setting} ours", numeric=False, rank=1)
+            column(
+                f"{name}_ours", values, label=f"{setting} ours", numeric=False, rank=1
+            )
         )
     if any(pair.ours.state for pair in pairs if pair.ours):
         states = []
@@ -184,7 +192,9 @@ def _columns(
     return columns
 
 
-def _columns_of(published: PublishedTable, name: str, pairs: Sequence[Match]) -> list[Column]:
+def _columns_of(
+    published: PublishedTable, name: str, pairs: Sequence[Match]
+) -> list[Column]:
     """Returns a published column, and ours after it where we measure it."""
     is_key = name in keys_of(published)
     values = []
@@ -218,7 +228,9 @@ def _decimals(measure: str, medians: Sequence[float | None]) -> int:
     return decimals_of(medians)
 
 
-def _notes(published: PublishedTable, rows: Sequence[Row], pairs: Sequence[Match]) -> Iterator[str]:
+def _notes(
+    published: PublishedTable, rows: Sequence[Row], pairs: Sequence[Match]
+) -> Iterator[str]:
     if "time_s" in published.columns:
         yield "our time is that of the training phase, without start-up and evaluation"
     name = metric_name(rows)
@@ -234,7 +246,9 @@ def _notes(published: PublishedTable, rows: Sequence[Row], pairs: Sequence[Match
         yield f"not as published: {differing}"
 
 
-def _settings_not_as_published(published: PublishedTable, pairs: Sequence[Match]) -> list[str]:
+def _settings_not_as_published(
+    published: PublishedTable, pairs: Sequence[Match]
+) -> list[str]:
     """Returns, as text, the settings of the whole table that our measured rows do not have."""
     # A row without a published one beside it may differ: nobody compares it.
     compared = [pair.ours for pair in pairs if pair.published and pair.ours]

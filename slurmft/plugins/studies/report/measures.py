@@ -140,7 +140,8 @@ def _differing_fields(every_cell: Sequence[Cell]) -> list[str]:
         names |= dict.fromkeys(cell)
     differing = []
     for name in names:
-        values = {repr(cell.get(name)) for cell in every_cell}  # repr: a list has no hash
+        # repr: a list has no hash
+        values = {repr(cell.get(name)) for cell in every_cell}
         if len(values) > 1:
             differing.append(name)
     return differing
@@ -240,38 +241,94 @@ _TRAIN = Measure("train_s", "train (s)", _phase("train"), ranged=True)
 SPEED = (
     Measure("wall_s", "time (s)", lambda r: r["wall_s"], rank=4, ranged=True),
     _TRAIN,
-    Measure("train_samples_per_s_per_device", "train samples/s per device",
-            _a_device("train_samples_per_s"), ranged=True),
-    Measure("train_samples_per_s", "train samples/s", lambda r: r["train_samples_per_s"], rank=5),
-    Measure("evaluate_samples_per_s_per_device", "evaluate samples/s per device",
-            _a_device("evaluate_samples_per_s"), rank=5),
-)  # fmt: skip
-METRIC = Measure("metric", "metric", lambda r: r["metrics"][r["primary_metric"]], decimals=4)
+    Measure(
+        "train_samples_per_s_per_device",
+        "train samples/s per device",
+        _a_device("train_samples_per_s"),
+        ranged=True,
+    ),
+    Measure(
+        "train_samples_per_s",
+        "train samples/s",
+        lambda r: r["train_samples_per_s"],
+        rank=5,
+    ),
+    Measure(
+        "evaluate_samples_per_s_per_device",
+        "evaluate samples/s per device",
+        _a_device("evaluate_samples_per_s"),
+        rank=5,
+    ),
+)
+METRIC = Measure(
+    "metric", "metric", lambda r: r["metrics"][r["primary_metric"]], decimals=4
+)
 """The task's primary metric; its column has the metric's name."""
 TIMES = (
     Measure("startup_s", "start-up (s)", lambda r: r["startup_s"]),
     _TRAIN,
-    *(Measure(f"{p}_s", f"{p} (s)", _phase(p)) for p in ("evaluate", "metric", "broadcast")),
-    Measure("rest_s", "rest (s)",  # loading of model and data after start-up, and saving
-            lambda r: r["wall_s"] - r["startup_s"] - sum(r["phases_s"].values())),
+    *(
+        Measure(f"{p}_s", f"{p} (s)", _phase(p))
+        for p in ("evaluate", "metric", "broadcast")
+    ),
+    # loading of model and data after start-up, and saving
+    Measure(
+        "rest_s",
+        "rest (s)",
+        lambda r: r["wall_s"] - r["startup_s"] - sum(r["phases_s"].values()),
+    ),
     # of the rank that held most: this one decides whether a batch fits
-    Measure("peak_memory_gib", "peak memory (GiB)", lambda r: max(r["peak_memory_bytes"]) / 2**30),
-    Measure("train_tokens_per_s_per_device", "train tokens/s per device",
-            _a_device("train_tokens_per_s"), rank=1),
-    Measure("train_model_tflop_per_s_per_device", "model TFLOP/s per device",
-            _a_device("train_model_tflop_per_s"), rank=2),
-    Measure("mfu", "MFU", lambda r: _a_device("train_model_tflop_per_s")(r) / r["peak_tflop_per_s"],
-            rank=1),
+    Measure(
+        "peak_memory_gib",
+        "peak memory (GiB)",
+        lambda r: max(r["peak_memory_bytes"]) / 2**30,
+    ),
+    Measure(
+        "train_tokens_per_s_per_device",
+        "train tokens/s per device",
+        _a_device("train_tokens_per_s"),
+        rank=1,
+    ),
+    Measure(
+        "train_model_tflop_per_s_per_device",
+        "model TFLOP/s per device",
+        _a_device("train_model_tflop_per_s"),
+        rank=2,
+    ),
+    Measure(
+        "mfu",
+        "MFU",
+        lambda r: _a_device("train_model_tflop_per_s")(r) / r["peak_tflop_per_s"],
+        rank=1,
+    ),
     Measure("parameters_m", "parameters (M)", lambda r: r["parameters"] / 1e6, rank=3),
-    Measure("trained_parameters_m", "of these train (M)", lambda r: r["trained_parameters"] / 1e6,
-            rank=3),
-    Measure("imports_s", "imports of the slowest node (s)", lambda r: r["imports_s"]["max"],
-            rank=3),
-    Measure("metric_s_per_evaluation", "metric (s) per evaluation", _phase("metric"), rank=2,
-            per_evaluation=True),
-    Measure("broadcast_ms_per_evaluation", "broadcast (ms) per evaluation",
-            lambda r: 1000 * r["phases_s"]["broadcast"], rank=2, per_evaluation=True),
-)  # fmt: skip
+    Measure(
+        "trained_parameters_m",
+        "of these train (M)",
+        lambda r: r["trained_parameters"] / 1e6,
+        rank=3,
+    ),
+    Measure(
+        "imports_s",
+        "imports of the slowest node (s)",
+        lambda r: r["imports_s"]["max"],
+        rank=3,
+    ),
+    Measure(
+        "metric_s_per_evaluation",
+        "metric (s) per evaluation",
+        _phase("metric"),
+        rank=2,
+        per_evaluation=True,
+    ),
+    Measure(
+        "broadcast_ms_per_evaluation",
+        "broadcast (ms) per evaluation",
+        lambda r: 1000 * r["phases_s"]["broadcast"],
+        rank=2,
+        per_evaluation=True,
+    ),
+)
 MEASURES = {measure.key: measure for measure in (*SPEED, METRIC, *TIMES)}
 
 
@@ -301,7 +358,12 @@ def other_metrics(runset: RunSet) -> list[Measure]:
 
 def _metric(name: str) -> Measure:
     return Measure(
-        f"metric_{name}", name, lambda r: r["metrics"][name], rank=3, figures=4, ranged=True
+        f"metric_{name}",
+        name,
+        lambda r: r["metrics"][name],
+        rank=3,
+        figures=4,
+        ranged=True,
     )
 
 
@@ -340,7 +402,8 @@ class Row:
                 return resolved
         configured = None
         if self.runs:
-            configured = self.runs[0].value(name)  # its runs are repeats: any one will do
+            # its runs are repeats: any one will do
+            configured = self.runs[0].value(name)
         configured = self.cell.get(name, configured)
         if configured in (None, "auto"):
             return self.common.get(name, configured)
@@ -441,7 +504,8 @@ def _devices(runs: Sequence[MeasuredRun], fields: Cell) -> int | None:
     # Runs that failed before their ranks met recorded none.
     value_of = runs[0].value if runs else fields.get
     nodes, *per_node = [value_of(name) for name in DEVICE_FIELDS]
-    counts = [count for count in per_node if isinstance(count, int)]  # not "auto", not None
+    # not "auto", not None
+    counts = [count for count in per_node if isinstance(count, int)]
     if not isinstance(nodes, int) or not counts or not counts[0]:
         return None
     return nodes * counts[0]
@@ -490,7 +554,8 @@ def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
     row.baseline = base
     speed = _speed(row, runset)
     if speed:
-        speedup = speed / _speed(base, runset)  # of a baseline it is never 0: see `_baseline`
+        # of a baseline it is never 0: see `_baseline`
+        speedup = speed / _speed(base, runset)
         efficiency = speedup * base.devices / row.devices
         row.measures["speedup"] = Spread.of(speedup)
         row.measures["efficiency"] = Spread.of(efficiency)

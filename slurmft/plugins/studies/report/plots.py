@@ -21,7 +21,14 @@ from slurmft.plugins.studies.published import PublishedTable, with_unit
 from slurmft.plugins.studies.report import measures
 from slurmft.plugins.studies.report.matching import keys_of
 from slurmft.plugins.studies.report.measures import Row, RunSet, Spread, label
-from slurmft.plugins.studies.table import Column, Table, Value, column, decimals_of, without_folders
+from slurmft.plugins.studies.table import (
+    Column,
+    Table,
+    Value,
+    column,
+    decimals_of,
+    without_folders,
+)
 from slurmft.runs.records import add_point
 from slurmft.runs.scan import MeasuredRun
 
@@ -231,7 +238,8 @@ def _published_speedups(table: PublishedTable) -> dict[str, Points]:
     """Returns the published speedups that are numbers, by the other columns that name a row."""
     if not {"speedup", "gpus"} <= set(table.columns):
         return {}
-    columns = [name for name in keys_of(table) if name != "gpus"]  # which are on the x-axis
+    # which are on the x-axis
+    columns = [name for name in keys_of(table) if name != "gpus"]
     series: dict[str, Points] = {}
     for row in table.rows:
         gpus = row["gpus"]
@@ -324,7 +332,9 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
         elif isinstance(record, Epoch) and record.epoch:
             for name, value in record.metrics.items():
                 if value is not None:
-                    curve = _Curve(f"metric-{name}", f"{name} of the evaluations", "epoch", name)
+                    curve = _Curve(
+                        f"metric-{name}", f"{name} of the evaluations", "epoch", name
+                    )
                     values = metrics.setdefault(curve, {})
                     # By epoch: of one that was evaluated again, the last value stays.
                     values[record.epoch] = value
@@ -332,7 +342,9 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
     curves = {_LOSS: dict(means)}
     curves |= metrics
     if steps_per_epoch:
-        curves[_LOSS_OVER_EPOCHS] = {step / steps_per_epoch: loss for step, loss in means}
+        curves[_LOSS_OVER_EPOCHS] = {
+            step / steps_per_epoch: loss for step, loss in means
+        }
     points_of: dict[_Curve, Points] = {}
     for curve, heights in curves.items():
         # Sorted: after a restart, an earlier epoch comes again.
@@ -342,7 +354,8 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Returns the means of neighbouring points, at most `_MOST_POINTS`."""
-    size = math.ceil(len(points) / _MOST_POINTS) or 1  # without points, any size will do
+    # without points, any size will do
+    size = math.ceil(len(points) / _MOST_POINTS) or 1
     means = []
     for first in range(0, len(points), size):
         neighbours = points[first : first + size]
@@ -366,7 +379,9 @@ def is_available() -> bool:
 def draw(chart: Chart) -> tuple[str, bytes]:
     """Draws a chart as SVG (a whole file) and PNG (200 dots per inch)."""
     from matplotlib import style
-    from matplotlib.figure import Figure  # not pyplot, which chooses a backend and keeps figures
+
+    # not pyplot, which chooses a backend and keeps figures
+    from matplotlib.figure import Figure
 
     with style.context(Path(__file__).with_suffix(".mplstyle")):
         labels = _shortened(list(chart.series))
@@ -418,7 +433,8 @@ def _lines(axes: Any, chart: Chart, labels: Sequence[str]) -> None:
         ranges = [below, above] if has_ranges else None
         style: dict[str, Any] = {}
         if chart.are_curves:
-            style["markevery"] = 0.2  # of the diagonal: a few marks tell lines apart in grey
+            # of the diagonal: a few marks tell lines apart in grey
+            style["markevery"] = 0.2
         if name.startswith("published: "):
             style |= {"color": "#555555", "mfc": "white"}
         axes.errorbar(x, y, ranges, label=label_text, elinewidth=0.8, **style)
@@ -438,7 +454,9 @@ def _scale_axes(axes: Any, chart: Chart) -> None:
     if chart.ideal:
         most = places[-1]
         speedups = [1, most / chart.ideal]
-        axes.plot([chart.ideal, most], speedups, color="#888888", marker="", label="ideal")
+        axes.plot(
+            [chart.ideal, most], speedups, color="#888888", marker="", label="ideal"
+        )
     if places[0] > 0:
         axes.set_xscale("log", base=2)  # numbers of devices are mostly powers of 2
     # Over logarithmic devices, the ideal speedup is a straight line only on a logarithmic axis.

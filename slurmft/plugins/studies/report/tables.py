@@ -15,7 +15,14 @@ from slurmft.plugins.studies.report.measures import (
     Spread,
     label,
 )
-from slurmft.plugins.studies.table import Column, Table, Value, cell_columns, column, decimals_of
+from slurmft.plugins.studies.table import (
+    Column,
+    Table,
+    Value,
+    cell_columns,
+    column,
+    decimals_of,
+)
 from slurmft.show import classes
 
 
@@ -94,7 +101,8 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     all_costs = cost.costs_of(runs)
     if not any(run_cost["node_hours"] for run_cost in all_costs):
         return []
-    cost_of_run: dict[int, dict[str, Any]] = {}  # by id: a run holds dictionaries, and has no hash
+    # by id: a run holds dictionaries, and has no hash
+    cost_of_run: dict[int, dict[str, Any]] = {}
     advice: dict[str, None] = {}  # repeats of a cell get the same: it is shown once
     sources: dict[str, None] = {}
     for run, run_cost in zip(runs, all_costs, strict=True):
@@ -285,7 +293,9 @@ def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
     for row in rows:
         spreads += row.measures.values()
     if any(spread.n > 1 for spread in spreads):
-        rows_note += "; ±: the repeat farthest from the median (CSV: smallest and largest)"
+        rows_note += (
+            "; ±: the repeat farthest from the median (CSV: smallest and largest)"
+        )
     times_note = "time: from the job's start to its end"
     if not runset.is_own:
         times_note += "; train: optimizer steps only"

@@ -65,7 +65,9 @@ class Workload:
     def steps(self, devices: int) -> int:
         """Returns the optimizer steps of the run."""
         # The last batch of an epoch may be smaller: it is a step as well.
-        steps_per_epoch = math.ceil(self.train_samples / self.global_batch_size(devices))
+        steps_per_epoch = math.ceil(
+            self.train_samples / self.global_batch_size(devices)
+        )
         return self.epochs * steps_per_epoch
 
     def global_batch_size(self, devices: int) -> int:
@@ -115,7 +117,11 @@ class _Setting:
     @property
     def waits(self) -> float:
         """Doublings of the devices in all steps, in samples of the first run's steps."""
-        return self.work.steps(self.devices) * self.reference_samples * math.log2(self.devices)
+        return (
+            self.work.steps(self.devices)
+            * self.reference_samples
+            * math.log2(self.devices)
+        )
 
     @property
     def evaluated(self) -> float:
@@ -161,29 +167,53 @@ _TRAINING = (
 TERMS: dict[str, tuple[Term, ...]] = {
     "startup": (
         Term("startup", "startup", lambda s: 1),
-        Term("rendezvous", "startup", lambda s: math.log2(s.devices), 0.1, 0.1, "startup"),
+        Term(
+            "rendezvous", "startup", lambda s: math.log2(s.devices), 0.1, 0.1, "startup"
+        ),
     ),
     "train": _TRAINING,
     "evaluate": (
         Term("forward", "evaluation", lambda s: s.evaluated / s.devices),
         Term("gather", "evaluation", lambda s: s.gathered, 0.04, 0.04, "forward"),
-        Term("far_gather", "evaluation", lambda s: s.gathered * s.is_far, 0.3, 0.3, "gather"),
+        Term(
+            "far_gather",
+            "evaluation",
+            lambda s: s.gathered * s.is_far,
+            0.3,
+            0.3,
+            "gather",
+        ),
     ),
     # One process computes a metric. If all ranks store all predictions, it grows with the ranks.
     "metric": (
         Term("metric", "metric", lambda s: s.evaluated),
         Term("copy", "metric", lambda s: s.evaluated * s.devices, 0.5, 2.0, "metric"),
-        Term("far_copy", "metric", lambda s: s.evaluated * s.devices * s.is_far, 0.3, 0.3, "copy"),
+        Term(
+            "far_copy",
+            "metric",
+            lambda s: s.evaluated * s.devices * s.is_far,
+            0.3,
+            0.3,
+            "copy",
+        ),
     ),
     "broadcast": (
         Term("call", "metric", lambda s: s.work.epochs),
-        Term("message", "metric", lambda s: s.work.epochs * s.devices, 0.5, 2.0, "call"),
-        Term("far_message", "metric", lambda s: s.work.epochs * s.devices * s.is_far,
-             0.3, 0.3, "message"),
+        Term(
+            "message", "metric", lambda s: s.work.epochs * s.devices, 0.5, 2.0, "call"
+        ),
+        Term(
+            "far_message",
+            "metric",
+            lambda s: s.work.epochs * s.devices * s.is_far,
+            0.3,
+            0.3,
+            "message",
+        ),
     ),
     "rest": (Term("rest", "rest", lambda s: 1),),
     TOTAL: (*_TRAINING, Term("startup", "startup", lambda s: 1, 2.0, 4.0)),
-}  # fmt: skip
+}
 """Phase -> its terms. One set of defaults for all data: rows of more nodes than were measured must
 never change a number here."""
 
@@ -240,7 +270,9 @@ class Fit:
     """Factor by which a run differs from the model, shape (DRAWS,). All predictions share it, so
     that the ratio of two is not made uncertain by it twice."""
 
-    def predict(self, devices: int, nodes: int, work: Workload | None = None) -> Prediction:
+    def predict(
+        self, devices: int, nodes: int, work: Workload | None = None
+    ) -> Prediction:
         """Predicts a run on this many devices and nodes.
 
         Args:

@@ -177,7 +177,9 @@ def _powers_of_two(series: Series, devices_per_node: int) -> list[int]:
     return [2**power for power in range(max(1, most).bit_length())]
 
 
-def predict(fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: int) -> list[Option]:
+def predict(
+    fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: int
+) -> list[Option]:
     """Predicts an option for every number of nodes."""
     # Also where --nodes leaves one node out: it is what speedups are relative to.
     one_node_s = fit.predict(devices_per_node, 1, work).draws_s
@@ -212,7 +214,9 @@ def _shares(prediction: Prediction) -> dict[str, float]:
     return {part: parts_s[part] / total_s for part in _HELPS if part in parts_s}
 
 
-def recommend(options: Sequence[Option], deadline_s: float | None) -> tuple[Option, str]:
+def recommend(
+    options: Sequence[Option], deadline_s: float | None
+) -> tuple[Option, str]:
     """Returns the option to take, and the reason.
 
     Args:
@@ -331,7 +335,17 @@ def _describe_work(work: Workload) -> str:
 def _time_table(options: Sequence[Option]) -> list[str]:
     # One unit for all rows, in which the shortest time has digits.
     unit, scale = unit_of(min(option.time_s.median for option in options))
-    rows = [["nodes", "devices", f"time, {unit}", "speedup", "efficiency", "node-hours", " "]]
+    rows = [
+        [
+            "nodes",
+            "devices",
+            f"time, {unit}",
+            "speedup",
+            "efficiency",
+            "node-hours",
+            " ",
+        ]
+    ]
     for option in options:
         row = [
             str(option.nodes),

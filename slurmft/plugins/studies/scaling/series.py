@@ -67,7 +67,9 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
         else:
             measured.append((run, row))
     if not measured:
-        raise UsageError(f"none of {len(finished)} finished run(s) can be used: {problems[0]}")
+        raise UsageError(
+            f"none of {len(finished)} finished run(s) can be used: {problems[0]}"
+        )
     unfinished_count = len(runs) - len(finished)
     if unfinished_count:
         notes.append(f"{unfinished_count} run(s) that have not finished are left out")
@@ -120,7 +122,9 @@ def _series(
 ) -> Series:
     restarted = [run.name for run, _ in measured if _was_restarted(run)]
     if restarted:
-        notes += (f"restarted, so start-up and rest are not used: {', '.join(restarted)}",)
+        notes += (
+            f"restarted, so start-up and rest are not used: {', '.join(restarted)}",
+        )
     # Without hosts on record, nothing is known of the nodes.
     simulated = [run for run, row in measured if row.nodes > len(run.hosts) > 0]
     if simulated:
@@ -139,7 +143,9 @@ def row_of(run: MeasuredRun) -> Row:
     """
     # A result may be of another version, or of a program of the user's own: any value in it may be
     # missing or of another type.
-    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+    with contextlib.suppress(
+        KeyError, TypeError, ValueError, AttributeError, ArithmeticError
+    ):
         row = _row(run)
         has_counts = min(row.devices, row.nodes, row.work.train_samples) >= 1
         are_finite = all(math.isfinite(seconds) for seconds in row.seconds.values())
