@@ -124,7 +124,7 @@ def combine(
     recorded: State,
     report: Report | None,
     *,
-    cluster: str = "slurm",
+    is_process: bool = False,
     has_result: bool = True,
     has_started: bool = True,
     may_requeue: bool = False,
@@ -134,7 +134,7 @@ def combine(
     Args:
         recorded: the record, read after the scheduler was asked: it may be newer.
         report: the scheduler's answer; None where neither queue nor accounting knows the job.
-        cluster: name of the launcher that asked.
+        is_process: the job is a process of one host, not one that a scheduler brings to an end.
         has_result: the run has a result.json.
         has_started: an attempt of the run has begun.
         may_requeue: the job may be requeued (--requeue).
@@ -148,11 +148,11 @@ def combine(
         return _unanswered(recorded, report, has_result)
     # The job may just be ending: the run's own record counts, unless Slurm has queued it again.
     if recorded.has_ended and report.name != "PENDING":
-        return _ended_by_record(recorded, report, cluster, has_result)
+        return _ended_by_record(recorded, report, is_process, has_result)
     # Slurm shows preempted jobs, and those of dead nodes, as ended until it requeues them.
     lives_on = not report.ended or (report.may_be_requeued and may_requeue)
     if not lives_on:
-        return _ended_by_scheduler(report, cluster)
+        return _ended_by_scheduler(report, is_process)
     if report.name != "PENDING" and not report.may_be_requeued:
         return _running(recorded, report)
     # The job of a resumed run waits for the first time, whatever jobs came before.
@@ -236,10 +236,11 @@ def _unanswered(recorded: State, report: Report, has_result: bool) -> JobState:
 
 
 def _ended_by_record(
-    recorded: State, report: Report, cluster: str, has_result: bool
+    recorded: State, report: Report, is_process: bool, has_result: bool
 ) -> JobState:
     is_finished = recorded.state == "finished"
-    is_completing = report.name == "COMPLETING" and cluster == "slurm"
+    # A process has no epilog: one that is completing still runs.
+    is_completing = report.name == "COMPLETING" and not is_process
     awaits_epilog = is_completing and recorded.state != "cancelled"
     if awaits_epilog or (is_finished and report.ended):
         return by_record(recorded, has_result=has_result)
@@ -247,11 +248,12 @@ def _ended_by_record(
     return JobState(phase=phase, report=report, reason=reason, is_over=report.ended)
 
 
-def _ended_by_scheduler(report: Report, cluster: str) -> JobState:
+def _ended_by_scheduler(report: Report, is_process: bool) -> JobState:
     if report.name == "CANCELLED":
         phase = Phase.CANCELLED
-    elif cluster == "slurm":
-        phase = Phase.FAILED
-    else:  # a local job records its end itself: one that did not was killed
+    elif is_process:
+        # It records its end itself: one that did not was killed.
         return _vanished(report)
+    else:
+        phase = Phase.FAILED
     return JobState(phase=phase, report=report, reason=str(report), is_over=True)

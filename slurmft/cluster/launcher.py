@@ -19,7 +19,8 @@ class Launcher(Protocol):
     DESTINATION: str
     """Where a job goes, as said after its submission: "to Slurm: {} node(s)"."""
     LOCATION_KIND: Literal["cluster", "host"]
-    """Word for what `location` names."""
+    """What `location` names. On a host, a job is a process: nobody but the run itself records how
+    it ended. On a cluster, the scheduler knows that."""
     STARTS_RANKS: bool
     """True if it starts every rank itself, without torchrun and without the task of a node, in
     which programs for a node, and preflights, run."""
@@ -95,6 +96,11 @@ def location(cluster: str) -> str:
     return launcher.location()
 
 
+def is_process(cluster: str) -> bool:
+    """Returns whether a job of a launcher is a process of one host, without a scheduler."""
+    return get(cluster).LOCATION_KIND == "host"
+
+
 def note_job(run: RunDir, cluster: str, job_id: str, where: str) -> None:
     """Records the job of a run. `where` is its `location`, determined before the submission:
     whoever is interrupted after the submission must not lose the id."""
@@ -158,7 +164,7 @@ def job_state(run: RunDir, job: Job) -> JobState:
     return combine(
         run.get_state(),
         report,
-        cluster=job.cluster,
+        is_process=is_process(job.cluster),
         has_started=os.path.exists(run.attempt),  # False while its file system fails
         may_requeue=may_requeue,
     )

@@ -176,7 +176,7 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
         state = combine(
             run.state,
             report,
-            cluster=place.cluster,
+            is_process=launchers.is_process(place.cluster),
             has_result=run.result is not None,
             has_started=has_started,
             may_requeue=bool(run.value("requeue")),

@@ -54,6 +54,7 @@ class JobWatch:
         self.run = run
         self.job = cluster_launcher.job_of(run)
         cluster_launcher.check_reachable(run, self.job)
+        self._is_process = cluster_launcher.is_process(self.job.cluster)
         # No question yet: the first is due at the first look.
         self.state = by_record(run.get_state())
         """As of the last query."""
@@ -135,7 +136,8 @@ class JobWatch:
             if size_bytes != self._size_bytes:
                 self._size_bytes = size_bytes
                 self._grew_at = now
-        if self.job.cluster != "slurm":  # a process of this host: nobody is asked
+        # To look for a process loads nobody: it needs no growing intervals.
+        if self._is_process:
             return now - self._asked_at >= _LEAST_ASK_S
         if self.state.name == "RUNNING" and recorded.state == "running":
             return now - max(self._asked_at, self._grew_at) >= _MOST_ASK_S

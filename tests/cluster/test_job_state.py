@@ -84,11 +84,13 @@ def test_slurm_may_requeue_what_has_ended(name: str) -> None:
 
 
 def test_a_process_of_this_host() -> None:
-    """Local jobs have no epilog: one that is completing still runs."""
-    state = combine(recorded("failed"), Report(name="COMPLETING"), cluster="local")
+    """It has no epilog: one that is completing still runs. One that has recorded no end was
+    killed, where a scheduler's word would be kept."""
+    state = combine(recorded("failed"), Report(name="COMPLETING"), is_process=True)
     assert (state.phase, state.is_over) == ("failed", False)
     ended = Report(name="FAILED", reason="it ended without a word", exit_code=1)
-    state = combine(recorded("running"), ended, cluster="local")
+    assert combine(recorded("running"), ended).phase == "failed"
+    state = combine(recorded("running"), ended, is_process=True)
     assert (state.phase, state.reason) == (
         "vanished",
         "vanished: it ended without a word",

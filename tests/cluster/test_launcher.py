@@ -46,6 +46,8 @@ def submit(config, run):
 
 def job_state(job_id, run):
     asked.append(job_id)
+    if job_id == "79":
+        return Report(name="FAILED", reason="of its node", exit_code=1)
     return Report(name="SUSPENDED")
 
 
@@ -114,6 +116,12 @@ def test_jobs_of_another_packages_launcher_are_asked_for(
     assert list_command.main(["--runs-dir", str(flux)]) == 0
     assert asked == ["77"] * 3
     assert "suspended" in capsys.readouterr().out
+
+
+def test_what_another_packages_scheduler_says_of_an_end_is_believed(flux: Path) -> None:
+    a_run(flux, "run", job="79")
+    (run,) = statuses(flux).values()
+    assert (run.state, run.reason) == (Phase.FAILED, "failed of its node")
 
 
 @pytest.mark.usefixtures("flux")
