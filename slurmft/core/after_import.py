@@ -12,7 +12,9 @@ class AfterImport:
     def __init__(
         self, names: Sequence[str], then: Callable[[ModuleType], None]
     ) -> None:
-        self._names, self._then = names, then
+        self._names = names
+        self._then = then
+        # In front: the import system takes the first finder's answer.
         sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -22,13 +24,18 @@ class AfterImport:
 
         The import system asks for every module.
         """
-        spec = PathFinder.find_spec(name, path, target) if name in self._names else None
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+        if name not in self._names:
+            return None
+        # Not importlib.util.find_spec, which would ask this finder again.
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._then(module)
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._then(module)
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        # Each spec has a loader of its own: no other module is changed with this one.
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
