@@ -60,6 +60,7 @@ class JobConfig:
     nodes: int = option(
         1,
         "number of nodes, each with one Slurm task and one torchrun",
+        # Every process adds a batch of its own to a step: more of them train otherwise.
         affects="both",
         at="job",
         least=1,
@@ -184,6 +185,7 @@ class JobConfig:
     gpus_per_node: int | None = option(
         None,
         "GPUs a node",
+        # Each has a process, where --nproc-per-node does not say otherwise.
         affects="both",
         at="job",
         least=1,
@@ -271,6 +273,7 @@ class JobConfig:
     container: str | None = option(
         None,
         "image to run each node's task in: a path or docker://...; under Slurm",
+        # Its libraries may round otherwise, as those of --setup.
         affects="both",
         at="node",
         metavar="IMAGE",
@@ -334,6 +337,7 @@ class JobConfig:
         (),
         "start when this run has finished; under Slurm; repeatable",
         affects="nothing",
+        # No sbatch key: sbatch takes ids of jobs, which `cluster.dependency` finds for the names.
         at="job",
         metavar="RUN",
         varies=False,
@@ -350,12 +354,14 @@ class JobConfig:
         True,
         "queue the job again after a stop or a node failure, to resume",
         affects="nothing",
+        # No sbatch key: sbatch has one option for true and another for false.
         at="job",
     )
     strict: bool = option(
         False,
         "do not start if code, data, model or packages have changed since the submission",
         affects="nothing",
+        # What has changed is known where an attempt begins: on the job's first node.
         at="node",
     )
     max_requeues: int = option(
@@ -406,6 +412,7 @@ class JobConfig:
         commands=("render",),
     )
     keep_checkpoints: int = option(
+        # A resume takes the one before where the newest is damaged.
         2,
         "number of newest checkpoints that are kept, besides the best one",
         affects="nothing",
@@ -424,14 +431,17 @@ class JobConfig:
     def __post_init__(self) -> None:
         check_options(self)
         check_credentials(self)
+        # For its error alone: the field keeps the text as it was typed.
         duration_s(self.checkpoint_every, "--checkpoint-every")
-        if self.time is not None and time_limit_min(self.time) * 60 <= (
-            self.stop_lead_s or 0
-        ):
-            raise UsageError(
-                f"--stop-lead-s {self.stop_lead_s} leaves nothing of --time {self.time} to run",
-                "give more --time, or a shorter --stop-lead-s: at least what a save takes",
-            )
+        if self.time is not None:
+            limit_s = time_limit_min(self.time) * 60
+            # A lead that nobody asked for is shorter than any limit: see `lead_s`.
+            requested_lead_s = self.stop_lead_s or 0
+            if limit_s <= requested_lead_s:
+                raise UsageError(
+                    f"--stop-lead-s {self.stop_lead_s} leaves nothing of --time {self.time} to run",
+                    "give more --time, or a shorter --stop-lead-s: at least what a save takes",
+                )
         _check_run_name(self.name)
         check_lines(self)
         for pair in self.sbatch:
@@ -445,9 +455,12 @@ class JobConfig:
         kernel_options = own_options(cls)
         of_plugins = {}
         for name, value in values.items():
-            if name not in kernel_options:
-                # JSON has lists; options that are repeatable have tuples.
-                of_plugins[name] = tuple(value) if isinstance(value, list) else value
+            if name in kernel_options:
+                continue
+            # JSON has lists; options that are repeatable have tuples.
+            if isinstance(value, list):
+                value = tuple(value)
+            of_plugins[name] = value
         return build_own(cls, values, of_plugins)
 
     def values(self) -> dict[str, Any]:
@@ -481,7 +494,9 @@ class JobConfig:
         """Seconds from the stop signal to the time limit."""
         if self.stop_lead_s is not None:
             return self.stop_lead_s
-        return min(LEAD_S, time_limit_min(self.time or "unlimited") * 60 // 3)
+        limit_s = time_limit_min(self.time or "unlimited") * 60
+        # A job of five minutes would give 40 % of them to its stop.
+        return min(LEAD_S, limit_s // 3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -536,16 +551,21 @@ def _check_run_name(name: str | None) -> None:
     """Raises UsageError where a name of a run could be taken for something else."""
     if name is None:
         return
+    # A letter first: digits alone may be the id of a job, a hyphen begins a flag.
     is_plain = re.fullmatch(r"[A-Za-z][\w.-]{0,63}", name, re.ASCII)
-    if is_plain and name != "last" and not STAMP.search(f"{name}-"):
+    # In a folder's name a hyphen follows: with it, a time at the end is seen, too.
+    followed = f"{name}-"
+    # `last` means the newest run, wherever a run is named.
+    if is_plain and name != "last" and not STAMP.search(followed):
         return
-    safe = re.sub(r"[^\w.-]+", "-", STAMP.split(f"{name}-")[0], flags=re.ASCII).strip(
-        "-._"
-    )
+    before_time, *_ = STAMP.split(followed)
+    safe = re.sub(r"[^\w.-]+", "-", before_time, flags=re.ASCII)
+    safe = safe.strip("-._")
     hint = (
-        "give a letter, then at most 63 letters, digits, hyphens, underscores and dots"
+        "give a letter, then at most 63 letters, digits, hyphens, underscores and dots, "
+        "not 'last'"
     )
-    hint += ", not 'last'"
+    # What is left may still be no name: it may begin with a digit.
     if re.fullmatch(r"(?!last$)[A-Za-z].{0,63}", safe):
         hint += f": --name {safe}"
     raise UsageError(f"--name {name!r} cannot be the name of a run", hint)
@@ -566,19 +586,26 @@ def with_absolute_paths(job: JobConfig) -> JobConfig:
     return job.replaced(paths)
 
 
+# docker://ubuntu and oci-archive:/x.tar; or HOST/IMAGE and HOST#IMAGE, where the host has a dot or
+# a port, or is localhost.
 _IN_REGISTRY = re.compile(r"[\w+.-]+:/.+|([\w@-]+([.:][\w-]+)+|localhost)[/#].+")
 
 
 def image_kind(image: str) -> str:
     """Returns what an image is, by its name: "registry" (docker://ubuntu, nvcr.io#nvidia/torch:1),
     "folder" or "file"."""
-    if _IN_REGISTRY.fullmatch(image) and not Path(image).exists():
+    path = Path(image)
+    # A folder may be called as a host is (nvcr.io/torch): what is there is meant.
+    if _IN_REGISTRY.fullmatch(image) and not path.exists():
         return "registry"
-    return "folder" if Path(image).is_dir() else "file"
+    if path.is_dir():
+        return "folder"
+    return "file"
 
 
 LEAD_S = 120
 """Seconds from the stop signal to the time limit, where neither flag nor time says otherwise."""
+# A year: submitit's local executor wants a number, also where there is no limit.
 _UNLIMITED_MIN = 60 * 24 * 365
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
@@ -600,17 +627,23 @@ def time_limit_min(text: str) -> int:
         )
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part]
+    # As sbatch reads them: behind days, or before two others, the first number is hours.
     units_s: tuple[int, ...] = (60, 1)  # MM[:SS]
     if days or len(parts) == 3:
         units_s = (3600, 60, 1)  # D-HH[:MM[:SS]], HH:MM:SS
     seconds = 86400 * int(days or 0)
+    # The smaller units may be absent.
     for part, unit_s in zip(parts, units_s, strict=False):
         seconds += part * unit_s
+    # sbatch would take it for no limit at all.
     if seconds == 0:
         raise UsageError(
             f"--time {text!r} leaves no time to run", "give at least one minute"
         )
     return math.ceil(seconds / 60)
+
+
+_SECONDS_OF_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration_s(text: str, what: str) -> float:
@@ -624,7 +657,8 @@ def duration_s(text: str, what: str) -> float:
         raise UsageError(
             f"{what} {text!r} is not a duration", "write it as 90s, 10m, 2h or 3d"
         )
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    number, unit = match.groups()
+    return float(number) * _SECONDS_OF_UNIT[unit]
 
 
 def _check_runs_dir(path: str) -> None:
@@ -638,19 +672,26 @@ def _check_runs_dir(path: str) -> None:
 
 
 _RESERVED = (
+    # A node has one task, which starts its ranks.
     "ntasks",
     "ntasks-per-node",
+    # Logs are looked for in the run directory; a requeued job goes on with its own.
     "output",
     "error",
     "open-mode",
+    # Studies make arrays, whose tasks have ids of another form.
     "array",
+    # These have flags: --requeue and --stop-lead-s.
     "requeue",
     "signal",
+    # The id of the job is read from what sbatch prints when it has queued it.
     "parsable",
     "quiet",
     "wait",
+    # There would be no job, or one with another script.
     "test-only",
     "wrap",
+    # squeue, scontrol and scancel are asked about the cluster of this machine.
     "clusters",
 )
 """sbatch options on which slurmft's own working depends."""
@@ -658,6 +699,7 @@ _RESERVED = (
 
 def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
     key = pair.partition("=")[0].lstrip("-")
+    # One letter is a short option, such as -p: by that name it would pass the checks below.
     if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]+", key):
         raise UsageError(
             f"--sbatch {pair!r} is not KEY=VALUE", 'write it as --sbatch "nice=100"'
