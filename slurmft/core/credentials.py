@@ -26,6 +26,7 @@ _FORMS = (
         re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|wandb_v\d_|sk-)[\w-]{16,}"),
     ),
     ("a key of AWS", re.compile(r"\bAKIA[0-9A-Z]{16}\b")),
+    # NAME:PASSWORD, or a token alone; a short name alone, as in git@host, is none.
     (
         "a URL with credentials",
         re.compile(r"(?<=://)(?:[^\s/@'\":]*:[^\s/@'\"]+|[^\s/@'\":]{16,})(?=@)"),
@@ -50,6 +51,7 @@ def kind_in(text: str) -> str | None:
     for kind, form in _FORMS:
         if form.search(text):
             return kind
+    # Tokens of a site of its own have forms that nobody here knows.
     if any(value in text for value in _values()):
         return "the value of a variable of this shell"
     return None
@@ -62,8 +64,11 @@ def redact(text: str) -> str:
         # Also as JSON writes it, with quotes and backslashes escaped.
         text = text.replace(json.dumps(value)[1:-1], HIDDEN)
     for _, form in _FORMS:
-        # A group is the name of a variable, which stays.
-        text = form.sub(rf"\g<1>{HIDDEN}" if form.groups else HIDDEN, text)
+        replacement = HIDDEN
+        # The group is the name of a variable, which stays.
+        if form.groups:
+            replacement = rf"\g<1>{HIDDEN}"
+        text = form.sub(replacement, text)
     return text
 
 
@@ -72,9 +77,8 @@ def _values() -> list[str]:
 
     One may be part of another: the longer one must be hidden before it is no longer found.
     """
-    secrets = [
-        value
-        for name, value in os.environ.items()
-        if re.fullmatch(_NAME, name) and len(value) >= _SHORTEST
-    ]
+    secrets = []
+    for name, value in os.environ.items():
+        if re.fullmatch(_NAME, name) and len(value) >= _SHORTEST:
+            secrets.append(value)
     return sorted(secrets, key=len, reverse=True)
