@@ -94,6 +94,7 @@ def _decoder(kind: Any) -> Decoder:
     arguments = typing.get_args(kind)
     if kind is Any or kind is object:
         return _anything
+    # Optional[X] is of the one kind, X | None of the other.
     if origin in (typing.Union, types.UnionType):
         return _union(arguments)
     # Before all other Annotated types: what it is annotated with is no range.
@@ -101,16 +102,20 @@ def _decoder(kind: Any) -> Decoder:
         return _number_or_nan
     if origin is Annotated:
         return _bounded(*arguments)
+    # Tuples are tuple[X, ...]: the second argument is the dots.
     if origin is list or origin is tuple:
         return _sequence(origin, arguments[0])
+    # JSON has no keys but text.
     if origin is dict:
         return _mapping(arguments[1])
-    if origin is NotRequired:  # absent or not, a value that is there must fit
+    # It may be absent; a value that is there must fit.
+    if origin is NotRequired:
         return _decoder(arguments[0])
     if dataclasses.is_dataclass(kind):
         return _object(kind, _required_fields(kind))
     if typing.is_typeddict(kind):
         return _object(kind, kind.__required_keys__)
+    # Numbers, str, bool, and NoneType as a part of a union.
     return _scalar(kind)
 
 
@@ -124,6 +129,7 @@ def _scalar(kind: Any) -> Decoder:
 
     def decode_scalar(value: Any) -> Any:
         if not isinstance(value, kind):
+            # reprlib: a value that does not fit may be of any size.
             raise DecodeError(f"{reprlib.repr(value)} is no {kind.__name__}")
         return value
 
@@ -132,6 +138,7 @@ def _scalar(kind: Any) -> Decoder:
 
 def _number(kind: type[int] | type[float]) -> Decoder:
     """Numbers are finite and fit into 64 bits; true and false are none."""
+    # A whole number fits a field of floats, too: JSON has 1 for 1.0.
     kinds = (int, kind)
 
     def decode_number(value: Any) -> Any:
@@ -146,7 +153,9 @@ _float = _number(float)
 
 
 def _number_or_nan(value: Any) -> Any:
-    return math.nan if value is None else _float(value)
+    if value is None:
+        return math.nan
+    return _float(value)
 
 
 def _bounded(kind: Any, bounds: range) -> Decoder:
@@ -164,6 +173,7 @@ def _union(kinds: tuple[Any, ...]) -> Decoder:
     decoders = [_decoder(kind) for kind in kinds]
 
     def decode_union(value: Any) -> Any:
+        # In the order of the annotation: the first that it fits.
         for decoder in decoders:
             try:
                 return decoder(value)
@@ -198,8 +208,9 @@ def _mapping(item: Any) -> Decoder:
 
 @functools.cache
 def _field_decoders(kind: Any) -> dict[str, Decoder]:
+    # An annotation may be text, as in a class that holds some of its own kind.
     hints = typing.get_type_hints(kind, include_extras=True)
-    # not its class variables, which are annotated as well
+    # Without class variables, which are annotated as well.
     if dataclasses.is_dataclass(kind):
         hints = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     return {name: _decoder(hint) for name, hint in hints.items()}
@@ -230,6 +241,7 @@ def _object(kind: Any, required: frozenset[str]) -> Decoder:
         decoders = _field_decoders(kind)
         fields = {}
         for name, inner in value.items():
+            # Other keys are those of a later version.
             if name in decoders:
                 fields[name] = decoders[name](inner)
         return kind(**fields)
