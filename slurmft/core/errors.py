@@ -43,8 +43,11 @@ class SlurmftError(Exception):
         self, message: str, hint: str | None = None, code: int = Exit.FAILED
     ) -> None:
         super().__init__(message)
+        # Names and messages of others may be in it: none of them may command the terminal.
         self.message = plain(message)
-        self.hint = hint and plain(hint)
+        self.hint = None
+        if hint is not None:
+            self.hint = plain(hint)
         self.code = code
 
     def __str__(self) -> str:
@@ -81,10 +84,13 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130  # as a shell counts a death by SIGINT: 128 + 2
-    except BrokenPipeError:  # as in `slurmft ... | head`
-        sys.stderr.close()  # or Python would complain of it at the end
-        return 141
-    except OSError as error:  # a full disk, a folder that vanished
+    # As in `slurmft ... | head`.
+    except BrokenPipeError:
+        # Else Python would complain at its end that it could not write the rest.
+        sys.stderr.close()
+        return 141  # as a shell counts a death by SIGPIPE
+    # A full disk, a folder that vanished.
+    except OSError as error:
         if debug:
             _print_traceback()
         print(f"error: {plain(str(error))}\nhint: --debug shows where", file=sys.stderr)
@@ -101,8 +107,10 @@ def one_line(error: BaseException) -> str:
     """Returns an error as one line of a message."""
     if isinstance(error, SlurmftError):
         return " ".join(error.message.split())
+    # Without the number and the path; those that Python or a library makes may lack the text.
     if isinstance(error, OSError):
         return error.strerror or str(error) or repr(error)
+    # repr has the type, without which a KeyError's text is a bare name.
     return repr(error)
 
 
@@ -111,13 +119,14 @@ def nearest(word: str, words: list[str]) -> str | None:
     import difflib  # 3 ms: only a typo pays for it
 
     matches = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    return next(iter(matches), None)
 
 
 def unknown(what: str, word: str, words: list[str]) -> UsageError:
     """Returns the error for a name that is none of `words`."""
     near = nearest(word, words)
     hint = f"known: {', '.join(words)}"
-    if near:  # then the whole list, of a hundred flags perhaps, would hide it
+    # Not both: in a list of a hundred flags nobody would see it.
+    if near:
         hint = f"did you mean {near}?"
     return UsageError(f"unknown {what} {word!r}", hint)
