@@ -41,7 +41,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             # Without it, a crash after the rename could leave an empty file under the new name.
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except BaseException:  # Ctrl-C, too, is to leave nothing behind
+    # Ctrl-C, too, is to leave nothing behind.
+    except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
@@ -67,6 +68,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
         json.dumps,
         indent=indent,
         ensure_ascii=False,
+        # Python would write NaN, which readers in other languages refuse.
         allow_nan=False,
         default=dataclasses.asdict,
     )
@@ -146,13 +148,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    return value
 
 
 def is_number(value: Any) -> bool:
     """Returns whether a value of a file can be calculated with: files may be foreign, or hold
     NaN."""
     is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # NaN is not below it either.
     return is_plain and abs(value) < 2**63
 
 
@@ -181,21 +186,25 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     try:
         aside.mkdir()
         yield aside
-        # The contents reach the disk before the name: a crash leaves no folder of empty files.
-        # Some libraries write files by mkstemp, which nobody else may read.
+        # Some libraries write files by mkstemp, which nobody else may read: they get the mode that
+        # the umask has given to the folder.
         mode = aside.stat().st_mode & 0o666
+        # The contents reach the disk before the name: a crash leaves no folder of empty files.
         for file in (*aside.rglob("*"), aside):
             if not file.is_dir():
                 file.chmod(mode)
             _sync(file)
-        # an attempt has ended right after it wrote the folder
+        # It is there where an attempt ended right after it wrote the folder. No rename replaces a
+        # folder that holds something.
         if replace and path.exists():
             os.rename(path, old)
         os.rename(aside, path)
+        # The name is kept by the folder above.
         _sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        # What another process has put there is as good.
         was_slower = isinstance(error, OSError) and path.exists() and not replace
         if not was_slower:
             raise
