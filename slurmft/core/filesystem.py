@@ -72,9 +72,13 @@ def room(folder: Path) -> Room:
 
     place = existing(folder)
     usage = os.statvfs(place)
+    # btrfs makes inodes as needed, and counts none.
+    free_inodes = None
+    if usage.f_files:
+        free_inodes = usage.f_favail
     problem = None
     try:
-        # unnamed: nothing can be left behind
+        # Without a name: nothing can be left behind.
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(bytes(2**20))
             file.flush()
@@ -83,8 +87,7 @@ def room(folder: Path) -> Room:
         problem = error.strerror or str(error)
     return Room(
         free_bytes=usage.f_bavail * usage.f_frsize,
-        # btrfs makes inodes as needed
-        free_inodes=usage.f_favail if usage.f_files else None,
+        free_inodes=free_inodes,
         problem=problem,
     )
 
@@ -97,10 +100,12 @@ def absolute(path: str | Path) -> Path:
 
 def of(path: str | Path) -> FileSystem:
     """Returns the file system of a path, or of the nearest folder above it that exists."""
-    with open(
-        "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape"
-    ) as file:
-        return find(file.read(), os.path.realpath(existing(Path(path))))
+    place = existing(Path(path))
+    mountinfo = "/proc/self/mountinfo"
+    # The kernel writes names as they are: they need not be UTF-8.
+    with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
+        # A link may lead to another file system.
+        return find(file.read(), os.path.realpath(place))
 
 
 def existing(path: Path) -> Path:
@@ -121,8 +126,10 @@ def find(mountinfo: str, path: str) -> FileSystem:
     best = FileSystem(type="unknown", source="unknown", mount="/")
     # Not splitlines: a path may hold other characters that it splits at.
     for line in mountinfo.rstrip("\n").split("\n"):
+        # Fields of proc(5): the fifth is the mount point; behind the hyphen are type and source.
         left, _, right = line.partition(" - ")
         mount = _unescape(left.split(" ")[4])
+        # With the slash: what is in /data2 is not in /data.
         holds_path = path == mount or path.startswith(mount.rstrip("/") + "/")
         if holds_path and len(mount) >= len(best.mount):
             kind, source = right.split(" ")[:2]
