@@ -15,6 +15,8 @@ from slurmft.core.config import RunConfig
 from slurmft.core.files import open_regular
 from slurmft.core.text import in_bytes, some
 
+# Backwards, so that of two versions the one counts that is first on the path: that is imported.
+# NAME-VERSION.dist-info has two hyphens; a folder with one has no version.
 _PACKAGES = """\
 import json, os, sys
 versions = {}
@@ -49,7 +51,9 @@ def of(path: Path) -> dict[str, Any]:
         stat = file.stat()
         size_bytes += stat.st_size
         mtime_ns = max(mtime_ns, stat.st_mtime_ns)
-        digest.update(f"{file.relative_to(path)}\0{stat.st_size}\0".encode())
+        # Names and sizes, too: a byte that moves from one file to the next is a change.
+        head = f"{file.relative_to(path)}\0{stat.st_size}\0"
+        digest.update(head.encode())
         for block in _blocks(file, stat.st_size):
             digest.update(block)
     return {"bytes": size_bytes, "mtime_ns": mtime_ns, "sha256": digest.hexdigest()}
@@ -62,9 +66,10 @@ def _blocks(path: Path, size_bytes: int) -> Iterator[bytes]:
             yield file.read(_WHOLE_BYTES)
             return
         count = _WHOLE_BYTES // _BLOCK_BYTES
+        last_place = size_bytes - _BLOCK_BYTES
         for number in range(count):
             # The first block begins the file, the last one ends it.
-            file.seek((size_bytes - _BLOCK_BYTES) * number // (count - 1))
+            file.seek(last_place * number // (count - 1))
             yield file.read(_BLOCK_BYTES)
 
 
@@ -75,7 +80,8 @@ def of_code() -> str:
     package = Path(slurmft.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
+        head = f"{path.relative_to(package)}\0"
+        digest.update(head.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -108,6 +114,7 @@ def changes(config: RunConfig) -> dict[str, str]:
         if change:
             changed[path] = change
     code_before = config.submission.code
+    # Nothing is known of code that the submission has not recorded.
     if code_before not in ("", of_code()):
         version_before = config.submission.slurmft
         if version_before == slurmft.__version__:
@@ -123,16 +130,19 @@ def _change(path: Path, before: dict[str, Any]) -> str:
         now = of(path)
     except FileNotFoundError:
         return "gone"
-    except OSError:  # closed to the user who asks: it may be unchanged
+    # It is closed to the user who asks, and may be unchanged.
+    except OSError:
         return ""
     if now["bytes"] != before["bytes"]:
         size_before = in_bytes(before["bytes"])
         size_now = in_bytes(now["bytes"])
-        if size_before == size_now:  # they differ by less than is shown
+        # They differ by less than is shown: "1.2 GiB -> 1.2 GiB" would look like a fault.
+        if size_before == size_now:
             return f"size {now['bytes']:,} bytes, another"
         return f"size {size_before} -> {size_now}"
     if now["sha256"] != before["sha256"]:
         return "same size, other content"
+    # Of a smaller file the checksum is of all: it is the same, whenever it was written.
     if now["bytes"] > _WHOLE_BYTES and now["mtime_ns"] != before["mtime_ns"]:
         return "written again; size and samples are the same"
     return ""
@@ -140,4 +150,7 @@ def _change(path: Path, before: dict[str, Any]) -> str:
 
 def words(changed: dict[str, str]) -> str:
     """Returns changes as a line: train.csv (size 10.0 MiB -> 12.0 MiB), slurmft (other modules)"""
-    return some([f"{Path(name).name} ({how})" for name, how in changed.items()])
+    descriptions = []
+    for name, how in changed.items():
+        descriptions.append(f"{Path(name).name} ({how})")
+    return some(descriptions)
