@@ -51,19 +51,22 @@ def status(folder: Path, *options: str, timeout_s: float | None = None) -> list[
     command = ("status", "-z", "--porcelain", "--no-renames", *options)
     switches = _without_filters(folder)
     text = output(folder, *command, switches=switches, timeout_s=timeout_s)
+    # Behind the last NUL is nothing.
     return text.split("\0")[:-1]
 
 
 def files(folder: Path) -> list[str]:
     """Returns the paths of all tracked files of a work tree, those of its submodules included."""
-    return output(folder, "ls-files", "-z", "--recurse-submodules").split("\0")[:-1]
+    text = output(folder, "ls-files", "-z", "--recurse-submodules")
+    return text.split("\0")[:-1]
 
 
 def tracks(folder: Path, path: Path) -> bool:
     """Returns whether a work tree tracks a path; False if git refuses to read the tree."""
     try:
         # Literally: in a pathspec, * and [ stand for others.
-        return bool(output(folder, "--literal-pathspecs", "ls-files", "--", str(path)))
+        command = ("--literal-pathspecs", "ls-files", "--", str(path))
+        return bool(output(folder, *command))
     except UsageError:
         return False
 
@@ -113,8 +116,11 @@ def _environment() -> dict[str, str]:
 
 
 def _refusal(folder: Path, command: str, printed: str) -> UsageError:
-    reason = printed.rpartition("fatal: ")[2].partition("\n")[0]
+    # Git says why in one line; before it may stand warnings, behind it advice.
+    _, _, last_error = printed.rpartition("fatal: ")
+    reason, _, _ = last_error.partition("\n")
     hint = "or: --snapshot folder"
+    # "detected dubious ownership": git reads no repository of another user.
     if "ownership" in reason:
         trust = f"git config --global --add safe.directory {shlex.quote(str(folder))}"
         hint = f"if you trust it: {trust}"
@@ -131,33 +137,41 @@ def _without_filters(folder: Path) -> list[str]:
     for name in sorted(_filters(folder)):
         for key in ("clean", "smudge", "process"):
             options += ["-c", f"{name}.{key}="]
+        # Of a filter that is required and has no command, git makes an error.
         options += ["-c", f"{name}.required=false"]
     return options
 
 
 def _filters(folder: Path) -> set[str]:
     names = set()
+    command = ("config", "-z", "--show-scope", "--get-regexp", _FILTERS)
     try:
-        listed = output(
-            folder, "config", "-z", "--show-scope", "--get-regexp", _FILTERS
-        )
-    except UsageError:  # exit code 1: there is none
+        listed = output(folder, *command)
+    # Exit code 1: there is none.
+    except UsageError:
         listed = ""
     fields = listed.split("\0")
+    # Scope and setting by turns; the last field, behind the last NUL, is empty.
     for scope, setting in zip(fields[0::2], fields[1::2], strict=False):
         if scope in ("local", "worktree"):
-            key = setting.partition("\n")[0]
-            names.add(key.rpartition(".")[0])
+            # With -z, the value stands in a line of its own.
+            key, _, _ = setting.partition("\n")
+            name, _, _ = key.rpartition(".")
+            names.add(name)
     for path in _submodules(folder):
         names |= _filters(path)
     return names
 
 
 def _submodules(folder: Path) -> list[Path]:
-    top = Path(output(folder, "rev-parse", "--show-toplevel").removesuffix("\n"))
+    printed = output(folder, "rev-parse", "--show-toplevel")
+    # Not strip: the name of a folder may end with a space.
+    top = Path(printed.removesuffix("\n"))
+    listed = output(top, "ls-files", "-z", "--stage")
     paths = []
-    for entry in output(top, "ls-files", "-z", "--stage").split("\0")[:-1]:
+    for entry in listed.split("\0")[:-1]:
         about, _, name = entry.partition("\t")
+        # One that was never checked out has no configuration that git could read.
         if about.startswith(_SUBMODULE) and os.path.lexists(top / name / ".git"):
             paths.append(top / name)
     return paths
