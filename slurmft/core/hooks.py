@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from slurmft.core import plugins
 from slurmft.core.errors import SlurmftError, one_line
 
+# For annotations alone: the core imports no package above it.
 if TYPE_CHECKING:
     from slurmft.core.config import JobConfig, RunConfig
     from slurmft.node.peers import Peers
@@ -184,9 +185,10 @@ def _answers(ask: Callable[[Hooks], Answer | None]) -> list[Answer]:
         except SlurmftError:
             raise
         except Exception as error:
+            # A fault of slurmft itself is to be seen with its traceback.
             if plugins.is_ours(type(member)):
                 raise
-            # Of any package: a job does not fail for it.
+            # A job does not fail for the fault of another package.
             _warn(type(member), error)
             continue
         if answer is not None:
