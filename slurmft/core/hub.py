@@ -21,6 +21,7 @@ def hub_in_reach(timeout_s: float = 10.0) -> bool:
     Every node asks once: otherwise each file of a model would be retried for 20 s before the cache
     is looked at.
     """
+    # Here: only nodes and `slurmft doctor` ask the hub.
     import http.client
     import urllib.error
     import urllib.request
@@ -30,8 +31,10 @@ def hub_in_reach(timeout_s: float = 10.0) -> bool:
         request = urllib.request.Request(endpoint, method="HEAD")
         with urllib.request.urlopen(request, timeout=timeout_s):
             return True
+    # The server has answered, though with an error.
     except urllib.error.HTTPError:
-        return True  # the server has answered, with an error
+        return True
+    # ValueError: the variable holds no URL.
     except (OSError, ValueError, http.client.HTTPException):
         return False
 
