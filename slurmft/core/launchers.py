@@ -11,6 +11,5 @@ def starts_ranks(cluster: str) -> bool:
     """
     if cluster == "auto":
         return False
-    return bool(
-        plugins.get(plugins.LAUNCHERS, cluster, "--cluster").load().STARTS_RANKS
-    )
+    entry = plugins.get(plugins.LAUNCHERS, cluster, "--cluster")
+    return bool(entry.load().STARTS_RANKS)
