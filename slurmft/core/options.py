@@ -140,7 +140,8 @@ class Option:
         """The type of one value: `int` for `int | None`, `str` for `tuple[str, ...]`."""
         arguments = get_args(self.annotation)
         value_type: type = self.annotation
-        if arguments:  # of `int | None` and of `tuple[str, ...]`, the first
+        # None and the dots of a tuple come behind it.
+        if arguments:
             value_type = arguments[0]
         return value_type
 
@@ -177,7 +178,9 @@ class Option:
             UsageError: it is of another type.
         """
         value_type = self.value_type
+        # JSON has null for an option that was not given.
         is_absent = value is None and self.default is None
+        # A field that is no option may be of a type that has no name here.
         expected = TYPE_NAMES.get(value_type, value_type.__name__)
         # type() rather than isinstance: True is an int, and no number of nodes.
         if self.is_repeatable:
@@ -187,15 +190,18 @@ class Option:
             expected = "a list of strings"
         elif type(value) is value_type or is_absent:
             return value
-        elif value_type is float and type(value) is int:  # 1 in JSON and TOML
+        # Whoever writes JSON or TOML writes 1 for 1.0.
+        elif value_type is float and type(value) is int:
             return float(value)
         raise UsageError(f"{self.name} must be {expected}, not {value!r}")
 
     def check_bounds(self, value: Any, config: Any) -> None:
         """Raises UsageError where a value is out of bounds; NaN and infinities are out of all."""
+        # An option without bounds on that side would let it pass.
         if isinstance(value, float) and math.isinf(value):
             raise UsageError(f"{self.flag} {value} must be a finite number")
         below: Any = self.below
+        # The bound is the value of another option, which this configuration has.
         if isinstance(below, str):
             below = getattr(config, below)
         # NaN is neither above nor below anything: only a comparison that holds lets a value pass.
@@ -302,6 +308,7 @@ def extensions(config: type[Any]) -> tuple[type[Any], ...]:
     return ()
 
 
+# Cached for the warning: a command asks for the options many times, and says it once.
 @functools.cache
 def _is_sound(extension: Any, before: tuple[type[Any], ...]) -> bool:
     """Returns whether a plug-in's dataclass can add its options to a configuration. One that cannot
@@ -315,8 +322,10 @@ def _is_sound(extension: Any, before: tuple[type[Any], ...]) -> bool:
             taken = declared.keys() & own_options(other).keys()
             if other is not extension and taken:
                 raise TypeError(f"slurmft has {', '.join(sorted(taken))} already")
+        # Every job makes one, mostly with its defaults alone: they must pass its own checks.
         extension()
-    except Exception as error:  # of any package
+    # A package may raise anything.
+    except Exception as error:
         print(
             f"warning: the options of {plugins.name_of(extension)} cannot be used: "
             f"{one_line(error)}; they are left out",
@@ -384,7 +393,8 @@ def check_options(config: Any) -> None:
     """
     for each in own_options(type(config)).values():
         value = getattr(config, each.name)
-        if value is None:  # not given: there is nothing to check
+        # It was not given.
+        if value is None:
             continue
         if each.choices and value not in each.choices:
             raise unknown(each.flag, value, list(each.choices))
@@ -412,7 +422,8 @@ def _check_needed(config: Any, declared: Option, value: Any, need: Needs) -> Non
     if _applies(other, other_value, need.values):
         return
     first_value = None
-    if need.values:  # the first is the usual one, which the message advises
+    # The first is the usual one: the message advises it.
+    if need.values:
         first_value = need.values[0]
     needed = _typed(other, first_value)
     reason = ""
@@ -468,6 +479,7 @@ def texts(config: Any) -> list[tuple[str, str]]:
 def check_lines(config: Any) -> None:
     """Raises UsageError where a value holds a line break: values stand in batch scripts."""
     for name, value in texts(config):
+        # NUL, too: no argument and no variable of a process can hold one.
         if any(character in value for character in "\n\r\0"):
             raise UsageError(
                 f"{flag(name)} {value!r} holds a line break",
