@@ -26,7 +26,9 @@ def settle(share_with_group: bool) -> None:
 
 def umask(share_with_group: bool) -> int:
     """Returns the umask for the files and folders of a run."""
-    return 0o027 if share_with_group else 0o077
+    if share_with_group:
+        return 0o027
+    return 0o077
 
 
 def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> None:
@@ -69,14 +71,18 @@ def as_in(folder: Path) -> Iterator[None]:
     """
     status = existing(folder).stat()
     mode = status.st_mode
+    # New files will have the folder's group, by setgid or because it is this process's own.
     if mode & stat.S_ISGID or status.st_gid == os.getegid():
         least = 0o002
+    # Everybody may read the folder: it does not matter which group they have.
     elif mode & stat.S_IROTH:
         least = 0o022
-    else:  # the group of new files is another than the folder's: it gets nothing
+    # They will have another group, which gets nothing.
+    else:
         least = 0o077
     # What the folder denies to others, its files deny, too.
-    before = os.umask(~mode & 0o077 | least)
+    denied = ~mode & 0o077
+    before = os.umask(denied | least)
     try:
         yield
     finally:
@@ -111,6 +117,7 @@ def own_folder(path: Path) -> Iterator[int]:
     Raises:
         NotOwnError, OSError: as `read_own` does.
     """
+    # Without links: the folders above it are those that hold it.
     place = Path(os.path.realpath(path))
     descriptor = open_own(place, is_folder=True)
     try:
@@ -138,11 +145,18 @@ def open_own(path: Path, folder: int | None = None, is_folder: bool = False) -> 
         NotOwnError, OSError: as `read_own` does.
     """
     # Without O_NONBLOCK, opening a FIFO would wait for a writer.
-    kind = os.O_DIRECTORY if is_folder else os.O_NONBLOCK
+    kind = os.O_NONBLOCK
+    if is_folder:
+        kind = os.O_DIRECTORY
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind
-    descriptor = os.open(path if folder is None else path.name, flags, dir_fd=folder)
+    # By its name in the open folder: another may have taken the folder's place by now.
+    name = str(path)
+    if folder is not None:
+        name = path.name
+    descriptor = os.open(name, flags, dir_fd=folder)
     try:
         status = os.fstat(descriptor)
+        # What root writes need not be feared: root can do all that this user can.
         if status.st_uid not in (0, os.geteuid()):
             raise NotOwnError(
                 f"{_refused()}: {str(path)!r} belongs to {user_name(status.st_uid)}",
