@@ -76,13 +76,14 @@ class Entry(NamedTuple):
                 return loaded
             # "module:Class.method": an attribute may have parts.
             return functools.reduce(getattr, attribute.split("."), loaded)
+        # It says already what to do.
         except SlurmftError:
             raise
-        # of any package: other commands must not know
+        # A package may raise anything at its import, and even exit.
         except (Exception, SystemExit) as error:
-            cure = (
-                "install slurmft again" if self.package == OURS else "mend or remove it"
-            )
+            cure = "mend or remove it"
+            if self.package == OURS:
+                cure = "install slurmft again"
             raise PluginError(
                 f"{self.name!r} of the package {self.package} cannot be imported: "
                 f"{one_line(error)}",
@@ -96,9 +97,12 @@ class Entry(NamedTuple):
             # This imports the packages above the module, and not the module.
             spec = importlib.util.find_spec(self.module)
             with open(spec.origin, encoding="utf-8") as file:  # type: ignore[union-attr, arg-type]
+                # Enough for a sentence: `slurmft --help` does this for every command.
                 head = file.read(1000)
-        except Exception:  # its parent package fails, or it is no file: `load` says so
+        # Its parent package fails, or it is no file: `load` says so.
+        except Exception:
             return ""
+        # A sentence ends with a full stop, a paragraph or the docstring.
         docstring = re.match(r'\s*[rR]?"""(.+?)(\.\s|\n\n|\.?""")', head, re.DOTALL)
         if docstring is None:
             return ""
@@ -123,7 +127,7 @@ def find(group: str, name: str) -> Entry | None:
         raise UsageError(
             f"{name!r} is of two packages: {packages}", "pip uninstall one of them"
         )
-    return others[0] if others else None
+    return next(iter(others), None)
 
 
 def get(group: str, name: str, kind: str) -> Entry:
@@ -161,13 +165,16 @@ def load_all(group: str) -> tuple[Any, ...]:
 
 def is_ours(plugin: Any) -> bool:
     """Returns whether a class or function that was loaded is of slurmft itself."""
-    return getattr(plugin, "__module__", "").startswith(f"{OURS}.")
+    module = getattr(plugin, "__module__", "")
+    # With the dot: slurmft_x is a package of somebody else.
+    return bool(module.startswith(f"{OURS}."))
 
 
 def name_of(plugin: Any) -> str:
     """Returns module and name of what was loaded, for a message."""
+    module = getattr(plugin, "__module__", "")
     name = getattr(plugin, "__name__", repr(plugin))
-    return f"{getattr(plugin, '__module__', '')}.{name}".lstrip(".")
+    return f"{module}.{name}".lstrip(".")
 
 
 def ignored(group: str) -> list[Entry]:
@@ -197,12 +204,15 @@ def _installed() -> dict[str, Groups]:
     packages: dict[str, Groups] = {}
     for folder in _installation_folders():
         for file in sorted(Path(folder).glob("*-info/entry_points.txt")):
-            package = file.parent.name.partition("-")[0].replace("_", "-")
-            # the first on the path is imported
+            # The folder is NAME-VERSION.dist-info, with _ in place of the name's hyphens.
+            name, _, _ = file.parent.name.partition("-")
+            package = name.replace("_", "-")
+            # Python imports the first on the path.
             if package == OURS or package in packages:
                 continue
             try:
                 text = file.read_text(encoding="utf-8")
+            # What is wrong with any installed package must not end a command.
             except (OSError, UnicodeDecodeError):
                 continue
             if f"[{OURS}." in text:
@@ -217,7 +227,8 @@ def _installation_folders() -> Iterator[str]:
         try:
             # By what they are, not by their names: "", "." and links lead to it as well.
             is_working_directory = os.path.samefile(folder or ".", ".")
-        except OSError:  # there is no such folder, as many on sys.path are not
+        # Not all folders on sys.path exist: the zip of the standard library seldom does.
+        except OSError:
             continue
         if not is_working_directory:
             yield folder
