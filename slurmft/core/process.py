@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+# From linux/prctl.h: Python has no call for them.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# None: the C library that this Python itself is linked to.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -74,7 +76,8 @@ def age_s() -> float:
     """Returns the seconds since this process was started, the start of its interpreter included."""
     fields = stat(os.getpid())
     assert fields is not None
-    started_ticks = int(fields[19])  # after the boot
+    # "starttime", the 22nd field of proc(5): these begin with the third. Since the boot.
+    started_ticks = int(fields[19])
     started_s = started_ticks / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
 
