@@ -114,5 +114,8 @@ def kind_of(program: Program) -> ProgramKind:
 def kind_class(name: str) -> type[ProgramKind]:
     """Returns the class of a kind of program; that of any program for an unknown name."""
     entry = plugins.find(plugins.PROGRAMS, name)
-    kind: type[ProgramKind] = entry.load() if entry else ProgramKind
+    # A run may be of a package that is not installed here: it is listed all the same.
+    if entry is None:
+        return ProgramKind
+    kind: type[ProgramKind] = entry.load()
     return kind
