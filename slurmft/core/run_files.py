@@ -53,9 +53,11 @@ class State(Transition):
 
     def since_submission(self) -> list[Transition]:
         """Returns what followed the last submission, oldest first."""
+        # From the end: every resume is a submission.
         for index in range(len(self.history) - 1, -1, -1):
             if self.history[index].state == "submitted":
                 return self.history[index + 1 :]
+        # The file was damaged once: its history begins with what was recorded after that.
         return self.history
 
 
@@ -128,6 +130,7 @@ class Failure:
     @classmethod
     def of(cls, where: str, error: SlurmftError, **details: Any) -> "Failure":
         """Returns the failure of a process by an error; `details` are further fields."""
+        # On another host it may not happen again.
         if details.get("bad_host") is not None:
             details["retry"] = True
         return cls(where, error.message, error.hint, int(error.code), **details)
@@ -172,6 +175,7 @@ class Environment:
     @property
     def hosts(self) -> list[str]:
         """The hosts in the order of the ranks, each once."""
+        # A dictionary keeps the order, which a set would not.
         return list(dict.fromkeys(rank.host for rank in self.ranks))
 
 
