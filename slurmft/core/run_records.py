@@ -88,6 +88,7 @@ class Step(Record):
 class Speed(Step):
     """A step that ends a window of the speed."""
 
+    # Fields of a step, without their defaults: a record that lacks one of them is a plain step.
     time: float
     total_steps: Count
     samples_per_s: float
@@ -186,7 +187,9 @@ EVENTS: dict[type[Record], str] = {kinds[-1]: event for event, kinds in _KINDS.i
 
 def record_of(value: Any) -> Record | None:
     """Returns a line of records.jsonl as a record; None where its readers do not understand it."""
-    event = value.get("event") if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    event = value.get("event")
     if not isinstance(event, str):
         return None
     # An event of the program's own need only have a time, if any.
