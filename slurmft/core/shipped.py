@@ -25,6 +25,7 @@ def find(kind: str, path: str | Path) -> Path:
 
     The name may lack its ending. A path that is neither stays as it is.
     """
+    # A user's own file of that name comes first.
     if absolute(path).exists():
         return Path(path)
     for file in files(kind):
@@ -58,7 +59,6 @@ def copy(folder: Path) -> list[Path]:
                     written.append(Path(shutil.copyfile(file, copy_of_file)))
     except OSError as error:
         problem = f"cannot write to {error.filename!r}: {error.strerror}"
-        raise UsageError(
-            problem, "give a folder that can be made, or is yours"
-        ) from None
+        hint = "give a folder that can be made, or is yours"
+        raise UsageError(problem, hint) from None
     return written
