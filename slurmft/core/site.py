@@ -29,9 +29,8 @@ def all_options() -> dict[str, Option]:
 
 def site_file() -> Path:
     """Returns the path of the site file: $SLURMFT_SITE, or ~/.config/slurmft/site.toml."""
-    return Path(
-        os.environ.get("SLURMFT_SITE") or "~/.config/slurmft/site.toml"
-    ).expanduser()
+    path = os.environ.get("SLURMFT_SITE") or "~/.config/slurmft/site.toml"
+    return Path(path).expanduser()
 
 
 def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
@@ -43,8 +42,11 @@ def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
     """
     of_file = read_site_file()
     of_on = _options_of_on()
-    if len(extensions(JobConfig)) < len(plugins.entries(plugins.JOB_OPTIONS)):
-        # The rest may be of the plug-in that a warning has named: a job does not fail for it.
+    usable = extensions(JobConfig)
+    installed = plugins.entries(plugins.JOB_OPTIONS)
+    # One of them could not be used, as a warning has said. A key that nobody knows may be its own:
+    # a job does not fail for it.
+    if len(usable) < len(installed):
         of_file = {name: value for name, value in of_file.items() if name in known}
         of_on = {name: value for name, value in of_on.items() if name in known}
     defaults = typed_values(site_file(), of_file, known)
@@ -66,6 +68,7 @@ def job_default(name: str) -> Any:
 def _options_of_on() -> dict[str, Any]:
     """Returns the site options that came with a command by --on; they take precedence."""
     text = os.environ.get(OPTIONS_OF_ON) or "{}"
+    # No JSON, and JSON that is no object, get the same message below.
     try:
         values = json.loads(text)
     except ValueError:
@@ -85,6 +88,7 @@ def read_site_file() -> dict[str, Any]:
     """
     path = site_file()
     if not path.is_file():
+        # A file that was named must be there; at the usual place it need not.
         if os.environ.get("SLURMFT_SITE"):
             raise UsageError(
                 f"$SLURMFT_SITE names no file: {path}", "unset it, or write that file"
@@ -94,6 +98,7 @@ def read_site_file() -> dict[str, Any]:
 
     try:
         return tomllib.loads(read_text(path))
+    # tomllib reads text alone: bytes that are no UTF-8 fail before it sees them.
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"cannot read the site file {path}: {error}") from None
 
