@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+# Behind it, the carriage return of lines that end as on Windows.
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m|\r(?=\n)")
 _COMMAND = re.compile(
     # C0 without tab and newline, C1: a CSI of one character
@@ -27,6 +28,7 @@ def plain(text: str) -> str:
     """Returns a text without commands to a terminal; lines and tabs stay."""
     # Colours go first: their escapes would be printed as \u001b otherwise.
     without_colours = _COLOUR.sub("", text)
+    # JSON's escape of the character, without the quotes around it.
     return _COMMAND.sub(lambda match: json.dumps(match[0])[1:-1], without_colours)
 
 
@@ -38,6 +40,7 @@ class _Plain:
 
     def write(self, text: str) -> int:
         self.raw_stream.write(plain(text))
+        # Callers count their own characters, and not the escapes.
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
