@@ -10,11 +10,18 @@ from typing import NamedTuple
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns rows as lines, in columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = []
+    for column in zip(*rows, strict=True):
+        longest = max(column, key=len)
+        widths.append(len(longest))
     lines = []
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
+        cells = []
+        for cell, width in zip(row, widths, strict=True):
+            cells.append(cell.ljust(width))
+        line = "  ".join(cells)
+        # Spaces at the end could make two lines of one on a terminal.
+        lines.append(line.rstrip())
     return lines
 
 
@@ -37,9 +44,12 @@ def hanging(head: str, text: str, indent: int = 4) -> str:
 
     All lines but the first are indented. Paths stay in one piece.
     """
+    # Some terminals go to the next line after a character in the last column. On one that is very
+    # narrow, words must have some room behind the indent.
+    width = max(screen_width() - 1, indent + 20)
     return textwrap.fill(
         text,
-        max(screen_width() - 1, indent + 20),
+        width,
         initial_indent=head,
         subsequent_indent=" " * indent,
         break_long_words=False,
@@ -66,7 +76,8 @@ def on_screen(columns: Sequence[ScreenColumn]) -> list[str]:
     natural_widths = {}
     for column in columns:
         texts = (column.head, *column.cells)
-        natural_widths[column.head] = max(len(text) for text in texts)
+        longest = max(texts, key=len)
+        natural_widths[column.head] = len(longest)
     widths: dict[str, int] = {}
     # The space between columns is counted after each, also after the last.
     room = screen_width() + 2
@@ -84,6 +95,7 @@ def on_screen(columns: Sequence[ScreenColumn]) -> list[str]:
         widths[head] += extra
         room -= extra
     table = []
+    # In their own order again, whatever their ranks.
     for column in columns:
         if column.head in widths:
             width = widths[column.head]
@@ -93,7 +105,9 @@ def on_screen(columns: Sequence[ScreenColumn]) -> list[str]:
     return aligned(rows)
 
 
+# " (rank 3 on n1)", " (node n1)": `Failure` adds them to its message.
 _WHERE = re.compile(r" \((?:rank \d+ on|node) [^()]+\)")
+# Two folders or more from the root: the last part of a path says what it is.
 _LONG_PATH = re.compile(r"(?<![\w./])/(?:[^/\s'\"]+/){2,}")
 
 
@@ -138,7 +152,9 @@ def clock(seconds: float) -> str:
 
 def ago(seconds: float) -> str:
     """Returns how long ago a time in Unix seconds was: 3:07 min ago"""
-    return f"{duration(max(0.0, time.time() - seconds))} ago"
+    # The clock of the host that wrote the time may be ahead.
+    passed_s = max(0.0, time.time() - seconds)
+    return f"{duration(passed_s)} ago"
 
 
 def in_bytes(count: float) -> str:
@@ -149,7 +165,8 @@ def in_bytes(count: float) -> str:
         count /= 1024
         if count < 1024:
             return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} TiB"
+    tebibytes = count / 1024
+    return f"{tebibytes:.1f} TiB"
 
 
 def numbers(text: str) -> list[int]:
@@ -158,5 +175,6 @@ def numbers(text: str) -> list[int]:
     for part in text.strip().split(","):
         if part:
             first, _, last = part.partition("-")
-            parsed += range(int(first), int(last or first) + 1)
+            end = int(last or first) + 1
+            parsed += range(int(first), end)
     return parsed
