@@ -1,5 +1,6 @@
 """The classes of a result: precision, recall, and which classes are taken for which."""
 
+from itertools import islice
 from typing import Any
 
 from slurmft.core.decode import decode_leniently
@@ -15,6 +16,7 @@ _NAME_WIDTH = 20
 def of(result: Any) -> dict[str, ClassScores]:
     """Returns the scores of the classes in a result, by name; the worst first if they are many."""
     classes = decode_leniently(result, Result).classes or {}
+    # In the order of the data, where all have room.
     if len(classes) <= SHOWN:
         return classes
     worst_first = sorted(classes.items(), key=lambda item: item[1].f1)
@@ -27,8 +29,7 @@ def lines(result: Any) -> list[str]:
     if not classes:
         return []
     rows = [("class", "precision", "recall", "f1", "texts")]
-    first_classes = list(classes.items())[:SHOWN]
-    for name, scores in first_classes:
+    for name, scores in islice(classes.items(), SHOWN):
         row = (
             # Classes are named by the user's data: a name may be a sentence.
             shown(name, _NAME_WIDTH),
@@ -39,10 +40,12 @@ def lines(result: Any) -> list[str]:
         )
         rows.append(row)
     text = aligned(rows)
-    if len(classes) > SHOWN:
+    count = len(classes)
+    if count > SHOWN:
         text.append(
-            f"the {SHOWN} of {len(classes):,} classes with the lowest f1; all: result.json"
+            f"the {SHOWN} of {count:,} classes with the lowest f1; all: result.json"
         )
+    # Of all classes: a confusion of two others may be more frequent than any of those shown.
     return text + _confusions(classes)
 
 
