@@ -63,6 +63,7 @@ def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
     """Returns a line for each run, and the sum, as the terminal has room for it."""
     total = {}
     for key in (*_HOURS, "energy_j"):
+        # None is what is not known of a run: the sum has a mark then.
         total[key] = sum(cost[key] or 0 for cost in costs)
     memories = []
     for cost in costs:
@@ -75,7 +76,8 @@ def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
     for rank, (key, name) in zip(_HOUR_RANKS, _HOURS.items(), strict=True):
         cells = [hours(cost[key]) for cost in costs]
         # Without accounting, hours of GPUs and CPUs are known of runs that recorded their hardware.
-        cells.append(_mark(costs, key) + hours(total[key]))
+        total_hours = hours(total[key])
+        cells.append(_mark(costs, key) + total_hours)
         columns.append(ScreenColumn(f"{name}-h", cells, rank))
     energies = [energy(cost) for cost in costs]
     if total["energy_j"]:
@@ -89,4 +91,6 @@ def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
 
 def _mark(costs: Sequence[dict[str, Any]], key: str) -> str:
     """Returns the sign before a sum: "at least" where it is not known of every run."""
-    return "≥ " if any(cost[key] is None for cost in costs) else ""
+    if any(cost[key] is None for cost in costs):
+        return "≥ "
+    return ""
