@@ -158,10 +158,9 @@ def imports(seconds: ImportTimes, nodes: int) -> str:
     """Returns how long the imports of the ranks took, on one node or several."""
     if nodes == 1:
         return f"{seconds.max:.1f} s"
-    return (
-        f"{seconds.min:.1f} to {seconds.max:.1f} s a node, median {seconds.median:.1f} s; "
-        f"the slowest: {seconds.slowest}"
-    )
+    span = f"{seconds.min:.1f} to {seconds.max:.1f} s a node"
+    median = f"median {seconds.median:.1f} s"
+    return f"{span}, {median}; the slowest: {seconds.slowest}"
 
 
 def describe_step(step: Step) -> str:
@@ -185,7 +184,10 @@ def metrics_words(metrics: dict[str, Any] | None) -> str:
     """ "accuracy 0.9123  f1 0.8870" """
     if not metrics:
         return ""
-    return "  ".join(f"{name} {number(value)}" for name, value in metrics.items())
+    parts = []
+    for name, value in metrics.items():
+        parts.append(f"{name} {number(value)}")
+    return "  ".join(parts)
 
 
 def describe_epoch(evaluation: Epoch) -> str:
@@ -218,9 +220,8 @@ def describe(record: Record) -> str | None:
         case Epoch():
             return describe_epoch(record)
         case EarlyStop():
-            reason = (
-                f"{record.evaluations} evaluation(s) without a better {record.metric}"
-            )
+            count = record.evaluations
+            reason = f"{count} evaluation(s) without a better {record.metric}"
             return f"early stopping after step {record.step}: {reason}"
         case Resume():
             lines = [f"resumes after step {record.step} (from {record.checkpoint})"]
