@@ -21,13 +21,16 @@ def result_table(result: Values) -> str:
     """Returns the table at the end of a run, as text: metrics, and a row for all else that it has.
     A row whose values the result lacks, or has in another type, is left out."""
     metrics = decode_leniently(result, Result).metrics or {}
-    rows = [(name, number(value)) for name, value in metrics.items()]
+    rows = []
+    for name, value in metrics.items():
+        rows.append((name, number(value)))
     for name, describe in _ROWS.items():
         with contextlib.suppress(*_UNLIKE):
             text = describe(result)
             if text:
                 rows.append((name, text))
-    width = max((len(name) for name, _ in rows), default=0)
+    names = [name for name, _ in rows]
+    width = max(map(len, names), default=0)
     lines = []
     for name, text in rows:
         head = f"  {name:<{width}}  "
@@ -38,7 +41,7 @@ def result_table(result: Values) -> str:
     if class_lines:
         lines.append("")
         lines += [f"  {line}" for line in class_lines]
-    longest = max((len(line) for line in lines), default=0)
+    longest = max(map(len, lines), default=0)
     bar = "-" * longest
     return "\n".join([bar, *lines, bar])
 
@@ -63,43 +66,68 @@ def _imports(r: Values) -> str:
 
 def _time(r: Values) -> str:
     text = duration(r["wall_s"])
+    # Only the built-in training records it.
     if "startup_s" in r:
-        text += f", including {r['startup_s']:.1f} s start-up"
-    if r["attempts"] > 1:
-        text += f"; job started {r['attempts']:d} times"
+        startup_s = r["startup_s"]
+        text += f", including {startup_s:.1f} s start-up"
+    attempts = r["attempts"]
+    if attempts > 1:
+        text += f"; job started {attempts:d} times"
     return text
 
 
 def _phases(r: Values) -> str:
+    phases = []
     # dict.items rather than a method: a TypeError, which leaves the row out, for another type.
-    phases = dict.items(r["phases_s"])
-    return "  ".join(f"{name} {seconds:.3f} s" for name, seconds in phases)
+    for name, seconds in dict.items(r["phases_s"]):
+        phases.append(f"{name} {seconds:.3f} s")
+    return "  ".join(phases)
 
 
 def _tokens(r: Values) -> str:
     rate = r["train_tokens_per_s"]
     rate_with_padding = r["train_padded_tokens_per_s"]
-    return (
-        f"{rate:,.0f} real tokens/s in training, {rate_with_padding:,.0f} with padding"
-    )
+    real = f"{rate:,.0f} real tokens/s in training"
+    return f"{real}, {rate_with_padding:,.0f} with padding"
 
 
 # The formats check the types, too: `:d` and `:s` raise ValueError for a value of another type,
 # which leaves its row out.
+def _processes(r: Values) -> str:
+    count = r["world_size"]
+    nodes = r["nodes"]
+    return f"{count:d} on {nodes:d} node(s)"
+
+
+def _batch(r: Values) -> str:
+    samples = r["global_batch_size"]
+    steps = r["steps"]
+    return f"{samples:d} samples, {steps:d} steps"
+
+
+def _precision(r: Values) -> str:
+    precision = r["precision"]
+    backend = r["backend"]
+    return f"{precision:s}, {backend:s}"
+
+
+def _model_speed(r: Values) -> str:
+    speed = r["train_model_tflop_per_s"]
+    return f"{speed:,.3g} TFLOP/s in training"
+
+
 _ROWS: dict[str, Callable[[Values], str]] = {
     "predictions": lambda r: f"{r['output']:s}",
     "train loss": lambda r: f"{r['loss']:.4f}",
-    "processes": lambda r: f"{r['world_size']:d} on {r['nodes']:d} node(s)",
-    "global batch": lambda r: (
-        f"{r['global_batch_size']:d} samples, {r['steps']:d} steps"
-    ),
-    "precision": lambda r: f"{r['precision']:s}, {r['backend']:s}",
+    "processes": _processes,
+    "global batch": _batch,
+    "precision": _precision,
     "imports": _imports,
     "phases": _phases,
     "train": lambda r: _rates(r, "train"),
     "evaluate": lambda r: _rates(r, "evaluate"),
     "tokens": _tokens,
-    "model": lambda r: f"{r['train_model_tflop_per_s']:,.3g} TFLOP/s in training",
+    "model": _model_speed,
     "peak memory": _memory,
     "time": _time,
 }
