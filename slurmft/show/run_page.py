@@ -21,13 +21,16 @@ _SECTION_LINES = 5
 def text(facts: dict[str, Any]) -> str:
     """Returns a run in full, as lines. `facts`: see `slurmft.cluster.status.run_facts`."""
     # A program of the user's own has neither data nor model.
-    what = (facts["task"], facts["data"], facts["model"], f"{facts['nodes']} node(s)")
+    nodes = f"{facts['nodes']} node(s)"
+    what = (facts["task"], facts["data"], facts["model"], nodes)
     changed = ""
     if facts["changed"]:
-        changed = f"since submission: {fingerprint.words(facts['changed'])}"
+        changes = fingerprint.words(facts["changed"])
+        changed = f"since submission: {changes}"
     cost = facts["cost"]
     cost_words = ""
-    if cost["node_hours"]:  # none before the job has started
+    # There are none before the job has started.
+    if cost["node_hours"]:
         cost_words = costs.words(cost)
     submission = facts["submission"]
     rows = [
@@ -48,6 +51,7 @@ def text(facts: dict[str, Any]) -> str:
     ]
     lines = [facts["path"]]
     for name, value in rows:
+        # What is not known, or does not apply, has no row.
         if value:
             lines.append(hanging(f"  {name:<12} ", value, 15))
     lines += _history(facts["history"])
@@ -55,7 +59,8 @@ def text(facts: dict[str, Any]) -> str:
     newest_warnings = facts["warnings"][-_SECTION_LINES:]
     lines += _section("warnings", newest_warnings)
     failures = []
-    for failure in facts["failures"][-_SECTION_LINES:]:
+    newest_failures = facts["failures"][-_SECTION_LINES:]
+    for failure in newest_failures:
         where = f"({failure['where']}), attempt {failure['attempt']}"
         failures.append(f"{failure['message']} {where}")
     lines += _section("failures", failures)
@@ -69,8 +74,9 @@ def _speed(facts: dict[str, Any]) -> str:
     samples_per_s = facts["samples_per_s"]
     if samples_per_s is not None:
         parts.append(f"{samples_per_s:,.0f} samples/s")
-    if facts["left_s"]:
-        parts.append(f"{duration(facts['left_s'])} left")
+    left_s = facts["left_s"]
+    if left_s:
+        parts.append(f"{duration(left_s)} left")
     last_record = facts["last_record"]
     # Of a run that has ended, it would be no news.
     is_active = facts["state"] in ("running", "stopping")
@@ -98,11 +104,13 @@ def _where(facts: dict[str, Any]) -> str:
     if not facts["job"]:
         return ""
     cluster = facts["cluster"]
-    if facts["where"]:  # the cluster's own name, or the host
+    # The cluster's own name, or the host: several of a kind may see the run.
+    if facts["where"]:
         cluster = f"{cluster} {facts['where']}"
     text = f"job {facts['job']} ({cluster})"
-    if facts["hosts"]:
-        text += f", on {some(facts['hosts'])}"
+    hosts = facts["hosts"]
+    if hosts:
+        text += f", on {some(hosts)}"
     return text
 
 
@@ -113,7 +121,8 @@ def _submitted(submission: dict[str, Any]) -> str:
         # The record is in UTC, all times on this page are local.
         when = clock(submitted_at.timestamp())
         who = f"{submission['user']} on {submission['host']}"
-        return f"{when} by {who}: {submission['command']}"
+        command = submission["command"]
+        return f"{when} by {who}: {command}"
     return ""
 
 
@@ -123,15 +132,18 @@ def _checkpoints(checkpoints: Sequence[dict[str, Any]]) -> str:
     newest = checkpoints[-1]
     total_bytes = sum(each["bytes"] for each in checkpoints)
     count = f"{len(checkpoints)} in all, {in_bytes(total_bytes)}"
-    return f"{newest['name']}, {ago(newest['time'])}; {count}"
+    written = ago(newest["time"])
+    return f"{newest['name']}, {written}; {count}"
 
 
 def _history(history: Sequence[Transition]) -> list[str]:
     lines = []
     for transition in history[-_HISTORY_LINES:]:
-        line = f"{clock(transition.time)}  {transition.state}"
+        when = clock(transition.time)
+        line = f"{when}  {transition.state}"
         if transition.reason:
             line += f": {brief(transition.reason)}"
+        # 0 is success, which the state says; None is of states that are no end.
         if transition.exit_code:
             line += f" (exit code {transition.exit_code})"
         lines.append(line)
@@ -145,4 +157,5 @@ def _history(history: Sequence[Transition]) -> list[str]:
 def _section(title: str, lines: Sequence[str]) -> list[str]:
     if not lines:
         return []
-    return [title, *(hanging("  ", line) for line in lines)]
+    wrapped = [hanging("  ", line) for line in lines]
+    return [title, *wrapped]
