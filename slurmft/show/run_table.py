@@ -19,6 +19,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     # A column without any value is left out: one's own name in each line tells nothing.
     if len(set(users)) == 1:
         users = ["-"] * len(runs)
+    # "-" is what the table takes for no value: see `on_screen`.
     jobs = [str(run["job"] or "-") for run in runs]
     states = [run["state"] for run in runs]
     # Data that is generated has no name: the task says what it is.
@@ -75,9 +76,10 @@ def _last_part(source: str | None) -> str:
 
 
 def _steps(run: dict[str, Any]) -> str:
-    if not run["steps_total"]:
+    total = run["steps_total"]
+    if not total:
         return "-"
-    return f"{run['steps_done']}/{run['steps_total']}"
+    return f"{run['steps_done']}/{total}"
 
 
 def _speed(run: dict[str, Any]) -> str:
@@ -88,14 +90,18 @@ def _speed(run: dict[str, Any]) -> str:
 
 
 def _time_left(run: dict[str, Any]) -> str:
-    if not run["left_s"]:
+    left_s = run["left_s"]
+    # Of a run that has finished it is 0, which its state says already.
+    if not left_s:
         return "-"
-    return duration(run["left_s"])
+    return duration(left_s)
 
 
 def _result(run: dict[str, Any]) -> str:
     """Returns what a run has reached; of one that failed, why comes first."""
-    parts = [metrics_words(run["metrics"]), brief(note(run))]
+    metrics = metrics_words(run["metrics"])
+    reason = brief(note(run))
+    parts = [metrics, reason]
     # The cell may be cut at its end.
     if run["state"] in UNSUCCESSFUL:
         parts.reverse()
