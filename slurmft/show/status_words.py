@@ -57,6 +57,7 @@ def note(facts: dict[str, Any]) -> str:
 def state_words(facts: dict[str, Any]) -> str:
     """ "requeued: BeginTime; starts about 2026-11-22 14:05:00; requeued 2 times" """
     state = str(facts["state"])
+    # Without folders: the page and the line have little room for a reason.
     details = brief(note(facts))
     if not details:
         return state
@@ -72,10 +73,12 @@ def progress_words(facts: dict[str, Any]) -> str:
     # Rounded down: 100 % means that the last step is done.
     percent = 100 * steps_done // steps_total
     parts = [f"step {steps_done}/{steps_total} ({percent} %)"]
-    if facts["epoch"] is not None:
-        parts.append(f"epoch {facts['epoch']:.2f}")
-    if facts["loss"] is not None:
-        parts.append(f"loss {number(facts['loss'])}")
+    epoch = facts["epoch"]
+    if epoch is not None:
+        parts.append(f"epoch {epoch:.2f}")
+    loss = facts["loss"]
+    if loss is not None:
+        parts.append(f"loss {number(loss)}")
     if facts.get("evaluating"):
         done, total = facts["evaluating"]
         parts.append(f"evaluating {done}/{total} samples")
