@@ -149,7 +149,8 @@ class RunView:
         # The ranks get what is left: rich would cut the end, which has the newest events.
         height = options.height or options.max_height
         empty_lines = 2
-        rows_left = height - len(head) - len(tail) - training.row_count - empty_lines
+        used_rows = len(head) + training.row_count + len(tail) + empty_lines
+        rows_left = height - used_rows
         yield from head
         yield Text()
         yield training
@@ -178,14 +179,16 @@ class RunView:
         if self.losses:
             table.add_row("loss", self._loss(step, options))
         if self.evaluate:
-            part = (
-                f"{self.evaluate.done}/{self.evaluate.total} samples of the first rank"
-            )
+            done = self.evaluate.done
+            total = self.evaluate.total
+            part = f"{done}/{total} samples of the first rank"
             table.add_row("evaluate", _line(part))
         if self.epoch:
             metrics = metrics_words(self.epoch.metrics)
-            if self.epoch.epoch:
-                metrics += f" after epoch {self.epoch.epoch:g}"
+            epoch = self.epoch.epoch
+            # 0 stands for a program that does not count them.
+            if epoch:
+                metrics += f" after epoch {epoch:g}"
             table.add_row("metrics", _line(metrics))
         return table
 
@@ -198,6 +201,7 @@ class RunView:
         room = options.max_width - len("metrics  ") - len(last)
         width = max(1, min(60, room))
         levels = LEVELS
+        # The encoding of the terminal has no blocks.
         if options.ascii_only:
             levels = ASCII_LEVELS
         curve = draw(self.losses, width, levels)
@@ -211,7 +215,8 @@ class RunView:
         if not slowest or rows_left < 5:
             return
         first = slowest[0]
-        median_ms = statistics.median(rank.own_ms for rank in self.ranks)
+        times_ms = [rank.own_ms for rank in self.ranks]
+        median_ms = statistics.median(times_ms)
         # A median of 0 is no yardstick: every time would be longer than it by any share.
         tolerated_ms = median_ms * (1 + _EVEN)
         is_uneven = len(self.ranks) > 1 and 0 < tolerated_ms < first.own_ms
