@@ -70,11 +70,15 @@ def _in_run(status: RunStatus, older_s: float) -> Iterator[_Candidate]:
     files = RunDir(status.run.path)
     has_finished = status.state is Phase.FINISHED
     idle_s = time.time() - last_activity(status)
-    if status.is_alive and idle_s <= older_s:  # it may be about to be submitted
+    # Alive without a job (`plan` passes over the others): it may be about to be submitted.
+    if status.is_alive and idle_s <= older_s:
         return
     if not has_finished and idle_s > older_s:
-        word = status.state if status.job else "never submitted"
-        why = f"{word}; no activity for {idle_s / 86400:.0f} days"
+        word = "never submitted"
+        if status.job:
+            word = status.state
+        idle_days = idle_s / 86400
+        why = f"{word}; no activity for {idle_days:.0f} days"
         yield _Candidate("runs", files.path, why)
     if has_finished and files.model.is_dir() and files.checkpoints.is_dir():
         why = "the run has finished; its model is kept"
@@ -83,6 +87,7 @@ def _in_run(status: RunStatus, older_s: float) -> Iterator[_Candidate]:
         yield _Candidate("tokens", files.tokens, "the run has finished")
     for folder in (files.path, files.failures, files.submitit):
         yield from _leftovers(folder)
+    # As `job.checkpoints` names what it writes, prunes or puts aside.
     for path in files.checkpoints.glob(".*"):
         yield _Candidate("leftovers", path, "half written")
     for path in files.checkpoints.glob("bad-*"):
@@ -91,6 +96,7 @@ def _in_run(status: RunStatus, older_s: float) -> Iterator[_Candidate]:
 
 def _leftovers(folder: Path) -> Iterator[_Candidate]:
     """Yields what a kill during a write or a removal left in a folder."""
+    # Not every run has all of the folders.
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(folder)):
             if ASIDE.fullmatch(name):
@@ -105,6 +111,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
     candidates: list[_Candidate] = []
     skipped = Counter[str]()
     for status in run_statuses(runs):
+        # Not even named: nobody expects anything of it to go.
         if status.is_alive and status.job:
             continue
         if not _is_own(status.run.path, top):
@@ -116,6 +123,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
         else:
             candidates += _of_kinds(_in_run(status, older_s), kinds)
     outside = [*_leftovers(top), *_in_shared_caches(older_s)]
+    # Others write into a shared folder of runs, and into a shared cache.
     for candidate in _of_kinds(outside, kinds):
         if _is_own(candidate.path, candidate.path):
             candidates.append(candidate)
@@ -143,8 +151,9 @@ def _item(candidate: _Candidate) -> Item:
 def _in_shared_caches(older_s: float) -> Iterator[_Candidate]:
     for cache in hooks.shared_caches():
         for path, idle_s in cache.unused(older_s):
-            why = f"no run has used it for {idle_s / 86400:.0f} days"
-            # under this name an entry is written, until it is whole
+            idle_days = idle_s / 86400
+            why = f"no run has used it for {idle_days:.0f} days"
+            # Under this name an entry is written, until it is whole.
             if path.name.startswith("."):
                 why = _LEFT
             yield _Candidate("token-cache", path, why)
@@ -182,7 +191,8 @@ def _is_own(path: Path, top: Path) -> bool:
     between = [folder for folder in path.parents if top in folder.parents]
     try:
         return all(each.lstat().st_uid == os.getuid() for each in (path, *between))
-    except OSError:  # what cannot be looked at is not removed
+    # What cannot be looked at is not removed.
+    except OSError:
         return False
 
 
@@ -197,8 +207,9 @@ def remove(item: Item) -> str | None:
     aside = aside_of(item.path)
     try:
         os.rename(item.path, aside)
+    # Somebody else has removed it.
     except FileNotFoundError:
-        return None  # somebody else has removed it
+        return None
     except OSError as error:
         return f"{str(item.path)!r} could not be removed: {error.strerror or error}"
     # Between plan and rename, another user may have put a link there that leads elsewhere.
@@ -206,6 +217,7 @@ def remove(item: Item) -> str | None:
         os.rename(aside, item.path)
         return f"{str(item.path)!r} was replaced meanwhile: it stays"
     try:
+        # Of a link to a folder, the link alone goes: rmtree refuses links.
         if aside.is_dir() and not aside.is_symlink():
             shutil.rmtree(aside)
         else:
