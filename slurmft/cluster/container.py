@@ -35,9 +35,8 @@ def runtimes() -> dict[str, dict[str, Any]]:
     """Returns the options of each container runtime, by its name; see containers.toml."""
     import tomllib  # 5 ms: only jobs in containers pay for it
 
-    return tomllib.loads(
-        Path(__file__).with_name("containers.toml").read_text(encoding="utf-8")
-    )
+    file = Path(__file__).with_name("containers.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def runtime_of(job: JobConfig) -> str:
@@ -76,13 +75,14 @@ def check(job: JobConfig, cluster: str) -> None:
             f"--container {job.container!r} works under Slurm, not with --cluster {cluster}",
             "leave it out, or run this same command by: apptainer exec IMAGE ...",
         )
-    runtime = runtimes()[runtime_of(job)]
+    name = runtime_of(job)
+    runtime = runtimes()[name]
     kind = image_kind(job.container)
     hint = f"make it once, on a file system of all nodes: {runtime['make']}"
     if kind != "registry" and not Path(job.container).exists():
         raise UsageError(f"--container {job.container!r}: no such image", hint)
     if kind not in runtime["images"]:
-        what = f"{runtime_of(job)} cannot run an image of the kind {kind!r}"
+        what = f"{name} cannot run an image of the kind {kind!r}"
         raise UsageError(f"--container {job.container!r}: {what}", hint)
 
 
@@ -94,7 +94,8 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
         return [sys.executable, *task]
     task = ["env", f"PYTHONPATH={_CODE}", f"HOME={Path.home()}", "python3", *task]
     programs = runtimes()[runtime_of(config.job)]["programs"]
-    if not programs:  # srun is in the container already
+    # Pyxis: srun starts it in the container already.
+    if not programs:
         return task
     # None may be on this machine: the nodes have it, perhaps by a module that --setup loads.
     program = next(filter(shutil.which, programs), programs[0])
@@ -124,13 +125,13 @@ def _options(config: RunConfig, run: RunDir) -> list[str]:
     values = {"here": os.getcwd(), "image": image, "mounts": mount_list}
     arguments = [template.format(**values) for template in templates]
     for source, place, *option in mounted:
-        fields = {
-            "source": source,
-            "place": place,
-            "csv": as_csv(source, place, *option),
-        }
+        # A template takes the parts, or all of them as fields of CSV.
+        csv = as_csv(source, place, *option)
+        fields = {"source": source, "place": place, "csv": csv}
         arguments += [template.format(**fields) for template in runtime["mount"]]
-    arguments += [template.format(**values) for template in runtime[image_kind(image)]]
+    # At the end, which names the image: the command comes behind it.
+    kind = image_kind(image)
+    arguments += [template.format(**values) for template in runtime[kind]]
     return arguments
 
 
@@ -140,7 +141,9 @@ def asks_for_gpus(job: JobConfig) -> bool:
         return True
     for pair in job.sbatch:
         option = pair.lstrip("-")
-        if option.startswith("gpus") or (option.startswith("gres") and "gpu" in option):
+        # gpus, gpus-per-task, ...; gres=gpu:a100:4.
+        is_gpu_resource = option.startswith("gres") and "gpu" in option
+        if option.startswith("gpus") or is_gpu_resource:
             return True
     return False
 
@@ -150,14 +153,17 @@ def mounts(config: RunConfig, run: RunDir) -> list[tuple[str, ...]]:
     writes, unless the runtime mounts that by itself. None is within another. UsageError where the
     runtime cannot take such a path."""
     name = runtime_of(config.job)
+    runtime = runtimes()[name]
     image = config.job.container or ""
     code = str(Path(slurmft.__file__).parent)
-    folders = _outermost(_used_folders(config, run, name), runtimes()[name]["shows"])
+    used_folders = _used_folders(config, run, name)
+    folders = _outermost(used_folders, runtime["shows"])
     paths = [code, *folders]
     if image_kind(image) != "registry":
         paths.append(image)
     for path in paths:
-        forbidden = set(runtimes()[name]["separators"]) & set(path)
+        # Characters that end a path in the runtime's own list of mounts.
+        forbidden = set(runtime["separators"]) & set(path)
         if forbidden:
             what = f"{name} takes no path with {min(forbidden)!r}: {path!r}"
             raise UsageError(what, "rename it, or choose another --container-runtime")
@@ -169,13 +175,15 @@ def _used_folders(config: RunConfig, run: RunDir, runtime: str) -> set[str]:
     """Returns the folders that a task reads and writes."""
     # The program's own paths: its code, its environment, what it reads.
     paths = list(config.program.paths)
-    if runtime != "apptainer":  # which mounts them by itself
+    # Apptainer mounts these by itself.
+    if runtime != "apptainer":
         paths += [os.getcwd(), str(Path.home())]
     folders = [str(run.path.parent), *caches()]
     for path in paths:
         if not os.path.isdir(path):
             path = os.path.dirname(path)
         folders.append(path)
+    # Not /, under which the image itself would disappear.
     return {folder for folder in folders if os.path.isabs(folder) and folder != "/"}
 
 
@@ -258,11 +266,13 @@ def _run_detached(command: list[str]) -> int:
         )
         if done.returncode:
             return done.returncode
-        if not file.exists():  # a stop signal came before the container
+        # A stop signal came before the container.
+        if not file.exists():
             return 128 + signal.SIGTERM
         # conmon has become a child of this process: its own parent, podman, has ended.
         _, status = os.waitpid(int(file.read_text()), 0)
     code = os.waitstatus_to_exitcode(status)
+    # Python has -N for a death by the signal N; shells and srun have 128 + N.
     if code < 0:
         return 128 - code
     return code
