@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from slurmft.cluster.slurm import commands
@@ -36,11 +37,19 @@ def costs_of(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
     slurm_runs = [run for run in runs if _is_slurm(run)]
     # Each cluster counts its jobs by itself: accounting here must not answer for the same number of
     # another.
-    here = commands.cluster_name() if slurm_runs else ""
-    jobs = {run.path: _jobs(run, here) for run in slurm_runs} if here else {}
+    here = ""
+    if slurm_runs:
+        here = commands.cluster_name()
+    jobs: dict[Path, list[str]] = {}
+    job_ids: set[str] = set()
+    if here:
+        for run in slurm_runs:
+            jobs[run.path] = _jobs(run, here)
+            job_ids.update(jobs[run.path])
     uses: dict[str, list[JobUse]] = {}
-    with contextlib.suppress(SlurmftError):  # there is no accounting
-        uses = commands.job_uses({job for ids in jobs.values() for job in ids})
+    # Where a site keeps no accounting, the runs' own records have to do.
+    with contextlib.suppress(SlurmftError):
+        uses = commands.job_uses(job_ids)
     costs = []
     for run in runs:
         uses_of_run: list[JobUse] = []
@@ -62,8 +71,9 @@ def _jobs(run: MeasuredRun, here: str) -> list[str]:
         return []
     claims = RunDir(run.path).claims
     jobs = {job.id}
+    # Before its first job has started, a run has no such folder.
     with contextlib.suppress(OSError):
-        # a link for each submission, which names its job
+        # A link for each submission, which names its job: see `attempts.check_turn`.
         for name in os.listdir(claims):
             jobs.add(os.readlink(claims / name))
     return sorted(jobs)
@@ -78,12 +88,18 @@ def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> dict[str, Any]:
     # Slurm samples, and may miss a short peak; ranks know the peaks of their own processes.
     peaks_bytes = [use.peak_bytes for use in uses]
     peak_bytes = max([recorded_peak_bytes or 0, *peaks_bytes])
+    node_s = sum(use.elapsed_s * use.nodes for use in uses)
+    gpu_s = sum(use.elapsed_s * use.gpus for use in uses)
+    cpu_s = sum(use.elapsed_s * use.cpus for use in uses)
+    # Of the last start: a resume may have asked for more.
+    memory_of_node_bytes = last.memory_bytes // max(1, last.nodes)
     return {
-        "node_hours": sum(use.elapsed_s * use.nodes for use in uses) / 3600,
-        "gpu_hours": sum(use.elapsed_s * use.gpus for use in uses) / 3600,
-        "cpu_hours": sum(use.elapsed_s * use.cpus for use in uses) / 3600,
+        "node_hours": node_s / 3600,
+        "gpu_hours": gpu_s / 3600,
+        "cpu_hours": cpu_s / 3600,
+        # 0 is what Slurm did not measure.
         "peak_memory_bytes": peak_bytes or None,
-        "asked_memory_bytes": last.memory_bytes // max(1, last.nodes) or None,
+        "asked_memory_bytes": memory_of_node_bytes or None,
         "energy_j": energy_j or None,
         "longest_s": max(use.elapsed_s for use in uses),
         "source": "Slurm's accounting",
@@ -96,23 +112,30 @@ def _by_records(run: MeasuredRun) -> dict[str, Any]:
     hours = sum(attempts_s) / 3600
     ranks = RunDir(run.path).read_environment().ranks
     # The ranks of a node record the same hardware.
-    nodes = {
-        rank.host: rank.hardware for rank in ranks if isinstance(rank.hardware, dict)
-    }
+    nodes = {}
+    for rank in ranks:
+        if isinstance(rank.hardware, dict):
+            nodes[rank.host] = rank.hardware
     node_count = 1
-    # simulated nodes are one machine
+    # Simulated nodes are one machine.
     if _is_slurm(run) and run.value("cluster") != "local":
         node_count = run.value("nodes") or 1
     gpus = 0
     cpus = 0
     for node in nodes.values():
         gpus += len(node.get("gpus", ()))
-        cpus += len(numbers(str(node.get("cpus") or "")))
-    is_known = len(nodes) == node_count
+        cpu_list = str(node.get("cpus") or "")
+        cpus += len(numbers(cpu_list))
+    gpu_hours = None
+    cpu_hours = None
+    # Of some nodes alone, the sum would be too small.
+    if len(nodes) == node_count:
+        gpu_hours = hours * gpus
+        cpu_hours = hours * cpus
     return {
         "node_hours": hours * node_count,
-        "gpu_hours": hours * gpus if is_known else None,
-        "cpu_hours": hours * cpus if is_known else None,
+        "gpu_hours": gpu_hours,
+        "cpu_hours": cpu_hours,
         "asked_memory_bytes": None,
         "energy_j": None,
         "longest_s": max(attempts_s, default=0.0),
@@ -139,7 +162,8 @@ def _attempt_times(run: MeasuredRun) -> list[float]:
 
 def _recorded_peak(run: MeasuredRun) -> int | None:
     """Returns the most memory that the ranks of one node held, by their own account (bytes)."""
-    peaks = decode_leniently(run.result, Result).peak_memory_bytes
+    result = decode_leniently(run.result, Result)
+    peaks = result.peak_memory_bytes
     ranks = RunDir(run.path).read_environment().ranks
     if peaks is None or len(peaks) != len(ranks):
         return None
@@ -156,16 +180,19 @@ def advice(cost: dict[str, Any], run: MeasuredRun) -> str:
     request_bytes = cost["asked_memory_bytes"]
     limit = run.value("time")
     advice = []
+    # Without --mem, the site chose the memory: no request of the user's would be smaller.
     is_known = run.value("mem") and peak_bytes and request_bytes
     if is_known and request_bytes - _ROOM * peak_bytes > _MUCH_BYTES:
         enough = math.ceil(_ROOM * peak_bytes / 2**30)
+        requested = in_bytes(request_bytes)
+        used = in_bytes(peak_bytes)
         advice.append(
-            f"asked for {in_bytes(request_bytes)} a node, used {in_bytes(peak_bytes)}: "
-            f"--mem {enough}G would do"
+            f"asked for {requested} a node, used {used}: --mem {enough}G would do"
         )
     if run.is_finished and isinstance(limit, str):
         limit_s = 60 * time_limit_min(limit)
         longest_s = cost["longest_s"]
+        # Of less than an hour there is little to gain.
         if limit_s >= 3600 and limit_s > _MUCH_TIME * longest_s:
             used = duration(longest_s)
             advice.append(
