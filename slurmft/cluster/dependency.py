@@ -19,22 +19,24 @@ def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
     in `submission.dependency`. A requeued job keeps its id; a resumed run has its newest."""
     awaited = {}
     for kind in KINDS:
-        awaited[kind] = [
-            resolve.find(name, runs_dir) for name in getattr(config.job, kind)
-        ]
+        names = getattr(config.job, kind)
+        awaited[kind] = [resolve.find(name, runs_dir) for name in names]
     # A resume that waits for nothing any more must still clear what it waited for before.
     if not any(awaited.values()) and config.submission.dependency is None:
         return config
     conditions = []
     paths: dict[str, Any] = {}
     for kind, runs in awaited.items():
+        # Paths in place of names: `last` will soon be another run.
         paths[kind] = tuple(str(run.path) for run in runs)
         for run in runs:
             job_id = _awaited_job(run, flag(kind), cluster)
             if job_id:
                 conditions.append(f"{KINDS[kind]}:{job_id}")
     job = dataclasses.replace(config.job, **paths)
-    submission = dataclasses.replace(config.submission, dependency=",".join(conditions))
+    # Without conditions "", which clears what the run waited for before.
+    dependency = ",".join(conditions)
+    submission = dataclasses.replace(config.submission, dependency=dependency)
     return dataclasses.replace(config, job=job, submission=submission)
 
 
@@ -48,10 +50,13 @@ def _awaited_job(run: RunDir, option: str, cluster: str) -> str:
     (status,) = run_statuses([MeasuredRun.read(run.path)])
     subject = f"{option} {run.path.name}: that run"
     path = shlex.quote(str(run.path))
-    if status.state == "finished" or (not status.is_alive and option == "--after-any"):
+    has_ended_somehow = not status.is_alive and option == "--after-any"
+    if status.state == "finished" or has_ended_somehow:
         return ""
     if not status.is_alive:
-        reason = f": {status.reason}" if status.reason else ""
+        reason = ""
+        if status.reason:
+            reason = f": {status.reason}"
         hint = f"resume it: slurmft resume {path}; or give --after-any"
         raise UsageError(f"{subject} is {status.state}{reason}", hint)
     is_same_cluster = cluster == status.cluster == "slurm" and not status.elsewhere
