@@ -24,19 +24,25 @@ def follow(
     reader = RecordReader(run.records)
     recent = reader.read_recent(Start)
     log = None
-    if not kind_of(run.load_config().program).attaches and not progress.only_bar:
-        log = log_of_rank(run, 0)  # what the program prints: it may record nothing
+    kind = kind_of(run.load_config().program)
+    # It may record nothing: then what it prints is its progress.
+    if not kind.attaches and not progress.only_bar:
+        log = log_of_rank(run, 0)
     last_news = ""
     try:
         if not only_new:
             for record in recent:
                 progress.show(record)
         for is_alive in job.looks(timeout_s):
-            news = _news(job) if is_alive else ""
+            news = ""
+            # How a job has ended is shown by whoever called this.
+            if is_alive:
+                news = _news(job)
             if news not in ("", last_news):
                 last_news = news
                 progress.say(news)
             for record in reader.read(Record):
+                # Beside its own lines, those of its records would say all twice.
                 if log is None or isinstance(record, Text):
                     progress.show(record)
             if log is not None:
@@ -55,7 +61,8 @@ def _show_lines(log: LogFile, progress: Progress) -> None:
 def _news(job: JobWatch) -> str:
     """Returns what a job does, and what it waits for; "" where that is unknown."""
     report = job.state.report
-    if report == LOST or (report.name == "UNKNOWN" and not report.reason):
+    is_silent = report.name == "UNKNOWN" and not report.reason
+    if report == LOST or is_silent:
         return ""
     news = f"job {job.job_id} is {report.name.lower()}"
     if report.reason:
