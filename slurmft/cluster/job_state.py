@@ -157,7 +157,9 @@ def combine(
         return _running(recorded, report)
     # The job of a resumed run waits for the first time, whatever jobs came before.
     is_again = has_started and recorded.state != "submitted"
-    phase = Phase.REQUEUED if is_again else Phase.PENDING
+    phase = Phase.PENDING
+    if is_again:
+        phase = Phase.REQUEUED
     return JobState(
         phase=phase, report=report, reason=report.reason, is_over=report.ended
     )
@@ -168,7 +170,8 @@ def _running(recorded: State, report: Report) -> JobState:
     if recorded.state == "stopping":
         phase = Phase.STOPPING
     reason = ""
-    if report.name != "RUNNING":  # CONFIGURING while nodes boot, SUSPENDED, ...
+    # CONFIGURING while nodes boot, SUSPENDED, ...
+    if report.name != "RUNNING":
         reason = report.name.lower()
     return JobState(phase=phase, report=report, reason=reason)
 
