@@ -55,7 +55,9 @@ def choose(cluster: str) -> str:
         SlurmftError: Slurm was asked for and is not here.
     """
     if cluster == "auto":
-        return "slurm" if available() else "local"
+        if available():
+            return "slurm"
+        return "local"
     # Before a run directory is made.
     if cluster == "slurm" and not available():
         raise SlurmftError(
