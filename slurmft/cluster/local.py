@@ -103,9 +103,10 @@ class LocalNodes:
         # A stop comes before the failures that it may have caused.
         if code and self.stopped_by == _TIME_LIMIT:
             reason = f"the time limit (--time) was reached{saved}"
-            return attempts.Outcome(
-                "failed", reason, Exit.STOPPED if saved else Exit.FAILED
-            )
+            final_code = Exit.FAILED
+            if saved:
+                final_code = Exit.STOPPED
+            return attempts.Outcome("failed", reason, final_code)
         if code and self.stopped_by:
             return attempts.Outcome("cancelled", f"cancelled{saved}", Exit.CANCELLED)
         return attempts.decide(run, code)
@@ -113,9 +114,8 @@ class LocalNodes:
     def _start(
         self, node: int, shared: dict[str, str], gpus: Sequence[Gpu]
     ) -> subprocess.Popen[bytes]:
-        environment = (
-            os.environ | shared | {rendezvous.LOCAL_NODE: str(node)} | select(gpus)
-        )
+        number = {rendezvous.LOCAL_NODE: str(node)}
+        environment = os.environ | shared | number | select(gpus)
         command = [sys.executable, "-m", "slurmft.node.task", str(self.run.path)]
         with open(self.run.logs / f"task-{node:03d}.log", "ab") as log:
             # A session of its own, so that a signal reaches the node as srun would send it: whole.
@@ -129,11 +129,13 @@ class LocalNodes:
         deadline: float | None = None
         lead_s = self.run.load_config().job.lead_s
         while any(task.poll() is None for task in self.tasks):
-            if not code:  # the first failure counts: the others follow from it
+            # The first failure counts: the others follow from it.
+            if not code:
                 code = self._failure()
             if (code or self.stopped_by) and deadline is None:
                 kill_after_s = _KILL_AFTER_S
-                if not code:  # a stop, not a failure: the ranks save
+                # A stop, not a failure: the ranks save.
+                if not code:
                     kill_after_s = max(kill_after_s, lead_s)
                 deadline = time.monotonic() + kill_after_s
                 self._signal(signal.SIGTERM)
@@ -231,18 +233,18 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 def job_state(job_id: str, run: RunDir) -> Report | None:
     """Returns whether the job's process is alive; None for one that has ended as it recorded."""
     # The process of the id is submitit's controller; the one that writes pid.json comes after it.
-    is_starting = (
-        not os.path.exists(_pid_file(run)) and _start_time(int(job_id)) is not None
-    )
+    has_begun = os.path.exists(_pid_file(run))
+    is_starting = not has_begun and _start_time(int(job_id)) is not None
     is_alive = is_starting or _alive(run)
     has_ended = run.get_state().has_ended
+    if is_alive and has_ended:
+        return Report(name="COMPLETING")
     if is_alive:
-        return Report(name="COMPLETING" if has_ended else "RUNNING")
+        return Report(name="RUNNING")
     if has_ended:
         return None
-    return Report(
-        name="FAILED", reason="its process ended without recording why", exit_code=1
-    )
+    reason = "its process ended without recording why"
+    return Report(name="FAILED", reason=reason, exit_code=1)
 
 
 def cancel(job_id: str, run: RunDir) -> None:
@@ -250,10 +252,10 @@ def cancel(job_id: str, run: RunDir) -> None:
     deadline = time.monotonic() + _KILL_AFTER_S
     while not _pid_file(run).exists() and _start_time(int(job_id)) is not None:
         if time.monotonic() > deadline:
-            raise SlurmftError(
-                f"the job {job_id} does not start", f"log: {_job_log(run)}"
-            )
-        time.sleep(0.05)  # it is just starting
+            hint = f"log: {_job_log(run)}"
+            raise SlurmftError(f"the job {job_id} does not start", hint)
+        # It is just starting: before its file is there, nobody knows which process to signal.
+        time.sleep(0.05)
     process_of_job = read(_pid_file(run), _Process)
     if process_of_job and _alive(run):
         os.kill(process_of_job.pid, signal.SIGTERM)
@@ -283,7 +285,8 @@ def _start_time(pid: int) -> str | None:
     fields = process.stat(pid)
     if fields is None or fields[0] == "Z":
         return None
-    return fields[19]  # field 22 of proc(5), starttime: these begin with the third
+    # Field 22 of proc(5), starttime: these begin with the third.
+    return fields[19]
 
 
 if __name__ == "__main__":
