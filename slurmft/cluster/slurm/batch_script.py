@@ -104,9 +104,8 @@ def begin_attempt(run: RunDir) -> int:
     was_avoided = bool(history) and history[-1].avoided
     has_bad_host = not set(hosts).isdisjoint(exclude)
     if has_bad_host and run.load_config().job.requeue and not was_avoided:
-        return requeue(
-            run, f"{', '.join(exclude)} failed before", exclude, avoided=True
-        )
+        reason = f"{', '.join(exclude)} failed before"
+        return requeue(run, reason, exclude, avoided=True)
     # This is the first node, where the rendezvous will be.
     ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
     number = begin(run, hosts, job_id, restarts)
@@ -160,9 +159,8 @@ def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False)
         warning = commands.requeue(own_job_id(os.environ), exclude)
     # Else the record would say for ever that the job waits.
     except SlurmftError as error:
-        run.set_state(
-            "failed", f"{reason}; Slurm refuses to requeue: {error.message}", error.code
-        )
+        refused = f"{reason}; Slurm refuses to requeue: {error.message}"
+        run.set_state("failed", refused, error.code)
         raise
     wait_for_plugins()
     if warning:
@@ -186,11 +184,8 @@ def blame_lost_nodes(run: RunDir) -> None:
 def end_attempt(run: RunDir, code: int) -> int:
     """Requeues this script's own job, or records its end; returns its exit code."""
     state = commands.job_state(own_job_id(os.environ))
-    if (
-        code != Exit.OK
-        and state is not None
-        and state.name not in ("RUNNING", "UNKNOWN")
-    ):
+    undecided = ("RUNNING", "UNKNOWN")
+    if code != Exit.OK and state is not None and state.name not in undecided:
         # Cancelled, timed out, or already requeued by whoever ended the tasks: nothing to decide.
         print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)
         return code
@@ -206,9 +201,8 @@ def end_attempt(run: RunDir, code: int) -> int:
         if exclude or failure is None or not failure.exclude:
             return requeue(run, outcome.reason, exclude)
         # A host is certainly bad and cannot be excluded: the job would get it again.
-        outcome = Outcome(
-            "failed", f"{outcome.reason}; no other nodes can be had", Exit.FAILED
-        )
+        reason = f"{outcome.reason}; no other nodes can be had"
+        outcome = Outcome("failed", reason, Exit.FAILED)
     wait_for_plugins = end(run, outcome)
     # A full disk or a lost file system takes no record: Slurm keeps the reason then.
     if run.get_state().state != outcome.state:
@@ -243,6 +237,7 @@ def main(argv: list[str]) -> int:
         try:
             return begin_attempt(run)
         except SlurmftError:
+            # It may have recorded the end of the run, of which nobody else will tell the user.
             hooks.state_changed(run)()
             raise
     return end_attempt(run, int(argv[2]))
