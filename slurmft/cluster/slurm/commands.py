@@ -144,10 +144,12 @@ def parse_unwell_hosts(text: str) -> dict[str, str]:
     for line in text.splitlines():
         name, state, reason = line.strip().split("|", 2)
         # sinfo marks a node that does not respond by a star behind its state.
-        if state.endswith("*") or state.startswith(
-            ("down", "drain", "fail", "unknown")
-        ):
-            states[name] = state if reason == "none" else f"{state}: {reason}"
+        is_silent = state.endswith("*")
+        is_unwell = state.startswith(("down", "drain", "fail", "unknown"))
+        if is_silent or is_unwell:
+            states[name] = state
+            if reason != "none":
+                states[name] = f"{state}: {reason}"
     return states
 
 
@@ -170,9 +172,8 @@ def associations(user: str) -> list[dict[str, str]]:
     """Returns the limits of a user in accounting: a row for each account, by sacctmgr's names."""
     fields = "Account,Partition,QOS,MaxJobs,MaxSubmit,MaxTRES,MaxWall,GrpTRES"
     where = ("show", "assoc", f"user={user}", f"format={fields}")
-    return parse_associations(
-        call("sacctmgr", "--noheader", "--parsable2", *where), fields
-    )
+    text = call("sacctmgr", "--noheader", "--parsable2", *where)
+    return parse_associations(text, fields)
 
 
 def parse_associations(text: str, fields: str) -> list[dict[str, str]]:
@@ -219,22 +220,22 @@ def job_state(job_id: str) -> Report | None:
     if outdated is not None:
         return outdated
     # The controller has answered twice that it does not know the job.
-    if unanswered <= {_state_in_accounting}:
-        return NO_ACCOUNTING if unanswered else None
+    if not unanswered:
+        return None
+    if unanswered == {_state_in_accounting}:
+        return NO_ACCOUNTING
     return NO_ANSWER
 
 
 def _state_in_queue(job_id: str) -> Report | None:
-    return parse_squeue(
-        call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r")
-    )
+    text = call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r")
+    return parse_squeue(text)
 
 
 def _state_in_accounting(job_id: str) -> Report | None:
     # A task that never started is not found by its own id, only in the line of its array.
-    return _of_task(
-        parse_sacct_jobs(call(*_SACCT, f"--jobs={array_of(job_id)}")), job_id
-    )
+    text = call(*_SACCT, f"--jobs={array_of(job_id)}")
+    return _of_task(parse_sacct_jobs(text), job_id)
 
 
 def await_accounting(job_id: str, state: Report) -> Report:
@@ -319,8 +320,9 @@ def job_uses(job_ids: Iterable[str]) -> dict[str, list[JobUse]]:
     """Returns the resources that each start of jobs used, requeued ones included, oldest first."""
     ids = sorted(filter(is_job_id, job_ids))
     uses: dict[str, list[JobUse]] = {}
-    for i in range(0, len(ids), _JOBS_A_CALL):
-        jobs = f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"
+    for begin in range(0, len(ids), _JOBS_A_CALL):
+        some_ids = ids[begin : begin + _JOBS_A_CALL]
+        jobs = f"--jobs={','.join(some_ids)}"
         # Not for long: a run has records of its own in place of an answer that does not come.
         uses |= parse_job_uses(call(*_SACCT_USES, jobs, timeout_s=10))
     return uses
@@ -343,6 +345,10 @@ def parse_job_uses(text: str) -> dict[str, list[JobUse]]:
         elif not step:
             # Of memory that sites do not allocate, the request is all that is known.
             resources = _resources(requested) | _resources(allocated)
+            # Where Slurm measures none, the column may be empty.
+            energy_j = 0
+            if energy.isdecimal():
+                energy_j = int(energy)
             use = JobUse(
                 elapsed_s=int(elapsed or 0),
                 nodes=int(resources.get("node", 0)),
@@ -350,7 +356,7 @@ def parse_job_uses(text: str) -> dict[str, list[JobUse]]:
                 gpus=int(resources.get("gres/gpu", 0)),
                 memory_bytes=_bytes(resources.get("mem", "")),
                 peak_bytes=_bytes(peak),
-                energy_j=int(energy) if energy.isdecimal() else 0,
+                energy_j=energy_j,
             )
             starts.append(use)
     return uses
@@ -390,8 +396,9 @@ def _states_by(
     # Whole arrays: see `_of_task`.
     ids = sorted({array_of(job) for job in job_ids})
     reports: dict[str, Report] = {}
-    for i in range(0, len(ids), _JOBS_A_CALL):
-        jobs = f"--jobs={','.join(ids[i : i + _JOBS_A_CALL])}"
+    for begin in range(0, len(ids), _JOBS_A_CALL):
+        some_ids = ids[begin : begin + _JOBS_A_CALL]
+        jobs = f"--jobs={','.join(some_ids)}"
         try:
             reports |= parse(call(*command, jobs))
         except SlurmftError as error:
@@ -485,14 +492,15 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
     done = _run(command, _SBATCH_TIMEOUT_S, hint, os.environ)
     if done.returncode:
         raise refusal(done.stderr, done.returncode)
-    return done.stdout.strip().partition(";")[0]  # "12", or "12;cluster"
+    # "12", or "12;cluster".
+    job_id, _, _ = done.stdout.strip().partition(";")
+    return job_id
 
 
 def job_of_script(folder: Path) -> str:
     """Returns the queued job of this user whose script lies in a folder; "": there is none."""
-    return parse_job_of_script(
-        call("squeue", "--noheader", "--me", "--format=%i|%o"), folder
-    )
+    text = call("squeue", "--noheader", "--me", "--format=%i|%o")
+    return parse_job_of_script(text, folder)
 
 
 def parse_job_of_script(text: str, folder: Path) -> str:
@@ -509,7 +517,8 @@ def max_array_size() -> int:
     Slurm's default: sbatch checks it."""
     with contextlib.suppress(SlurmftError, ValueError):
         size = int(settings().get("MaxArraySize", _MAX_ARRAY_SIZE))
-        return max(1, size)  # 0: the site allows no arrays, and sbatch says so
+        # 0: the site allows no arrays, and sbatch says so.
+        return max(1, size)
     return _MAX_ARRAY_SIZE
 
 
@@ -578,13 +587,10 @@ NOTE = "slurmft: "
 
 def note(job: str, words: str) -> None:
     """Leaves words with the job of this process, as its comment: the run takes none."""
+    # A comment is one line of `scontrol show job`.
+    line = " ".join(words.split())
     with contextlib.suppress(SlurmftError):
-        call(
-            "scontrol",
-            "update",
-            f"JobId={job}",
-            f"Comment={NOTE}{' '.join(words.split())}",
-        )
+        call("scontrol", "update", f"JobId={job}", f"Comment={NOTE}{line}")
 
 
 def noted(job: str) -> str:
@@ -600,7 +606,7 @@ def noted(job: str) -> str:
 
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
     """Returns the output of a command of Slurm's."""
-    # else Slurm cuts lists of array tasks
+    # 0: no limit. By default Slurm cuts a long list of array tasks short.
     environment = os.environ | {"SLURM_BITSTR_LEN": "0"}
     done = _run(command, timeout_s, "is the Slurm controller up?", environment)
     if done.returncode:
@@ -624,13 +630,11 @@ def _run(
             check=False,
         )
     except FileNotFoundError:
-        raise SlurmftError(
-            f"{command[0]} is not on the PATH", code=Exit.SUBMIT
-        ) from None
+        message = f"{command[0]} is not on the PATH"
+        raise SlurmftError(message, code=Exit.SUBMIT) from None
     except OSError as error:
-        raise SlurmftError(
-            f"{command[0]}: {error.strerror}", code=Exit.SUBMIT
-        ) from None
+        message = f"{command[0]}: {error.strerror}"
+        raise SlurmftError(message, code=Exit.SUBMIT) from None
     except subprocess.TimeoutExpired:
         message = f"{command[0]} did not answer within {timeout_s:.0f} s"
         raise SlurmftError(message, hint, Exit.SUBMIT) from None
@@ -653,10 +657,10 @@ def never_starts(job_id: str) -> str | None:
     On most sites sbatch accepts such jobs, and they wait forever. Slurm's reason alone is not
     enough: PartitionNodeLimit may mean nodes that are down for an hour.
     """
+    columns = "--format=%T|%r|%P|%D|%l"
     try:
-        text = call(
-            "squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r|%P|%D|%l"
-        )
+        text = call("squeue", "--noheader", f"--jobs={job_id}", columns)
+    # Slurm has taken the job: whether it ever starts is not worth a failure.
     except SlurmftError:
         return None
     return parse_never_starts(text, partitions())
@@ -673,11 +677,10 @@ def parse_never_starts(text: str, partitions: list[Partition]) -> str | None:
     if state != "PENDING" or partition is None:
         return None
     # Nodes that are down count in a partition's size: they may come back.
-    if int(nodes) > partition.nodes:
-        size = partition.nodes
-        return (
-            f"it requests {nodes} nodes, but the partition {name} has {size} ({reason})"
-        )
+    size = partition.nodes
+    if int(nodes) > size:
+        offer = f"the partition {name} has {size}"
+        return f"it requests {nodes} nodes, but {offer} ({reason})"
     if _minutes(limit) > _minutes(partition.time_limit):
         return (
             f"it requests a time of {limit}, but the partition {name} allows "
@@ -713,6 +716,5 @@ def offers() -> str:
 
 def error_text(lines: Sequence[str]) -> list[str]:
     """Returns lines of sbatch or salloc without the name of the command."""
-    return [
-        re.sub("^(sbatch: |salloc: )?(error: )?", "", line).strip() for line in lines
-    ]
+    prefix = re.compile("^(sbatch: |salloc: )?(error: )?")
+    return [prefix.sub("", line).strip() for line in lines]
