@@ -34,7 +34,8 @@ def groups(configs: Sequence[RunConfig], largest: int) -> list[list[int]]:
         by_request.setdefault(key, []).append(index)
     arrays = []
     for group in by_request.values():
-        arrays += [group[i : i + largest] for i in range(0, len(group), largest)]
+        for begin in range(0, len(group), largest):
+            arrays.append(group[begin : begin + largest])
     return arrays
 
 
@@ -70,9 +71,8 @@ def script_text(options: Options, runs: Sequence[RunDir]) -> str:
     lines += ['log="$folder/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_0_log"']
     # In the place of a run's folder others may have put theirs. What was opened is what runs.
     lines += [f'exec 3<"$folder/{runs[0].script.name}" || exit']
-    lines += [
-        '[ -O /dev/fd/3 ] || { echo "refused: $folder is another user\'s" >&2; exit 1; }'
-    ]
+    refusal = 'echo "refused: $folder is another user\'s" >&2'
+    lines += [f"[ -O /dev/fd/3 ] || {{ {refusal}; exit 1; }}"]
     lines += ['exec bash /dev/fd/3 >>"$log.out" 2>>"$log.err"', ""]
     return "\n".join(lines)
 
