@@ -60,20 +60,21 @@ def submit(config: RunConfig, run: RunDir) -> str:
     try:
         executor = Executor(run.submitit)
         executor.update_parameters(nodes=config.job.nodes, ntasks_per_node=1)
-        # submitit prints what is raised here
+        # submitit prints the error as well, which is shown once, by whoever called this.
         with contextlib.redirect_stderr(io.StringIO()):
-            # its pickle: the script loads none
+            # os.getpid stands for nothing: submitit pickles a function, and the script loads none.
             return str(executor.submit(os.getpid).job_id)
     except submitit.core.utils.FailedJobError as error:
         cause = error.__cause__
-        code = (
-            cause.returncode if isinstance(cause, subprocess.CalledProcessError) else 1
-        )
+        code = 1
+        # submitit's own error has the words of sbatch, and its cause the exit code.
+        if isinstance(cause, subprocess.CalledProcessError):
+            code = cause.returncode
         raise commands.refusal(str(error), code) from None
-    except RuntimeError as error:  # no srun here, or sbatch printed no job id
-        raise SlurmftError(
-            f"submitit could not submit: {error}", code=Exit.SUBMIT
-        ) from None
+    # There is no srun here, or sbatch printed no job id.
+    except RuntimeError as error:
+        message = f"submitit could not submit: {error}"
+        raise SlurmftError(message, code=Exit.SUBMIT) from None
 
 
 def job_state(job_id: str, run: RunDir) -> Report | None:
