@@ -31,13 +31,16 @@ def request(config: RunConfig) -> dict[str, str | None]:
         # many sites let such a job wait for ever
         of_user["kill-on-invalid-dep"] = "yes"
     names = [name for name, option in options(JobConfig).items() if option.sbatch]
+    # Slurm itself does it when a node dies.
+    requeue = "no-requeue"
+    if job.requeue:
+        requeue = "requeue"
     return {
         **of_fields(job, names),
         "job-name": job.project,
         # Behind the fields, which it overrides; before what slurmft cannot do without.
         **of_user,
-        # Slurm itself does it when a node dies.
-        "requeue" if job.requeue else "no-requeue": None,
+        requeue: None,
         # Before the time limit; to the processes of the step, not to the batch script.
         "signal": f"USR2@{job.lead_s}",
         "ntasks-per-node": "1",
