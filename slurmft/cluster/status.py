@@ -182,12 +182,15 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
             may_requeue=bool(run.value("requeue")),
         )
         state = _with_names_of_others(run, state)
+    where = ""
+    if place.job is not None:
+        where = place.job.where
     return RunStatus(
         run,
         state,
         cluster=place.cluster,
         job=place.job_id,
-        where=place.job.where if place.job else "",
+        where=where,
         elsewhere=place.elsewhere,
         has_started=has_started or _must_have_started(state),
     )
@@ -206,10 +209,8 @@ def _must_have_started(state: JobState) -> bool:
 
 def _with_names_of_others(run: MeasuredRun, state: JobState) -> JobState:
     """Names the runs that a job waits for, or can never start after."""
-    if state.report.reason == "Dependency" and state.phase in (
-        Phase.PENDING,
-        Phase.REQUEUED,
-    ):
+    is_waiting = state.phase in (Phase.PENDING, Phase.REQUEUED)
+    if is_waiting and state.report.reason == "Dependency":
         others = _others(run, *dependency.KINDS)
         if others:
             return dataclasses.replace(state, reason=f"waits for {others}")
@@ -289,8 +290,9 @@ def _progress(status: RunStatus) -> dict[str, Any]:
     latest = dataclasses.asdict(records.latest(status.run.path))
     del latest["evaluating"]
     del latest["last_record"]
+    # It will never end what it was estimated to.
     if not status.is_alive:
-        latest["left_s"] = None  # it will never end what it was estimated to
+        latest["left_s"] = None
     return latest
 
 
@@ -310,16 +312,17 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     (status,) = run_statuses([MeasuredRun.read(run.path)])
     facts = summary(status)
     # A job whose run directory took no record left its reason as the comment of the Slurm job.
-    if (
-        status.state is Phase.FAILED
-        and not status.run.has_ended
-        and status.cluster == "slurm"
-    ):
+    is_unrecorded = status.state is Phase.FAILED and not status.run.has_ended
+    if is_unrecorded and status.cluster == "slurm":
         facts["reason"] = commands.noted(status.job) or status.reason
     latest = records.latest(run.path)
     (costs,) = cost.costs_of([status.run])
     # Ranks that only lost another one explain nothing.
     failures = [failure for failure in run.all_failures() if not failure.secondary]
+    # A prediction, or a program of the user's own, leaves none.
+    model_path = None
+    if run.model.is_dir():
+        model_path = str(run.model)
     return facts | {
         "cost": costs | {"advice": cost.advice(costs, status.run)},
         "program": status.run.config["program"],
@@ -335,7 +338,7 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "warnings": [record.text for record in status.run.records(Warned)],
         "failures": [_failure_facts(failure) for failure in failures],
         "result": status.run.result,
-        "model_path": str(run.model) if run.model.is_dir() else None,
+        "model_path": model_path,
         "logs": str(run.logs),
     }
 
@@ -354,7 +357,9 @@ def _changes(run: RunDir, status: RunStatus) -> dict[str, str]:
     """Returns what has changed since submission: as the last attempt recorded it, and, where
     another is to begin, as it is now."""
     attempt = run.read_attempt()
-    recorded = attempt.changed if attempt else {}
+    recorded: dict[str, str] = {}
+    if attempt is not None:
+        recorded = attempt.changed
     if status.is_alive and (status.state is Phase.REQUEUED or run.awaits_begin()):
         return fingerprint.changes(run.load_config()) | recorded
     return recorded
@@ -367,7 +372,6 @@ def checkpoints(run: RunDir) -> list[dict[str, Any]]:
         path = run.checkpoints / name
         with contextlib.suppress(OSError):  # one that is just being removed
             written_at = path.stat().st_mtime
-            checkpoints.append(
-                {"name": name, "bytes": size_of(path), "time": written_at}
-            )
+            size_bytes = size_of(path)
+            checkpoints.append({"name": name, "bytes": size_bytes, "time": written_at})
     return checkpoints
