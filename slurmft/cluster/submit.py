@@ -51,17 +51,23 @@ def provenance(command: str, argv: list[str]) -> Submission:
 def provenance_of(command: str) -> Submission:
     """Returns the provenance of a command or a call, as it was written."""
     commit = git.head(Path.cwd())
+    git_facts = None
+    if commit:
+        git_facts = dataclasses.asdict(commit)
+    site = None
+    if site_file().is_file():
+        site = str(site_file())
     here = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": os.uname().nodename,
         "user": permissions.user_name(os.getuid()),
         "folder": os.getcwd(),
         "command": redact(command),
-        "site_file": str(site_file()) if site_file().is_file() else None,
+        "site_file": site,
         "slurmft": slurmft.__version__,
         "python": sys.version.split()[0],
         "code": fingerprint.of_code(),
-        "git": dataclasses.asdict(commit) if commit else None,
+        "git": git_facts,
     }
     # Of a command with --on, the facts of the machine where it was typed take the place of these.
     return decode_leniently(here | request.facts(), Submission)
@@ -76,11 +82,12 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
     if config.program.inputs:
         lines.append("# what it reads, as it is now")
         for path, facts in config.program.inputs.items():
-            lines.append(f"{path}: {facts['what']}, {in_bytes(facts['bytes'])}")
+            size = in_bytes(facts["bytes"])
+            lines.append(f"{path}: {facts['what']}, {size}")
         lines.append("")
     launcher = cluster_launcher.get(cluster)
     lines.append(launcher.plan(config, run))
-    # else the plan is the whole command: no torchrun runs under it
+    # Where a launcher starts the ranks, its plan is the whole command.
     if not launcher.STARTS_RANKS:
         lines += node_command(config, run, cluster)
     lines += ["", "dry run: nothing was submitted"]
@@ -109,6 +116,7 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
         re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),
     ]
     program = OwnProgram.of(config.program)
+    # The built-in training: torchrun's command has all of it.
     if program is None:
         return lines
     lines += [f"# each process of it, in {program.folder}", shlex.join(program.argv)]
@@ -220,11 +228,14 @@ def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
         # Under the lock: another resume may just have changed it.
         resumes = run.load_own_config().submission.resumed
         job = run.read_job()
-        current_job = job.id if job else None
+        current_job = None
+        if job is not None:
+            current_job = job.id
         if submission.request:
             is_repeated = bool(resumes) and resumes[-1].request == submission.request
+            # It was submitted, and the answer was lost with the connection.
             if is_repeated and current_job and current_job != resumes[-1].job_before:
-                return current_job  # it was submitted, and the answer was lost
+                return current_job
             submission = dataclasses.replace(submission, job_before=current_job)
         config, cluster = _resumed(run, flags)
         permissions.settle(config.job.share_with_group)
@@ -250,7 +261,8 @@ def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
     # Another user's configuration would choose what this one submits: it is refused.
     old = run.load_own_config()
     _check_ended(run, moves="cluster" in flags)
-    if run.attempt.exists():  # what it waited for is over
+    # What it waited for is over: Slurm may know those jobs no more.
+    if run.attempt.exists():
         flags = dict.fromkeys(dependency.KINDS, ()) | flags
     job = with_absolute_paths(old.job.replaced(flags))
     return dataclasses.replace(old, job=job), check(job)
@@ -297,6 +309,7 @@ def _check_ended(run: RunDir, moves: bool) -> None:
         )
     place = cluster_launcher.elsewhere(run)
     if place:
+        # Nobody here can check it: whoever names a cluster takes the responsibility.
         if moves:
             return
         raise UsageError(
@@ -307,9 +320,9 @@ def _check_ended(run: RunDir, moves: bool) -> None:
     if state.has_left_queue:
         return
     if state.report == NO_ANSWER:
+        reason = state.report.reason
         raise UsageError(
-            f"whether the job {job.id} has ended is unknown: {state.report.reason}",
-            "try later",
+            f"whether the job {job.id} has ended is unknown: {reason}", "try later"
         )
     raise UsageError(
         f"the job {job.id} of this run is {state.name.lower()}",
