@@ -14,4 +14,5 @@ def fill(template: Path, **values: Any) -> str:
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     environment.filters |= {"quote": shlex.quote, "words": shlex.join}
-    return environment.from_string(template.read_text(encoding="utf-8")).render(values)
+    text = template.read_text(encoding="utf-8")
+    return environment.from_string(text).render(values)
