@@ -83,12 +83,13 @@ class JobWatch:
         if not self.state.is_over:
             self._may_requeue_until = math.inf
             return False
-        if self.state.report == LOST:
+        report = self.state.report
+        # On its way from the queue to accounting, a job may be in neither for a moment.
+        if report == LOST:
             return time.monotonic() - self._missing_since > _LOST_AFTER_S
-        if (
-            not self.state.report.may_be_requeued
-            or not self.run.load_config().job.requeue
-        ):
+        if not report.may_be_requeued:
+            return True
+        if not self.run.load_config().job.requeue:
             return True
         # A job that a preemption or a dead node ended may yet be requeued.
         now = time.monotonic()
@@ -175,11 +176,8 @@ class JobWatch:
             if result is not None:
                 return result
         report = self.state.report
-        if (
-            report.name == "CANCELLED"
-            and not report.reason
-            and self.job.cluster == "slurm"
-        ):
+        is_unexplained = report.name == "CANCELLED" and not report.reason
+        if is_unexplained and self.job.cluster == "slurm":
             # The controller does not say who cancelled it; accounting does, seconds later.
             report = commands.await_accounting(self.job_id, report)
         # Before the end is recorded: it reads what the run itself has recorded.
@@ -190,6 +188,7 @@ class JobWatch:
 
     def _record_end(self, error: SlurmftError) -> None:
         """Records the end of the run: a job that was killed could not do that itself."""
+        # Whoever follows the run of a colleague may read it, and records nothing.
         if not os.access(self.run.path, os.W_OK):
             return
         # A resume may have given the run another job meanwhile: its state is that job's.
@@ -222,17 +221,17 @@ def job_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
     recorded = run.get_state()
     # When the scheduler ends a job, or a process is killed, ranks lose each other.
     says_why = recorded.state == "failed" or report.name != "FAILED"
-    if failure is not None and not (failure.secondary and says_why):
+    is_effect = failure is not None and failure.secondary and says_why
+    if failure is not None and not is_effect:
         error = SlurmftError(str(failure), failure.hint, failure.code)
         if failure.traceback:
             error.add_note(failure.traceback.rstrip())
         return error
     if recorded.state == "cancelled":
-        return SlurmftError(
-            f"the job {job_id} was cancelled", _resume(run), Exit.CANCELLED
-        )
+        message = f"the job {job_id} was cancelled"
+        return SlurmftError(message, _resume(run), Exit.CANCELLED)
     error = _ended_error(run, job_id, report)
-    # perhaps a setup line, before any rank
+    # Perhaps a setup line has failed, before any rank began: only the logs say it.
     if failure is None and report.name == "FAILED":
         lines = _last_lines(run, job_id)
         if lines:
