@@ -58,6 +58,7 @@ def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
     owner = _claim(run, submission, job)
     last = run.read_attempt()
     if last is not None and last.submission == submission:
+        # More restarts: Slurm has started this job again while a dead node delayed this start.
         if owner != job or last.restarts > restarts:
             where = f", in attempt {last.number} on {some(last.hosts)}"
             raise UsageError(
@@ -91,7 +92,7 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     number = run.attempt_number() + 1
     settings = run.load_config().job
     stalled = attempts_without_progress(run)
-    # Slurm requeues after a node's death without asking us
+    # Here as well as in `decide`: after a node's death Slurm requeues without asking us.
     if stalled > settings.max_requeues:
         outcome = _no_progress(stalled, "the last attempt ended without a word")
         run.set_state(outcome.state, outcome.reason, outcome.code)
@@ -201,9 +202,10 @@ def _record_result(run: RunDir) -> None:
         return
     began_at = time.time()  # a full disk may have recorded no start
     for transition in run.history():
+        # The first start: all attempts count.
         if transition.state == "running":
             began_at = transition.time
-            break  # the first start: all attempts count
+            break
     result: dict[str, Any] = {
         "metrics": metrics,
         "primary_metric": next(iter(metrics), None),
@@ -235,7 +237,7 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     # as a shell and srun report it: 128 and the signal's number
     is_by_signal = 128 <= code <= 255
     has_reason = failure is not None or code == Exit.STOPPED or is_by_signal
-    # its tasks never came so far
+    # They ended before slurmft could record anything, and would end so again.
     if not has_reason and run.newest_checkpoint() is None:
         return Outcome("failed", f"the tasks ended with code {code}", code)
     reason = _reason(run, code, failure)
@@ -244,12 +246,13 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     if failure and failure.exclude:
         starts = _starts_on_bad_nodes(run)
         if starts > _MAX_STARTS_ON_BAD_NODES:
-            return Outcome(
-                "failed", f"{reason}; {starts} starts had bad nodes", Exit.FAILED
-            )
+            reason += f"; {starts} starts had bad nodes"
+            return Outcome("failed", reason, Exit.FAILED)
     settings = run.load_config().job
     if not settings.requeue:
-        return Outcome("failed", f"{reason}; not requeued (--no-requeue)", Exit.STOPPED)
+        reason += "; not requeued (--no-requeue)"
+        # Not `FAILED`: a requeue would have helped, and so does a resume by hand.
+        return Outcome("failed", reason, Exit.STOPPED)
     stalled = attempts_without_progress(run) + _unrecorded_starts(run, restarts)
     if stalled > settings.max_requeues:
         if failure is None:
@@ -267,6 +270,7 @@ def _is_of_the_run(failure: Failure) -> bool:
 def _starts_on_bad_nodes(run: RunDir) -> int:
     """Returns in how many attempts since the last submission a preflight found bad nodes."""
     transitions = run.get_state().since_submission()
+    # Only "running" has one; the None of other states matches no failure.
     recent_attempts = {each.attempt for each in transitions}
     attempts_with_bad_nodes = set()
     for failure in run.all_failures():
@@ -337,9 +341,8 @@ def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:
     times = f"in {stalled} attempts"
     if stalled == 1:
         times = "in this attempt"
-    return Outcome(
-        "failed", f"{reason}; no new checkpoint {times} (--max-requeues)", code
-    )
+    reason += f"; no new checkpoint {times} (--max-requeues)"
+    return Outcome("failed", reason, code)
 
 
 def await_failure(run: RunDir, code: int) -> None:
