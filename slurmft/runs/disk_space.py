@@ -35,11 +35,14 @@ def no_room(run: RunDir, what: str, needed_bytes: int) -> SlurmftError:
         candidates.append(f"{path} ({in_bytes(size_bytes)})")
     others = "; ".join(candidates)
     runs_dir = shlex.quote(str(run.path.parent))
+    if not others:
+        others = "no other run of yours has much there"
+    needed = in_bytes(needed_bytes)
+    place = filesystem.of(run.path)
     return SlurmftError(
-        f"no room for {what}: it needs {in_bytes(needed_bytes)}; the {filesystem.of(run.path)} has "
-        f"{free} free, your quota perhaps less",
-        f"make room: {others or 'no other run of yours has much there'}; slurmft clean "
-        f"--runs-dir {runs_dir} shows what nobody needs",
+        f"no room for {what}: it needs {needed}; the {place} has {free} free, your quota perhaps "
+        "less",
+        f"make room: {others}; slurmft clean --runs-dir {runs_dir} shows what nobody needs",
     )
 
 
@@ -59,6 +62,7 @@ def largest(run: RunDir, count: int = 3) -> list[tuple[int, Path]]:
     for path in paths:
         if _is_own(path, device):
             size_bytes = size_of(path)
+            # To remove less than a MiB helps nobody.
             if size_bytes >= 2**20:
                 large.append((size_bytes, path))
     return heapq.nlargest(count, large)
