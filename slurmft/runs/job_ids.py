@@ -31,8 +31,9 @@ def tasks_of(listed: str) -> list[str]:
     # What comes after "%" is how many may run at once: `_RANGE` passes it over.
     for first, last, step in _RANGE.findall(tasks):
         # "3" is a range of one; "0-2" has no step.
+        begin = int(first)
         end = int(last or first) + 1
-        for index in range(int(first), end, int(step or 1)):
+        for index in range(begin, end, int(step or 1)):
             ids.append(array_task_id(array, index))
     return ids
 
