@@ -75,8 +75,9 @@ class LogText:
         every line counts. `whole`: a last line without its end counts, too."""
         if self._tail is None:
             return self.new_lines(whole)
+        choice = self._choice
         # Lines of an attempt or a host are known once they are read: all of each file then.
-        every_line_counts = self._choice.attempt is None and not self._choice.node
+        every_line_counts = choice.attempt is None and not choice.node
         last = None
         if every_line_counts:
             last = self._tail
@@ -108,6 +109,7 @@ class LogText:
         label = line.label.ljust(self._label_width)
         # without any host, there is no column of hosts
         who = f"{host}  {label}".lstrip()
+        # strftime has no milliseconds.
         millis = int(line.time % 1 * 1000)
         seconds = time.strftime("%H:%M:%S", local_time)
         clock = f"{seconds}.{millis:03d}"
@@ -132,13 +134,11 @@ def _check(run: RunDir, choice: Choice, tail: int | None) -> None:
         raise UsageError(f"--tail {tail} must be 0 or more")
     # Before the ranks have met, nobody knows how many there will be: any number is allowed.
     ranks = run.read_environment().ranks
+    last = len(ranks) - 1
     for rank in choice.ranks:
-        if ranks and not 0 <= rank < len(ranks):
-            raise UsageError(
-                f"--rank {rank}: the run has the ranks 0 to {len(ranks) - 1}"
-            )
+        if ranks and not 0 <= rank <= last:
+            raise UsageError(f"--rank {rank}: the run has the ranks 0 to {last}")
     newest = run.attempt_number()
-    if choice.attempt is not None and not 1 <= choice.attempt <= newest:
-        raise UsageError(
-            f"--attempt {choice.attempt}: the job has started {newest} time(s)"
-        )
+    attempt = choice.attempt
+    if attempt is not None and not 1 <= attempt <= newest:
+        raise UsageError(f"--attempt {attempt}: the job has started {newest} time(s)")
