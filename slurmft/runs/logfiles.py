@@ -114,6 +114,7 @@ class Logs:
         for rank in self._run.read_environment().ranks:
             ranks[rank.rank] = rank
             hosts[rank.node_number] = rank.host
+        # In submitit's folder are what srun writes for the tasks, and the job's own.
         paths = list(self._run.logs.glob("*.log"))
         paths += self._run.submitit.glob("*_log.*")
         places = [_place(path, ranks, hosts) for path in paths]
@@ -186,9 +187,12 @@ class LogFile:
                     self._inode = status.st_ino
                 file.seek(self._offset)
                 lines = file.readlines(_PIECE_BYTES)
+        # It is not there any more, or its server restarts: nothing is new.
         except OSError:
             return [], 0.0
-        if lines and not whole and not lines[-1].endswith(b"\n"):
+        # Its rest comes with the next piece.
+        is_cut_short = bool(lines) and not lines[-1].endswith(b"\n")
+        if is_cut_short and not whole:
             lines.pop()
         return lines, status.st_mtime
 
@@ -241,7 +245,8 @@ class LogFile:
         stamped_at, _ = log_times.split(text)
         if stamped_at is not None:
             return stamped_at
-        if text[:1].isspace():  # it goes on with the text of the line before
+        # It goes on with the text of the line before.
+        if text[:1].isspace():
             return None
         year = time.localtime(changed_at).tm_year
         when = log_times.foreign(text, year)
