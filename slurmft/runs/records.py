@@ -33,8 +33,11 @@ class RecordWriter:
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, size - 1))
         last_byte = self._file.read(1)
+        self._pending = b""
+        # Of a process that was killed, or of a disk that was full.
         is_half_a_line = last_byte not in (b"", b"\n")
-        self._pending = b"\n" if is_half_a_line else b""
+        if is_half_a_line:
+            self._pending = b"\n"
 
     def write(self, *records: dict[str, Any]) -> None:
         for record in records:
@@ -75,6 +78,7 @@ class StepWindows:
         """Returns the record of the steps that wait for one, if some do."""
         steps = self._window
         self._window = []
+        # One alone is written as it is, without a count.
         if len(steps) < 2:
             return steps
         losses = [record["loss"] for record in steps if "loss" in record]
@@ -308,6 +312,9 @@ def latest(path: Path) -> Latest:
     last = records.get(_TIME)
     if isinstance(last, Evaluate):
         evaluating = (last.done, last.total)
+    last_record = None
+    if last is not None:
+        last_record = last.time
     return Latest(
         steps_done=steps_done,
         steps_total=progress.total_steps,
@@ -317,7 +324,7 @@ def latest(path: Path) -> Latest:
         loss=progress.loss,
         metrics=metrics,
         evaluating=evaluating,
-        last_record=last.time if last else None,
+        last_record=last_record,
     )
 
 
@@ -339,6 +346,8 @@ def _newest_of_each_kind(path: Path) -> dict[bytes, _Line]:
         tail_start = max(0, end - _TAIL_BYTES)
         newest = _newest(file, end, marks, tail_start)
         epoch = _progress(newest).epoch
-        if epoch is not None and epoch >= 1 and _EPOCH not in newest:
+        # Before the end of the first epoch there may be none: all of the file would be searched.
+        is_evaluated = epoch is not None and epoch >= 1
+        if is_evaluated and _EPOCH not in newest:
             newest = _newest(file, end, [_EPOCH]) | newest
     return newest
