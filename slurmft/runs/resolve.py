@@ -94,9 +94,10 @@ def look(top: Path) -> tuple[list[Path], list[str]]:
             "go to the folder where you submitted, or give --runs-dir DIR, or a run's path",
         )
     problems: list[str] = []
-    folders = scan.folders(top, problems)
-    paths = [path for _, path in folders]
-    return sorted(paths, key=lambda path: path.name), problems
+    paths = [path for _, path in scan.folders(top, problems)]
+    # By their names alone: in which subfolder a run lies does not matter.
+    by_name = sorted(paths, key=lambda path: path.name)
+    return by_name, problems
 
 
 def read_all(top: Path) -> tuple[list[MeasuredRun], list[str]]:
@@ -165,7 +166,8 @@ def submitted(path: Path) -> tuple[str, float]:
     stamp = STAMP.search(path.name)
     if stamp:
         return stamp[1], changed_at
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(changed_at)), changed_at
+    local_time = time.localtime(changed_at)
+    return time.strftime("%Y%m%d-%H%M%S", local_time), changed_at
 
 
 def _stat(path: Path) -> os.stat_result | None:
