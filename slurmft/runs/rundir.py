@@ -278,11 +278,13 @@ class RunDir:
         # The job of a cancelled run may still end in its own way, and record that.
         if last in FINAL_STATES and not goes_on:
             return
+        if exit_code is not None:
+            exit_code = int(exit_code)
         transition = Transition(
             state=state,
             time=time.time(),
             reason=redact(reason),
-            exit_code=None if exit_code is None else int(exit_code),
+            exit_code=exit_code,
             attempt=attempt,
             checkpoint=checkpoint,
             avoided=avoided,
