@@ -65,17 +65,19 @@ def lock(
         elif primitive == "lockf":
             fcntl.lockf(fd, operation)
         elif primitive == "ofd":
-            wait = (
-                fcntl.F_OFD_SETLK if operation & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
-            )
-            shared = operation & fcntl.LOCK_SH
-            fcntl.fcntl(
-                fd, wait, _whole_file(fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
-            )
+            command = fcntl.F_OFD_SETLKW
+            if operation & fcntl.LOCK_NB:
+                command = fcntl.F_OFD_SETLK
+            kind = fcntl.F_WRLCK
+            if operation & fcntl.LOCK_SH:
+                kind = fcntl.F_RDLCK
+            # Python has no call for these locks: only fcntl itself takes them.
+            fcntl.fcntl(fd, command, _whole_file(kind))
         else:
             return _soft(fd, operation)
     except OSError as error:
-        if error.errno == errno.EACCES:  # POSIX allows it for "held elsewhere"
+        # POSIX allows it in place of EAGAIN, for "held elsewhere".
+        if error.errno == errno.EACCES:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
         raise
     return None
@@ -105,9 +107,8 @@ def hold(path: Path) -> TextIO:
     """
     with contextlib.ExitStack() as opened:
         # Not "w", which would empty the file of whoever holds it.
-        file = opened.enter_context(
-            open(path, "a+", encoding="utf-8", errors="replace")
-        )
+        file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - see below
+        opened.enter_context(file)
         try:
             lock(file.fileno(), "lockf")
         except BlockingIOError:
@@ -132,10 +133,13 @@ def _soft(fd: int, operation: int) -> Any:
 
     path = _path_of(fd) + ".soft"
     try:
-        soft_lock = SoftFileLock(path, thread_local=False)  # any thread may release it
+        # Any thread may release it, as with the other primitives.
+        soft_lock = SoftFileLock(path, thread_local=False)
     except TypeError:  # before 3.11
         soft_lock = SoftFileLock(path)
-    timeout_s = 0 if operation & fcntl.LOCK_NB else -1
+    timeout_s = -1  # for ever
+    if operation & fcntl.LOCK_NB:
+        timeout_s = 0
     try:
         soft_lock.acquire(timeout=timeout_s)
     except Timeout:
@@ -173,9 +177,8 @@ def default(file_system: FileSystem) -> str:
 def recorded(file_system: FileSystem) -> dict[str, Any] | None:
     """Reads what `slurmft doctor locks` measured on a file system; None: no readable record."""
     try:
-        record: dict[str, Any] = json.loads(
-            record_path(file_system).read_text(encoding="utf-8")
-        )
+        text = record_path(file_system).read_text(encoding="utf-8")
+        record: dict[str, Any] = json.loads(text)
     # RuntimeError: the home directory is not known
     except (OSError, ValueError, RuntimeError):
         return None
@@ -225,6 +228,7 @@ class _Shim:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
+        # By __dict__: at the first call there is none, and `__getattr__` would look into fcntl.
         for entry in self.__dict__.get("held", {}).values():
             # older ones would remove the file of the parent
             if entry.primitive == "soft":
@@ -249,9 +253,11 @@ class _Shim:
                     unlock(fd, entry.primitive, entry.held)
                 return
             primitive = self._choose(fd, os.fstat(fd).st_dev)
+            # The kernel would grant it: lockf excludes other processes alone.
             if self.holds(fd):
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            self.held[fd] = _Held(primitive, _inode(fd), lock(fd, primitive, operation))
+            held = lock(fd, primitive, operation)
+            self.held[fd] = _Held(primitive, _inode(fd), held)
 
     def holds(self, file: str | int) -> bool:
         """Tells if this process holds a lock file by a primitive other than flock."""
@@ -261,9 +267,11 @@ class _Shim:
             inode = _inode(file)
         except OSError:
             return False
-        return any(
-            e.inode == inode and e.primitive != "flock" for e in self.held.values()
-        )
+        for entry in self.held.values():
+            # flock excludes other descriptors of one process by itself.
+            if entry.inode == inode and entry.primitive != "flock":
+                return True
+        return False
 
     def drop_new(self, before: set[int]) -> None:
         """Forgets locks whose descriptors were closed without an unlock, by a failed acquire."""
@@ -358,7 +366,9 @@ def environment(primitive: str, variables: dict[str, str]) -> dict[str, str]:
     children."""
     paths = variables.get("PYTHONPATH", "").split(os.pathsep)
     others = [path for path in paths if path and path != _SHIM_FOLDER]
-    return {VARIABLE: primitive, "PYTHONPATH": os.pathsep.join([_SHIM_FOLDER, *others])}
+    # In front: Python imports the first sitecustomize that it finds.
+    python_path = os.pathsep.join([_SHIM_FOLDER, *others])
+    return {VARIABLE: primitive, "PYTHONPATH": python_path}
 
 
 def _patch(module: ModuleType) -> None:
