@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
     _check_command(command)
     install(primitive)  # here its errors are shown as ours
     python = [sys.executable]
-    if getattr(sys.stdout, "write_through", False):  # this Python was started with -u
+    # This Python was started with -u: the script is to have it, too.
+    if getattr(sys.stdout, "write_through", False):
         python.append("-u")
     variables = os.environ | environment(primitive, dict(os.environ))
     os.execve(sys.executable, [*python, *command], variables)
@@ -51,9 +52,8 @@ def _primitive(options: list[str]) -> str:
     if options[0] != "--primitive":
         raise unknown("flag", options[0], ["--primitive"])
     if len(options) != 2:
-        raise UsageError(
-            "--primitive takes one value", f"auto, {', '.join(LOCK_PRIMITIVES)}"
-        )
+        names = ", ".join(["auto", *LOCK_PRIMITIVES])
+        raise UsageError("--primitive takes one value", names)
     return options[1]
 
 
