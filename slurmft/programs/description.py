@@ -149,10 +149,8 @@ class OwnProgram:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if (
-            f"SIG{self.stop_signal.removeprefix('SIG')}"
-            not in signal.Signals.__members__
-        ):
+        signal_name = f"SIG{self.stop_signal.removeprefix('SIG')}"
+        if signal_name not in signal.Signals.__members__:
             raise UsageError(
                 f"--stop-signal {self.stop_signal} is the name of no signal",
                 "TERM, USR1, INT, ...",
@@ -164,6 +162,7 @@ class OwnProgram:
                 f"--resume-args {self.resume_args!r} does not say where the checkpoint goes",
                 f"write {LATEST} there: --resume-args '--resume_from_checkpoint {LATEST}'",
             )
+        # Here, where it is typed: on a node, a quote without its end would fail the second start.
         try:
             shlex.split(self.resume_args)
         except ValueError as error:
@@ -212,9 +211,9 @@ class OwnProgram:
 
     def has_finished(self) -> bool:
         """Returns whether it has written its --finished-file."""
-        return self.finished_file is not None and self._is_new(
-            self.path(self.finished_file)
-        )
+        if self.finished_file is None:
+            return False
+        return self._is_new(self.path(self.finished_file))
 
     def result(self) -> Path | None:
         """Returns the path of its --result-file; None: it has written none."""
@@ -240,7 +239,8 @@ class OwnProgram:
                 return newer
         if not checkpoints:
             return None
-        return checkpoints[-1]  # there is no older one to compare it with
+        # The oldest: there is none to compare it with.
+        return checkpoints[-1]
 
     def _checkpoints(self) -> list[Path]:
         """Returns the entries of --checkpoint-dir that may be checkpoints, newest first."""
@@ -250,9 +250,12 @@ class OwnProgram:
         if not folder.is_dir():
             return []
         candidates = [path for path in folder.iterdir() if _may_be_checkpoint(path)]
-        return sorted(
-            candidates, key=lambda path: path.stat().st_mtime_ns, reverse=True
-        )
+
+        def written_ns(path: Path) -> int:
+            return path.stat().st_mtime_ns
+
+        # By time: of names, nobody knows whether step-900 sorts before step-1000.
+        return sorted(candidates, key=written_ns, reverse=True)
 
     def _is_new(self, path: Path) -> bool:
         return path.exists() and path.stat().st_mtime_ns > self.since_ns
