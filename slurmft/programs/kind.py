@@ -16,6 +16,7 @@ from slurmft.programs.description import OWN_FILES, OwnProgram
 class OwnProgramKind(ProgramKind):
     """A program of the user's own: its checkpoints and its result are files that it writes."""
 
+    # It may attach all the same (`slurmft.attach`): nothing relies on it.
     attaches = False
 
     def __init__(self, program: Program) -> None:
@@ -43,6 +44,7 @@ class OwnProgramKind(ProgramKind):
         if self._own.result_file is None:
             return {}
         path = self._own.result()
+        # A file of an earlier run is not new, and counts as none.
         values: dict[str, Any] = {}
         if path is not None:
             values = read_json(path) or {}
@@ -57,6 +59,7 @@ class OwnProgramKind(ProgramKind):
     def node_variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         if self._own.accelerate_config is None:
             return {}
+        # Here: on the login node nobody asks for these.
         from slurmft.programs import node_environment
 
         return node_environment.accelerate_variables(self._own, variables)
@@ -80,6 +83,7 @@ def arguments(settings: dict[str, Any]) -> dict[str, str]:
     """Returns a program's command line by its options: {"command": "train.py data.csv",
     "--lr": "0.1"}, without those that name the run's own files."""
     argv = settings.get("argv") or [""]
+    # The interpreter is not what the program is: its script, or -m, is.
     if os.path.basename(argv[0]).startswith("python") and len(argv) > 1:
         argv = argv[1:]
     command_line = [os.path.basename(argv[0]), *argv[1:]]
@@ -87,8 +91,10 @@ def arguments(settings: dict[str, Any]) -> dict[str, str]:
     command, *flags = re.split(r"\0(?=--)", "\0".join(command_line))
     by_name = {"command": command}
     for text in flags:
+        # --lr=0.1 and --lr 0.1 are the same option.
         name, *rest = re.split("[=\0]", text, maxsplit=1)
         by_name[name] = " ".join(rest)
+    # Every run has its own: they tell nothing of what differs between runs.
     files_of_run = [settings.get(key) for key in OWN_FILES]
     values = {}
     for name, value in by_name.items():
