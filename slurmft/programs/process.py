@@ -265,7 +265,9 @@ class OwnProcess:
         # Many programs end with blank lines: the last line with words is quoted.
         output = [line for line in self._last if line.strip()]
         trace = _trace(output)
-        last = output[-1].strip() if output else ""
+        last = ""
+        if output:
+            last = output[-1].strip()
         message = f"exit code {code}; last line: {last!r}"
         if trace:
             message = f"{last} (exit code {code})"
@@ -287,11 +289,10 @@ class OwnProcess:
         can_restart = secondary
         if not secondary and run.newest_checkpoint() is not None:
             can_restart = not failed_so_before(run, error, where, 0, meetings)
-        run.add(
-            Failure.of(
-                where, error, traceback=trace, secondary=secondary, meetings=meetings
-            )
+        failure = Failure.of(
+            where, error, traceback=trace, secondary=secondary, meetings=meetings
         )
+        run.add(failure)
         if not can_restart:
             ask_for_no_restart()
 
@@ -302,12 +303,13 @@ class OwnProcess:
 
 def _trace(lines: list[str]) -> str | None:
     """Returns the last Python traceback in a log's lines; None without one."""
-    starts = [
-        n for n, line in enumerate(lines) if "Traceback (most recent call" in line
-    ]
-    if not starts:
+    begin = None
+    for index, line in enumerate(lines):
+        if "Traceback (most recent call" in line:
+            begin = index
+    if begin is None:
         return None
-    return "\n".join(lines[starts[-1] :]) + "\n"
+    return "\n".join(lines[begin:]) + "\n"
 
 
 def _pass_hangup(*_: object) -> None:
