@@ -64,10 +64,13 @@ class Source:
             return "not copied: the job runs what is there then"
         parts = [f"folder {self.root}"]
         if self.mode == "git":
-            parts = [f"git work tree {self.root} at {(self.commit or 'no commit')[:9]}"]
+            commit = self.commit or "no commit"
+            parts = [f"git work tree {self.root} at {commit[:9]}"]
             if self.changed:
                 parts.append(f"{self.changed:,} files changed")
-        return ", ".join([*parts, f"{len(self.files):,} files", in_bytes(self.bytes)])
+        parts.append(f"{len(self.files):,} files")
+        parts.append(in_bytes(self.bytes))
+        return ", ".join(parts)
 
 
 # --- what is to be copied -------------------------------------------------------------------------
@@ -101,22 +104,26 @@ def source(
     if source.root in (Path("/"), filesystem.absolute("~").resolve()):
         raise _too_large(source, limit_mb)
     is_left_out = functools.cache(functools.partial(_holds_no_code, runs_dir=runs_dir))
-    list_files = _files_in_git if source.mode == "git" else _files_in_folder
+    if source.mode == "git":
+        all_names = _files_in_git(source, is_left_out)
+    else:
+        all_names = _files_in_folder(source, is_left_out)
+    most_files = FILES_PER_MB * limit_mb
     # More than may be copied are listed, so that an error can name the largest folders.
-    names = islice(list_files(source, is_left_out), 5 * FILES_PER_MB * limit_mb)
+    names = islice(all_names, 5 * most_files)
     program_name = os.path.relpath(program, source.root)  # git may ignore it
     try:
         for name in chain([program_name], names):
             _add(source, name)
     except OSError as error:
         raise _unreadable(error) from None
-    if source.bytes > limit_mb * 2**20 or len(source.files) > FILES_PER_MB * limit_mb:
+    if source.bytes > limit_mb * 2**20 or len(source.files) > most_files:
         raise _too_large(source, limit_mb)
     if source.mode == "git":
-        with contextlib.suppress(UsageError):  # there is no commit yet
-            source.commit = git.output(
-                source.root, "rev-parse", "--verify", "HEAD"
-            ).strip()
+        # There may be no commit yet.
+        with contextlib.suppress(UsageError):
+            commit = git.output(source.root, "rev-parse", "--verify", "HEAD")
+            source.commit = commit.strip()
             source.diff = git.diff(source.root)
     return source
 
@@ -136,7 +143,9 @@ def choose(program: Path, mode: str) -> tuple[str, Path]:
     """Returns the mode for a program, with auto resolved; and the folder to copy."""
     if mode not in MODES:
         raise unknown("--snapshot", mode, list(MODES))
-    folder = program if program.is_dir() else program.parent
+    folder = program
+    if not program.is_dir():
+        folder = program.parent
     top = _work_tree(folder)
     if mode == "git" and top is None:
         raise UsageError(
@@ -171,7 +180,9 @@ def _choose_auto(program: Path, folder: Path, top: Path | None) -> str:
     is_home = top == filesystem.absolute("~").resolve()  # which some people keep in git
     if top is not None and not is_home and (is_here or git.tracks(top, program)):
         return "git"
-    return "folder" if is_here else "none"
+    if is_here:
+        return "folder"
+    return "none"
 
 
 def _files_in_git(source: Source, is_left_out: Callable[[Path], bool]) -> Iterator[str]:
@@ -208,9 +219,8 @@ def _files_in_folder(
             if not entry.is_dir(follow_symlinks=False):
                 yield below + entry.name
             elif not is_left_out(Path(entry.path)):
-                yield from _files_in_folder(
-                    source, is_left_out, f"{below}{entry.name}/"
-                )
+                inner = f"{below}{entry.name}/"
+                yield from _files_in_folder(source, is_left_out, inner)
 
 
 def _holds_no_code(folder: Path, runs_dir: Path | None) -> bool:
@@ -229,11 +239,15 @@ def _is_environment(folder: Path) -> bool:
 def _too_large(source: Source, limit_mb: int) -> UsageError:
     sizes = Counter[str]()
     for name, about in source.files.items():
-        top_folder = name.partition("/")[0] if "/" in name else "."
+        top_folder, slash, _ = name.partition("/")
+        # A file of the folder itself.
+        if not slash:
+            top_folder = "."
         sizes[top_folder] += about.st_size
-    largest = ", ".join(
-        f"{name} ({in_bytes(size)})" for name, size in sizes.most_common(3)
-    )
+    descriptions = []
+    for name, size in sizes.most_common(3):
+        descriptions.append(f"{name} ({in_bytes(size)})")
+    largest = ", ".join(descriptions)
     return UsageError(
         f"{str(source.root)!r} is too large to be copied for a job: {largest or 'a whole home'}; "
         f"the limit is {limit_mb} MiB and {FILES_PER_MB * limit_mb:,} files",
@@ -295,7 +309,7 @@ def copy_of(path: Path, root: Path, run: RunDir) -> Path:
 
 def _copy_all(source: Source, into: Path) -> str:
     """Copies all files into a folder; returns the sha256 of their names and contents."""
-    # it brings logging: not for every command
+    # Here: it imports logging, which takes time that other commands need not spend.
     from concurrent.futures import ThreadPoolExecutor
 
     for folder in {os.path.dirname(name) for name in source.files}:
