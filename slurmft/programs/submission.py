@@ -40,22 +40,24 @@ def configure(
         UsageError: there is no such program, or the options do not fit it.
     """
     values = merge(site_defaults(site_options), flags)
-    # its output may rest for as long as it likes
+    # Nobody knows how long a program of the user's own may print nothing.
     values.setdefault("hang_timeout_s", 0)
     job = with_absolute_paths(build(JobConfig, values))
     settings = {name: value for name, value in values.items() if name in FLAGS}
     env = settings.get("env")
     if env:
-        project = (
-            Path(words[0]).absolute().parent if words[0].endswith(".py") else Path.cwd()
-        )
+        # A script's project is where the script is; of all else, where the command is typed.
+        project = Path.cwd()
+        if words[0].endswith(".py"):
+            project = Path(words[0]).absolute().parent
         env = environment.folder(env, project, job, make)
         settings["env"] = env
     accelerate_config = settings.get("accelerate_config")
     if accelerate_config:
         accelerate_config = str(absolute(accelerate_config))
         settings["accelerate_config"] = accelerate_config
-    argv, executed, name = command(words, env, job.container is not None)
+    in_container = job.container is not None
+    argv, executed, name = command(words, env, in_container)
     settings |= {"argv": argv, "file": executed, "folder": os.getcwd()}
     program = _placed(build(OwnProgram, settings), job, words[0])
     if program.integrate:
@@ -79,9 +81,13 @@ def _placed(program: OwnProgram, job: JobConfig, name: str) -> OwnProgram:
     """Decides what starts the program, where --per is auto, and checks that it can."""
     # Decided here, once: nodes, requeues and reports read what was decided.
     if program.per == "auto":
-        per = "torchrun"
-        if not program.is_python:
-            per = "process" if starts_ranks(job.cluster) else "node"
+        if program.is_python:
+            per = "torchrun"
+        # Under mpirun no task of a node could start it: mpirun starts the processes themselves.
+        elif starts_ranks(job.cluster):
+            per = "process"
+        else:
+            per = "node"
         program = dataclasses.replace(program, per=per)
     if program.per in ("node", "gpu") and starts_ranks(job.cluster):
         raise UsageError(
@@ -208,19 +214,24 @@ def command(
         UsageError: there is no such program, or it cannot be executed.
     """
     first, *arguments = words
+    python = _python(env, in_container)
     if first == "-m":
         if not arguments:
             raise UsageError("no module after -m", "slurmft run -- -m package.module")
-        return [_python(env, in_container), *words], os.getcwd(), _name(arguments[0])
+        # Python imports a module from the working directory first.
+        return [python, *words], os.getcwd(), _name(arguments[0])
     if first.endswith(".py"):
         script = _absolute_script(words)
-        return [_python(env, in_container), *script], script[0], _name(first)
+        return [python, *script], script[0], _name(first)
+    # A file that is no file here is one of the image: nothing of it can be checked, or copied.
     if in_container and not os.path.isfile(first):
         return words, f"/usr/bin/{first}", _name(first)
     executable = _executable(first, env)
     if Path(first).name.startswith("python") and arguments:
         script = _absolute_script(arguments)
-        executed = os.getcwd() if script[0] == "-m" else script[0]
+        executed = script[0]
+        if executed == "-m":
+            executed = os.getcwd()
         return [executable, *script], executed, _name(script[0])
     return [executable, *arguments], executable, _name(first)
 
@@ -239,9 +250,8 @@ def _absolute_script(words: list[str]) -> list[str]:
     if script.startswith("-"):
         return words
     if not os.path.isfile(script):
-        raise UsageError(
-            f"no such program: {script!r} in {os.getcwd()!r}", "give its path"
-        )
+        here = os.getcwd()
+        raise UsageError(f"no such program: {script!r} in {here!r}", "give its path")
     return [os.path.abspath(script), *arguments]
 
 
@@ -269,7 +279,8 @@ def _name(program: str) -> str:
     """Returns the first part of the names of a program's runs."""
     # It becomes the name of a folder, and of a job: nothing in it may need quotes.
     stem = Path(program).name.removesuffix(".py")
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:40] or "program"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")
+    return name[:40] or "program"
 
 
 def _inputs(words: list[str]) -> dict[str, dict[str, Any]]:
@@ -281,8 +292,8 @@ def _inputs(words: list[str]) -> dict[str, dict[str, Any]]:
         if word.startswith("-"):  # --data=FILE
             _, _, name = word.partition("=")
         path = Path(name)
-        if path.is_file() and not word.endswith(".py"):  # code has a snapshot instead
-            fingerprints[os.path.abspath(path)] = fingerprint.of(path) | {
-                "what": "file"
-            }
+        # Code has a snapshot instead.
+        if path.is_file() and not word.endswith(".py"):
+            facts = fingerprint.of(path)
+            fingerprints[os.path.abspath(path)] = facts | {"what": "file"}
     return fingerprints
