@@ -245,7 +245,12 @@ class TrainConfig:
         predicts="reset",
     )
     learning_rate: float | None = option(
-        None, "peak learning rate", affects="result", at="rank", above=0, usual=True
+        None,
+        "peak learning rate",
+        affects="result",
+        at="rank",
+        above=0,
+        usual=True,
     )
     muon_learning_rate: float | None = option(
         None,

@@ -41,7 +41,9 @@ class Agent:
         self.lock = LockOperations().lock
 
     def inspect(
-        self, folders: dict[str, str], job: dict[str, Any] | None = None
+        self,
+        folders: dict[str, str],
+        job: dict[str, Any] | None = None,
     ) -> NodeReport:
         """Reports on the node; see `inspection.inspect`."""
         paths = {purpose: Path(path) for purpose, path in folders.items()}
@@ -54,7 +56,10 @@ class Agent:
         return node_use.describe(build(JobConfig, job))
 
     def socket_interface(
-        self, hosts: Sequence[str], rank: int, interface: str | None
+        self,
+        hosts: Sequence[str],
+        rank: int,
+        interface: str | None,
     ) -> str | None:
         """Returns the interface that a run's collectives would use."""
         return _rendezvous(hosts, rank, interface).socket_interface()
@@ -90,7 +95,10 @@ class Agent:
 
 
 def _run(
-    command: list[str], environment: dict[str, str], log: Path, limit_s: float
+    command: list[str],
+    environment: dict[str, str],
+    log: Path,
+    limit_s: float,
 ) -> tuple[str | None, bool]:
     """Runs torchrun; returns why it failed, or None, and if it reached the time limit."""
     with open(log, "wb") as file:
@@ -116,7 +124,11 @@ def _last_error(text: str) -> str:
 
 
 def _rendezvous(
-    hosts: Sequence[str], rank: int, interface: str | None, port: int = 0, id: str = ""
+    hosts: Sequence[str],
+    rank: int,
+    interface: str | None,
+    port: int = 0,
+    id: str = "",
 ) -> Rendezvous:
     if interface is None and rendezvous.LOCAL_NODE in os.environ:
         interface = "lo"  # a simulated node

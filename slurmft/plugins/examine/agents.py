@@ -77,7 +77,9 @@ class Agents:
         for name, child in self._processes.items():
             assert child.stdout is not None
             threading.Thread(
-                target=self._read, args=(name, child.stdout), daemon=True
+                target=self._read,
+                args=(name, child.stdout),
+                daemon=True,
             ).start()
 
     def __enter__(self) -> "Agents":
@@ -204,7 +206,9 @@ def serve(agent: object) -> NoReturn:
 
     for line in sys.stdin:
         threading.Thread(
-            target=carry_out, args=(json.loads(line),), daemon=True
+            target=carry_out,
+            args=(json.loads(line),),
+            daemon=True,
         ).start()
     sys.stdout.flush()
     os._exit(0)  # operations that hang would keep the interpreter alive

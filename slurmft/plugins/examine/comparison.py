@@ -41,7 +41,10 @@ class Blame:
 
 
 def blame(
-    tried: Collection[Pair], broken: Collection[Pair], *, suspects_start: bool = False
+    tried: Collection[Pair],
+    broken: Collection[Pair],
+    *,
+    suspects_start: bool = False,
 ) -> list[Blame]:
     """Explains the broken pairs among those that were tried by as few hosts as possible.
 
@@ -135,7 +138,9 @@ def group_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
     for name, value in values.items():
         groups.setdefault(value, []).append(name)
     most_common_first = sorted(
-        groups, key=lambda value: len(groups[value]), reverse=True
+        groups,
+        key=lambda value: len(groups[value]),
+        reverse=True,
     )
     return {value: groups[value] for value in most_common_first}
 

@@ -99,7 +99,10 @@ def reach_all(
 
 
 def _reach(
-    host: str, token: str, ports: Mapping[str, int], timeout_s: float
+    host: str,
+    token: str,
+    ports: Mapping[str, int],
+    timeout_s: float,
 ) -> LinkReport:
     deadline = time.monotonic() + timeout_s
     resolve = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
@@ -126,7 +129,10 @@ def _reach(
 
 
 def _ask_who(
-    address: str, port: int, token: str, timeout_s: float
+    address: str,
+    port: int,
+    token: str,
+    timeout_s: float,
 ) -> tuple[float, float]:
     """Asks a host who it is; returns how far its clock is ahead, and the round trip, in seconds.
 

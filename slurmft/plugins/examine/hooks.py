@@ -27,7 +27,10 @@ class Examine(Hooks):
             )
 
     def examine_node(
-        self, config: RunConfig, run: RunDir, rendezvous: Rendezvous
+        self,
+        config: RunConfig,
+        run: RunDir,
+        rendezvous: Rendezvous,
     ) -> Examination | None:
         if not is_due(config, os.environ):
             return None

@@ -26,7 +26,9 @@ _LIMIT_S = 12.0
 _HUB_S = 4.0
 
 MICROBENCHMARKS = Program(
-    kind="doctor", name="doctor", module="slurmft.plugins.examine.microbench"
+    kind="doctor",
+    name="doctor",
+    module="slurmft.plugins.examine.microbench",
 )
 
 
@@ -84,7 +86,9 @@ def _system(system: System | Exception, reaches_hub: bool | Exception) -> System
 def _look_at_folder(path: Path) -> FolderReport:
     file_system = filesystem.of(path)
     return FolderReport(
-        path=str(path), file_system=file_system, room=filesystem.room(path)
+        path=str(path),
+        file_system=file_system,
+        room=filesystem.room(path),
     )
 
 

@@ -61,7 +61,11 @@ Findings = dict[str, Finding]
 
 
 def probe(
-    ask: Ask, nodes: int, file_system: FileSystem, *, thorough: bool = True
+    ask: Ask,
+    nodes: int,
+    file_system: FileSystem,
+    *,
+    thorough: bool = True,
 ) -> Findings | None:
     """Tries the primitives one after another between nodes, the default first.
 
@@ -99,7 +103,11 @@ def preference(file_system: FileSystem) -> list[str]:
 
 
 def _measure(
-    ask: Ask, nodes: int, primitive: str, name: str, thorough: bool
+    ask: Ask,
+    nodes: int,
+    primitive: str,
+    name: str,
+    thorough: bool,
 ) -> Finding:
     last = nodes - 1
 
@@ -182,7 +190,10 @@ def record(file_system: FileSystem, findings: Findings, nodes: int) -> Path:
 
 
 def ask_agents(
-    agents: Agents, names: Sequence[str], folder: Path, timeout_s: float
+    agents: Agents,
+    names: Sequence[str],
+    folder: Path,
+    timeout_s: float,
 ) -> Ask:
     """Returns the function by which `probe` asks the agents on the nodes."""
 

@@ -95,7 +95,9 @@ def check_down_nodes(unwell: dict[str, str]) -> Check:
 
 
 def check_partitions(
-    partitions: Sequence[Partition], requested: str | None, nodes: int
+    partitions: Sequence[Partition],
+    requested: str | None,
+    nodes: int,
 ) -> Check:
     """Checks that the requested partition exists and is large enough, and says what there is."""
     if not partitions:
@@ -131,7 +133,9 @@ def accounting(settings: Mapping[str, str]) -> Check:
 
 
 def check_accounting(
-    user: str, rows: Sequence[Mapping[str, str]], settings: Mapping[str, str]
+    user: str,
+    rows: Sequence[Mapping[str, str]],
+    settings: Mapping[str, str],
 ) -> Check:
     """Checks a user's accounts and says their limits. No account is a failure where Slurm requires
     one."""

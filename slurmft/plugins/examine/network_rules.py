@@ -141,7 +141,9 @@ def reach(links: Links) -> list[Check]:
 
 
 def _blame_checks(
-    kind: str, each: Blame, reason_of: Mapping[Pair, str]
+    kind: str,
+    each: Blame,
+    reason_of: Mapping[Pair, str],
 ) -> Iterator[Check]:
     """Writes a check for either direction in which the blamed host has broken pairs."""
     host = each.host

@@ -35,7 +35,10 @@ class Site:
 
 @contextlib.contextmanager
 def open_site(
-    job: JobConfig, wait_s: float, with_slurm: bool, say: Callable[[str], None]
+    job: JobConfig,
+    wait_s: float,
+    with_slurm: bool,
+    say: Callable[[str], None],
 ) -> Iterator[Site]:
     """Gets the nodes: those of the allocation that this runs in, else of a new one; without Slurm,
     simulated ones.

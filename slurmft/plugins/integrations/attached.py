@@ -43,7 +43,10 @@ class Attached:
         self.job.__exit__(None, None, None)
 
     def _fail(
-        self, kind: Any, error: BaseException, trace: TracebackType | None
+        self,
+        kind: Any,
+        error: BaseException,
+        trace: TracebackType | None,
     ) -> None:
         if isinstance(error, Exception):
             self.job.__exit__(kind, error, trace)  # in a job, it ends the process
@@ -57,7 +60,9 @@ def attached() -> Attached:
 
 
 def add_to_all(
-    trainer: Any, callback: Any, callbacks_of: Callable[[Any], list[Any]]
+    trainer: Any,
+    callback: Any,
+    callbacks_of: Callable[[Any], list[Any]],
 ) -> None:
     """Adds a callback to every trainer that is created from now on, unless it has one.
 

@@ -67,7 +67,12 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._job.alive("train")
 
     def on_train_batch_end(
-        self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int
+        self,
+        trainer: Any,
+        module: Any,
+        outputs: Any,
+        batch: Any,
+        index: int,
     ) -> None:
         self._job.alive("train")
         is_step_done = trainer.global_step != self._step  # else gradients accumulate

@@ -64,7 +64,12 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._job.alive("save")
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Any = None,
+        **_: Any,
     ) -> None:
         if "loss" not in logs:  # an evaluation, or the summary at the end
             return
@@ -91,7 +96,12 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._job.alive("evaluate")
 
     def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: Any, **_: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        metrics: Any,
+        **_: Any,
     ) -> None:
         evaluated = _metrics(metrics)
         if evaluated:
@@ -220,7 +230,10 @@ def _resuming(train: Any) -> Any:
 
     @functools.wraps(train)
     def wrapped(
-        self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
+        self: Any,
+        resume_from_checkpoint: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         callbacks = self.callback_handler.callbacks
         for ours in list(callbacks):  # a copy: `begin` changes the list

@@ -85,7 +85,10 @@ class MpiRun(LocalNodes):
             # The log has earlier attempts, too: a failed start is explained by what comes now.
             start = log.tell()
             mpirun = process.start(
-                command, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
             # `LocalNodes` waits for it, and signals it in the end.
             self.tasks = [mpirun]

@@ -171,7 +171,10 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
 
 
 def join(
-    run: RunDir, config: RunConfig, place: Place, environment: Mapping[str, str]
+    run: RunDir,
+    config: RunConfig,
+    place: Place,
+    environment: Mapping[str, str],
 ) -> tuple[Rendezvous, Peers]:
     """Joins the rendezvous; returns it, checked, and the connections.
 
@@ -204,7 +207,10 @@ def join(
 
 
 def await_rendezvous(
-    run: RunDir, rendezvous_id: str, host: str, timeout_s: float
+    run: RunDir,
+    rendezvous_id: str,
+    host: str,
+    timeout_s: float,
 ) -> Rendezvous:
     """Waits for what rank 0 writes: the rendezvous, as rank 0 sees it.
 

@@ -65,7 +65,10 @@ class Connection:
         ]
 
     def run(
-        self, script: str, *, capture: bool = False
+        self,
+        script: str,
+        *,
+        capture: bool = False,
     ) -> "subprocess.CompletedProcess[str]":
         """Runs a bash script on the cluster, in a terminal where there is one here."""
         has_terminal = not capture and sys.stdin.isatty() and sys.stdout.isatty()
@@ -82,7 +85,11 @@ class Connection:
             stdin = subprocess.DEVNULL
         sys.stdout.flush()  # what the command prints comes after what was printed here
         return subprocess.run(
-            command, stdin=stdin, capture_output=capture, text=True, check=False
+            command,
+            stdin=stdin,
+            capture_output=capture,
+            text=True,
+            check=False,
         )
 
     def send(self, root: Path, names: Iterable[str], folder: str) -> None:

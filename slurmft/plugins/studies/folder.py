@@ -141,7 +141,9 @@ class Repeat:
         # Of equal ones, min() takes the first.
         newest_first = reversed(self.tries)
         return min(
-            newest_first, key=lambda run: STATES.index(run.outcome), default=None
+            newest_first,
+            key=lambda run: STATES.index(run.outcome),
+            default=None,
         )
 
     @property

@@ -80,7 +80,10 @@ def typed(where: str, values: dict[str, Any], varied: bool = False) -> dict[str,
 
 
 def check_placeholders(
-    path: Path, program: dict[str, Any], varied: Collection[str], fixed: Collection[str]
+    path: Path,
+    program: dict[str, Any],
+    varied: Collection[str],
+    fixed: Collection[str],
 ) -> None:
     """Raises UsageError unless every placeholder has values, and all that varies has a use."""
     where = f"{path}: [program]"
@@ -120,7 +123,9 @@ def _placeholders(where: str, text: str) -> set[str]:
 
 
 def fill(
-    program: dict[str, Any], values: dict[str, Any], repeat: int
+    program: dict[str, Any],
+    values: dict[str, Any],
+    repeat: int,
 ) -> dict[str, Any]:
     """Fills the placeholders of the table, for one run.
 

@@ -108,7 +108,9 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
 
 
 def _configure_training(
-    study: Study, cell: spec.Cell, site: dict[str, Any]
+    study: Study,
+    cell: spec.Cell,
+    site: dict[str, Any],
 ) -> RunConfig:
     """Returns the configuration of the first repeat of a cell that trains."""
     values = study.fixed | spec.typed(cell)
@@ -181,13 +183,17 @@ class Submission:
         return provenance("study", ["run", *self.argv])
 
     def new_run(
-        self, repeat: Repeat, provenance: run_files.Submission
+        self,
+        repeat: Repeat,
+        provenance: run_files.Submission,
     ) -> tuple[RunConfig, str]:
         """Returns the configuration of a repeat's new run, which names its cell; and the mark in
         the name of its directory."""
         # By this entry the run is found again: no status of the study is stored.
         entry = run_files.StudyEntry(
-            name=self.study.name, cell=repeat.cell, repeat=repeat.number
+            name=self.study.name,
+            cell=repeat.cell,
+            repeat=repeat.number,
         )
         config = self.configs[repeat.key]
         waits_for = config.submission.dependency
@@ -321,7 +327,9 @@ def submit_arrays(
 
 
 def _create_all(
-    todo: Submission, group: Sequence[Repeat], provenance: run_files.Submission
+    todo: Submission,
+    group: Sequence[Repeat],
+    provenance: run_files.Submission,
 ) -> list[RunDir]:
     """Creates the run directories of repeats; if one fails, none stays."""
     runs: list[RunDir] = []

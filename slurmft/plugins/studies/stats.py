@@ -147,7 +147,10 @@ def autocorrelation(values: Array) -> float:
 
 
 def difference_of_shares(
-    first: float, first_count: int, second: float, second_count: int
+    first: float,
+    first_count: int,
+    second: float,
+    second_count: int,
 ) -> tuple[float, float]:
     """The 95 % interval of the second share of right answers minus the first: as of independent
     normal values, with one right and one wrong answer more of each (Agresti and Caffo 2000)."""

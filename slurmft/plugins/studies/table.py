@@ -65,7 +65,10 @@ class Column:
 
 
 def column(
-    key: str, raw: Iterable[Any], decimals: int | None = None, **more: Any
+    key: str,
+    raw: Iterable[Any],
+    decimals: int | None = None,
+    **more: Any,
 ) -> Column:
     """Returns a column of values as they are, or of numbers with so many decimals."""
     return Column(key, [Value.of(value, decimals) for value in raw], **more)

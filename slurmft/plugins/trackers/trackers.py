@@ -134,7 +134,11 @@ class _TrackerThread(threading.Thread):
     """One tracker, and the logs that wait for it."""
 
     def __init__(
-        self, name: str, run: RunDir, facts: dict[str, Any], after_step: int
+        self,
+        name: str,
+        run: RunDir,
+        facts: dict[str, Any],
+        after_step: int,
     ) -> None:
         # Daemon: one that hangs does not keep the rank from ending.
         super().__init__(name=name, daemon=True)

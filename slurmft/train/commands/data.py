@@ -40,7 +40,11 @@ def parser() -> Parser:
     command = Parser("slurmft data", __doc__)
     text = "folder with train and validation, or hub id (default: the recipe's)"
     command.add_argument(
-        "data", type=input_path, metavar="DIR|ID", nargs="?", help=text
+        "data",
+        type=input_path,
+        metavar="DIR|ID",
+        nargs="?",
+        help=text,
     )
     command.add_json("the same, as JSON")
     return command.add_options(

@@ -32,10 +32,14 @@ ELSEWHERE = Elsewhere.PLAIN
 def parser() -> Parser:
     command = Parser("slurmft fetch", __doc__)
     command.add_argument(
-        "model", nargs="?", help="hub id or folder (default: the task's)"
+        "model",
+        nargs="?",
+        help="hub id or folder (default: the task's)",
     )
     command.add_argument(
-        "data", nargs="?", help="hub id or folder (default: the task's)"
+        "data",
+        nargs="?",
+        help="hub id or folder (default: the task's)",
     )
     task = "what they are for (default: emotion)"
     # Not checked here: the task may be of another package, which `recipes.fill` looks up.

@@ -33,7 +33,10 @@ _JOB_OPTIONS = options(JobConfig).keys() - {"runs_dir"}
 def parser() -> Parser:
     command = Parser("slurmft predict", __doc__).add_run()
     command.add_argument(
-        "file", type=input_file, metavar="FILE", help="rows to predict"
+        "file",
+        type=input_file,
+        metavar="FILE",
+        help="rows to predict",
     )
     output = (
         "file to write (default: NAME.predictions.csv in this folder, or as FILE ends)"

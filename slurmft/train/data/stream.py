@@ -30,7 +30,11 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Array:
 
 
 def bucket_by_length(
-    order: Array, lengths: Array, size: int, seed: int, epoch: int
+    order: Array,
+    lengths: Array,
+    size: int,
+    seed: int,
+    epoch: int,
 ) -> Array:
     """Returns an order in which the samples of a step have similar lengths (length bucketing).
 
@@ -60,7 +64,9 @@ def bucket_by_length(
 
 
 def prepared(
-    items: Iterable[_Item], make: Callable[[_Item], _Result], device: torch.device
+    items: Iterable[_Item],
+    make: Callable[[_Item], _Result],
+    device: torch.device,
 ) -> Iterator[tuple[_Item, _Result]]:
     """Yields items, each with what `make` returns for it.
 

@@ -141,7 +141,11 @@ class TokenTable:
         return lengths
 
     def batch(
-        self, indices: Array, pad_id: int, multiple: int = 1, least: int = 0
+        self,
+        indices: Array,
+        pad_id: int,
+        multiple: int = 1,
+        least: int = 0,
     ) -> Batch:
         """Returns samples padded to the longest of them.
 

@@ -101,7 +101,9 @@ class Heap:
     """
 
     def __init__(
-        self, environment: Mapping[str, str], trim: Callable[[], object] | None = None
+        self,
+        environment: Mapping[str, str],
+        trim: Callable[[], object] | None = None,
     ) -> None:
         self._trim = None
         if environment.get(KEEPS):

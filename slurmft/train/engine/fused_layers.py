@@ -84,7 +84,10 @@ class Rows:
 
     @classmethod
     def of(
-        cls, groups: Sequence[Sequence[int]], heads: int, dtype: torch.dtype
+        cls,
+        groups: Sequence[Sequence[int]],
+        heads: int,
+        dtype: torch.dtype,
     ) -> "Rows":
         """Lays out the rows of a batch.
 
@@ -168,7 +171,10 @@ class Dropouts:
     """
 
     def __init__(
-        self, probabilities: Iterable[float], size: int, dtype: torch.dtype
+        self,
+        probabilities: Iterable[float],
+        size: int,
+        dtype: torch.dtype,
     ) -> None:
         count = _BANK * size + _ALIGNMENT
         self._banks: dict[float, Tensor] = {}
@@ -326,7 +332,11 @@ def _of_distilbert(module: Any) -> tuple[Any, Layer]:
 
 
 def run(
-    layers: Sequence[Layer], x: Tensor, rows: Rows, training: bool, again: bool
+    layers: Sequence[Layer],
+    x: Tensor,
+    rows: Rows,
+    training: bool,
+    again: bool,
 ) -> Tensor:
     """Computes all layers; the last one may return first tokens alone.
 
@@ -472,7 +482,10 @@ class _Fused(torch.autograd.Function):
 
 
 def _linear(
-    x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none"
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    activation: str = "none",
 ) -> Tensor:
     """Computes a linear layer, and "gelu" after it, or "none"."""
     # bias and activation as it computes; addmm begins with a copy of bias
@@ -520,7 +533,11 @@ def _norm(x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _norm_backward(
-    gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, norm: nn.LayerNorm
+    gradient: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    norm: nn.LayerNorm,
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients: tuple[Tensor, Tensor, Tensor] = (
         torch.ops.aten.native_layer_norm_backward(
@@ -580,7 +597,10 @@ def _together(array: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def _attend(
-    arrays: Tensor, rows: Rows, layer: Layer, dropouts: Dropouts
+    arrays: Tensor,
+    rows: Rows,
+    layer: Layer,
+    dropouts: Dropouts,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Computes attention.
 
@@ -619,7 +639,11 @@ def _attend(
 
 
 def _attend_backward(
-    gradient: Tensor, arrays: Tensor, of_scores: list[Any], rows: Rows, layer: Layer
+    gradient: Tensor,
+    arrays: Tensor,
+    of_scores: list[Any],
+    rows: Rows,
+    layer: Layer,
 ) -> Tensor:
     """Returns the gradient of queries, keys and values, from that of the attended states.
 

@@ -133,7 +133,10 @@ class GpuLayers:
     """The layers of an encoder."""
 
     def __init__(
-        self, layers: list[Layer], device: torch.device, dtype: torch.dtype
+        self,
+        layers: list[Layer],
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self._layers = [GpuLayer(layer, device, dtype) for layer in layers]
         self._dtype = dtype

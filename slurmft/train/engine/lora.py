@@ -47,7 +47,9 @@ class Adapter:
             "use_dora": config.use_dora,
         }
         lora_config = LoraConfig(
-            **settings, lora_dropout=config.lora_dropout, modules_to_save=_heads(model)
+            **settings,
+            lora_dropout=config.lora_dropout,
+            modules_to_save=_heads(model),
         )
         self._model = model
         self._peft = get_peft_model(model, lora_config)
@@ -66,7 +68,9 @@ class Adapter:
         """
         if merge:
             self._model.save_pretrained(
-                folder, state_dict=self._merged(), max_shard_size="5GB"
+                folder,
+                state_dict=self._merged(),
+                max_shard_size="5GB",
             )
             return
         state = None
@@ -76,7 +80,9 @@ class Adapter:
             for name, tensor in weights.items():
                 state[f"base_model.model.{name}"] = tensor
         self._peft.save_pretrained(
-            str(folder), state_dict=state, save_embedding_layers=False
+            str(folder),
+            state_dict=state,
+            save_embedding_layers=False,
         )
         (folder / "README.md").unlink()  # PEFT's; the run writes one
         self._model.config.save_pretrained(folder / "config")
@@ -107,7 +113,9 @@ def trained(model: Any) -> Tensors:
 
 
 def check_same(
-    checkpoint: str, facts: dict[str, Any] | None, adapter: Adapter | None
+    checkpoint: str,
+    facts: dict[str, Any] | None,
+    adapter: Adapter | None,
 ) -> None:
     """Raises UsageError where a checkpoint's adapters do not fit those of this run.
 

@@ -92,7 +92,10 @@ class Group:
         return self._biases[key]
 
     def _make_bias(
-        self, causal: bool, window: int | None, like: Tensor
+        self,
+        causal: bool,
+        window: int | None,
+        like: Tensor,
     ) -> Tensor | None:
         at = torch.arange(self.length, device=like.device)
         # of a query from a key, positive for keys before it
@@ -143,7 +146,10 @@ class Layout:
     """
 
     def __init__(
-        self, lengths: Tensor, device: torch.device, multiple: int = 0
+        self,
+        lengths: Tensor,
+        device: torch.device,
+        multiple: int = 0,
     ) -> None:
         sizes = lengths.tolist()
         self.sequences = len(sizes)
@@ -357,7 +363,9 @@ def flash(
     if first_only:
         count = len(query_starts)
         query_starts = torch.arange(
-            count, dtype=torch.int32, device=query_starts.device
+            count,
+            dtype=torch.int32,
+            device=query_starts.device,
         )
         query = take(query, starts.firsts)
         most_queries = 1
@@ -411,7 +419,11 @@ def _by_groups(
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, group: Group, how: How
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: Group,
+    how: How,
 ) -> Tensor:
     """Computes attention of a group's padded sequences: all (sequences, heads, length, head size).
 
@@ -460,7 +472,10 @@ def _attend(
 
 
 def group_by_group(
-    forward: Callable[..., Any], positions: str, *args: Any, **named: Any
+    forward: Callable[..., Any],
+    positions: str,
+    *args: Any,
+    **named: Any,
 ) -> Any:
     """The forward of an attention module that knows padded sequences alone, for packed ones.
 

@@ -125,7 +125,11 @@ class Packing:
                     self._wrap(module, name, packed_attention.of_longest)
 
     def _wrap(
-        self, module: Any, name: str, method: Callable[..., Any], *more: Any
+        self,
+        module: Any,
+        name: str,
+        method: Callable[..., Any],
+        *more: Any,
     ) -> None:
         """Puts another method, which is called with the module's own, in its place."""
         if module is not None:
@@ -198,7 +202,10 @@ class Packing:
             self._inputs = None
 
     def _base_forward(
-        self, forward: Callable[..., Any], *args: Any, **named: Any
+        self,
+        forward: Callable[..., Any],
+        *args: Any,
+        **named: Any,
     ) -> Any:
         """The forward of the model without its head, which gets the packed batch."""
         if self._inputs is None:
@@ -263,7 +270,11 @@ class Packing:
         return forward(*first_rows)
 
     def _encoded(
-        self, forward: Any, hidden_states: Tensor, *args: Any, **named: Any
+        self,
+        forward: Any,
+        hidden_states: Tensor,
+        *args: Any,
+        **named: Any,
     ) -> Any:
         """The forward of the encoder: by our own layers; on CPUs, where sequences are short."""
         layout = packed_attention.in_force
@@ -282,7 +293,10 @@ class Packing:
         )
 
     def _by_gpu_layers(
-        self, tokens: Tensor, layout: Layout, dtype: torch.dtype
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        dtype: torch.dtype,
     ) -> Tensor:
         """Returns hidden states after all layers on a GPU: (T, hidden), or (B, hidden) of first
         tokens."""
@@ -298,7 +312,10 @@ class Packing:
         return states
 
     def _by_fused_layers(
-        self, tokens: Tensor, layout: Layout, dtype: torch.dtype
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        dtype: torch.dtype,
     ) -> Tensor:
         """Returns hidden states after all layers on a CPU: (T, hidden), or (B, hidden) of first
         tokens."""

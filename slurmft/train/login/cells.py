@@ -179,7 +179,10 @@ class Labels:
 
 
 def wrong_label(
-    where: str, row: int, value: Any, hint: str = _CHOOSE_LABEL_COLUMN
+    where: str,
+    row: int,
+    value: Any,
+    hint: str = _CHOOSE_LABEL_COLUMN,
 ) -> UsageError:
     """Returns the error for a label that cannot be right."""
     if _WHOLE_FLOAT.fullmatch(str(value)):

@@ -147,7 +147,9 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
 
 
 def look(
-    train: TrainConfig, processes: int = 1, read_hub_split: HubReader | None = None
+    train: TrainConfig,
+    processes: int = 1,
+    read_hub_split: HubReader | None = None,
 ) -> tuple[list[Split], list[str]]:
     """Returns the contents of the splits of the data, and warnings of what looks like a mistake.
 
@@ -285,7 +287,10 @@ def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
 
 
 def _warnings_of_run(
-    first: Split, train: TrainConfig, processes: int, classes: Sequence[str]
+    first: Split,
+    train: TrainConfig,
+    processes: int,
+    classes: Sequence[str],
 ) -> Iterator[str]:
     """Yields what the number of rows and the model make look like a mistake.
 

@@ -29,7 +29,11 @@ _CHECKED_BYTES = 2**28
 
 
 def configure(
-    run: RunDir, file: Path, output: Path | None, overwrite: bool, flags: dict[str, Any]
+    run: RunDir,
+    file: Path,
+    output: Path | None,
+    overwrite: bool,
+    flags: dict[str, Any],
 ) -> RunConfig:
     """Returns the configuration of a job that predicts the rows of a file.
 
@@ -168,7 +172,9 @@ def _describe_rows_of(file: Path, train: TrainConfig) -> str:
 
 
 def texts_of(
-    train: TrainConfig, file: Path, most: int | None = None
+    train: TrainConfig,
+    file: Path,
+    most: int | None = None,
 ) -> list[list[Any]]:
     """Returns the columns of a file that the model reads: a text, or two, or lists of words.
 

@@ -64,7 +64,9 @@ def read_chunks(
 
 
 def read_columns(
-    path: Path, names: Sequence[str] = (), most: int | None = None
+    path: Path,
+    names: Sequence[str] = (),
+    most: int | None = None,
 ) -> dict[str, list[Any]]:
     """Reads columns of a file; see `read_chunks`.
 

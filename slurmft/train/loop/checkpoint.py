@@ -212,7 +212,9 @@ class Saver:
         return value
 
     def _write(
-        self, checkpoint: Checkpoint, folder: AbstractContextManager[Path | None]
+        self,
+        checkpoint: Checkpoint,
+        folder: AbstractContextManager[Path | None],
     ) -> Exception | None:
         """Returns what went wrong, whatever it is: the run continues without this checkpoint."""
         try:

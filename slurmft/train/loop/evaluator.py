@@ -122,7 +122,9 @@ class Evaluator:
         return sum(len(part.samples) for part in self._predicted)
 
     def measure(
-        self, data: TokenData, boundary: Boundary
+        self,
+        data: TokenData,
+        boundary: Boundary,
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """Returns the metrics of a split, equal on every rank, and its classes (see
         `Task.by_class`)."""
@@ -173,7 +175,11 @@ class Evaluator:
         return np.asarray(whole.values)
 
     def predict_part(
-        self, data: TokenData, part: np.ndarray, most: int, boundary: Boundary
+        self,
+        data: TokenData,
+        part: np.ndarray,
+        most: int,
+        boundary: Boundary,
     ) -> np.ndarray:
         """Returns the predictions of this rank's samples, in their order. They are made in the
         order of their lengths: similar lengths need little padding.

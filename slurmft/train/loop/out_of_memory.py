@@ -10,7 +10,10 @@ from slurmft.train.loop.setup import Setup
 
 
 def explained(
-    error: torch.OutOfMemoryError, setup: Setup, loaded: LoadedModel, position: Position
+    error: torch.OutOfMemoryError,
+    setup: Setup,
+    loaded: LoadedModel,
+    position: Position,
 ) -> SlurmftError:
     """Returns an error that says when the memory was too small, and which options need less."""
     config = setup.config

@@ -72,7 +72,10 @@ class Reporter:
     """
 
     def __init__(
-        self, setup: Setup, loaded: LoadedModel, imports_s: float | None
+        self,
+        setup: Setup,
+        loaded: LoadedModel,
+        imports_s: float | None,
     ) -> None:
         """
         Args:
@@ -179,7 +182,11 @@ class Reporter:
         self._window = _Window(now(self._world.device))
 
     def step(
-        self, number: int, step: Step, samples: int, batches: list[MicroBatch]
+        self,
+        number: int,
+        step: Step,
+        samples: int,
+        batches: list[MicroBatch],
     ) -> None:
         """Notes an optimizer step.
 
@@ -232,7 +239,10 @@ class Reporter:
         on_gpu = device.type != "cpu"
         # A place for each rank: zeros elsewhere, so that the sum has the values of all.
         of_ranks = torch.zeros(
-            2, self._world.size, dtype=torch.float64, pin_memory=on_gpu
+            2,
+            self._world.size,
+            dtype=torch.float64,
+            pin_memory=on_gpu,
         )
         of_ranks[0, self._world.rank] = self._own_clock.seconds()
         of_ranks[1, self._world.rank] = peak_memory_bytes(device) >> 20
@@ -318,7 +328,10 @@ class Reporter:
         # The main rank's log has it by its record.
         if not self._world.is_main:
             line = Epoch(
-                event="epoch", epoch=epoch, loss=self.counts.loss, metrics=dict(metrics)
+                event="epoch",
+                epoch=epoch,
+                loss=self.counts.loss,
+                metrics=dict(metrics),
             )
             self._job.say(describe_epoch(line))
 

@@ -46,7 +46,9 @@ class PatientSave:
         self._problem: SlurmftError | None = None
 
     def run(
-        self, save: Callable[[], Any], collect: Callable[[], None] = lambda: None
+        self,
+        save: Callable[[], Any],
+        collect: Callable[[], None] = lambda: None,
     ) -> None:
         """Saves. Called on every rank.
 

@@ -54,7 +54,10 @@ def run(job: Job, imports_s: float | None = None) -> None:
         trainer.checkpointing.restore(checkpoint)
         changes = trainer.setup.changes(checkpoint)
         job.record(
-            "resume", checkpoint=checkpoint.name, step=checkpoint.step, changes=changes
+            "resume",
+            checkpoint=checkpoint.name,
+            step=checkpoint.step,
+            changes=changes,
         )
     try:
         trainer.run()
@@ -197,7 +200,10 @@ class Trainer:
             metric = self.setup.task.metric_names[0]
             evaluations = at.since_best
             self.setup.job.record(
-                "early_stop", step=at.step, metric=metric, evaluations=evaluations
+                "early_stop",
+                step=at.step,
+                metric=metric,
+                evaluations=evaluations,
             )
 
     def _test(self) -> None:

@@ -26,7 +26,10 @@ def check(config: TrainConfig, world: World, precision: str) -> None:
 
 
 def choose_strategy(
-    config: TrainConfig, world: World, precision: str, evaluates_in_fp32: bool = False
+    config: TrainConfig,
+    world: World,
+    precision: str,
+    evaluates_in_fp32: bool = False,
 ) -> Strategy:
     """Returns how this rank takes part in the training. Called on every rank.
 

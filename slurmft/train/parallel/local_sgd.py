@@ -27,7 +27,10 @@ class LocalSgd(Replicated):
         self._averaging: PeriodicAveraging | None = None
 
     def wrap(
-        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+        self,
+        accelerator: Any,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
     ) -> Any:
         prepared = accelerator.prepare_model(model, evaluation_mode=True)
         # No DDP, which would do so: all ranks begin with the weights of the main one. They are on

@@ -38,7 +38,11 @@ class MuonAdamW(Optimizer):
     """
 
     def __init__(
-        self, hidden: Groups, others: Groups, lr: float, divided: bool = True
+        self,
+        hidden: Groups,
+        others: Groups,
+        lr: float,
+        divided: bool = True,
     ) -> None:
         """
         Args:
@@ -91,7 +95,9 @@ class MuonAdamW(Optimizer):
         return [self.state[matrix]["momentum_buffer"] for matrix in matrices]
 
     def _all_directions(
-        self, momentum: float, matrices: list[Tensor]
+        self,
+        momentum: float,
+        matrices: list[Tensor],
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Returns each matrix with the direction of its step, in 16 bits."""
         if not self._divided:

@@ -12,7 +12,9 @@ from slurmft.train.parallel.muon import Groups, MuonAdamW
 
 
 def make_optimizer(
-    model: torch.nn.Module, plan: Plan, divided: bool = True
+    model: torch.nn.Module,
+    plan: Plan,
+    divided: bool = True,
 ) -> Optimizer:
     """Returns the optimizer of the plan, of all weights that train.
 
@@ -97,7 +99,10 @@ def make_scheduler(optimizer: Any, plan: Plan) -> Any:
     if name == "constant":
         name = "constant_with_warmup"
     return get_scheduler(
-        name, optimizer, num_warmup_steps=warmup, num_training_steps=total
+        name,
+        optimizer,
+        num_warmup_steps=warmup,
+        num_training_steps=total,
     )
 
 

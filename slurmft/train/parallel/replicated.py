@@ -46,7 +46,10 @@ class Replicated(Strategy):
         return State({"optimizer": groups}, {"model": trained, "optimizer": tensors})
 
     def load(
-        self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State
+        self,
+        model: TrainedModel,
+        optimizer: torch.optim.Optimizer,
+        state: State,
     ) -> None:
         self.load_weights(model, state)
         join_optimizer(optimizer, state.tensors["optimizer"], state.values["optimizer"])
@@ -59,7 +62,10 @@ class Alone(Replicated):
     """One rank, which has nobody to send to."""
 
     def wrap(
-        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+        self,
+        accelerator: Any,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
     ) -> Any:
         return accelerator.prepare_model(model, evaluation_mode=True)
 
@@ -68,7 +74,10 @@ class Ddp(Replicated):
     """Ranks sum their gradients by torch's DistributedDataParallel."""
 
     def wrap(
-        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+        self,
+        accelerator: Any,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
     ) -> Any:
         accelerator.ddp_handler = _ddp_options(model)
         ddp = accelerator.prepare_model(model)

@@ -53,7 +53,11 @@ class Fsdp(Strategy):
     evaluates_together = True
 
     def __init__(
-        self, config: TrainConfig, world: World, precision: str, evaluates_in_fp32: bool
+        self,
+        config: TrainConfig,
+        world: World,
+        precision: str,
+        evaluates_in_fp32: bool,
     ) -> None:
         """
         Args:
@@ -141,10 +145,15 @@ class Fsdp(Strategy):
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
 
     def wrap(
-        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+        self,
+        accelerator: Any,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
     ) -> Any:
         model = accelerator.prepare_model(
-            model, device_placement=False, evaluation_mode=True
+            model,
+            device_placement=False,
+            evaluation_mode=True,
         )
         # What evaluates in fp32 calls the forward pass below autocast, which has no hooks that
         # gather weights.
@@ -189,7 +198,10 @@ class Fsdp(Strategy):
         return State({"optimizer": groups}, shares=self._shares(optimizer))
 
     def load(
-        self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State
+        self,
+        model: TrainedModel,
+        optimizer: torch.optim.Optimizer,
+        state: State,
     ) -> None:
         """Reads this rank's shares, and the state of an AdamW."""
         groups = state.values["optimizer"]
@@ -287,7 +299,9 @@ class ShardedSaver(Saver):
         return bool(self._world.share_object(value))
 
     def _write(
-        self, checkpoint: Checkpoint, folder: AbstractContextManager[Path | None]
+        self,
+        checkpoint: Checkpoint,
+        folder: AbstractContextManager[Path | None],
     ) -> Exception | None:
         """Writes a checkpoint by all ranks. Returns what went wrong, which is the same on all: a
         failure of one rank is that of all."""

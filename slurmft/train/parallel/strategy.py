@@ -60,7 +60,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def wrap(
-        self, accelerator: Any, model: Any, optimizer: torch.optim.Optimizer
+        self,
+        accelerator: Any,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
     ) -> Any:
         """Returns the model as it is called in training: on its device, in the run's precision,
         with the same weights on all ranks."""
@@ -93,7 +96,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def load(
-        self, model: TrainedModel, optimizer: torch.optim.Optimizer, state: State
+        self,
+        model: TrainedModel,
+        optimizer: torch.optim.Optimizer,
+        state: State,
     ) -> None:
         """Takes a state back, by whatever number of ranks it was written."""
 

@@ -91,7 +91,9 @@ def _probabilities(model: Any, batch: Batch, data: TokenData) -> Any:
 
 
 def _several_labels(
-    names: list[str], texts: Sequence[Any], values: np.ndarray
+    names: list[str],
+    texts: Sequence[Any],
+    values: np.ndarray,
 ) -> Columns:
     """Returns the labels that are as probable as not, or more."""
     predictions = []
@@ -122,7 +124,10 @@ def _columns_of_numbers(texts: Sequence[Any], values: np.ndarray) -> Columns:
 
 
 def _labels_of_words(
-    most: int, model: Any, batch: Batch, data: TokenData
+    most: int,
+    model: Any,
+    batch: Batch,
+    data: TokenData,
 ) -> torch.Tensor:
     """Returns the label of each word, and -1 behind the last: (batch, most)."""
     output = model(**batch.inputs)
@@ -160,7 +165,11 @@ def _entity(words: Sequence[str], kind: str, first: int, last: int) -> dict[str,
 
 
 def _generated(
-    most: int, padding: int, model: Any, batch: Batch, data: TokenData
+    most: int,
+    padding: int,
+    model: Any,
+    batch: Batch,
+    data: TokenData,
 ) -> torch.Tensor:
     """Returns the tokens of each text, with padding behind them: (batch, most)."""
     # Without the inputs of the decoder, which only a training has.

@@ -135,7 +135,11 @@ def fill_tokens(folder: Path, task: Task, job: Job) -> None:
 
 
 def finish(
-    setup: Setup, kind: Kind, values: np.ndarray | None, predicted: int, seconds: float
+    setup: Setup,
+    kind: Kind,
+    values: np.ndarray | None,
+    predicted: int,
+    seconds: float,
 ) -> None:
     """Writes the rows with their predictions, and the result. Raises as `PatientSave.run`.
 

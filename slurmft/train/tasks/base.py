@@ -103,7 +103,11 @@ class Task(TaskDeclaration):
         )
         # In fp32: the weights are, and torch wants one type.
         total = cross_entropy(
-            logits.float(), labels, weights, reduction="sum", ignore_index=IGNORED
+            logits.float(),
+            labels,
+            weights,
+            reduction="sum",
+            ignore_index=IGNORED,
         )
         # In fp64, as `count` sums them: both must give the same mean. IGNORED is no index.
         weights_of_labels = weights.double()[labels.clamp_min(0)]
@@ -136,7 +140,9 @@ class Task(TaskDeclaration):
         return {name: SCORES[name](predictions, labels) for name in self.metric_names}
 
     def by_class(
-        self, predictions: np.ndarray, data: TokenData
+        self,
+        predictions: np.ndarray,
+        data: TokenData,
     ) -> dict[str, dict[str, Any]]:
         """Returns precision and recall of each class, see `metrics.by_class`; none where
         predictions are something else."""

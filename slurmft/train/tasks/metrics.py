@@ -123,7 +123,9 @@ SCORES = {
 
 
 def by_class(
-    predictions: np.ndarray, labels: np.ndarray, names: Sequence[str]
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
 ) -> dict[str, dict[str, Any]]:
     """Returns precision, recall, f1 and samples (support) of each class, as scikit-learn defines
     them; 0.0 where they are undefined.

@@ -52,7 +52,9 @@ class Task(Pretrained):
         # Targets are a table of their own, in the extra arrays of the sources' table.
         target_table = TokenTable.build(target_ids)
         return TokenTable.build(
-            ids, target_tokens=target_table.tokens, target_offsets=target_table.offsets
+            ids,
+            target_tokens=target_table.tokens,
+            target_offsets=target_table.offsets,
         )
 
     def texts(self, validation: Rows) -> list[str]:

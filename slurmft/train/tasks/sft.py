@@ -89,7 +89,11 @@ class Task(causal_lm.Task):
                 yield Sample(row, text, [(len(prompt), len(text))])
 
     def _chat(
-        self, tokenizer: Any, messages: list[dict[str, str]], row: int, what: str
+        self,
+        tokenizer: Any,
+        messages: list[dict[str, str]],
+        row: int,
+        what: str,
     ) -> Iterator[Sample]:
         """Yields a conversation as its template writes it.
 
@@ -113,7 +117,10 @@ class Task(causal_lm.Task):
             yield Sample(row, text, [part])
 
     def _written(
-        self, tokenizer: Any, messages: list[dict[str, str]], what: str
+        self,
+        tokenizer: Any,
+        messages: list[dict[str, str]],
+        what: str,
     ) -> tuple[list[str], list[str]]:
         """Returns for each turn of the assistant the text before it, and the text up to its end."""
         from jinja2 import TemplateError
@@ -144,7 +151,9 @@ class Task(causal_lm.Task):
         return prompts, texts
 
     def _encoded(
-        self, tokenizer: Any, samples: Iterator[Sample]
+        self,
+        tokenizer: Any,
+        samples: Iterator[Sample],
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yields for each sample its row, its tokens, and for each but the last the one that
         follows, or `IGNORED` if that is not learnt."""

@@ -124,7 +124,11 @@ class Task(Pretrained):
                 )
 
     def _check_room(
-        self, tokenizer: Any, questions: list[Question], longest: int, stride: int
+        self,
+        tokenizer: Any,
+        questions: list[Question],
+        longest: int,
+        stride: int,
     ) -> None:
         """Raises UsageError where a question leaves no room for a window of its context."""
         room = longest - tokenizer.num_special_tokens_to_add(pair=True) - stride
@@ -233,7 +237,9 @@ def texts_of(questions: list[Question]) -> dict[str, Any]:
 
 
 def best_spans(
-    start_logits: torch.Tensor, end_logits: torch.Tensor, in_context: torch.Tensor
+    start_logits: torch.Tensor,
+    end_logits: torch.Tensor,
+    in_context: torch.Tensor,
 ) -> torch.Tensor:
     """Returns the best answer of each window, of its `N_BEST` best first and last tokens.
 

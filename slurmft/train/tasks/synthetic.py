@@ -126,7 +126,10 @@ def words_by_label(size: int, seed: int) -> np.ndarray:
 
 
 def generate(
-    distinct: int, repeats: int, words: np.ndarray, rng: np.random.Generator
+    distinct: int,
+    repeats: int,
+    words: np.ndarray,
+    rng: np.random.Generator,
 ) -> TokenTable:
     """Returns `distinct` samples, repeated; words follow a Zipf-like law as in real text.
 

@@ -59,12 +59,18 @@ class Task(Pretrained):
         return TokenTable.build(tokens, token_labels=token_labels)
 
     def _encoded(
-        self, tokenizer: Any, words: list[list[str]], what: str
+        self,
+        tokenizer: Any,
+        words: list[list[str]],
+        what: str,
     ) -> tuple[list[list[int]], list[np.ndarray]]:
         """Returns the token ids of each text; and for each token the word that it begins, or -1."""
         longest = self.longest(tokenizer)
         encoded = tokenizer(
-            words, is_split_into_words=True, truncation=True, max_length=longest
+            words,
+            is_split_into_words=True,
+            truncation=True,
+            max_length=longest,
         )
         self.warn_of_cuts(are_cut(encoded), what, longest)
         words_of_tokens = []

@@ -112,7 +112,9 @@ def _say_nothing(text: str) -> None:
 
 
 def _job(
-    arguments: argparse.Namespace, command: Command, **fields: object
+    arguments: argparse.Namespace,
+    command: Command,
+    **fields: object,
 ) -> JobConfig:
     """Returns the job that the flags and the site file ask for."""
     names = _flags_of(command)

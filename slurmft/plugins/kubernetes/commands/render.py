@@ -105,7 +105,9 @@ def kubernetes_parser() -> Parser:
 
 
 def configure_pods(
-    flags: dict[str, Any], words: list[str], argv: list[str]
+    flags: dict[str, Any],
+    words: list[str],
+    argv: list[str],
 ) -> RunConfig:
     """Returns the configuration of pods: paths are theirs, and a site's Slurm defaults are not."""
     if words:

@@ -96,7 +96,9 @@ def run_parser() -> Parser:
 def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
     parser = Parser(f"slurmft study {part}", main.__doc__)
     parser.add_argument(
-        "study", type=input_file, help="study file, or the folder of a study"
+        "study",
+        type=input_file,
+        help="study file, or the folder of a study",
     )
     place = "folder of the studies' folders, shared by all nodes (default: studies)"
     parser.add_argument("--studies-dir", default="studies", metavar="DIR", help=place)
@@ -371,7 +373,9 @@ def _note(repeats: list[Repeat]) -> str:
 
 
 def repeats_table(
-    todo: Submission, jobs: Mapping[tuple[str, int], str], word: str = "submitted"
+    todo: Submission,
+    jobs: Mapping[tuple[str, int], str],
+    word: str = "submitted",
 ) -> str:
     """Returns a line for every cell: the states of its repeats.
 

@@ -217,7 +217,9 @@ def _with_peak(run: MeasuredRun, tflop_per_s: float) -> MeasuredRun:
 
 
 def _run_sections(
-    runsets: Sequence[RunSet], table_files: Sequence[list[PublishedTable]], title: str
+    runsets: Sequence[RunSet],
+    table_files: Sequence[list[PublishedTable]],
+    title: str,
 ) -> list[Section]:
     """Returns a section for each run set, and after it the published tables that its study names.
 
@@ -273,7 +275,10 @@ def _with_distinct_keys(sections: Sequence[Section]) -> list[Section]:
 
 
 def tables_text(
-    sections: Sequence[Section], problems: Sequence[str], form: str, width: int = WIDTH
+    sections: Sequence[Section],
+    problems: Sequence[str],
+    form: str,
+    width: int = WIDTH,
 ) -> str:
     """Returns all tables in one format.
 

@@ -402,7 +402,10 @@ Times = tuple[str, Array]
 
 
 def _by_repeats(
-    what: str, times_of: Callable[[Side], Times], a: Side, b: Side
+    what: str,
+    times_of: Callable[[Side], Times],
+    a: Side,
+    b: Side,
 ) -> Finding:
     text_a, a_s = times_of(a)
     text_b, b_s = times_of(b)

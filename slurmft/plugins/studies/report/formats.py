@@ -151,7 +151,9 @@ def as_list(title: str, lines: Sequence[str], form: str, width: int = WIDTH) -> 
         items = [f"- {markdown(line)}\n" for line in lines]
     else:
         wrapper = textwrap.TextWrapper(
-            width, initial_indent="- ", subsequent_indent="  "
+            width,
+            initial_indent="- ",
+            subsequent_indent="  ",
         )
         items = []
         for line in lines:
@@ -183,7 +185,11 @@ def _tabulate(
     alignments = [column.alignment for column in table.columns] if rows else None
     # Values are texts as they are to be shown: parsed as numbers, 0.5000 would become 0.5.
     text = tabulate.tabulate(
-        rows, headers, form, disable_numparse=True, colalign=alignments
+        rows,
+        headers,
+        form,
+        disable_numparse=True,
+        colalign=alignments,
     )
     return str(text)
 

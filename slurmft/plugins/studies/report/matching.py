@@ -130,7 +130,9 @@ def _equal(theirs: Any, ours: Any) -> bool:
 
 
 def beside(
-    published: PublishedTable, rows: Sequence[Row], fields: Sequence[str]
+    published: PublishedTable,
+    rows: Sequence[Row],
+    fields: Sequence[str],
 ) -> Table:
     """Returns a published table, with a column of ours after each of theirs that we measure.
 
@@ -169,7 +171,9 @@ def _fields_in(published: PublishedTable) -> set[str]:
 
 
 def _columns(
-    published: PublishedTable, pairs: Sequence[Match], fields: Sequence[str]
+    published: PublishedTable,
+    pairs: Sequence[Match],
+    fields: Sequence[str],
 ) -> list[Column]:
     columns: list[Column] = []
     for name in published.columns:
@@ -179,7 +183,11 @@ def _columns(
         values = [pair.ours.cell.get(name) if pair.ours else None for pair in pairs]
         columns.append(
             column(
-                f"{name}_ours", values, label=f"{setting} ours", numeric=False, rank=1
+                f"{name}_ours",
+                values,
+                label=f"{setting} ours",
+                numeric=False,
+                rank=1,
             )
         )
     if any(pair.ours.state for pair in pairs if pair.ours):
@@ -193,7 +201,9 @@ def _columns(
 
 
 def _columns_of(
-    published: PublishedTable, name: str, pairs: Sequence[Match]
+    published: PublishedTable,
+    name: str,
+    pairs: Sequence[Match],
 ) -> list[Column]:
     """Returns a published column, and ours after it where we measure it."""
     is_key = name in keys_of(published)
@@ -229,7 +239,9 @@ def _decimals(measure: str, medians: Sequence[float | None]) -> int:
 
 
 def _notes(
-    published: PublishedTable, rows: Sequence[Row], pairs: Sequence[Match]
+    published: PublishedTable,
+    rows: Sequence[Row],
+    pairs: Sequence[Match],
 ) -> Iterator[str]:
     if "time_s" in published.columns:
         yield "our time is that of the training phase, without start-up and evaluation"

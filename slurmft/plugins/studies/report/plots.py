@@ -100,7 +100,9 @@ class Chart:
 
 
 def charts_of(
-    rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
+    rows: Sequence[Row],
+    runset: RunSet,
+    published: Iterable[PublishedTable],
 ) -> list[Chart]:
     """Returns all plots of a set of runs that have data."""
     curves = _curves(rows, runset.fields)
@@ -140,7 +142,9 @@ def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart]:
 
 
 def _over_devices(
-    rows: Sequence[Row], runset: RunSet, published: Iterable[PublishedTable]
+    rows: Sequence[Row],
+    runset: RunSet,
+    published: Iterable[PublishedTable],
 ) -> list[Chart]:
     """Plots the measures over devices, and the speedup beside the published ones."""
     groups = _groups(rows, runset.fields)
@@ -192,7 +196,9 @@ def _series_over_devices(key: str, groups: dict[str, list[Row]]) -> dict[str, Po
 
 
 def _add_comparisons(
-    chart: Chart, rows: Sequence[Row], published: Iterable[PublishedTable]
+    chart: Chart,
+    rows: Sequence[Row],
+    published: Iterable[PublishedTable],
 ) -> None:
     """Adds the ideal and the published speedups to the plot of ours."""
     # Several baselines have several ideal lines; the plot has that of the smallest.

@@ -271,7 +271,10 @@ class Fit:
     that the ratio of two is not made uncertain by it twice."""
 
     def predict(
-        self, devices: int, nodes: int, work: Workload | None = None
+        self,
+        devices: int,
+        nodes: int,
+        work: Workload | None = None,
     ) -> Prediction:
         """Predicts a run on this many devices and nodes.
 

@@ -178,7 +178,10 @@ def _powers_of_two(series: Series, devices_per_node: int) -> list[int]:
 
 
 def predict(
-    fit: Fit, counts: Sequence[int], work: Workload, devices_per_node: int
+    fit: Fit,
+    counts: Sequence[int],
+    work: Workload,
+    devices_per_node: int,
 ) -> list[Option]:
     """Predicts an option for every number of nodes."""
     # Also where --nodes leaves one node out: it is what speedups are relative to.

@@ -118,7 +118,9 @@ def _was_restarted(run: MeasuredRun) -> bool:
 
 
 def _series(
-    name: str, measured: Sequence[tuple[MeasuredRun, Row]], notes: tuple[str, ...]
+    name: str,
+    measured: Sequence[tuple[MeasuredRun, Row]],
+    notes: tuple[str, ...],
 ) -> Series:
     restarted = [run.name for run, _ in measured if _was_restarted(run)]
     if restarted:
