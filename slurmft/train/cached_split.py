@@ -35,4 +35,7 @@ def _in_chunks(columns: list[list[Any]]) -> Chunks:
     count = len(columns[0])
     for start in range(0, count, _ROWS_AT_ONCE):
         end = start + _ROWS_AT_ONCE
-        yield min(1.0, end / count), [column[start:end] for column in columns]
+        part = [column[start:end] for column in columns]
+        # The last part may be shorter: `end` is then behind the last row.
+        share = min(1.0, end / count)
+        yield share, part

@@ -22,13 +22,15 @@ def main(argv: list[str]) -> int:
     task: Any = tasks.get(config)
     lines = []
     if config.model is not None:
-        lines.append(f"{config.model}: {_load_model(task, config.model)}")
+        facts_of_model = _load_model(task, config.model)
+        lines.append(f"{config.model}: {facts_of_model}")
     if config.data is not None:
         counts = []
         for split in facts(config.task).splits:
             rows = task.rows(split)
             counts.append(f"{split} {len(rows):,} rows")
-        lines.append(f"{config.data}: {', '.join(counts)}")
+        all_counts = ", ".join(counts)
+        lines.append(f"{config.data}: {all_counts}")
     # slurmft fetch starts this twice: to download, then offline, to see that all is there.
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         for line in lines:
@@ -42,9 +44,11 @@ def _load_model(task: Any, name: str) -> str:
 
     task.tokenizer()
     model = task.pretrained(AutoModel)
-    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    count = sum(parameter.numel() for parameter in model.parameters())
+    millions = count / 1e6
     # huggingface_hub names the folders of its cache so.
-    folder = hub_cache() / f"models--{name.replace('/', '--')}"
+    folder_name = name.replace("/", "--")
+    folder = hub_cache() / f"models--{folder_name}"
     if is_local(name):
         folder = Path(name)
     size_bytes = 0

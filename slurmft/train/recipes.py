@@ -41,6 +41,7 @@ def named() -> list[str]:
 def presets(task: str) -> list[str]:
     """Returns the names of a task's presets, the default one first."""
     names = [recipe["preset"] for recipe in RECIPES.values() if recipe["task"] == task]
+    # Each once, in the order of the file: a preset may have several recipes.
     return list(dict.fromkeys(names))
 
 
@@ -95,6 +96,7 @@ def _default_recipe(task: str, preset: str | None) -> dict[str, Any]:
     if task not in TASKS:
         defaults = dict(own_task.facts(task).defaults)
         identity = {"task": task, "recipe": None, "preset": preset}
+        # What a task of the user's own does not say is as in text classification.
         return RECIPES["text-classification"] | defaults | identity
     known_presets = presets(task)
     if preset is None:

@@ -242,6 +242,7 @@ def reported_environment(environment: Mapping[str, str]) -> dict[str, str]:
     reported = {}
     for name, value in sorted(environment.items()):
         if name.startswith(_REPORTED):
+            # That a token is empty may be the fault; it gives nothing away.
             is_secret = is_private(name) and value != ""
             reported[name] = HIDDEN if is_secret else value
     return reported

@@ -135,12 +135,13 @@ class Examination:
                 for check in part():
                     self.report.checks.append(check)
             except (SlurmftError, OSError) as error:
-                self.report.checks.append(
-                    failure(part.__name__.strip("_"), one_line(error))
-                )
+                about = part.__name__.strip("_")
+                self.report.checks.append(failure(about, one_line(error)))
 
     def _left_s(self, limit_s: float) -> float:
-        return max(0.5, min(limit_s, self.deadline - time.monotonic()))
+        left_s = self.deadline - time.monotonic()
+        # At the deadline, too, a question has half a second: none would always be a time-out.
+        return max(0.5, min(limit_s, left_s))
 
     def _ask(
         self,
@@ -180,9 +181,10 @@ class Examination:
             self.report.checks.append(ok("nodes", f"{some(list(nodes))} answer"))
 
     def _systems(self) -> Iterator[Check]:
-        systems = {
-            node: report.system for node, report in self._nodes.items() if report.system
-        }
+        systems = {}
+        for node, report in self._nodes.items():
+            if report.system:
+                systems[node] = report.system
         yield from node_rules.cores(systems, self.job.cpus_per_task)
         yield from node_rules.devices(systems, self.job.gpus_per_node)
         yield from node_rules.gpus(self._nodes)
@@ -231,12 +233,12 @@ class Examination:
     def _reach(self, tokens: Mapping[str, str]) -> dict[str, dict[str, LinkReport]]:
         """Lets the nodes try to reach their partners; returns from -> to -> the connections."""
         hosts = self.site.hosts
-        ports = {}
+        ports: dict[str, dict[str, int]] = {}
         for node, all_ports in self._measured.ports.items():
+            ports[node] = {}
             # torchrun's is left free.
-            ports[node] = {
-                name: all_ports[name] for name in ("rendezvous", "ephemeral")
-            }
+            for name in ("rendezvous", "ephemeral"):
+                ports[node][name] = all_ports[name]
         requests = {}
         for start, goals in comparison.partners(list(ports)).items():
             peers = {hosts[goal]: (tokens[goal], ports[goal]) for goal in goals}
@@ -309,6 +311,7 @@ class Examination:
         try:
             seen = self._ask("lock", requests, _ANSWER_S, purpose, str)
         finally:
+            # Also where no node answers: the folder is the user's own.
             here.lock(str(place), "clear", "-", mark)
         blind = [node for node, answer in seen.items() if answer != "yes"]
         if not blind:
@@ -317,12 +320,8 @@ class Examination:
             hint = "choose a --runs-dir on a file system that all nodes share"
             text = f"what this host writes in {place} is not seen there"
             return [failure(purpose, text, hint, hosts=blind)]
-        return [
-            ok(
-                purpose,
-                f"{some(blind)} have a {place} of their own: each node fills its own",
-            )
-        ]
+        text = f"{some(blind)} have a {place} of their own: each node fills its own"
+        return [ok(purpose, text)]
 
     def _locks(self, purpose: str, place: Path) -> list[Check]:
         about = f"{purpose} locks"
@@ -337,6 +336,7 @@ class Examination:
         if findings is None:
             return []
         choice = lock_probe.choose(findings, file_system)
+        # What holds is in the report also where nothing can be recorded, as without a home folder.
         with suppress(OSError, RuntimeError):
             lock_probe.record(file_system, findings, len(names))
         text = f"{choice} holds between {some(names)} on {file_system}"
@@ -366,9 +366,8 @@ class Examination:
         requests = {}
         for rank, node in enumerate(usable):
             requests[node] = {**question, "rank": rank}
-        speeds = self._ask(
-            "speeds", requests, left_s + _MARGIN_S, "speeds", SpeedReport
-        )
+        answer_s = left_s + _MARGIN_S
+        speeds = self._ask("speeds", requests, answer_s, "speeds", SpeedReport)
         self._measured.speeds = speeds
         missing = [node for node in self._nodes if node not in usable]
         if missing:

@@ -24,7 +24,8 @@ class LockOperations:
         """Does one operation; returns one word, or the text of an error."""
         path = Path(folder) / f"{_PREFIX}{name}"
         try:
-            return str(getattr(self, f"_{operation}")(path, primitive))
+            method = getattr(self, f"_{operation}")
+            return str(method(path, primitive))
         except BlockingIOError:  # somebody else holds the lock
             return "busy"
         except OSError as error:
@@ -69,13 +70,16 @@ class LockOperations:
             os.write(answer_writer, answer.encode())
             os.read(end_reader, 1)  # until the parent closes its end
             os._exit(0)  # with no unlock, and no library's care at exit
+        # The child alone has this end now: where it dies without an answer, the read below ends.
         os.close(answer_writer)
         os.close(end_reader)
         answer = os.read(answer_reader, 4096).decode()
+        # Before its end of the pipe is closed, on which it leaves by itself.
         if end_signal is not None:
             os.kill(pid, end_signal)
         os.close(end_writer)
         os.close(answer_reader)
+        # What the probe asks next is what is left of the lock when the process is gone.
         os.waitpid(pid, 0)
         return answer
 

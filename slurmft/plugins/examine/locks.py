@@ -45,9 +45,10 @@ class Measurement:
         }
         if self.findings is not None:
             facts["choice"] = self.choice()
-            facts["findings"] = {
-                name: asdict(each) for name, each in self.findings.items()
-            }
+            findings = {}
+            for name, finding in self.findings.items():
+                findings[name] = asdict(finding)
+            facts["findings"] = findings
         return facts
 
 
@@ -108,7 +109,8 @@ def table(measurement: Measurement) -> list[str]:
     rows = [("", "this node", "other nodes", "unlock", "exit", "SIGKILL")]
     for name, finding in measurement.findings.items():
         rows.append((name, *_cells(finding)))
-    head = f"{measurement.file_system}, seen from {', '.join(measurement.hosts)}"
+    all_hosts = ", ".join(measurement.hosts)
+    head = f"{measurement.file_system}, seen from {all_hosts}"
     return [head, "", *aligned(rows), ""]
 
 
@@ -136,8 +138,9 @@ def conclude(measurement: Measurement) -> list[str]:
     hosts = measurement.hosts
     file_system = measurement.file_system
     if measurement.findings is None or choice is None:
+        all_hosts = ", ".join(hosts)
         return [
-            f"not one folder: {', '.join(hosts)} each have their own there ({file_system})",
+            f"not one folder: {all_hosts} each have their own there ({file_system})",
             "locks need not hold between nodes; nothing is recorded",
         ]
     if len(hosts) == 1:

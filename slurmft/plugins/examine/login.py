@@ -36,6 +36,7 @@ def examine_this_host(job: JobConfig) -> list[Check]:
     for purpose, path in folders(job.runs_dir).items():
         parts[purpose] = partial(folder, purpose, path)
     checks: list[Check] = []
+    # All together have this time, so that a file system that hangs holds up nothing else.
     results = call_all(_TIMEOUT_S, list(parts.values()))
     for about, result in zip(parts, results, strict=True):
         if isinstance(result, Exception):
@@ -66,9 +67,8 @@ def controller(job: JobConfig) -> list[Check]:
         text = "there is no Slurm here: sbatch is not on the PATH"
         if job.cluster == "slurm":
             return [failure("Slurm", text, hint)]
-        return [
-            warning("Slurm", f"{text}; runs use simulated nodes on this machine", hint)
-        ]
+        text += "; runs use simulated nodes on this machine"
+        return [warning("Slurm", text, hint)]
     try:
         version = commands.version()
         settings = commands.settings()
@@ -101,22 +101,19 @@ def check_partitions(
 ) -> Check:
     """Checks that the requested partition exists and is large enough, and says what there is."""
     if not partitions:
-        return failure(
-            "partitions", "sinfo shows no partition", "ask the site for access"
-        )
+        text = "sinfo shows no partition"
+        return failure("partitions", text, "ask the site for access")
     offered = "; ".join(str(partition) for partition in partitions)
     candidates = [p for p in partitions if requested in (None, p.name)]
     if not candidates:
-        return failure(
-            "partitions", f"there is no partition {requested!r}; there are: {offered}"
-        )
+        text = f"there is no partition {requested!r}; there are: {offered}"
+        return failure("partitions", text)
     large_enough = [p for p in candidates if p.nodes >= nodes and p.state == "up"]
     if not large_enough:
         where = requested or "any partition that is up"
         text = f"no {nodes} nodes in {where}; there are: {offered}"
-        return failure(
-            "partitions", text, "ask for fewer --nodes, or for another --partition"
-        )
+        hint = "ask for fewer --nodes, or for another --partition"
+        return failure("partitions", text, hint)
     return ok("partitions", offered)
 
 
@@ -151,9 +148,8 @@ def check_accounting(
     # With "limits" or "all", Slurm enforces associations, too.
     if any(word in enforced for word in ("associations", "limits", "all")):
         hint = "ask the site for an account"
-        return failure(
-            "accounting", f"{text}, and Slurm requires one ({enforced})", hint
-        )
+        text += f", and Slurm requires one ({enforced})"
+        return failure("accounting", text, hint)
     return ok("accounting", f"{text}; Slurm requires none, so there are no limits")
 
 
@@ -184,10 +180,12 @@ def packages() -> list[Check]:
         version = versions[requirement.name]
         # A site's own build of torch may be a pre-release.
         if not version or not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement} is required, {version or 'none'} is installed")
+            installed_version = version or "none"
+            wrong.append(f"{requirement} is required, {installed_version} is installed")
     if wrong:
         hint = "install slurmft again into this environment, with constraints.txt"
-        return [failure("packages", f"{here}; {'; '.join(wrong)}", hint, **versions)]
+        all_wrong = "; ".join(wrong)
+        return [failure("packages", f"{here}; {all_wrong}", hint, **versions)]
     torch = f"torch {versions['torch']}"
     transformers = f"transformers {versions['transformers']}"
     text = f"{here}, {torch}, {transformers}; all {len(required)} requirements are met"

@@ -50,7 +50,9 @@ def main(argv: list[str]) -> None:
     device = torch.device("cpu")
     if request["backend"] in ("auto", "nccl") and devices.usable()[0]:
         device = devices.take(int(os.environ["LOCAL_RANK"]))
-    speeds = {name: matmul_tflop_s(device, kind) for name, kind in _PRECISIONS.items()}
+    speeds = {}
+    for name, kind in _PRECISIONS.items():
+        speeds[name] = matmul_tflop_s(device, kind)
     report = RankReport(
         device=devices.name_of(device),
         threads=torch.get_num_threads(),

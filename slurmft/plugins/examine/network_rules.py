@@ -56,11 +56,8 @@ def fabric(
     text = f"collectives use {by_value(used)}"
     if better:
         hint = "--interface NAME, or --host-suffix where the fabric has host names of its own"
-        return [
-            warning(
-                "fabric", f"{text}; faster interfaces are up: {by_value(better)}", hint
-            )
-        ]
+        text += f"; faster interfaces are up: {by_value(better)}"
+        return [warning("fabric", text, hint)]
     return [ok("fabric", text, **used)]
 
 
@@ -187,7 +184,10 @@ def clocks_of_links(links: Links) -> list[Check]:
     offsets: dict[str, list[tuple[float, float]]] = {}
     for start, goals in links.items():
         for goal, link in goals.items():
+            # A node that reaches itself compares its clock with itself.
             if link.ahead_s is not None and goal != start:
+                # `ahead_s` takes both ways for equally long: if one took no time at all, it is off
+                # by half the round trip.
                 offset = (link.ahead_s, link.round_trip_s / 2)
                 offsets.setdefault(goal, []).append(offset)
     # The median: one wrong clock among the others does not shift it.
@@ -253,7 +253,8 @@ def links(rates: Mapping[Pair, float]) -> Iterator[Check]:
         has_slow_node = start in slow_nodes or goal in slow_nodes
         if has_slow_node or rate >= thresholds.SINGLE_LINK * median:
             continue
-        text = f"{start} to {goal} is slow: {_gbit(rate)}, {rate / median:.0%} of the median; "
+        share = rate / median
+        text = f"{start} to {goal} is slow: {_gbit(rate)}, {share:.0%} of the median; "
         text += "both are fast with other nodes"
         hint = "tell the site: what lies between these two may be bad, or busy"
         yield warning("links", text, hint, bytes_s=rate)

@@ -35,12 +35,11 @@ def gpus(reports: Reports) -> list[Check]:
     for node, report in reports.items():
         problems = list(report.gpu_errors)
         granted = report.gpus_granted
+        visible = report.gpus_visible
         # A GPU that has fallen off the bus has no device file any more.
-        if granted is not None and report.gpus_visible < granted:
-            visible = report.gpus_visible
-            problems.insert(
-                0, f"{visible} of the {granted} GPUs that Slurm has granted are there"
-            )
+        if granted is not None and visible < granted:
+            few = f"{visible} of the {granted} GPUs that Slurm has granted are there"
+            problems.insert(0, few)
         for problem in problems:
             checks.append((node, failure("GPUs", problem, _EXCLUDE)))
     return merged(checks)
@@ -91,9 +90,8 @@ def check_room(purpose: str, text: str, room: Room) -> Check:
         hint = "free some space, check your quota, or choose another folder"
         if purpose in _CHOSEN_BY:
             hint += f": {_CHOSEN_BY[purpose]}"
-        return failure(
-            purpose, f"{text}: cannot be written: {room.problem}", hint, **figures
-        )
+        text += f": cannot be written: {room.problem}"
+        return failure(purpose, text, hint, **figures)
     text += f": {in_bytes(room.free_bytes)} free"
     if room.free_inodes is not None:
         text += f", {room.free_inodes:,} files"
@@ -102,9 +100,9 @@ def check_room(purpose: str, text: str, room: Room) -> Check:
     if purpose == "shm":
         least_bytes = thresholds.FREE_SHM_BYTES
         hint = "tell the site: the processes of a node share memory there"
-    has_few_inodes = (
-        room.free_inodes is not None and room.free_inodes < thresholds.FREE_INODES
-    )
+    # None: a file system that makes inodes as needed, as Btrfs does, has no count of them.
+    inodes = room.free_inodes
+    has_few_inodes = inodes is not None and inodes < thresholds.FREE_INODES
     if room.free_bytes < least_bytes or has_few_inodes:
         return warning(purpose, text, hint, **figures)
     return ok(purpose, text, **figures)
@@ -140,6 +138,7 @@ def products(rates: Mapping[str, Sequence[float]], precision: str) -> list[Check
         )
         kind = failure if share < DEVICE_SPEED.failure else warning
         checks.append(kind("matmul", text, hint, hosts=[node], tflop_s=rate))
+    # The upper one of two in the middle, as in `shares_of_median`: a rate that some device has.
     median = statistics.median_high(devices.values())
     least = min(devices.values())
     most = max(devices.values())
@@ -153,9 +152,10 @@ def products(rates: Mapping[str, Sequence[float]], precision: str) -> list[Check
 
 def cores(systems: Systems, requested: int | None) -> Iterator[Check]:
     """Checks that a job gets the cores that it asks for, and that Slurm counts."""
-    checks = [
-        (node, _check_cores(system, requested)) for node, system in systems.items()
-    ]
+    checks = []
+    for node, system in systems.items():
+        check = _check_cores(system, requested)
+        checks.append((node, check))
     yield from merged(checks)
     counts = {node: system.cores for node, system in systems.items()}
     if len(set(counts.values())) > 1:
@@ -194,9 +194,8 @@ def devices(systems: Systems, requested: int | None) -> Iterator[Check]:
     few = [node for node, system in systems.items() if len(system.gpus) < least]
     if few:
         hint = "check the site's GRES, and CUDA_VISIBLE_DEVICES in --setup lines"
-        yield failure(
-            "devices", f"fewer GPUs than the {requested} requested", hint, hosts=few
-        )
+        text = f"fewer GPUs than the {requested} requested"
+        yield failure("devices", text, hint, hosts=few)
     kinds = {node: _devices_of(system) for node, system in systems.items()}
     if len(set(kinds.values())) > 1:
         hint = "a job is as fast as its slowest node: choose nodes by --constraint"
@@ -207,8 +206,10 @@ def devices(systems: Systems, requested: int | None) -> Iterator[Check]:
 
 def _devices_of(system: System) -> str:
     if system.gpus:
+        # Each kind once, sorted: nodes compare by this text, whatever the order of their GPUs.
         models = sorted({gpu.model for gpu in system.gpus})
-        return f"{len(system.gpus)} x {', '.join(models)}"
+        all_models = ", ".join(models)
+        return f"{len(system.gpus)} x {all_models}"
     flags = ", ".join(system.cpu_flags) or "no AVX"
     return f"CPU {system.cpu_model} ({flags})"
 
@@ -243,9 +244,8 @@ def versions(systems: Systems, here: Mapping[str, str | None]) -> list[Check]:
         is_different = len(set(values.values())) > 1
         if is_different:
             hint = "use one environment, on a file system that all nodes see"
-            different.append(
-                failure("versions", f"{name} differs: {by_value(values)}", hint)
-            )
+            text = f"{name} differs: {by_value(values)}"
+            different.append(failure("versions", text, hint))
     if different:
         return different
     same = ", ".join(f"{name} {version}" for name, version in here.items())

@@ -23,9 +23,8 @@ def _node(here: Hardware) -> list[tuple[str, str]]:
     numa_nodes = len(here.places("numa"))
     # Two hyperthreads are of one core. Fewer cores compute than there are where Slurm grants less.
     all_cores = {cpu.core for cpu in here.cpus}
-    cores = (
-        f"{len(here.cores)} of {len(all_cores)}, {here.threads_per_core} thread(s) each"
-    )
+    count = f"{len(here.cores)} of {len(all_cores)}"
+    cores = f"{count}, {here.threads_per_core} thread(s) each"
     mask = hardware.as_list(cpu.number for cpu in here.cpus)
     # Each may grant less than the others; the cores above are what all of them leave.
     granted_by = [f"affinity mask: {mask}"]
@@ -33,9 +32,9 @@ def _node(here: Hardware) -> list[tuple[str, str]]:
         granted_by.append(f"Slurm: {here.slurm_cpus} CPUs")
     if here.quota_cpus:
         granted_by.append(f"cgroup: {here.quota_cpus:g} CPUs")
-    gpus = [
-        f"{gpu.name}: {gpu.vendor} {gpu.model}, {gpu.precision}" for gpu in here.gpus
-    ]
+    gpus = []
+    for gpu in here.gpus:
+        gpus.append(f"{gpu.name}: {gpu.vendor} {gpu.model}, {gpu.precision}")
     return [
         ("host", here.host),
         ("CPU", f"{here.model}; {flags}"),
@@ -50,14 +49,15 @@ def _node(here: Hardware) -> list[tuple[str, str]]:
 
 def _use(profile: Profile) -> list[tuple[str, str]]:
     processes = []
-    for compute_cores, comm_cores in zip(
-        profile.cores, profile.comm_cores, strict=True
-    ):
+    cores_of_processes = zip(profile.cores, profile.comm_cores, strict=True)
+    for compute_cores, comm_cores in cores_of_processes:
         text = hardware.as_list(compute_cores)
+        # A profile may keep cores for oneCCL's or gloo's threads.
         if comm_cores:
             text += f" and {hardware.as_list(comm_cores)} for communication"
         processes.append(text)
+    use = f"{profile.nproc} process(es); {profile.pinning}"
     return [
-        ("profile", f"{profile.name}: {profile.nproc} process(es); {profile.pinning}"),
+        ("profile", f"{profile.name}: {use}"),
         ("compute on", "; ".join(processes)),
     ]

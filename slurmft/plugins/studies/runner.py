@@ -98,9 +98,8 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
             job = replace(config.job, cluster=check(config.job))
             configs[key, repeat] = replace(config, job=job)
         except UsageError as error:
-            raise in_file(
-                f"the cell {spec.label(cell)!r} of {study.path.name}", error
-            ) from None
+            where = f"the cell {spec.label(cell)!r} of {study.path.name}"
+            raise in_file(where, error) from None
     if study.program:
         program_settings = [config.program.settings for config in configs.values()]
         programs.check_apart(program_settings, study.varied)
@@ -122,15 +121,17 @@ def _with_next_seed(config: RunConfig, repeat: int) -> RunConfig:
     """Returns the configuration of a repeat, from that of the first one."""
     settings = dict(config.program.settings)
     settings["seed"] += repeat - 1
-    return replace(config, program=replace(config.program, settings=settings))
+    program = replace(config.program, settings=settings)
+    return replace(config, program=program)
 
 
 def _configure_own(study: Study, cell: spec.Cell, repeat: int, make: bool) -> RunConfig:
     """Returns the configuration of a run of a program of the user's own."""
     # The other values of a cell are those of placeholders, which no option has.
-    options = {
-        name: value for name, value in cell.items() if name in programs.RUN_OPTIONS
-    }
+    options = {}
+    for name, value in cell.items():
+        if name in programs.RUN_OPTIONS:
+            options[name] = value
     program = programs.fill(study.program, study.fixed | cell, repeat)
     values = study.fixed | spec.typed(options) | program
     command = values.pop("command")
@@ -231,18 +232,16 @@ def check_settings(todo: Submission, yes: bool) -> list[str]:
     )
     if yes:
         return [f"warning: {what}; counted because of --yes"]
-    raise UsageError(
-        what, "give the study another name; or --yes, if they measure the same"
-    )
+    hint = "give the study another name; or --yes, if they measure the same"
+    raise UsageError(what, hint)
 
 
 def _difference(run: MeasuredRun, config: RunConfig) -> str:
     """Describes the settings in which a run differs from a configuration; "" if none matters."""
     # Through JSON, as the run's own: tuples are lists there, and paths are texts.
     current: dict[str, Any] = json.loads(config.to_json())
-    differences = _changed_settings(
-        run, current["job"] | current["program"]["settings"]
-    )
+    settings = current["job"] | current["program"]["settings"]
+    differences = _changed_settings(run, settings)
     differences += _changed_inputs(run, current["program"]["inputs"])
     return some(differences, 3)
 
@@ -316,9 +315,8 @@ def submit_arrays(
                 array = job_array.submit(runs, todo.study.at_most, after, script)
         except SlurmftError as error:
             before = f"; {len(jobs)} run(s) were submitted before" if jobs else ""
-            raise SlurmftError(
-                f"{error.message}{before}", error.hint, error.code
-            ) from None
+            message = f"{error.message}{before}"
+            raise SlurmftError(message, error.hint, error.code) from None
         # Tasks of an array are numbered in the order of its runs.
         for index, repeat in enumerate(group):
             jobs[repeat.key] = array_task_id(array, index)

@@ -72,6 +72,7 @@ def _difference(first: _Mean, second: _Mean) -> Interval:
     else:
         # Values that are all equal: the interval has no width, whatever the degrees of freedom.
         freedom = min(first.independent, second.independent) - 1
+    # 2.5 % on either side leave 95 %.
     quantile = float(stdtrit(freedom, 0.975))
     half = quantile * math.sqrt(variance)
     estimate = second.value - first.value
@@ -160,6 +161,7 @@ def difference_of_shares(
     counts = answers + 2
     adjusted = (shares * answers + 1) / counts
     variances = adjusted * (1 - adjusted) / counts
+    # 1.96 standard deviations of a normal distribution hold 95 %.
     half = 1.96 * math.sqrt(float(variances.sum()))
     difference = float(adjusted[1] - adjusted[0])
     return difference - half, difference + half

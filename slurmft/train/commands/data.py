@@ -47,9 +47,8 @@ def parser() -> Parser:
         help=text,
     )
     command.add_json("the same, as JSON")
-    return command.add_options(
-        TrainConfig, "how to read it, as slurmft submit does", _FLAGS
-    )
+    title = "how to read it, as slurmft submit does"
+    return command.add_options(TrainConfig, title, _FLAGS)
 
 
 def facts(splits: list[Split], warnings: list[str]) -> dict[str, Any]:
@@ -96,15 +95,15 @@ def text(splits: list[Split], class_names: tuple[str, ...] = ()) -> str:
         )
         columns.append([split.name, *(f"{count:,}" for count in counts)])
     columns[1][-1] = ""  # the first split is the training data itself
+    # Turned: a line for each count, a column for each split.
     rows = [list(row) for row in zip(*columns, strict=True)]
     lines = aligned(rows)
     lines += _classes(splits, class_names)
     lines += _lengths(splits)
     for split in splits:
         if split.share < 1:
-            lines.append(
-                f"{split.name}: the first {split.share:.0%} of the file, no more"
-            )
+            share = f"the first {split.share:.0%} of the file, no more"
+            lines.append(f"{split.name}: {share}")
     return "\n".join(lines)
 
 

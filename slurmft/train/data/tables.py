@@ -126,7 +126,8 @@ class TokenTable:
         fields: dict[str, Array] = {}
         extra: dict[str, Array] = {}
         for path in folder.glob("*.npy"):
-            array = np.load(path, mmap_mode="r", allow_pickle=False)  # pickles run code
+            # Mapped: all ranks of a node share the pages. Pickles would run code.
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
             if path.stem in _ARRAYS:
                 fields[path.stem] = array
             else:

@@ -56,10 +56,9 @@ class TokenData:
     def words(self) -> list[str]:
         """Returns a line for each split: "train: 16,000 samples: joy 34 %, ...; tokens: ..."."""
         lines = []
+        names = ("train", "validation", "test")
         # Not strict: there need not be a test split.
-        for name, table in zip(
-            ("train", "validation", "test"), self.tables, strict=False
-        ):
+        for name, table in zip(names, self.tables, strict=False):
             token_counts = np.diff(table.offsets)
             lengths = Lengths.of(token_counts.tolist())
             line = f"{name}: {len(table):,} samples"

@@ -97,6 +97,7 @@ class Rows:
         """
         multiple = _VECTOR_BYTES // dtype.itemsize
         sizes = torch.tensor(list(itertools.chain(*groups)))
+        # All tokens of the sequences before it.
         starts = sizes.cumsum(0) - sizes
         tokens = int(sizes.sum())
         spans = []
@@ -119,6 +120,7 @@ class Rows:
             head_parts.append(head.repeat(count))
             size = count * heads * length
             place = torch.arange(places, places + size).view(count, heads, length)
+            # In the order of the rows: token by token, and its heads side by side.
             place_parts.append(place.transpose(1, 2)[is_token])
             mask = _mask_of(is_token, heads)
             spans.append(Span(count * heads, length, places, mask))
@@ -259,6 +261,7 @@ class Layer:
         query_bias = linear[1] * self.scaling
         in_weight = torch.cat([query_weight, linear[2], linear[4]])
         in_bias = torch.cat([query_bias, linear[3], linear[5]])
+        # From the seventh on: weight and bias of out, up and down.
         joined = [in_weight, in_bias, *linear[6:]]
         return [each.to(dtype) for each in joined]
 
@@ -270,6 +273,7 @@ def layer_of(module: Any) -> Layer | None:
             activation, layer = parts(module)
             if _is_known(activation, layer):
                 return layer
+            # It has the names of this kind, and so lacks those of the other.
             break
     return None
 
@@ -286,6 +290,7 @@ def _is_known(activation: Any, layer: Layer) -> bool:
         return False
     if any(each is None for each in layer.parameters()):  # a module without a bias
         return False
+    # One product makes all three, of which `_apart` takes heads of one size.
     query, _, value, *_ = layer.linear
     return query.out_features == value.out_features
 
@@ -326,6 +331,7 @@ def _of_distilbert(module: Any) -> tuple[Any, Layer]:
         heads=attention.n_heads,
         scaling=attention.scaling,
         p_scores=attention.dropout.p,
+        # DistilBERT drops nothing between attention and its norm.
         p_out=0.0,
         p_down=ffn.dropout.p,
     )
@@ -344,6 +350,7 @@ def run(
         x: hidden states: (rows, hidden).
         again: keep no activations; layers are computed again for their backward passes.
     """
+    # Of the first layer: the last one may compute fewer, those of first tokens alone.
     scores = sum(layers[0].score_count(span) for span in rows.spans)
     probabilities: list[float] = []
     if training:
@@ -377,6 +384,7 @@ class _Fused(torch.autograd.Function):
         Args:
             keep: keep what a backward pass needs.
         """
+        # The parameters are arguments for autograd's sake: their values are read from the modules.
         w_in, b_in, w_out, b_out, w_up, b_up, w_down, b_down = layer.copies(x.dtype)
         arrays = _apart(_linear(x, w_in, b_in), rows, layer)
         attended, *of_scores = _attend(arrays, rows, layer, dropouts)
@@ -400,6 +408,7 @@ class _Fused(torch.autograd.Function):
             return y
         ctx.rows = rows
         ctx.layer = layer
+        # Not as attributes: checkpointing takes over only what is saved by this call.
         ctx.save_for_backward(
             w_in,
             w_out,
@@ -664,9 +673,8 @@ def _attend_backward(
     parts = torch.split(d_attended, sizes)
     kept_views = layer.views(kept, rows)
     d_views = layer.views(d_scores, rows)
-    for span, part, of_span, d_span in zip(
-        rows.spans, parts, kept_views, d_views, strict=True
-    ):
+    pieces = zip(rows.spans, parts, kept_views, d_views, strict=True)
+    for span, part, of_span, d_span in pieces:
         # Of states = scores @ values: the gradients of both factors.
         d_out = part.view(span.attending, -1, arrays.shape[2])
         torch.bmm(of_span.transpose(1, 2), d_out, out=span.of(d_value))

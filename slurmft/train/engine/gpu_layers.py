@@ -26,9 +26,8 @@ def why_not(layer: Layer, device: torch.device, dtype: torch.dtype) -> str | Non
             fp32.
     """
     if dtype is not torch.bfloat16:
-        return (
-            f"layers are computed so in bf16, not {str(dtype).removeprefix('torch.')}"
-        )
+        name = str(dtype).removeprefix("torch.")
+        return f"layers are computed so in bf16, not {name}"
     head_size = layer.linear[0].out_features // layer.heads
     return packed_attention.why_no_flash(device, dtype, head_size)
 
@@ -46,9 +45,9 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         parts = _parts(gradients)
-        gradients_of_weights = [
-            torch.empty_like(part, dtype=ctx.dtype) for part in parts
-        ]
+        gradients_of_weights = []
+        for part in parts:
+            gradients_of_weights.append(torch.empty_like(part, dtype=ctx.dtype))
         torch._foreach_copy_(gradients_of_weights, parts)
         return None, *gradients_of_weights
 

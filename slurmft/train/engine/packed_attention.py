@@ -86,6 +86,7 @@ class Group:
             window: tokens see those that are nearer than that; None: all.
             like: a tensor of the type and device of the scores.
         """
+        # All layers of a batch ask for the same one or two.
         key = causal, window, like.dtype
         if key not in self._biases:
             self._biases[key] = self._make_bias(causal, window, like)
@@ -109,6 +110,7 @@ class Group:
             conditions.append(self.valid[:, None, None, :])
         if not conditions:
             return None
+        # They broadcast: (length, length), and of padding (sequences, 1, 1, length).
         is_hidden = ~functools.reduce(torch.logical_and, conditions)
         # Not -inf: a padding token may see nothing within its window, and would become NaN.
         lowest = torch.finfo(like.dtype).min / 2
@@ -162,6 +164,7 @@ class Layout:
         self.padding = 0
         self._sizes = sizes
         if multiple:
+            # 1 to `multiple`, never 0: so the last one of `lengths` is always the padding.
             self.padding = multiple - self.tokens % multiple
             self.lengths.append([self.padding])
             self._sizes = [*sizes, self.padding]
@@ -205,6 +208,7 @@ def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a tensor of the CPU on a device, without waiting for it."""
     if device.type == "cpu":
         return tensor
+    # From memory that is not pinned, the copy would wait all the same.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
@@ -362,6 +366,7 @@ def flash(
     most_queries = starts.most
     if first_only:
         count = len(query_starts)
+        # Each sequence has one query: they start at 0, 1, 2 and so on.
         query_starts = torch.arange(
             count,
             dtype=torch.int32,

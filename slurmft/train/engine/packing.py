@@ -142,6 +142,7 @@ class Packing:
         """Makes the model what it was, unless its last layer computes first tokens alone."""
         self._use(None)
         for module, name in self._wrapped:
+            # The wrapper is an attribute of the instance: without it the class's method is back.
             vars(module).pop(name, None)
 
     def expect(self, lengths: Tensor, device: torch.device) -> None:
@@ -370,14 +371,9 @@ class Packing:
         """Returns the largest difference of the model's outputs; 0: rounding alone."""
         self.expect(sample.mask.sum(1), self.model.device)
         output = self.model(**sample.packed)
-        names = {
-            "logits",
-            "start_logits",
-            "end_logits",
-            "last_hidden_state",
-        } & expected.keys()
+        compared = {"logits", "start_logits", "end_logits", "last_hidden_state"}
         differences = []
-        for name in names:
+        for name in compared & expected.keys():
             padded = sample.real(expected[name])
             packed = sample.real(output[name])
             differences.append(_difference(padded, packed))
@@ -439,6 +435,7 @@ class Packing:
             return
         layers = [layer_of(module) for module in self.encoder.layer]
         known_layers = [layer for layer in layers if layer]
+        # All or none: the forward of the encoder is replaced as a whole.
         if not known_layers or len(known_layers) < len(layers):
             return
         sample = _Sample.of(self.model, *_SAMPLE_LENGTHS)
@@ -472,6 +469,7 @@ def pack(model: Any, fuse: bool = True, longest: int | None = None) -> Packing |
         model = model.get_base_model()
     if is_encoder_decoder or not _has_known_attention(model):
         return f"{name} cannot work without padding"
+    # A registry of the whole process: only modules whose configuration has the name use it.
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     packing = Packing(model)
     was_training = model.training
@@ -541,6 +539,7 @@ def _difference(expected: Tensor, output: Tensor) -> float:
     if expected.shape != output.shape:
         return torch.inf
     difference = float((output - expected).abs().max())
+    # At least 1: relative to outputs near 0, rounding would look like a difference.
     largest = max(1.0, float(expected.abs().max()))
     if difference <= _ROUNDING * largest:
         return 0.0
@@ -577,6 +576,7 @@ class _Sample:
         mask = torch.arange(longest) < ends
         config = model.config.get_text_config()
         pad = config.pad_token_id or 0
+        # At most vocab_size - 2: with the 1 that is added to some below, still a token.
         numbers = torch.arange(mask.numel()).view(mask.shape)
         tokens = numbers % (config.vocab_size - 3) + 2
         # No token of a text may be that of padding: heads and positions look for it.
@@ -603,11 +603,13 @@ class _Sample:
 def _few_layers(base: Any) -> Iterator[None]:
     """Leaves a model, of its layers, the first of each kind and those before."""
     path = ""
+    # The longest list of modules in a model is that of its layers.
     layers = torch.nn.ModuleList()
     for name, module in base.named_modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) > len(layers):
             path = name
             layers = module
+    # Models whose layers are all alike do not name kinds.
     kinds = getattr(base.config, "layer_types", None) or [None]
     # `index` is of the first one of a kind
     last = max(kinds.index(kind) for kind in kinds)

@@ -43,8 +43,10 @@ class TrimmedVocabulary:
         # A token that is not in use has a place beyond the table: to look it up is an error.
         place_of = torch.full((self.total,), self.total)
         place_of[used] = torch.arange(len(used))
+        # As a buffer it moves to the device with the model; no checkpoint needs it.
         module.register_buffer("place_of", place_of, persistent=False)
         if self._padding is not None:
+            # torch gives the row of padding no gradients, by its index.
             module.padding_idx = int(place_of[self._padding])
         ones = module.weight.data.new_ones(1, module.embedding_dim)
         rows = module.weight.data[used]
@@ -66,13 +68,13 @@ class TrimmedVocabulary:
             module = model.get_input_embeddings()
         except NotImplementedError:  # transformers' own, for models that do not say
             return None
-        if model.config.is_encoder_decoder or not isinstance(
-            module, torch.nn.Embedding
-        ):
+        is_table = isinstance(module, torch.nn.Embedding)
+        if model.config.is_encoder_decoder or not is_table:
             return None
         used = _tokens(data, module)
         if not is_plain_table(model, module):
             return None
+        # One row less is saved: that of ones is added.
         unused_rows = module.num_embeddings - len(used) - 1
         if unused_rows * module.weight[0].nbytes < _LEAST_SAVED_BYTES:
             return None

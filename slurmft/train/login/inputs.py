@@ -94,7 +94,8 @@ class Split:
             rows += f" in the first {self.share:.0%} of the file"
         lengths = f"tokens: {self.tokens}"
         if self.tokens is None:  # there is no tokenizer here
-            lengths = f"words: {Lengths.of(self.texts.words)}"
+            words = Lengths.of(self.texts.words)
+            lengths = f"words: {words}"
         remarks = []
         if self.cut:
             remarks.append(self.cut)
@@ -142,7 +143,8 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
             # The level is that of who called `configure`.
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
     if train.model is not None and is_local(train.model):
-        inputs[train.model] = _fingerprint(Path(train.model)) | {"what": "model"}
+        fingerprint_of_model = _fingerprint(Path(train.model))
+        inputs[train.model] = fingerprint_of_model | {"what": "model"}
     return inputs
 
 
@@ -164,9 +166,11 @@ def look(
 
     def read(name: str) -> Split:
         if read_hub_split and not is_local(data):
-            return _read_split(*read_hub_split(train, name), form)
+            where, chunks = read_hub_split(train, name)
+            return _read_split(where, chunks, form)
         path = find_split(Path(data), name)
-        return _read_file(str(path), _fingerprint(path)["sha256"], form)
+        sha256 = _fingerprint(path)["sha256"]
+        return _read_file(str(path), sha256, form)
 
     splits = {name: read(name) for name in facts(train.task).splits}
     # The training data is named first; the others are compared with it.
@@ -210,7 +214,8 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 @functools.lru_cache  # the cells of a study have the same data
 def _read_file(path: str, sha256: str, form: RowFormat) -> Split:
     """Reads a file; `sha256` makes the cache forget a file that has changed."""
-    return _read_split(path, read_chunks(Path(path), form.columns), form)
+    chunks = read_chunks(Path(path), form.columns)
+    return _read_split(path, chunks, form)
 
 
 def _read_split(where: str, chunks: Chunks, form: RowFormat) -> Split:
@@ -219,8 +224,10 @@ def _read_split(where: str, chunks: Chunks, form: RowFormat) -> Split:
     began = time.monotonic()
     progress_s = 0.0
     for share, values in chunks:
-        split.without_text += form.check(values, where, split.rows + 1)
-        split.labels.add(form.labels(values, split.rows + 1))
+        # Messages count rows from 1.
+        first_row = split.rows + 1
+        split.without_text += form.check(values, where, first_row)
+        split.labels.add(form.labels(values, first_row))
         split.texts.add(form.texts(values))
         split.rows += len(values[0])
         # Part of a file is better than a submission that nobody waits for.

@@ -50,6 +50,7 @@ class Predicted:
         samples = np.concatenate([part.samples for part in filled])
         arrays = [torch.as_tensor(part.values).cpu().numpy() for part in filled]
         values = np.concatenate(arrays)
+        # It sorts, and says of each sample where it comes first.
         samples, first = np.unique(samples, return_index=True)
         return cls(samples, values[first])
 
@@ -228,9 +229,8 @@ class Evaluator:
             job.alive("evaluate")
             boundary()
         # A rank without samples has the type and the shape, too: the ranks gather.
-        arrays = [
-            np.empty((0, *self._head.prediction_shape), self._head.prediction_dtype)
-        ]
+        shape = (0, *self._head.prediction_shape)
+        arrays = [np.empty(shape, self._head.prediction_dtype)]
         if predictions:
             # one copy, and one wait, for all batches
             on_device = torch.cat(predictions)

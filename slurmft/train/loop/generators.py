@@ -32,6 +32,7 @@ class Generators:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """Returns the state of every generator of this process, as JSON can hold it."""
+    # The rest: the place among the keys, whether a normal draw is left over, and its value.
     name, keys, *rest = np.random.get_state()
     state = {
         "python": random.getstate(),
@@ -53,9 +54,8 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(_decode(state["torch"]))
     # A checkpoint of a run on other hardware has no state of this device.
     if device.type in state:
-        torch.get_device_module(device).set_rng_state(
-            _decode(state[device.type]), device
-        )
+        module = torch.get_device_module(device)
+        module.set_rng_state(_decode(state[device.type]), device)
 
 
 def _encode(numbers: torch.Tensor) -> str:

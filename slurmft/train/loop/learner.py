@@ -265,9 +265,8 @@ class Learner:
         # One number for all: to ask each weight would wait for the device as often.
         largest = torch.nn.utils.get_total_norm(shares, torch.inf)
         if not largest.isfinite():
-            raise SlurmftError(
-                f"weights are not finite after step {self.steps}", STEADIER
-            )
+            problem = f"weights are not finite after step {self.steps}"
+            raise SlurmftError(problem, STEADIER)
 
 
 def make_accelerator(setup: Setup) -> Accelerator:

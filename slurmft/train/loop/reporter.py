@@ -106,7 +106,8 @@ class Reporter:
 
     def start(self) -> None:
         """Writes the environment and the first record. Called on every rank."""
-        ranks = self._world.gather_objects(describe_rank(self._world, self._imports_s))
+        own_facts = describe_rank(self._world, self._imports_s)
+        ranks = self._world.gather_objects(own_facts)
         if not self._world.is_main:
             return
         environment = {
@@ -421,9 +422,8 @@ def _check_finite(what: str, values: np.ndarray, first_step: int) -> None:
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         first = int(wrong[0])
-        raise SlurmftError(
-            f"{what} {values[first]} at step {first_step + first}", STEADIER
-        )
+        step = first_step + first
+        raise SlurmftError(f"{what} {values[first]} at step {step}", STEADIER)
 
 
 @dataclass(slots=True)

@@ -54,6 +54,7 @@ class MuonAdamW(Optimizer):
         self._divided = divided and dist.is_initialized() and dist.get_world_size() > 1
         self._hidden_groups = len(hidden)
         groups = [{"lr": lr, "momentum": _MOMENTUM, **group} for group in hidden]
+        # AdamW's groups are the same dictionaries here: a schedule sets the rates of both.
         super().__init__([*groups, *self._adamw.param_groups], {})
 
     @torch.no_grad()
@@ -113,6 +114,7 @@ class MuonAdamW(Optimizer):
         for shape in shapes:
             # Matrices of one shape are stacked: one product then computes all of them.
             alike = [matrix for matrix in matrices if matrix.shape == shape]
+            # At least 1: a matrix may be larger than the limit by itself.
             count = max(1, _TOGETHER // shape.numel())
             for start in range(0, len(alike), count):
                 batch = alike[start : start + count]
@@ -144,6 +146,7 @@ def orthogonal(updates: Tensor) -> Tensor:
         x = x.mT
     # The iteration needs singular values of at most 1, which dividing by the Frobenius norm gives.
     norms = x.norm(dim=(1, 2), keepdim=True)
+    # A matrix without gradients has the norm 0: it stays 0, where 0 / 0 would be NaN.
     x = x / norms.clamp(min=1e-7)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
@@ -158,6 +161,7 @@ def orthogonal(updates: Tensor) -> Tensor:
 def split(matrices: list[Tensor], ranks: int) -> list[list[Tensor]]:
     """Returns the matrices of each rank: about as much work for each. The same on every rank."""
     parts: list[list[Tensor]] = [[] for _ in range(ranks)]
+    # Greedy: the largest matrix that is left goes to the rank with the least work.
     loads = [0] * ranks
     # The most work first, and of equals the first of the model: `sorted` keeps their order.
     for matrix in sorted(matrices, key=_work, reverse=True):

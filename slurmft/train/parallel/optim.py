@@ -24,6 +24,7 @@ def make_optimizer(
     trained = [p for p in model.parameters() if p.requires_grad]
     if plan.optimizer == "adamw":
         groups = decay_groups(trained, plan)
+        # Fused: a few kernels for all weights, where a plain loop has several for each.
         return AdamW(groups, lr=plan.learning_rate, fused=True)
     hidden = hidden_matrices(model)
     # By identity: `==` of two weights compares their numbers.
@@ -38,9 +39,8 @@ def make_optimizer(
         group["lr"] = plan.adamw_learning_rate
     head_groups = decay_groups(of_head, plan)
     muon_group = {"params": hidden, "weight_decay": plan.config.weight_decay}
-    return MuonAdamW(
-        [muon_group], [*slower_groups, *head_groups], plan.learning_rate, divided
-    )
+    adamw_groups = [*slower_groups, *head_groups]
+    return MuonAdamW([muon_group], adamw_groups, plan.learning_rate, divided)
 
 
 def steps_taken(optimizer: Optimizer) -> int:
@@ -51,6 +51,7 @@ def steps_taken(optimizer: Optimizer) -> int:
     for state in optimizer.state.values():
         if "step" in state:
             counts.append(int(state["step"]))
+    # The largest: a weight that got no gradients in a step counts none.
     return max(counts)
 
 
@@ -109,6 +110,7 @@ def make_scheduler(optimizer: Any, plan: Plan) -> Any:
 def split_optimizer(optimizer: Optimizer) -> tuple[Tensors, Groups]:
     """Returns an optimizer's state, which is of tensors alone, by "parameter.name"; and its
     settings."""
+    # torch numbers the weights there in the order of the groups.
     whole = optimizer.state_dict()
     tensors: Tensors = {}
     for index, moments in whole["state"].items():

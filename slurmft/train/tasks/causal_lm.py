@@ -68,7 +68,9 @@ class Task(Pretrained):
         self.notes.append(
             f"{rows.where!r}: {len(tokens):,} tokens, {blocks:,} blocks of {longest}"
         )
-        return TokenTable(tokens, offsets, np.empty((blocks, 0)), token_labels=labels)
+        # A block has no label of its own: each of its tokens has one.
+        no_labels = np.empty((blocks, 0))
+        return TokenTable(tokens, offsets, no_labels, token_labels=labels)
 
     def _texts(self, tokenizer: Any, rows: Rows) -> list[np.ndarray]:
         """Returns the tokens of every text; those of a plain text file are the parts of one."""
@@ -117,9 +119,8 @@ class Task(Pretrained):
                 "give a decoder, such as Llama, Qwen, Gemma or GPT-2",
             )
         model = self.pretrained(auto.AutoModelForCausalLM)
-        self._chooses_logits = (
-            "logits_to_keep" in inspect.signature(model.forward).parameters
-        )
+        parameters = inspect.signature(model.forward).parameters
+        self._chooses_logits = "logits_to_keep" in parameters
         return model
 
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
@@ -187,11 +188,13 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        # At least one: a row of a large vocabulary may be larger than the limit.
         ctx.rows = max(_LOGITS_AT_ONCE // logits.shape[-1], 1)
         parts: Any = logits.split(ctx.rows)  # type: ignore[no-untyped-call]
         sums_of_parts = [part.float().logsumexp(-1) for part in parts]
         sums = torch.cat(sums_of_parts)
         ctx.save_for_backward(logits, labels, sums)
+        # -log(softmax) at the label: the logarithm of all exponentials' sum, less its own logit.
         logits_of_labels = logits.gather(1, labels[:, None])
         return sums - logits_of_labels.squeeze(1)
 

@@ -40,9 +40,8 @@ class Task(sequence.Task):
         from transformers import AutoModelForSequenceClassification
 
         self.prediction_shape = (len(data.labels),)
-        settings = label_maps(data.labels) | {
-            "problem_type": "multi_label_classification"
-        }
+        maps = label_maps(data.labels)
+        settings = maps | {"problem_type": "multi_label_classification"}
         return self.pretrained(AutoModelForSequenceClassification, **settings)
 
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:

@@ -147,9 +147,10 @@ class Task(Pretrained):
 
 def _targets(table: TokenTable) -> TokenTable:
     """Returns the tokens of all targets as a table."""
-    return TokenTable(
-        table.extra["target_tokens"], table.extra["target_offsets"], table.labels
-    )
+    tokens = table.extra["target_tokens"]
+    offsets = table.extra["target_offsets"]
+    # A table has labels; nobody reads them of this one.
+    return TokenTable(tokens, offsets, table.labels)
 
 
 @functools.cache
@@ -168,7 +169,8 @@ def scores_of(text: str, reference: str) -> list[float]:
     rouge_scores = rouge_scorer.score(reference, text)
     f1_values = [rouge_scores[name].fmeasure for name in ROUGE]
     counts = bleu_scorer.sentence_score(text, [reference])
-    return [*f1_values, counts.sys_len, counts.ref_len, *counts.counts, *counts.totals]
+    lengths = [counts.sys_len, counts.ref_len]
+    return [*f1_values, *lengths, *counts.counts, *counts.totals]
 
 
 def bleu(predictions: np.ndarray) -> float:
@@ -179,4 +181,6 @@ def bleu(predictions: np.ndarray) -> float:
     correct = sums[CORRECT].tolist()
     total = sums[TOTAL].tolist()
     lengths = sums[LENGTHS].tolist()
-    return float(BLEU.compute_bleu(correct, total, *lengths, smooth_method="exp").score)
+    # As `BLEU()` smooths by default; `compute_bleu` itself would smooth nothing.
+    scores = BLEU.compute_bleu(correct, total, *lengths, smooth_method="exp")
+    return float(scores.score)

@@ -61,12 +61,12 @@ class Task(causal_lm.Task):
             count = f"{len(left_out):,} left out, as no completion is left"
             remark += f"; {count}: {describe_rows(left_out)}"
         if not ids:
-            raise UsageError(
-                f"{rows.where!r}: no completion is left: {remark}", "raise --max-length"
-            )
+            problem = f"{rows.where!r}: no completion is left: {remark}"
+            raise UsageError(problem, "raise --max-length")
         learnt = (np.concatenate(labels) != IGNORED).sum()
         total = sum(len(sample) for sample in ids)
-        note = f"{rows.where!r}: {len(ids):,} samples, {learnt:,} of {total:,} tokens learnt"
+        counts = f"{len(ids):,} samples, {learnt:,} of {total:,} tokens learnt"
+        note = f"{rows.where!r}: {counts}"
         if cut or left_out:
             note += f"; {remark}"
         self.notes.append(note)
@@ -167,6 +167,7 @@ class Task(causal_lm.Task):
                 if not self._is_chat:  # the token that ends it is learnt, too
                     # may be the tokenizer's, or be added here
                     ids = self.ended(tokenizer, ids)
+                    # The last token is now the end-of-text token, whoever put it there.
                     is_learnt = np.append(is_learnt[: len(ids) - 1], True)
                 tokens = np.array(ids, dtype=np.int32)
                 # A token is learnt by the one before it.
@@ -196,5 +197,6 @@ def _is_learnt(
     begins, ends = pairs.T
     is_learnt = np.zeros(len(begins), dtype=bool)
     for begin, end in parts:
+        # A token is of a part where the two overlap.
         is_learnt |= (ends > begin) & (begins < end)
     return is_learnt

@@ -68,11 +68,12 @@ class Task(Pretrained):
         return replace(data, train=train)
 
     def _questions(self, rows: Rows) -> list[Question]:
-        rows_of_cells = zip(*self.values(rows), strict=True)
-        return [
-            Question.of(cells, rows.where, self.may_have_none)
-            for cells in rows_of_cells
-        ]
+        questions = []
+        # `values` has columns; a question is a row of them.
+        for cells in zip(*self.values(rows), strict=True):
+            question = Question.of(cells, rows.where, self.may_have_none)
+            questions.append(question)
+        return questions
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         questions = self._questions(rows)
@@ -84,10 +85,11 @@ class Task(Pretrained):
         for window in windows:
             question = questions[window.question]
             spans.append(answer_span(window.characters, question))
+        ids = [window.ids for window in windows]
         numbers = [window.question for window in windows]
         characters = [window.characters for window in windows]
         return TokenTable.build(
-            [window.ids for window in windows],
+            ids,
             spans,
             types,
             questions=np.array(numbers),
@@ -114,6 +116,7 @@ class Task(Pretrained):
             numbers = encoded["overflow_to_sample_mapping"]
             for number, encoding in zip(numbers, encoded.encodings, strict=True):
                 characters = np.array(encoding.offsets, dtype=np.int32)
+                # 0 for tokens of the question, 1 for the context's, None for special ones.
                 is_outside = [text != 1 for text in encoding.sequence_ids]
                 characters[is_outside] = -1  # special tokens, and those of the question
                 yield Window(
@@ -131,7 +134,10 @@ class Task(Pretrained):
         stride: int,
     ) -> None:
         """Raises UsageError where a question leaves no room for a window of its context."""
-        room = longest - tokenizer.num_special_tokens_to_add(pair=True) - stride
+        # A window shares `stride` tokens with the one before: without room for one more, no
+        # window would get further in the context.
+        special_tokens = tokenizer.num_special_tokens_to_add(pair=True)
+        room = longest - special_tokens - stride
         texts = [question.question.strip() for question in questions]
         all_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
         for question, ids in zip(questions, all_ids, strict=True):
@@ -309,7 +315,8 @@ def answers(
     _, first_of_question = np.unique(questions[order], return_index=True)
     best = order[first_of_question]
     none = np.full(count, np.inf)
-    # The window that says "no answer" least decides, as in run_qa.py.
+    # The window that says "no answer" least decides, as in run_qa.py. By `at`, because a question
+    # comes once for each of its windows: indexed assignment would keep one of them.
     np.minimum.at(none, questions, predictions[:, NONE])
     # Predictions count tokens within a window, the table's arrays count all of them.
     tokens_of_window = predictions[best, START : END + 1].astype(np.int64)

@@ -42,9 +42,8 @@ class Task(Pretrained):
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         words, labels = self.values(rows)
-        tokens, words_of_tokens = self._encoded(
-            tokenizer, words, f"texts of {rows.where!r}"
-        )
+        what = f"texts of {rows.where!r}"
+        tokens, words_of_tokens = self._encoded(tokenizer, words, what)
         token_labels = []
         pairs = zip(labels, words_of_tokens, strict=True)
         for row, (labels_of_row, places) in enumerate(pairs, start=1):
@@ -55,6 +54,7 @@ class Task(Pretrained):
 
     def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
         tokens, words_of_tokens = self._encoded(tokenizer, texts[0], "texts")
+        # Any label will do: that a token has one says that a word begins with it.
         token_labels = [np.where(places < 0, IGNORED, 0) for places in words_of_tokens]
         return TokenTable.build(tokens, token_labels=token_labels)
 
@@ -82,9 +82,8 @@ class Task(Pretrained):
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForTokenClassification
 
-        return self.pretrained(
-            AutoModelForTokenClassification, **label_maps(data.labels)
-        )
+        maps = label_maps(data.labels)
+        return self.pretrained(AutoModelForTokenClassification, **maps)
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Returns what the metrics need of each text: int64, (batch, 5); see `RIGHT_ENTITIES`."""
@@ -109,6 +108,7 @@ class Task(Pretrained):
         check_numbers(predictions)
         sums = predictions.sum(axis=0).tolist()
         right = sums[RIGHT_ENTITIES]
+        # Where no entity is predicted, or none is true, `right` is 0 and so is the share.
         precision = right / max(sums[PREDICTED], 1)
         recall = right / max(sums[TRUE], 1)
         f1 = 0.0

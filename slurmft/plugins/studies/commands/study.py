@@ -82,6 +82,7 @@ ASK_ABOVE = 1000
 
 def run_parser() -> Parser:
     parser = _parser("run", run_main)
+    # How a study file is written, and the examples: the rest is a list of the parts, like this one.
     parser.more = __doc__[__doc__.index("a study file:") :]
     add = parser.add_argument
     add("--dry-run", action="store_true", help="show cells and jobs; submit nothing")
@@ -169,7 +170,8 @@ def _submit(todo: Submission) -> int:
         print(repeats_table(todo, jobs))
     for repeat in given_up:
         assert repeat.best is not None  # a repeat is given up after failed runs
-        name = f"{spec.label(repeat.cell)}, repeat {repeat.number}"
+        cell = spec.label(repeat.cell)
+        name = f"{cell}, repeat {repeat.number}"
         reason = shown(repeat.best.reason)
         print(
             f"given up after {repeat.failures} failed run(s): {name}: {reason}\n"
@@ -192,7 +194,8 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
         )
         runner.wait_for_end(RunDir(each.run.path))
     for number, repeat in enumerate(due, start=1):
-        title = f"{number}/{len(due)} {spec.label(repeat.cell)}, repeat {repeat.number}"
+        cell = spec.label(repeat.cell)
+        title = f"{number}/{len(due)} {cell}, repeat {repeat.number}"
         start = time.monotonic()
         print(f"{title}: begins", flush=True)
         try:
@@ -200,8 +203,8 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
         except KeyboardInterrupt:
             again = command("study", "run", *todo.argv)
             print(
-                f"\ninterrupted: the run of {spec.label(repeat.cell)} was removed, finished ones "
-                f"stay. To continue: {again}"
+                f"\ninterrupted: the run of {cell} was removed, finished ones stay. "
+                f"To continue: {again}"
             )
             raise
         state = run.get_state()
@@ -241,7 +244,8 @@ def status_main(argv: list[str]) -> int:
         count = status.count(state)
         if count:
             totals.append(f"{count} {state}")
-    print(f"{len(status.repeats)} runs: {', '.join(totals)}")
+    all_totals = ", ".join(totals)
+    print(f"{len(status.repeats)} runs: {all_totals}")
     print(next_command(study, folder, status))
     return Exit.OK
 
@@ -275,12 +279,10 @@ def cancel_main(argv: list[str]) -> int:
 def _alive_runs(folder: Path) -> list[RunStatus]:
     """Returns the runs of a study that wait or run; warns of what cannot be read."""
     runs, problems = study_folder.find_runs(folder)
-    _warn(
-        [
-            f"warning: {text}; its job, if it has one, is not cancelled"
-            for text in problems
-        ]
-    )
+    lines = []
+    for text in problems:
+        lines.append(f"warning: {text}; its job, if it has one, is not cancelled")
+    _warn(lines)
     unfinished = [run for run in runs if not run.is_finished]
     statuses = cluster_status.run_statuses(unfinished)
     return [status for status in statuses if status.is_alive]
@@ -401,7 +403,8 @@ def repeats_table(
         jobs_of_cell = [jobs.get(repeat.key, "") for repeat in repeats]
         ids = [job for job in jobs_of_cell if job]
         if ids:
-            text += f" ({', '.join(ids)})"
+            all_ids = ", ".join(ids)
+            text += f" ({all_ids})"
         cells.append(cell)
         rows.append([text])
     return lines_of_cells(cells, todo.study.varied, ["repeats"], rows)
@@ -415,7 +418,8 @@ def warnings(status: StudyStatus) -> list[str]:
         name = "no cell, repeat -"
         if entry is not None:
             repeat = "-" if entry.repeat is None else entry.repeat
-            name = f"{spec.label(entry.cell)}, repeat {repeat}"
+            cell = spec.label(entry.cell)
+            name = f"{cell}, repeat {repeat}"
         paths_of.setdefault(name, []).append(other.run.path)
     lines = list(status.problems)
     # One line for all tries of a repeat: a study file that was changed may leave many.

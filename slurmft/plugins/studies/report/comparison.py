@@ -91,6 +91,7 @@ class Comparison:
             "a": [str(run.path) for run in self.a.runs],
             "b": [str(run.path) for run in self.b.runs],
             "differences": [asdict(each) for each in self.differences],
+            # Of all intervals: `stats` has the quantiles of 95 % alone.
             "confidence": 0.95,
             "findings": [asdict(finding) for finding in self.findings],
             "notes": self.notes,
@@ -98,7 +99,10 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """The comparison as text."""
-        lines = [f"{side.name}: {_source_of(side)}" for side in (self.a, self.b)]
+        lines = []
+        for side in (self.a, self.b):
+            source = _source_of(side)
+            lines.append(f"{side.name}: {source}")
         lines.append("")
         if self.differences:
             lines.append("what differs")
@@ -195,6 +199,7 @@ def _read_side(name: str, path: str) -> Side:
             f"{path!r} holds no finished run, but {len(runs)} other(s)",
             "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
         )
+    # Repeats have the same settings but for their seeds: one cell holds all of them.
     if len(cells.cells(usable)) > 1:
         fields = ", ".join(cells.varied(usable))
         raise UsageError(
@@ -202,10 +207,9 @@ def _read_side(name: str, path: str) -> Side:
             "give a folder for each kind of run",
         )
     notes = [f"{name}: left out: {problem}" for problem in (*problems, *lacking)]
-    if len(finished) < len(runs):
-        notes.append(
-            f"{name}: {len(runs) - len(finished)} run(s) have not finished: left out"
-        )
+    unfinished_count = len(runs) - len(finished)
+    if unfinished_count:
+        notes.append(f"{name}: {unfinished_count} run(s) have not finished: left out")
     return Side(name, tuple(usable), tuple(notes))
 
 
@@ -293,7 +297,8 @@ _FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
 
 
 def _distinct(side: Side, reader: Callable[[MeasuredRun], Any]) -> str:
-    return _joined([_text(reader(run)) for run in side.runs])
+    texts = [_text(reader(run)) for run in side.runs]
+    return _joined(texts)
 
 
 def _joined(values: Sequence[Any]) -> str:
@@ -486,7 +491,11 @@ def verdict_of_speed(ratio: float, low: float, high: float) -> str:
     if low - 1 > stats.ALIKE:
         return f"B is {ratio:.2f} x faster (95 %: {low:.2f} to {high:.2f})"
     if 1 - high > stats.ALIKE:
-        return f"B is {1 / ratio:.2f} x slower (95 %: {1 / high:.2f} to {1 / low:.2f})"
+        # How many times slower is the inverse, and inverted, the ends change places.
+        slower = 1 / ratio
+        least = 1 / high
+        most = 1 / low
+        return f"B is {slower:.2f} x slower (95 %: {least:.2f} to {most:.2f})"
     return f"no difference beyond noise ({low:.2f} to {high:.2f})"
 
 
@@ -538,7 +547,11 @@ def verdict_of_metric(difference: float, low: float, high: float) -> str:
     if low > stats.ALIKE:
         return f"B is higher by {difference:.4f} (95 %: {low:.4f} to {high:.4f})"
     if high < -stats.ALIKE:
-        return f"B is lower by {-difference:.4f} (95 %: {-high:.4f} to {-low:.4f})"
+        # "lower by" takes a positive number, and negated, the ends change places.
+        decrease = -difference
+        least = -high
+        most = -low
+        return f"B is lower by {decrease:.4f} (95 %: {least:.4f} to {most:.4f})"
     return f"no difference beyond noise ({low:+.4f} to {high:+.4f})"
 
 

@@ -121,11 +121,14 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
         if repeat:
             cell_key, _ = repeat
             runs_of_key[cell_key].append(run)
+    cells_with_runs = []
+    for key, cell in cell_of_key.items():
+        cells_with_runs.append((cell, runs_of_key[key]))
     return RunSet(
         name=name,
         title=study.title if study else name,
         fields=_differing_fields(list(cell_of_key.values())),
-        cells=[(cell, runs_of_key[key]) for key, cell in cell_of_key.items()],
+        cells=cells_with_runs,
         repeats=study.repeats if study else 1,
         scaling=study.scaling if study else None,
         study=study,

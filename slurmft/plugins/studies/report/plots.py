@@ -338,9 +338,8 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
         elif isinstance(record, Epoch) and record.epoch:
             for name, value in record.metrics.items():
                 if value is not None:
-                    curve = _Curve(
-                        f"metric-{name}", f"{name} of the evaluations", "epoch", name
-                    )
+                    title = f"{name} of the evaluations"
+                    curve = _Curve(f"metric-{name}", title, "epoch", name)
                     values = metrics.setdefault(curve, {})
                     # By epoch: of one that was evaluated again, the last value stays.
                     values[record.epoch] = value
@@ -348,9 +347,10 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
     curves = {_LOSS: dict(means)}
     curves |= metrics
     if steps_per_epoch:
-        curves[_LOSS_OVER_EPOCHS] = {
-            step / steps_per_epoch: loss for step, loss in means
-        }
+        over_epochs = {}
+        for step, loss in means:
+            over_epochs[step / steps_per_epoch] = loss
+        curves[_LOSS_OVER_EPOCHS] = over_epochs
     points_of: dict[_Curve, Points] = {}
     for curve, heights in curves.items():
         # Sorted: after a restart, an earlier epoch comes again.
@@ -419,8 +419,11 @@ def _shortened(names: Sequence[str]) -> list[str]:
     """Returns labels for the legend: long ones lose the folders of paths, then their middle."""
     labels = []
     for text in without_folders(names):
+        # 28 characters, 3 dots and 29 characters: 60 in all.
         if len(text) > 60:
-            text = f"{text[:28]}...{text[-29:]}"
+            start = text[:28]
+            end = text[-29:]
+            text = f"{start}...{end}"
         if text.startswith("_"):  # matplotlib leaves such labels out
             text = f" {text}"
         labels.append(text)

@@ -65,9 +65,8 @@ class Workload:
     def steps(self, devices: int) -> int:
         """Returns the optimizer steps of the run."""
         # The last batch of an epoch may be smaller: it is a step as well.
-        steps_per_epoch = math.ceil(
-            self.train_samples / self.global_batch_size(devices)
-        )
+        step_samples = self.global_batch_size(devices)
+        steps_per_epoch = math.ceil(self.train_samples / step_samples)
         return self.epochs * steps_per_epoch
 
     def global_batch_size(self, devices: int) -> int:
@@ -117,11 +116,9 @@ class _Setting:
     @property
     def waits(self) -> float:
         """Doublings of the devices in all steps, in samples of the first run's steps."""
-        return (
-            self.work.steps(self.devices)
-            * self.reference_samples
-            * math.log2(self.devices)
-        )
+        steps = self.work.steps(self.devices)
+        doublings = math.log2(self.devices)
+        return steps * self.reference_samples * doublings
 
     @property
     def evaluated(self) -> float:
@@ -309,7 +306,8 @@ class Fit:
                 f"the fixed cost of a step: all runs had a batch size of {batches.pop()}. A run "
                 "with another --batch-size would show it"
             )
-        if len({row.devices for row in self.rows}) == 1:
+        device_counts = {row.devices for row in self.rows}
+        if len(device_counts) == 1:
             unknowns.append("how the time depends on the devices: all runs had as many")
         return unknowns
 
@@ -324,7 +322,9 @@ def fit(rows: Sequence[Row], seed: int = 0) -> Fit:
     Raises:
         ValueError: there is no row, or a time is not above 0.
     """
-    times_s = [seconds for row in rows for seconds in row.seconds.values()]
+    times_s: list[float] = []
+    for row in rows:
+        times_s += row.seconds.values()
     # As a chain, so that NaN is refused as well.
     if not rows or not all(0 < seconds < math.inf for seconds in times_s):
         raise ValueError("a fit needs rows, and times above 0")
