@@ -313,7 +313,10 @@ class Examination:
         finally:
             # Also where no node answers: the folder is the user's own.
             here.lock(str(place), "clear", "-", mark)
-        blind = [node for node, answer in seen.items() if answer != "yes"]
+        blind = []
+        for node, answer in seen.items():
+            if answer != "yes":
+                blind.append(node)
         if not blind:
             return self._locks(purpose, place)
         if purpose == "runs":

@@ -43,9 +43,9 @@ def inspect(folders: Mapping[str, Path], job: JobConfig | None = None) -> NodeRe
     # Some containers have none.
     if os.path.isdir("/dev/shm"):
         places["shm"] = Path("/dev/shm")
-    calls: list[Callable[[], Any]] = [
-        partial(_look_at_folder, path) for path in places.values()
-    ]
+    calls: list[Callable[[], Any]] = []
+    for path in places.values():
+        calls.append(partial(_look_at_folder, path))
     calls.append(_gpu_errors)
     if job is not None:
         calls += [partial(_inspect_system, job), _reaches_hub]

@@ -76,7 +76,10 @@ def controller(job: JobConfig) -> list[Check]:
         hint = error.hint or "tell the site: jobs can be neither submitted nor watched"
         return [failure("Slurm", one_line(error), hint)]
     cluster = settings.get("ClusterName", "a cluster with no name")
-    figures = {name: settings[name] for name in _SETTINGS if name in settings}
+    figures = {}
+    for name in _SETTINGS:
+        if name in settings:
+            figures[name] = settings[name]
     return [
         ok("Slurm", f"{version}; the controller of {cluster} answers", **figures),
         check_partitions(commands.partitions(), job.partition, job.nodes),
@@ -108,7 +111,10 @@ def check_partitions(
     if not candidates:
         text = f"there is no partition {requested!r}; there are: {offered}"
         return failure("partitions", text)
-    large_enough = [p for p in candidates if p.nodes >= nodes and p.state == "up"]
+    large_enough = []
+    for p in candidates:
+        if p.nodes >= nodes and p.state == "up":
+            large_enough.append(p)
     if not large_enough:
         where = requested or "any partition that is up"
         text = f"no {nodes} nodes in {where}; there are: {offered}"

@@ -191,7 +191,10 @@ def _check_cores(system: System, requested: int | None) -> Check:
 def devices(systems: Systems, requested: int | None) -> Iterator[Check]:
     """Checks what computes: the GPUs, or the CPUs and their instruction sets."""
     least = requested or 0
-    few = [node for node, system in systems.items() if len(system.gpus) < least]
+    few = []
+    for node, system in systems.items():
+        if len(system.gpus) < least:
+            few.append(node)
     if few:
         hint = "check the site's GRES, and CUDA_VISIBLE_DEVICES in --setup lines"
         text = f"fewer GPUs than the {requested} requested"
@@ -254,7 +257,10 @@ def versions(systems: Systems, here: Mapping[str, str | None]) -> list[Check]:
 
 def hub(systems: Systems) -> Check:
     """Checks which nodes reach the hub. If only some do, runs use the caches on the others."""
-    without = [node for node, system in systems.items() if not system.reaches_hub]
+    without = []
+    for node, system in systems.items():
+        if not system.reaches_hub:
+            without.append(node)
     if not without:
         return ok("hub on nodes", "all nodes reach it")
     if len(without) == len(systems):

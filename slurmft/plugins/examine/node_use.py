@@ -52,7 +52,7 @@ def _use(profile: Profile) -> list[tuple[str, str]]:
     cores_of_processes = zip(profile.cores, profile.comm_cores, strict=True)
     for compute_cores, comm_cores in cores_of_processes:
         text = hardware.as_list(compute_cores)
-        # A profile may keep cores for oneCCL's or gloo's threads.
+        # With oneCCL, a profile keeps cores for its workers.
         if comm_cores:
             text += f" and {hardware.as_list(comm_cores)} for communication"
         processes.append(text)

@@ -55,9 +55,10 @@ def open_site(
         return
     if allocation.allocated_nodes() is not None:
         # Agents get all of these: srun reads its defaults from them.
-        inside = {
-            name: v for name, v in os.environ.items() if name.startswith("SLURM_")
-        }
+        inside = {}
+        for name, v in os.environ.items():
+            if name.startswith("SLURM_"):
+                inside[name] = v
         yield allocated(inside, job.host_suffix)
         return
     # The flags of the user take precedence over the default.

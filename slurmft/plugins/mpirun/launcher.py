@@ -121,7 +121,10 @@ def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> N
         return
     text = read_bytes(run.logs / "mpirun.log")[start:].decode(errors="replace")
     # Open MPI frames its messages by lines of dashes.
-    lines = [line.strip() for line in text.splitlines()[:3] if line.strip(" -")]
+    lines = []
+    for line in text.splitlines()[:3]:
+        if line.strip(" -"):
+            lines.append(line.strip())
     reason = "; ".join(lines)
     error = SlurmftError(
         f"mpirun started no rank (exit {code}): {reason}",

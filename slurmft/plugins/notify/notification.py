@@ -84,7 +84,10 @@ def _urls(target: str) -> list[str]:
         case _:
             return [target]
     lines = [line.strip() for line in text.splitlines()]
-    urls = [line for line in lines if line and not line.startswith("#")]
+    urls = []
+    for line in lines:
+        if line and not line.startswith("#"):
+            urls.append(line)
     if not urls:
         raise UsageError(
             f"--notify {target}: there are no URLs", "a URL of apprise's in each line"
@@ -184,7 +187,10 @@ def _title(run: RunDir, history: list[Transition], number: int) -> str | None:
     if " hangs: " in entry.reason:  # as the supervisor words it
         return "hang, requeued"
     # A requeue at the time limit is routine; one that gained nothing will repeat itself.
-    starts = [each.checkpoint for each in history[:number] if each.state == "running"]
+    starts = []
+    for each in history[:number]:
+        if each.state == "running":
+            starts.append(each.checkpoint)
     if starts and starts[-1] != run.newest_checkpoint():
         return None
     return "requeued without progress"
@@ -200,7 +206,10 @@ def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]
             yield f"hint: {redact(failure.hint)}"
     config = run.load_config()
     settings = config.program.settings
-    names = [str(settings[key]) for key in ("task", "model") if settings.get(key)]
+    names = []
+    for key in ("task", "model"):
+        if settings.get(key):
+            names.append(str(settings[key]))
     yield f"run: {', '.join(names) or config.program.name}, {config.job.nodes} node(s)"
     job = run.read_job()
     if job is None:  # submitted by nobody, as on Kubernetes

@@ -43,7 +43,10 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(what, _COMMAND_HINT)
     # Its words are text: ["train.py", "--lr", 0.1] is TOML, too.
     checked: dict[str, Any] = {"command": tuple(str(word) for word in command)}
-    settings = {name: value for name, value in table.items() if name != "command"}
+    settings = {}
+    for name, value in table.items():
+        if name != "command":
+            settings[name] = value
     checked |= typed_values(where, settings, FLAGS)
     return checked
 
@@ -91,7 +94,10 @@ def check_placeholders(
     if "resume_args" in program:
         # The newest checkpoint, which is filled in where a run goes on.
         used.add("latest")
-    settings = [value for key, value in program.items() if key != "command"]
+    settings = []
+    for key, value in program.items():
+        if key != "command":
+            settings.append(value)
     with_values = {*varied, *fixed, *_REPEAT_PLACEHOLDERS, *used}
     for text in (*program["command"], *settings):
         names = _placeholders(where, text)

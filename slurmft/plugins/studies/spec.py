@@ -244,7 +244,10 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
                 "the samples of an optimizer step, of all processes",
             )
     # No option of a training has this name: `divide_batch` makes a batch size of it.
-    options = {key: value for key, value in values.items() if key != GLOBAL_BATCH_SIZE}
+    options = {}
+    for key, value in values.items():
+        if key != GLOBAL_BATCH_SIZE:
+            options[key] = value
     return values | typed_values(where, options, OPTIONS)
 
 
@@ -446,7 +449,10 @@ def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, An
             "accumulation steps)",
             f"give a multiple of {parts}",
         )
-    divided = {key: value for key, value in values.items() if key != GLOBAL_BATCH_SIZE}
+    divided = {}
+    for key, value in values.items():
+        if key != GLOBAL_BATCH_SIZE:
+            divided[key] = value
     divided["batch_size"] = samples // parts
     return divided
 
@@ -463,7 +469,10 @@ def check_work(study: Study) -> None:
             "leave one of them out",
         )
     # On one number of processes there is no scaling to contradict.
-    varied_options = [OPTIONS[name] for name in study.varied if name in OPTIONS]
+    varied_options = []
+    for name in study.varied:
+        if name in OPTIONS:
+            varied_options.append(OPTIONS[name])
     if not any(each.counts == "devices" for each in varied_options):
         return
     if study.scaling == "weak" and GLOBAL_BATCH_SIZE in named:

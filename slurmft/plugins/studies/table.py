@@ -160,7 +160,10 @@ def decimals_of(values: Iterable[float | None], figures: int = 3, most: int = 4)
     figures."""
     numbers = [value for value in values if value is not None]
     # 0 has no first figure; NaN and infinity have no figures at all.
-    sizes = [abs(number) for number in numbers if math.isfinite(number) and number != 0]
+    sizes = []
+    for number in numbers:
+        if math.isfinite(number) and number != 0:
+            sizes.append(abs(number))
     if not sizes:
         return 0
     # The place of the first figure: 0 for 1 to 9.99, -1 for 0.1 to 0.999.

@@ -90,16 +90,15 @@ class Tracking:
             case "resume":
                 self._step = record["step"]
             case "step" if "samples_per_s" in record:
-                values = {
-                    f"train/{key}": record[key]
-                    for key in _TRAIN_NUMBERS
-                    if key in record
-                }
+                values = {}
+                for key in _TRAIN_NUMBERS:
+                    if key in record:
+                        values[f"train/{key}"] = record[key]
                 self._log(values, record["step"])
             case "epoch":
-                values = {
-                    f"eval/{key}": value for key, value in record["metrics"].items()
-                }
+                values = {}
+                for key, value in record["metrics"].items():
+                    values[f"eval/{key}"] = value
                 self._log(values, self._step)
 
     def _log(self, values: dict[str, float], step: int) -> None:

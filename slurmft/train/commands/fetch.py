@@ -55,7 +55,10 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
             run needs it.
     """
     typed = typed_options(arguments, options(TrainConfig))
-    flags = {name: value for name, value in typed.items() if value is not None}
+    flags = {}
+    for name, value in typed.items():
+        if value is not None:
+            flags[name] = value
     if not flags:
         raise UsageError(
             "nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME"

@@ -101,7 +101,10 @@ def job_values(
     elif gpus:
         values["gpus_per_node"] = int(gpus[2]) or None
     # scontrol shows a list that was not given as empty.
-    settings = [f"{key}={value}" for key, value in others.items() if value]
+    settings = []
+    for key, value in others.items():
+        if value:
+            settings.append(f"{key}={value}")
     values["sbatch"] = tuple(settings)
     return values
 

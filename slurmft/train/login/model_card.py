@@ -114,9 +114,10 @@ def text(
     """
     from huggingface_hub import ModelCard  # 0.2 s
 
-    packages = [
-        f"{package} {versions[package]}" for package in _PACKAGES if package in versions
-    ]
+    packages = []
+    for package in _PACKAGES:
+        if package in versions:
+            packages.append(f"{package} {versions[package]}")
     method = "fine-tuned"
     if train.lora:
         method = "adapted by LoRA"

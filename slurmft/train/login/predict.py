@@ -54,11 +54,10 @@ def configure(
     file = absolute(file)
     output = absolute(output or f"{file.stem}.predictions{file.suffix}")
     _check_files(file, output, overwrite)
-    changes = {
-        name: flags[name]
-        for name, declared in options(TrainConfig).items()
-        if declared.predicts == "flag" and name in flags
-    }
+    changes = {}
+    for name, declared in options(TrainConfig).items():
+        if declared.predicts == "flag" and name in flags:
+            changes[name] = flags[name]
     changes |= {"model": str(run.model), "data": str(file)}
     train = dataclasses.replace(train, **changes)
     contents = {
@@ -124,11 +123,10 @@ def _trained(run: RunDir) -> TrainConfig:
 
 def _without_training_options(train: TrainConfig) -> TrainConfig:
     """Returns a configuration in which the options that only a training has are not set."""
-    defaults = {
-        name: declared.default
-        for name, declared in options(TrainConfig).items()
-        if declared.predicts == "reset"
-    }
+    defaults = {}
+    for name, declared in options(TrainConfig).items():
+        if declared.predicts == "reset":
+            defaults[name] = declared.default
     return dataclasses.replace(train, **defaults)
 
 

@@ -153,7 +153,10 @@ def find_split(folder: Path, split: str) -> Path:
     """
     names = [split + suffix for suffix in SUFFIXES]
     try:
-        files = [folder / name for name in names if (folder / name).is_file()]
+        files = []
+        for name in names:
+            if (folder / name).is_file():
+                files.append(folder / name)
     except PermissionError:
         raise UsageError(
             f"the data folder {str(folder)!r} is closed to {user_name(os.geteuid())}",

@@ -123,7 +123,10 @@ class Texts:
         counts = _count_tokens(tokenizer, sample, prefix)
         # A text of many megabytes would take minutes.
         most_characters = SAMPLE_CHARACTERS // _LONGEST
-        long_texts = [text for size, _, text in self.longest if size < most_characters]
+        long_texts = []
+        for size, _, text in self.longest:
+            if size < most_characters:
+                long_texts.append(text)
         counts_of_long = _count_tokens(tokenizer, long_texts, prefix)
         return counts, max(counts + counts_of_long)
 

@@ -229,11 +229,10 @@ class Pretrained(Task):
         """
         if self.config.task not in TASKS:  # own code may import what changes
             return None
-        settings = {
-            name: getattr(self.config, name)
-            for name, declared in options(TrainConfig).items()
-            if declared.decides_tokens
-        }
+        settings = {}
+        for name, declared in options(TrainConfig).items():
+            if declared.decides_tokens:
+                settings[name] = getattr(self.config, name)
         data = [self._source.files(split) for split in self.facts.splits]
         if not all(data):
             return None
@@ -243,9 +242,9 @@ class Pretrained(Task):
         # The tokenizer's own files may be in several places; saved ones are all there is.
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))
-            tokenizer = {
-                path.name: fingerprint(path) for path in Path(folder).iterdir()
-            }
+            tokenizer = {}
+            for path in Path(folder).iterdir():
+                tokenizer[path.name] = fingerprint(path)
         data_of_splits = []
         for files in data:
             # By content, not by name: a copy of the data elsewhere gives the same tokens.

@@ -119,7 +119,10 @@ def _job(
     """Returns the job that the flags and the site file ask for."""
     names = _flags_of(command)
     defaults = site_defaults(OPTIONS)
-    site = {name: defaults[name] for name in names if name in defaults}
+    site = {}
+    for name in names:
+        if name in defaults:
+            site[name] = defaults[name]
     return build(JobConfig, site | typed_options(arguments, names) | fields)
 
 

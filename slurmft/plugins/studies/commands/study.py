@@ -89,7 +89,10 @@ def run_parser() -> Parser:
     yes = f"submit more than {ASK_ABOVE:,} runs, and count runs with other settings as the same"
     add("--yes", action="store_true", help=yes)
     # A study says itself where its runs are, and what they are called.
-    where = [name for name, each in options(JobConfig).items() if not each.identifies]
+    where = []
+    for name, each in options(JobConfig).items():
+        if not each.identifies:
+            where.append(name)
     parser.add_options(TrainConfig, "what to train")
     return parser.add_options(JobConfig, "where to run it", where)
 

@@ -264,9 +264,9 @@ def _with_distinct_keys(sections: Sequence[Section]) -> list[Section]:
             number += 1
             key = f"{section.key}-{number}"
         # The names of CSV files begin with the key: they change with it.
-        data = [
-            (name.replace(section.key, key, 1), table) for name, table in section.data
-        ]
+        data = []
+        for name, table in section.data:
+            data.append((name.replace(section.key, key, 1), table))
         by_key[key] = replace(section, key=key, data=data)
     return list(by_key.values())
 

@@ -180,7 +180,9 @@ def _columns(
         columns += _columns_of(published, name, pairs)
     for name in fields:
         setting = name.replace("_", " ")
-        values = [pair.ours.cell.get(name) if pair.ours else None for pair in pairs]
+        values = []
+        for pair in pairs:
+            values.append(pair.ours.cell.get(name) if pair.ours else None)
         columns.append(
             column(
                 f"{name}_ours",
@@ -223,7 +225,9 @@ def _columns_of(
     # Two columns of one quantity stand side by side: each says whose it is.
     quantity = with_unit(name)
     theirs = replace(theirs, label=f"{quantity} published")
-    medians = [pair.ours.median(measure) if pair.ours else None for pair in pairs]
+    medians = []
+    for pair in pairs:
+        medians.append(pair.ours.median(measure) if pair.ours else None)
     decimals = _decimals(measure, medians)
     ours = column(f"{name}_ours", medians, decimals, label=f"{quantity} ours")
     return [theirs, ours]
@@ -263,7 +267,10 @@ def _settings_not_as_published(
 ) -> list[str]:
     """Returns, as text, the settings of the whole table that our measured rows do not have."""
     # A row without a published one beside it may differ: nobody compares it.
-    compared = [pair.ours for pair in pairs if pair.published and pair.ours]
+    compared = []
+    for pair in pairs:
+        if pair.published and pair.ours:
+            compared.append(pair.ours)
     measured = [row for row in compared if row.finished]
     differing = []
     for name, theirs in published.setup.items():

@@ -307,7 +307,10 @@ def describe(plan: Plan) -> list[str]:
     ]
     lines += [f"note: {note}" for note in series.notes]
     # Such as start-up, where all runs were restarted: the times below are too short by it.
-    missing = [phase for phase in model.PHASES if phase not in plan.fit.costs]
+    missing = []
+    for phase in model.PHASES:
+        if phase not in plan.fit.costs:
+            missing.append(phase)
     if missing:
         lines.append(f"not measured, so not in any time below: {', '.join(missing)}")
     return [

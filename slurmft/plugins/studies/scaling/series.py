@@ -128,7 +128,10 @@ def _series(
             f"restarted, so start-up and rest are not used: {', '.join(restarted)}",
         )
     # Without hosts on record, nothing is known of the nodes.
-    simulated = [run for run, row in measured if row.nodes > len(run.hosts) > 0]
+    simulated = []
+    for run, row in measured:
+        if row.nodes > len(run.hosts) > 0:
+            simulated.append(run)
     if simulated:
         notes += ("nodes were simulated on one host: real nodes will differ",)
     rows = [row for _, row in measured]
@@ -210,7 +213,10 @@ def _phase_times(result: Mapping[str, Any]) -> dict[str, float]:
         seconds["startup"] = startup_s
         # Saving, and what lies between phases: no clock of its own measures it.
         seconds["rest"] = result["wall_s"] - startup_s - phases_s
-    known_s = {name: s for name, s in seconds.items() if name in _RESOLUTION_S}
+    known_s = {}
+    for name, s in seconds.items():
+        if name in _RESOLUTION_S:
+            known_s[name] = s
     # A phase of 0 seconds has no relative error, which the fit divides by. The rest is a difference
     # of clocks, which may even be below 0.
     return {name: s for name, s in known_s.items() if s > 0}
