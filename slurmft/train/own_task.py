@@ -67,7 +67,9 @@ def _import_class(name: str) -> Any:
     entry = plugins.find(plugins.TASKS, name)
     if entry is None:
         raise unknown(
-            "--task", name, [*plugins.entries(plugins.TASKS), "package.module:Class"]
+            "--task",
+            name,
+            [*plugins.entries(plugins.TASKS), "package.module:Class"],
         )
     return entry.load()
 

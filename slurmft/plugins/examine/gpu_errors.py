@@ -76,7 +76,9 @@ def parse_xids(log: str, now_s: float) -> list[str]:
         now_s: seconds since the system's start, as the times of the lines.
     """
     lines = re.findall(
-        r"^\[\s*([\d.]+)\] NVRM: Xid \(PCI:(\S+?)\): (\d+)", log, re.MULTILINE
+        r"^\[\s*([\d.]+)\] NVRM: Xid \(PCI:(\S+?)\): (\d+)",
+        log,
+        re.MULTILINE,
     )
     recent = set()
     for when_s, bus, xid in lines:

@@ -37,7 +37,10 @@ def _core() -> float:
     )
     # CPU time, not the clock's: what else the node computes must not count.
     return best_tflop_s(
-        lambda: left @ right, _WIDTH_CPU, _SECONDS_CPU, time.process_time
+        lambda: left @ right,
+        _WIDTH_CPU,
+        _SECONDS_CPU,
+        time.process_time,
     )
 
 

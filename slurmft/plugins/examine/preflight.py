@@ -117,7 +117,9 @@ class Preflight:
         try:
             if not rendezvous.is_head:  # the head answers anyway
                 answer_checks(
-                    rendezvous.check_port, rendezvous.id, rendezvous.addresses()
+                    rendezvous.check_port,
+                    rendezvous.id,
+                    rendezvous.addresses(),
                 )
             if not is_last:
                 next_host = rendezvous.hosts[next_rank]

@@ -251,5 +251,7 @@ Trainer.train = _resuming(Trainer.train)
 def enable() -> None:
     """Adds the callback to every Trainer that is created from now on."""
     add_to_all(
-        Trainer, SlurmftCallback, lambda trainer: trainer.callback_handler.callbacks
+        Trainer,
+        SlurmftCallback,
+        lambda trainer: trainer.callback_handler.callbacks,
     )

@@ -103,7 +103,11 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
         os.environ.setdefault("CCL_PROCESS_LAUNCHER", "hydra")
     profile = use_of_node(config, os.environ, for_rank=True)
     code = run_child(
-        supervisor, _child(run, config, place), config, rendezvous, profile
+        supervisor,
+        _child(run, config, place),
+        config,
+        rendezvous,
+        profile,
     )
     # any exit code but 0 makes mpirun kill ranks that still save
     if code == Exit.STOPPED:
@@ -141,7 +145,9 @@ def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
     return Child(
         command=[sys.executable, "-m", config.program.module, str(run.path)],
         record_failure=lambda code, log, start: record_rank_failure(
-            run, place.rank, code
+            run,
+            place.rank,
+            code,
         ),
         tasks=place.size,
         records_stop=False,  # the process that started mpirun does

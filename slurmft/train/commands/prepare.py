@@ -49,7 +49,9 @@ def parser() -> Parser:
     command = Parser("slurmft prepare", __doc__)
     command.add_options(TrainConfig, "what to train")
     return command.add_options(
-        JobConfig, "how to run it", _OPTIONS.keys() - _JOB_OPTIONS
+        JobConfig,
+        "how to run it",
+        _OPTIONS.keys() - _JOB_OPTIONS,
     )
 
 

@@ -458,7 +458,11 @@ class _Fused(torch.autograd.Function):
             *of_scores,
         ) = ctx.saved_tensors
         d_sum, *of_last_norm = _norm_backward(
-            gradients[0], y_sum, y_mean, y_rstd, layer.norms[1]
+            gradients[0],
+            y_sum,
+            y_mean,
+            y_rstd,
+            layer.norms[1],
         )
         d_down = _dropped(d_sum, down_factors)
         of_down = _of_linear(d_down, active)
@@ -500,7 +504,12 @@ def _linear(
     # bias and activation as it computes; addmm begins with a copy of bias
     if _by_onednn(x.dtype):
         fused: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, weight, bias, activation, [], "none"
+            x,
+            weight,
+            bias,
+            activation,
+            [],
+            "none",
         )
         return fused
     output = torch.addmm(bias, x, weight.t())
@@ -537,7 +546,11 @@ def _dropped(x: Tensor, factors: Tensor | None) -> Tensor:
 
 def _norm(x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     return torch.native_layer_norm(
-        x, norm.normalized_shape, norm.weight, norm.bias, norm.eps
+        x,
+        norm.normalized_shape,
+        norm.weight,
+        norm.bias,
+        norm.eps,
     )
 
 
@@ -684,7 +697,10 @@ def _attend_backward(
     score_views = layer.views(scores, rows)
     for span, of_span, d_span in zip(rows.spans, score_views, d_views, strict=True):
         d_span = torch.ops.aten._softmax_backward_data(
-            d_span, of_span, -1, of_span.dtype
+            d_span,
+            of_span,
+            -1,
+            of_span.dtype,
         )
         # Of scores = queries @ keys.T; the scaling is in the queries' weight already.
         queries = layer.queries(span.of(query))

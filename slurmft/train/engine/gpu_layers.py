@@ -153,7 +153,11 @@ class GpuLayers:
             for layer in self._layers:
                 if again and training:
                     x = checkpoint(
-                        layer.compute, x, starts, training, use_reentrant=False
+                        layer.compute,
+                        x,
+                        starts,
+                        training,
+                        use_reentrant=False,
                     )
                 else:
                     x = layer.compute(x, starts, training)

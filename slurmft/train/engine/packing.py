@@ -118,7 +118,10 @@ class Packing:
             if positions:
                 self._ends_with_longest = True
                 self._wrap(
-                    module, "forward", packed_attention.group_by_group, positions
+                    module,
+                    "forward",
+                    packed_attention.group_by_group,
+                    positions,
                 )
             for name in POSITIONS:
                 if hasattr(module, name):
@@ -305,7 +308,10 @@ class Packing:
             self.gpu_layers = GpuLayers(self.layers, tokens.device, dtype)
         training = self.model.training
         states = self.gpu_layers.run(
-            tokens, layout.starts, training, self._computes_again
+            tokens,
+            layout.starts,
+            training,
+            self._computes_again,
         )
         # To the layers, padding is one more sequence: the last.
         if self.is_first_token_only:
@@ -325,7 +331,11 @@ class Packing:
         padded = torch.nn.functional.pad(tokens.to(dtype), (0, 0, 0, more_rows))
         training = self.model.training
         states = fused_layers.run(
-            self.layers, padded, rows, training, self._computes_again
+            self.layers,
+            padded,
+            rows,
+            training,
+            self._computes_again,
         )
         if not self.is_first_token_only:
             states = states[: rows.tokens]

@@ -135,7 +135,10 @@ class Labels:
                 if first_type is float:
                     hint += "; numbers on a scale: --task text-regression"
                 raise wrong_label(
-                    self.where, row, value, f"{hint}; {_CHOOSE_LABEL_COLUMN}"
+                    self.where,
+                    row,
+                    value,
+                    f"{hint}; {_CHOOSE_LABEL_COLUMN}",
                 )
         return first_type
 
@@ -247,7 +250,10 @@ def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[flo
         number = _to_float(value)
         if not math.isfinite(number):
             raise wrong_label(
-                where, row, value, f"labels are numbers; {_CHOOSE_LABEL_COLUMN}"
+                where,
+                row,
+                value,
+                f"labels are numbers; {_CHOOSE_LABEL_COLUMN}",
             )
         numbers.append(number)
     return numbers

@@ -161,7 +161,10 @@ class ManyLabels(Texts):
                 )
             if any(map(is_empty, labels)):
                 raise wrong_label(
-                    where, row, None, "a text without classes has the labels []"
+                    where,
+                    row,
+                    None,
+                    "a text without classes has the labels []",
                 )
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
@@ -190,7 +193,10 @@ class Words(RowFormat):
             self._check_row(words, labels, f"{where!r}: row {row}")
             if any(map(is_empty, labels)):
                 raise wrong_label(
-                    where, row, None, "each word has one label; O says: nothing"
+                    where,
+                    row,
+                    None,
+                    "each word has one label; O says: nothing",
                 )
             if not words:
                 empty.append(row)
@@ -259,7 +265,9 @@ class Chats(RowFormat):
                     answers.append(text)
         except (TypeError, KeyError):
             raise self._wrong(
-                where, row, f"the messages {shown(repr(messages))}"
+                where,
+                row,
+                f"the messages {shown(repr(messages))}",
             ) from None
         if not answers:
             raise self._wrong(where, row, "no message of the assistant")

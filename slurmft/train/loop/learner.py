@@ -67,7 +67,9 @@ class Learner:
         strategy.load_model(self._load_model)
         model = self.loaded.model
         self.optimizer = make_optimizer(
-            model, setup.plan, divided=strategy.has_equal_gradients
+            model,
+            setup.plan,
+            divided=strategy.has_equal_gradients,
         )
         self.model = strategy.wrap(self._accelerator, model, self.optimizer)
         self._weights = [p for p in model.parameters() if p.requires_grad]

@@ -66,7 +66,10 @@ def run(job: Job, imports_s: float | None = None) -> None:
         trainer.checkpointing.save_last()
     except torch.OutOfMemoryError as error:
         raise explained(
-            error, trainer.setup, trainer.learner.loaded, trainer.position
+            error,
+            trainer.setup,
+            trainer.learner.loaded,
+            trainer.position,
         ) from error
 
 
@@ -86,7 +89,10 @@ class Trainer:
     def build(cls, setup: Setup, imports_s: float | None = None) -> "Trainer":
         """Makes the parts, as at the start of a run."""
         strategy = choose_strategy(
-            setup.config, setup.world, setup.precision, setup.task.evaluates_in_fp32
+            setup.config,
+            setup.world,
+            setup.precision,
+            setup.task.evaluates_in_fp32,
         )
         position = Position()
         learner = Learner(setup, strategy)

@@ -333,7 +333,9 @@ class ShardedSaver(Saver):
             file_numbers[name] = 1 + size_bytes // _FILE_BYTES
             size_bytes += tensor.nbytes // self._world.size
         writer = hf_storage.HuggingFaceStorageWriter(
-            str(folder), file_numbers, save_distributed=True
+            str(folder),
+            file_numbers,
+            save_distributed=True,
         )
         group = self._world.control
         with _failures():
@@ -391,5 +393,7 @@ def _mesh(shard: str, world: World) -> Any:
         )
     nodes = world.size // local_size
     return init_device_mesh(
-        world.device.type, (nodes, local_size), mesh_dim_names=("nodes", "ranks")
+        world.device.type,
+        (nodes, local_size),
+        mesh_dim_names=("nodes", "ranks"),
     )

@@ -72,7 +72,10 @@ class Task(Pretrained):
         labels_of_splits = np.split(data.validation.labels, ends)
         values = {}
         splits = zip(
-            self.suffixes, predictions_of_splits, labels_of_splits, strict=True
+            self.suffixes,
+            predictions_of_splits,
+            labels_of_splits,
+            strict=True,
         )
         for suffix, predicted, labels in splits:
             for metric in self.facts.metrics:

@@ -81,7 +81,10 @@ class Task(causal_lm.Task):
                 continue
             if self._is_chat:
                 yield from self._chat(
-                    tokenizer, cells[0], row, f"{rows.where!r}: row {row}"
+                    tokenizer,
+                    cells[0],
+                    row,
+                    f"{rows.where!r}: row {row}",
                 )
             else:
                 prompt = cells[0]

@@ -180,7 +180,10 @@ class Task(Pretrained):
         metrics.check_numbers(predictions)
         texts = data.read_texts()
         answers_of_model = answers(
-            predictions, data.validation, texts, self.may_have_none
+            predictions,
+            data.validation,
+            texts,
+            self.may_have_none,
         )
         return metrics.squad(answers_of_model, texts["answers"], self.may_have_none)
 

@@ -215,7 +215,9 @@ def locks_parser() -> Parser:
     add("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")
     add("--wait", type=float, default=_PART_WAIT_S, metavar="SECONDS", help=_WAIT)
     return parser.add_options(
-        JobConfig, "Where, outside of an allocation", _flags_of("doctor locks")
+        JobConfig,
+        "Where, outside of an allocation",
+        _flags_of("doctor locks"),
     )
 
 

@@ -82,7 +82,11 @@ def _print_report(arguments: argparse.Namespace) -> int:
     if output is not None:
         # The page is written last: its name stands for all.
         written = write_report(
-            output, sections, problems, arguments.title, arguments.paths
+            output,
+            sections,
+            problems,
+            arguments.title,
+            arguments.paths,
         )
         print(f"written to {output}: {written[-1]} and {len(written) - 1} other files")
         # Plots are an extra of the installation: tables and page are complete without.

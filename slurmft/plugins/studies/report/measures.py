@@ -264,7 +264,10 @@ SPEED = (
     ),
 )
 METRIC = Measure(
-    "metric", "metric", lambda r: r["metrics"][r["primary_metric"]], decimals=4
+    "metric",
+    "metric",
+    lambda r: r["metrics"][r["primary_metric"]],
+    decimals=4,
 )
 """The task's primary metric; its column has the metric's name."""
 TIMES = (

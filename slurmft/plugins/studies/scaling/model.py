@@ -165,7 +165,12 @@ TERMS: dict[str, tuple[Term, ...]] = {
     "startup": (
         Term("startup", "startup", lambda s: 1),
         Term(
-            "rendezvous", "startup", lambda s: math.log2(s.devices), 0.1, 0.1, "startup"
+            "rendezvous",
+            "startup",
+            lambda s: math.log2(s.devices),
+            0.1,
+            0.1,
+            "startup",
         ),
     ),
     "train": _TRAINING,
@@ -197,7 +202,12 @@ TERMS: dict[str, tuple[Term, ...]] = {
     "broadcast": (
         Term("call", "metric", lambda s: s.work.epochs),
         Term(
-            "message", "metric", lambda s: s.work.epochs * s.devices, 0.5, 2.0, "call"
+            "message",
+            "metric",
+            lambda s: s.work.epochs * s.devices,
+            0.5,
+            2.0,
+            "call",
         ),
         Term(
             "far_message",

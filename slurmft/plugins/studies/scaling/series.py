@@ -149,7 +149,11 @@ def row_of(run: MeasuredRun) -> Row:
     # A result may be of another version, or of a program of the user's own: any value in it may be
     # missing or of another type.
     with contextlib.suppress(
-        KeyError, TypeError, ValueError, AttributeError, ArithmeticError
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
     ):
         row = _row(run)
         has_counts = min(row.devices, row.nodes, row.work.train_samples) >= 1
