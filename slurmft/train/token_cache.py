@@ -98,7 +98,11 @@ def _check_private(cache: Path, status: os.stat_result) -> None:
 
 def _remove(cache: Path, name: str) -> None:
     """Removes an entry at once for whoever looks for it; or not at all, if another process does."""
-    aside = cache / f".{name.lstrip('.')}.{secrets.token_hex(4)}.old"
+    plain_name = name.lstrip(".")
+    random_part = secrets.token_hex(4)
+    # With a dot: `unused` takes what a kill leaves of it for a leftover.
+    aside = cache / f".{plain_name}.{random_part}.old"
+    # Another process may be removing it, too.
     with contextlib.suppress(OSError):
         os.rename(cache / name, aside)
         shutil.rmtree(aside, ignore_errors=True)

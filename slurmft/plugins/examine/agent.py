@@ -78,6 +78,7 @@ class Agent:
         profile = task.use_of_node(config, os.environ)
         rdzv = _rendezvous(hosts, rank, config.job.interface, port, id)
         environment = task.training_environment(profile, rdzv, os.environ)
+        # A rank that is about to end may still write there: that is no fault of the node.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
             (folder / "logs").mkdir()
@@ -110,7 +111,8 @@ def _run(
             return f"torchrun did not end within {limit_s:.0f} s", True
     if code == 0:
         return None, False
-    last = _last_error(log.read_text(errors="replace")[-_TAIL:])
+    end_of_log = log.read_text(errors="replace")[-_TAIL:]
+    last = _last_error(end_of_log)
     return f"torchrun ended with exit code {code}: {last}", False
 
 

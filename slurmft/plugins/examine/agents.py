@@ -33,6 +33,8 @@ _STDERR_LINES = 3
 Answer = dict[str, Any]
 """A line of an agent: {"number": of the request, "answer": ...} or {"number", "error": text}."""
 
+_Line = tuple[str, Answer | None]
+
 
 class AgentError(SlurmftError):
     """An agent's operation failed, or there was no answer in time."""
@@ -55,12 +57,11 @@ class Agents:
             commands: name -> the command that starts the agent.
             env: variables in addition to those of this process.
         """
-        self._answers: queue.SimpleQueue[tuple[str, Answer | None]] = (
-            queue.SimpleQueue()
-        )
+        self._answers: queue.SimpleQueue[_Line] = queue.SimpleQueue()
         """Agent -> its line, or None for the end of its output."""
         self._number = 0
         self._ended: set[str] = set()
+        # Files, not pipes: nobody reads them before an agent ends, and a full pipe would stop it.
         self._stderr = {name: tempfile.TemporaryFile() for name in commands}  # noqa: SIM115
         self._processes = {
             name: process.start(
@@ -97,6 +98,7 @@ class Agents:
             for child in self._processes.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(timeout=max(0.0, deadline - time.monotonic()))
+            # Popen sends nothing to those that have ended and were waited for.
             for child in self._processes.values():
                 ending(child)
         for name, child in self._processes.items():
@@ -126,14 +128,14 @@ class Agents:
                 "operation": operation,
                 "arguments": arguments_of_one,
             }
-            if name in self._ended or not self._send(name, to_json(request) + "\n"):
+            line_of_request = to_json(request) + "\n"
+            if name in self._ended or not self._send(name, line_of_request):
                 answers[name] = self._why_ended(name)
         deadline = time.monotonic() + timeout_s
         while missing := arguments.keys() - answers.keys():
             try:
-                name, line = self._answers.get(
-                    timeout=max(0.0, deadline - time.monotonic())
-                )
+                left_s = max(0.0, deadline - time.monotonic())
+                name, line = self._answers.get(timeout=left_s)
             except queue.Empty:
                 late = AgentError(f"no answer in {timeout_s:.0f} s")
                 return answers | dict.fromkeys(missing, late)
@@ -162,7 +164,8 @@ class Agents:
             if text.startswith(MARK):
                 # half a line, of an agent that was killed
                 with contextlib.suppress(ValueError):
-                    self._answers.put((name, json.loads(text.removeprefix(MARK))))
+                    answer = json.loads(text.removeprefix(MARK))
+                    self._answers.put((name, answer))
         self._answers.put((name, None))
 
     def _why_ended(self, name: str) -> AgentError:
@@ -171,8 +174,10 @@ class Agents:
         text = self._stderr[name].read().decode(errors="replace").strip()
         reasons = []
         for line in text.splitlines()[-_STDERR_LINES:]:
-            reasons.append(line.removeprefix("srun: ").removeprefix("error: "))
-        return AgentError(f"its agent ended: {' '.join(reasons) or 'no error message'}")
+            line = line.removeprefix("srun: ")
+            reasons.append(line.removeprefix("error: "))
+        reason = " ".join(reasons) or "no error message"
+        return AgentError(f"its agent ended: {reason}")
 
 
 def _decode(line: Answer, kind: Any) -> Any:
@@ -181,9 +186,8 @@ def _decode(line: Answer, kind: Any) -> Any:
     try:
         return decode(line["answer"], kind)
     except DecodeError as error:
-        return AgentError(
-            f"its answer is not understood ({error}): another version of slurmft?"
-        )
+        problem = f"its answer is not understood ({error})"
+        return AgentError(f"{problem}: another version of slurmft?")
 
 
 # --- the agent ------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ _XIDS = {
 
 def find() -> tuple[str, ...]:
     """Returns the errors of this node's GPUs, in words."""
+    # Side by side: where neither answers, they take one time limit, not two.
     with ThreadPoolExecutor() as threads:
         ecc = threads.submit(_query_ecc)
         xids = threads.submit(_query_xids)
@@ -33,9 +34,8 @@ def find() -> tuple[str, ...]:
 def _query_ecc() -> list[str]:
     """Asks nvidia-smi for uncorrected errors, and for rows of memory that are to be remapped."""
     query = f"--query-gpu=index,{_ECC_FIELDS}"
-    printed = process.output(
-        ["nvidia-smi", query, "--format=csv,noheader,nounits"], _QUERY_S
-    )
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    printed = process.output(command, _QUERY_S)
     if printed is None:
         return ["nvidia-smi fails, or does not answer"]
     return parse_ecc(printed)
@@ -53,9 +53,8 @@ def parse_ecc(printed: str) -> list[str]:
             continue
         index, count, pending, failed = fields
         if count.isdigit() and int(count) > 0:
-            problems.append(
-                f"GPU {index} has {count} uncorrected ECC error(s) since it was reset"
-            )
+            errors = f"{count} uncorrected ECC error(s)"
+            problems.append(f"GPU {index} has {errors} since it was reset")
         if pending == "Yes":
             problems.append(f"GPU {index} needs a reset: rows are to be remapped")
         if failed == "Yes":
@@ -80,8 +79,13 @@ def parse_xids(log: str, now_s: float) -> list[str]:
         log,
         re.MULTILINE,
     )
+    # A set: the driver may write the same message again and again.
     recent = set()
     for when_s, bus, xid in lines:
         if int(xid) in _XIDS and float(when_s) > now_s - XID_AGE_S:
             recent.add((bus, int(xid)))
-    return [f"GPU at {bus}: Xid {xid}, {_XIDS[xid]}" for bus, xid in sorted(recent)]
+    problems = []
+    for bus, xid in sorted(recent):
+        meaning = _XIDS[xid]
+        problems.append(f"GPU at {bus}: Xid {xid}, {meaning}")
+    return problems

@@ -52,6 +52,7 @@ def inspect(folders: Mapping[str, Path], job: JobConfig | None = None) -> NodeRe
     # All at once, and none is awaited for ever: a dead file system answers nothing.
     answers = call_all(_LIMIT_S, calls)
     folder_reports = {}
+    # Not strict: behind those of the folders, the other answers follow.
     for (purpose, path), answer in zip(places.items(), answers, strict=False):
         if isinstance(answer, Exception):
             answer = FolderReport(path=str(path), problem=one_line(answer))

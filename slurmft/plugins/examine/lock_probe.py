@@ -47,9 +47,8 @@ class Finding:
 
     @property
     def excludes(self) -> bool:
-        return self.error is None and bool(
-            self.between_nodes and self.on_node and self.on_unlock
-        )
+        holds = self.between_nodes and self.on_node and self.on_unlock
+        return self.error is None and bool(holds)
 
     @property
     def good(self) -> bool:

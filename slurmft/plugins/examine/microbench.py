@@ -42,6 +42,7 @@ _MOST_GROWTH = 16.0
 
 def main(argv: list[str]) -> None:
     """Measures as one rank."""
+    # Where torchrun is killed at the time limit, no rank goes on measuring.
     process.die_with_parent()
     folder = Path(argv[0])
     file = folder / f"rank-{os.environ['RANK']}.json"

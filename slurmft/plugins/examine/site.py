@@ -70,19 +70,19 @@ def open_site(
         requests["ntasks-per-node"] = "1"
     say(f"waiting for {job.nodes} node(s) ...")
     began = time.monotonic()
-    with allocation.allocation(
-        sbatch_options.arguments(requests.items()), wait_s
-    ) as variables:
+    arguments = sbatch_options.arguments(requests.items())
+    with allocation.allocation(arguments, wait_s) as variables:
         site = allocated(variables, job.host_suffix)
         yield replace(site, queued_s=time.monotonic() - began)
 
 
 def _salloc_options() -> list[str]:
     """Returns the names of doctor's options that salloc takes."""
-    job_options = options(JobConfig).items()
-    return [
-        name for name, each in job_options if each.sbatch and "doctor" in each.commands
-    ]
+    names = []
+    for name, each in options(JobConfig).items():
+        if each.sbatch and "doctor" in each.commands:
+            names.append(name)
+    return names
 
 
 def agent_command() -> list[str]:
@@ -104,11 +104,12 @@ def allocated(environment: Mapping[str, str], host_suffix: str) -> Site:
 def simulated(nodes: int) -> Site:
     """Returns simulated nodes, as `--cluster local` has them."""
     hosts = [rendezvous.simulated_host(number) for number in range(nodes)]
+    commands = {}
+    for number, host in enumerate(hosts):
+        commands[host] = [*agent_command(), str(number)]
     return Site(
         hosts={host: host for host in hosts},
-        commands={
-            host: [*agent_command(), str(number)] for number, host in enumerate(hosts)
-        },
+        commands=commands,
         env={},
         job_id=str(os.getpid()),
         simulated=True,

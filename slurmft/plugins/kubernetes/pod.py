@@ -51,7 +51,9 @@ def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
     if not is_first:  # state and attempts are the first pod's alone
         return run_ranks(supervisor)
     # Before the others can meet this pod: `join` tells them the number.
-    os.environ[ATTEMPT] = str(attempts.begin(run, [host_name()], host_name()))
+    host = host_name()
+    number = attempts.begin(run, [host], host)
+    os.environ[ATTEMPT] = str(number)
     try:
         code = run_ranks(supervisor)
     except Exception as error:

@@ -263,19 +263,22 @@ def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[st
 
 def _intel(hosts: list[str], nproc: int) -> list[str]:
     """Returns Hydra's options. It passes the whole environment on."""
-    options = ["-hosts", ",".join(hosts), "-n", str(len(hosts) * nproc)]
+    all_hosts = ",".join(hosts)
+    rank_count = len(hosts) * nproc
+    options = ["-hosts", all_hosts, "-n", str(rank_count)]
     options += ["-ppn", str(nproc), "-genvall"]
     # Under a scheduler, -ppn counts only with this.
     options += ["-genv", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "0"]
     options += ["-genv", "I_MPI_PIN", "0"]  # slurmft binds by the node's profile
-    return [*options, "-genv", HOSTS, ",".join(hosts)]
+    return [*options, "-genv", HOSTS, all_hosts]
 
 
 def _openmpi(hosts: list[str], nproc: int) -> list[str]:
     """Returns Open MPI's options. Variables are passed by name alone: all users see commands, and
     values may be secret."""
     slots = ",".join(f"{host}:{nproc}" for host in hosts)
-    options = ["--host", slots, "-n", str(len(hosts) * nproc), "-N", str(nproc)]
+    rank_count = len(hosts) * nproc
+    options = ["--host", slots, "-n", str(rank_count), "-N", str(nproc)]
     options += ["--bind-to", "none"]  # slurmft binds by the node's profile
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
@@ -283,16 +286,16 @@ def _openmpi(hosts: list[str], nproc: int) -> list[str]:
     for variable in sorted(os.environ):
         if variable.upper().startswith(_VARIABLES):
             options += ["-x", variable]
-    return [*options, "-x", f"{HOSTS}={','.join(hosts)}"]
+    all_hosts = ",".join(hosts)
+    return [*options, "-x", f"{HOSTS}={all_hosts}"]
 
 
 def plan(config: RunConfig, run: RunDir) -> str:
     """Returns the mpirun command, with its title."""
     hosts = hosts_of(config.job)
     command = shlex.join(mpirun_command(config, hosts, str(run.path)))
-    return (
-        f"# a process on this machine runs, again after a stop or a fault\n{command}\n"
-    )
+    title = "# a process on this machine runs, again after a stop or a fault"
+    return f"{title}\n{command}\n"
 
 
 def submit(config: RunConfig, run: RunDir) -> str:

@@ -169,7 +169,9 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
         return 128 - code
     if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:
         unknown = SlurmftError(f"it ended with exit code {code}", hint)
-        run.add(Failure.of(where, unknown, retry=bool(run.newest_checkpoint())))
+        # Without a checkpoint it would begin anew, and most likely end in the same way.
+        has_checkpoint = bool(run.newest_checkpoint())
+        run.add(Failure.of(where, unknown, retry=has_checkpoint))
     return code
 
 

@@ -210,7 +210,9 @@ def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]
     for key in ("task", "model"):
         if settings.get(key):
             names.append(str(settings[key]))
-    yield f"run: {', '.join(names) or config.program.name}, {config.job.nodes} node(s)"
+    # A program of the user's own has neither task nor model.
+    program = ", ".join(names) or config.program.name
+    yield f"run: {program}, {config.job.nodes} node(s)"
     job = run.read_job()
     if job is None:  # submitted by nobody, as on Kubernetes
         yield "job: ? ()"
@@ -230,7 +232,9 @@ def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]
     attempts = sum(1 for each in history_until_then if each.state == "running")
     elapsed_s = entry.time - history[0].time
     yield f"time: {duration(elapsed_s)} since submission, {attempts} attempt(s)"
-    yield f"next: slurmft {_NEXT[entry.state]} {shlex.quote(str(run.path))}"
+    command = _NEXT[entry.state]
+    path = shlex.quote(str(run.path))
+    yield f"next: slurmft {command} {path}"
 
 
 _NEXT = {

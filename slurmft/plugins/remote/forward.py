@@ -104,9 +104,8 @@ def forward(names: str, argv: list[str]) -> int:
         return Forwarded(clusters[0], argv).run()
     if Elsewhere.SEVERAL not in behaviour(argv):
         command = argv[0] if argv else ""
-        raise UsageError(
-            f"--on {names}: slurmft {command} runs on one cluster", "name one"
-        )
+        problem = f"slurmft {command} runs on one cluster"
+        raise UsageError(f"--on {names}: {problem}", "name one")
     return _on_each(clusters, argv)
 
 
@@ -341,9 +340,8 @@ class Forwarded:
             if is_elsewhere or not os.path.exists(path):
                 continue
             if below != "." and not _covers(names, below):
-                self._say(
-                    f"{argument} is not sent: it is not in the snapshot (ignored by git?)"
-                )
+                reason = "it is not in the snapshot (ignored by git?)"
+                self._say(f"{argument} is not sent: {reason}")
 
     def _say(self, words: str) -> None:
         # stderr: stdout is for what the command prints there, such as JSON.
@@ -365,7 +363,8 @@ class Forwarded:
         into = Path(output).expanduser().absolute()
         path_hash = _hash_of_path(into)
         place = f"{self.cluster.folder}/outputs/{path_hash}"
-        there = os.path.relpath(f"{place}/{into.name}", self.folder)
+        file = f"{place}/{into.name}"
+        there = os.path.relpath(file, self.folder)
         self.words += ["--output", there]  # of two, the last counts
         self.fetched = place, into
 
@@ -423,7 +422,8 @@ class Forwarded:
         # With or without --follow, it is the same submission.
         typed = [word for word in self.typed if word != "--follow"]
         # The folder counts: the same command in another one submits other code.
-        key = _hash(self.cluster.name, str(self.here), *typed, *self.program)
+        submitted = [self.cluster.name, str(self.here), *typed, *self.program]
+        key = _hash(*submitted)
         record = _state_file("requests", f"{key}.json")
         facts = read_json(record) or {}
         if not isinstance(facts.get("id"), str):  # there is no record, or it is damaged

@@ -53,7 +53,9 @@ class StageEnv(Hooks):
     def node_python(
         self, is_stopping: Callable[[], bool]
     ) -> AbstractContextManager[NodePython] | None:
-        archives: dict[str, str] = json.loads(os.environ.get(ARCHIVE) or "{}")
+        # Unset or empty: nothing was sent to this node, and the shared environment is used.
+        text = os.environ.get(ARCHIVE) or "{}"
+        archives: dict[str, str] = json.loads(text)
         if not archives:
             return None
         return _unpacked(archives, is_stopping)

@@ -229,4 +229,5 @@ def _remove(archives: Iterable[str], folder: Path) -> None:
 def removal(paths: list[Path]) -> subprocess.Popen[bytes]:
     """Starts to remove files and folders."""
     # Not by Python, which is slower: a slow disk may take minutes.
-    return process.start(["rm", "-rf", *map(str, paths)], stderr=subprocess.DEVNULL)
+    names = [str(path) for path in paths]
+    return process.start(["rm", "-rf", *names], stderr=subprocess.DEVNULL)

@@ -35,14 +35,15 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
         try:
             command = shlex.split(command)
         except ValueError as error:
-            raise UsageError(
-                f"{where} command {command!r}: {error}", _COMMAND_HINT
-            ) from None
-    if not isinstance(command, list) or not command or not all(map(_is_plain, command)):
+            problem = f"{where} command {command!r}: {error}"
+            raise UsageError(problem, _COMMAND_HINT) from None
+    has_words = isinstance(command, list) and len(command) > 0
+    if not has_words or not all(map(_is_plain, command)):
         what = f"{where} command must be words, or one text, not {command!r}"
         raise UsageError(what, _COMMAND_HINT)
     # Its words are text: ["train.py", "--lr", 0.1] is TOML, too.
-    checked: dict[str, Any] = {"command": tuple(str(word) for word in command)}
+    command_words = tuple(str(word) for word in command)
+    checked: dict[str, Any] = {"command": command_words}
     settings = {}
     for name, value in table.items():
         if name != "command":
@@ -68,9 +69,8 @@ def typed(where: str, values: dict[str, Any], varied: bool = False) -> dict[str,
             settings[key] = value
         elif varied:
             if not _is_plain(value):
-                raise UsageError(
-                    f"{where} {key}: {value!r} is no text, number, true or false"
-                )
+                problem = f"{value!r} is no text, number, true or false"
+                raise UsageError(f"{where} {key}: {problem}")
         elif key in options(TrainConfig):
             raise UsageError(
                 f"{where}: {key} = {value!r}, but [program] is no training of slurmft's",
@@ -102,17 +102,21 @@ def check_placeholders(
     for text in (*program["command"], *settings):
         names = _placeholders(where, text)
         for name in names - with_values:
+            all_varied = ", ".join(varied)
             raise UsageError(
-                f"{where} {text!r} has {{{name}}}, but what varies is {', '.join(varied)}",
+                f"{where} {text!r} has {{{name}}}, but what varies is {all_varied}",
                 f"add {name} = [...] to [grid]; or write {{{{ for a {{ that is meant",
             )
         used |= names
     # What varies without a use would be several measurements of one thing.
     for name in set(varied) - used - RUN_OPTIONS.keys():
+        hint = f"write {{{name}}} into command"
         near = nearest(name, [*RUN_OPTIONS, *used])
+        if near:
+            hint = f"did you mean {near}?"
         raise UsageError(
             f"{path}: {name} varies, but [program] has no {{{name}}}, and a job no such option",
-            f"did you mean {near}?" if near else f"write {{{name}}} into command",
+            hint,
         )
 
 
@@ -154,9 +158,8 @@ def fill(
                 filled[key] = value.format_map(placeholders)
         return filled
     except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"[program]: a placeholder cannot be filled: {error}"
-        ) from None
+        problem = f"a placeholder cannot be filled: {error}"
+        raise UsageError(f"[program]: {problem}") from None
 
 
 def check_apart(runs: Collection[dict[str, Any]], varied: Collection[str]) -> None:

@@ -56,7 +56,10 @@ def with_unit(name: str) -> str:
     for ending, unit in (("_ms", " (ms)"), ("_s", " (s)")):
         if name.endswith(ending):
             name = name.removesuffix(ending) + unit
-    return name.replace("_per_s_", "/s_").replace("_", " ").replace("gpu", "GPU")
+    # Before the underscores go, by which it is found.
+    name = name.replace("_per_s_", "/s_")
+    name = name.replace("_", " ")
+    return name.replace("gpu", "GPU")
 
 
 def load(path: Path) -> list[PublishedTable]:
@@ -124,7 +127,8 @@ def _is_complete(table: dict[str, Any]) -> bool:
     """Returns whether a table has columns, and every row a value for each."""
     # `matches` has checked the types; here are the lengths.
     width = len(table["columns"])
-    return width > 0 and all(len(row) == width for row in table["rows"])
+    widths_of_rows = {len(row) for row in table["rows"]}
+    return width > 0 and widths_of_rows <= {width}
 
 
 def _footnotes(raw: dict[str, Any], setup: dict[str, Any]) -> tuple[str, ...]:
@@ -133,9 +137,11 @@ def _footnotes(raw: dict[str, Any], setup: dict[str, Any]) -> tuple[str, ...]:
     footnotes = [f"source: {source}"]
     if setup:
         facts = [f"{key}: {_flat(value)}" for key, value in setup.items()]
-        footnotes.append(f"setup: {'; '.join(facts)}")
+        all_facts = "; ".join(facts)
+        footnotes.append(f"setup: {all_facts}")
     if "read_off" in raw:
-        footnotes.append(f"read off: {raw['read_off']}")
+        read_off = raw["read_off"]
+        footnotes.append(f"read off: {read_off}")
     doubts = raw.get("notes", [])
     # A single doubt may stand there without a list.
     if not isinstance(doubts, list):

@@ -359,8 +359,9 @@ def _cells(path: Path, axes: list[list[Cell]], repeats: int) -> tuple[Cell, ...]
     """Returns all combinations of values; what comes first varies slowest."""
     # Before any is made: a few long lists have millions of combinations.
     count = math.prod(len(axis) for axis in axes)
-    if count * repeats > _MAX_RUNS:
-        what = f"{path}: {count:,} cells x {repeats:,} repeats are {count * repeats:,} runs"
+    run_count = count * repeats
+    if run_count > _MAX_RUNS:
+        what = f"{path}: {count:,} cells x {repeats:,} repeats are {run_count:,} runs"
         raise UsageError(what, f"the limit is {_MAX_RUNS:,}")
     cells = []
     for parts in itertools.product(*axes):

@@ -71,7 +71,8 @@ def column(
     **more: Any,
 ) -> Column:
     """Returns a column of values as they are, or of numbers with so many decimals."""
-    return Column(key, [Value.of(value, decimals) for value in raw], **more)
+    values = [Value.of(value, decimals) for value in raw]
+    return Column(key, values, **more)
 
 
 @dataclass(frozen=True, slots=True)

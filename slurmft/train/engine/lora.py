@@ -41,6 +41,7 @@ class Adapter:
         _check_targets(model, targets)
         settings: dict[str, Any] = {
             "r": rank,
+            # Without --use-rslora, PEFT scales adapters by alpha / rank: by 2, whatever the rank.
             "lora_alpha": config.lora_alpha or 2 * rank,
             "target_modules": targets or "all-linear",
             "use_rslora": config.use_rslora,
@@ -95,9 +96,9 @@ class Adapter:
         for name, tensor in self._model.state_dict().items():
             if ".lora_" in name or ".original_module." in name:
                 continue
-            name = name.replace(".base_layer.", ".").replace(
-                ".modules_to_save.default.", "."
-            )
+            # PEFT has put its own modules in the place of the model's.
+            name = name.replace(".base_layer.", ".")
+            name = name.replace(".modules_to_save.default.", ".")
             weights[name] = tensor
         return weights
 
@@ -154,13 +155,13 @@ def quantization(config: TrainConfig) -> dict[str, Any]:
     if not config.load_in_4bit:
         return {}
     if not torch.accelerator.is_available():
-        raise UsageError(
-            "--load-in-4bit needs a GPU, and this process has none", "leave it out"
-        )
+        problem = "--load-in-4bit needs a GPU, and this process has none"
+        raise UsageError(problem, "leave it out")
     check_packages(config)
     _check_bitsandbytes()
     from transformers import BitsAndBytesConfig
 
+    # As in QLoRA (Dettmers et al. 2023).
     settings: dict[str, Any] = {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": "nf4",
@@ -206,9 +207,12 @@ def _heads(model: Any) -> list[str]:
             has_weights = any(True for _ in module.parameters())
             if module is not model.base_model and has_weights:
                 heads.add(name)
-    new_modules = {
-        name.rpartition(".")[0] for name in getattr(model, "missing_keys", ())
-    }
+    new_modules = set()
+    for name in getattr(model, "missing_keys", ()):
+        # The module of a weight: its name without the last part.
+        module_name, _, _ = name.rpartition(".")
+        new_modules.add(module_name)
+    # A head trains with all that is in it.
     below_heads = {name for name in new_modules if name.partition(".")[0] in heads}
     return sorted(heads | (new_modules - below_heads))
 
@@ -235,6 +239,7 @@ def _fingerprint(model: Any) -> str:
         if weight.requires_grad or ".original_module." in name:
             continue
         flat = weight.detach().flatten()
+        # Never 0, as of a tensor with fewer numbers.
         stride = len(flat) // _FINGERPRINT_NUMBERS + 1
         numbers = flat[::stride].cpu().contiguous()
         digest.update(f"{name}{tuple(weight.shape)}".encode())

@@ -104,20 +104,18 @@ class Labels:
         """
         self.check_empty()
         if not self.first:
-            raise UsageError(
-                f"{self.where!r}: no row has a label", _CHOOSE_LABEL_COLUMN
-            )
+            problem = f"{self.where!r}: no row has a label"
+            raise UsageError(problem, _CHOOSE_LABEL_COLUMN)
         # Sorted below: values of several types do not compare.
         kind = self._one_type()
         values = [value for _, value in self.counts]
         if len(values) == 1:
-            raise UsageError(
-                f"{self.where!r} has the one label {values[0]!r}", _CHOOSE_LABEL_COLUMN
-            )
+            problem = f"{self.where!r} has the one label {values[0]!r}"
+            raise UsageError(problem, _CHOOSE_LABEL_COLUMN)
         if len(values) == self.rows:
-            raise UsageError(
-                f"{self.where!r} has another label in every row", _CHOOSE_LABEL_COLUMN
-            )
+            # Texts, or identifiers of rows: a class has several rows.
+            problem = f"{self.where!r} has another label in every row"
+            raise UsageError(problem, _CHOOSE_LABEL_COLUMN)
         # Texts of digits, as a .csv has them: 2 comes before 10.
         if kind is str and all(value.isdecimal() for value in values):
             values.sort(key=int)
@@ -166,7 +164,8 @@ class Labels:
             )
         by_normal_form = defaultdict(list)
         for text in texts:
-            normal_form = " ".join(text.split()).casefold()
+            with_single_blanks = " ".join(text.split())
+            normal_form = with_single_blanks.casefold()
             by_normal_form[normal_form].append(text)
         for variants in by_normal_form.values():
             if len(variants) == 1:
@@ -284,9 +283,8 @@ def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
         if value is None:
             raise UsageError(f"{where!r}: row {row} has no text")
         if not isinstance(value, str):
-            raise UsageError(
-                f"{where!r}: row {row} has the text {value!r}, which is no string"
-            )
+            text = f"has the text {value!r}, which is no string"
+            raise UsageError(f"{where!r}: row {row} {text}")
         if not value or value.isspace():
             empty.append(row)
     return empty

@@ -94,8 +94,8 @@ class Split:
             rows += f" in the first {self.share:.0%} of the file"
         lengths = f"tokens: {self.tokens}"
         if self.tokens is None:  # there is no tokenizer here
-            words = Lengths.of(self.texts.words)
-            lengths = f"words: {words}"
+            word_counts = Lengths.of(self.texts.words)
+            lengths = f"words: {word_counts}"
         remarks = []
         if self.cut:
             remarks.append(self.cut)

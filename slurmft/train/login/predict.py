@@ -52,7 +52,8 @@ def configure(
         run = RunDir.open(Path(program.settings["model"]).parent)
     train = _trained(run)
     file = absolute(file)
-    output = absolute(output or f"{file.stem}.predictions{file.suffix}")
+    default_output = f"{file.stem}.predictions{file.suffix}"
+    output = absolute(output or default_output)
     _check_files(file, output, overwrite)
     changes = {}
     for name, declared in options(TrainConfig).items():
@@ -68,19 +69,19 @@ def configure(
     inputs = {}
     for path, what in contents.items():
         inputs[path] = fingerprint.of(Path(path)) | {"what": what}
+    settings = train.program().settings
+    settings = settings | {"output": str(output), "overwrite": overwrite}
     program = Program(
         kind=KIND,
         name=f"predict-{train.task}",
         module="slurmft.train.rank",
         paths=(str(run.model), str(file), str(output.parent)),
         inputs=inputs,
-        settings=train.program().settings
-        | {"output": str(output), "overwrite": overwrite},
+        settings=settings,
     )
     job_values = merge(site_defaults(OPTIONS), flags)
-    return RunConfig(
-        program=program, job=with_absolute_paths(build(JobConfig, job_values))
-    )
+    job = build(JobConfig, job_values)
+    return RunConfig(program=program, job=with_absolute_paths(job))
 
 
 def _trained(run: RunDir) -> TrainConfig:
@@ -92,9 +93,8 @@ def _trained(run: RunDir) -> TrainConfig:
     program = run.load_config().program
     where = repr(str(run.path))
     if program.kind != "train":
-        raise UsageError(
-            f"{where} trained no model of slurmft's own tasks", "give another run"
-        )
+        problem = f"{where} trained no model of slurmft's own tasks"
+        raise UsageError(problem, "give another run")
     state = run.get_state().state
     if state != "finished":
         reason = f"it is {state}"
@@ -103,21 +103,20 @@ def _trained(run: RunDir) -> TrainConfig:
     else:
         reason = ""
     if reason:
-        raise UsageError(
-            f"{where} has no finished model: {reason}", "slurmft status RUN says more"
-        )
+        problem = f"{where} has no finished model: {reason}"
+        raise UsageError(problem, "slurmft status RUN says more")
     train = TrainConfig.of(program)
     facts = TASKS.get(train.task)
-    # No splits: the rows are generated, and a file has none of their kind.
+    # None: a task of the user's own, whose predictions may be of any kind. No splits: the rows are
+    # generated, and a file has none of their kind.
     if facts is None or not facts.splits or module_name(train.task) not in MODULES:
         raise UsageError(
             f"{where}: slurmft predict knows no rows of --task {train.task}",
             f"load its model by transformers: {run.model}",
         )
     if train.saves_adapter:
-        raise UsageError(
-            f"{where} saved an adapter, not a whole model", "train it with --merge"
-        )
+        problem = f"{where} saved an adapter, not a whole model"
+        raise UsageError(problem, "train it with --merge")
     return _without_training_options(train)
 
 
@@ -133,14 +132,12 @@ def _without_training_options(train: TrainConfig) -> TrainConfig:
 def _check_files(file: Path, output: Path, overwrite: bool) -> None:
     """Raises UsageError where rows cannot be read from `file`, or written to `output`."""
     if not file.is_file():
-        raise UsageError(
-            f"no such file: {str(file)!r}", "give the rows to predict: .csv, .jsonl"
-        )
+        hint = "give the rows to predict: .csv, .jsonl"
+        raise UsageError(f"no such file: {str(file)!r}", hint)
     for path in (file, output):
         if path.suffix not in FILES:
-            raise UsageError(
-                f"{str(path)!r} is none of {', '.join(FILES)}", "convert it"
-            )
+            forms = ", ".join(FILES)
+            raise UsageError(f"{str(path)!r} is none of {forms}", "convert it")
     if not overwrite:
         # The job checks it once more before it writes: it may wait for days.
         check_absent(output)
@@ -154,9 +151,8 @@ def check_absent(output: Path) -> None:
             "give another --output, or --overwrite",
         )
     if not output.parent.is_dir():
-        raise UsageError(
-            f"no such folder: {str(output.parent)!r}", "make it, or change --output"
-        )
+        problem = f"no such folder: {str(output.parent)!r}"
+        raise UsageError(problem, "make it, or change --output")
 
 
 def _describe_rows_of(file: Path, train: TrainConfig) -> str:
@@ -188,9 +184,8 @@ def texts_of(
     # A file with predictions is likely the output of an earlier command.
     for name in COLUMNS:
         if name in columns:
-            raise UsageError(
-                f"{where!r} has a column {name!r} already", "give it another name"
-            )
+            problem = f"{where!r} has a column {name!r} already"
+            raise UsageError(problem, "give it another name")
     texts = []
     for name in filter(None, (train.text_column, train.text_pair_column)):
         if name not in columns:

@@ -53,9 +53,8 @@ def localize(train: TrainConfig) -> TrainConfig:
 def _folder(flag: str, name: str) -> Path:
     path = absolute(name)
     if not path.is_dir():
-        raise UsageError(
-            f"{flag} {name!r}: no such folder", "give a folder that exists, or a hub id"
-        )
+        hint = "give a folder that exists, or a hub id"
+        raise UsageError(f"{flag} {name!r}: no such folder", hint)
     return path
 
 
@@ -140,9 +139,8 @@ def check_given(train: TrainConfig) -> None:
             "choose another --task, such as text-classification, or leave --data out",
         )
     if train.data is None and splits:
-        raise UsageError(
-            f"--task {train.task} needs data of your own", "give --data ID|DIR"
-        )
+        problem = f"--task {train.task} needs data of your own"
+        raise UsageError(problem, "give --data ID|DIR")
 
 
 def find_split(folder: Path, split: str) -> Path:
@@ -168,9 +166,9 @@ def find_split(folder: Path, split: str) -> Path:
             f"looked for {', '.join(names)}",
         )
     if len(files) > 1:  # which one is meant would be a guess
+        file_names = ", ".join(file.name for file in files)
         raise UsageError(
-            f"the data folder {str(folder)!r} has more than one {split} file: "
-            + ", ".join(file.name for file in files),
+            f"the data folder {str(folder)!r} has more than one {split} file: {file_names}",
             "leave one of them there",
         )
     return files[0]

@@ -92,6 +92,7 @@ def read(path: Path) -> Checkpoint:
         )
     # Not mapped into memory: a file that is open cannot be pruned on every file system.
     tensors = {file.stem: load(read_bytes(file)) for file in path.glob("*.safetensors")}
+    # A name begins with that of the step alone.
     suffix = path.name.removeprefix(checkpoint_name(values["step"]))
     return Checkpoint(**values, suffix=suffix, tensors=tensors, path=path)
 
@@ -117,6 +118,7 @@ def read_for_all(
         if checkpoint is None:
             return None
         tensors.update(checkpoint.tensors)
+        # What is returned here is pickled for the other ranks: so it holds no tensor.
         only_names: dict[str, Tensors] = {file: {} for file in tensors}
         return dataclasses.replace(checkpoint, tensors=only_names)
 
@@ -159,6 +161,7 @@ class Saver:
         """Writes a checkpoint in the background."""
         if not self._world.is_main:
             return
+        # One save at a time: each holds a copy of all tensors in memory.
         self._join()
         folder = self._job.checkpoint(checkpoint.step, checkpoint.suffix, best)
 

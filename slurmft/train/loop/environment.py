@@ -46,15 +46,16 @@ def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
             return None
         # A node is as slow as its slowest rank.
         time_and_host = (float(rank["imports_s"]), str(rank["host"]))
-        slowest[rank["node"]] = max(
-            time_and_host, slowest.get(rank["node"], time_and_host)
-        )
+        slowest_so_far = slowest.get(rank["node"], time_and_host)
+        slowest[rank["node"]] = max(time_and_host, slowest_so_far)
     seconds = [node_s for node_s, _ in slowest.values()]
+    # Pairs compare by the time, which stands first.
+    _, slowest_host = max(slowest.values())
     return {
         "min": round(min(seconds), 2),
         "median": round(statistics.median(seconds), 2),
         "max": round(max(seconds), 2),
-        "slowest": max(slowest.values())[1],
+        "slowest": slowest_host,
     }
 
 
@@ -92,7 +93,9 @@ def describe_node() -> dict[str, Any]:
     """Returns what the node gives this job."""
     # Its task saw the whole node; this rank is bound to its cores.
     folder = os.environ.get(heartbeat.FOLDER)
-    facts = read_json(heartbeat.hardware_file(Path(folder))) if folder else None
+    facts = None
+    if folder:
+        facts = read_json(heartbeat.hardware_file(Path(folder)))
     return {"hardware": facts or hardware.detect(os.environ).facts()}
 
 

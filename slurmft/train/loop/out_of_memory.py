@@ -33,7 +33,8 @@ def explained(
         f"{used_gib:.1f} GiB used. {capacity}"
     )
     if not trains:
-        return SlurmftError(message, f"use --eval-batch-size {max(1, size // 2)}")
+        half_size = max(1, size // 2)
+        return SlurmftError(message, f"use --eval-batch-size {half_size}")
     cures = []
     if size > 1:
         steps = 2 * config.gradient_accumulation_steps
@@ -43,4 +44,6 @@ def explained(
         cures.append("--activation-checkpointing")
     if config.shard != "full":
         cures.append("--shard full on several GPUs")
-    return SlurmftError(message, f"use {', or '.join(cures) or 'a smaller model'}")
+    # Where all is in use, nothing but the model is left to change.
+    all_cures = ", or ".join(cures) or "a smaller model"
+    return SlurmftError(message, f"use {all_cures}")

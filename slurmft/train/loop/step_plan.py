@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from slurmft.train.config import ResolvedConfig
 
+# Linear: Goyal et al. 2017, for SGD. The square root: Malladi et al. 2022, for Adam and its kind.
 _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """--lr-rule -> the power of the batch's growth that the learning rate grows by."""
 
@@ -26,9 +27,8 @@ class Plan:
     def micro_steps(self) -> int:
         """Batches of a rank that make up one optimizer step."""
         # Rounded up: no part is larger than --batch-size, which is what fits into memory.
-        return math.ceil(
-            self.global_batch_size / (self.world_size * self.config.batch_size)
-        )
+        most_at_once = self.world_size * self.config.batch_size
+        return math.ceil(self.global_batch_size / most_at_once)
 
     @property
     def parts(self) -> int:

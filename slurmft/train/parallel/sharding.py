@@ -247,9 +247,11 @@ class Fsdp(Strategy):
     def _buffers(self) -> Tensors:
         # What is in the state and is no weight: every rank has all of it.
         state = self._model.state_dict()
-        return {
-            name: tensor for name, tensor in state.items() if name not in self._names
-        }
+        buffers = {}
+        for name, tensor in state.items():
+            if name not in self._names:
+                buffers[name] = tensor
+        return buffers
 
     # --- the whole model --------------------------------------------------------------------------
 

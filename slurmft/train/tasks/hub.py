@@ -86,10 +86,10 @@ class Source:
             try:
                 return load_dataset(self.name, self.subset, split=split)
             except ValueError as error:
-                if "nknown split" in str(error):  # datasets has no type for it
-                    raise UsageError(
-                        f"--data {self.name!r} has no {split} split", str(error)
-                    ) from error
+                # "Unknown" or "unknown": datasets has no type for it.
+                if "nknown split" in str(error):
+                    problem = f"--data {self.name!r} has no {split} split"
+                    raise UsageError(problem, str(error)) from error
                 raise
 
         return from_hub("--data", self.name, load)
@@ -130,9 +130,8 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
         if flag == "--model" and "safetensors" in first_line:
             raise no_safetensors(name) from error
         if is_local(name):
-            raise UsageError(
-                f"{flag} {name!r} cannot be loaded: {first_line}"
-            ) from error
+            problem = f"{flag} {name!r} cannot be loaded: {first_line}"
+            raise UsageError(problem) from error
         closed_path = _closed_path(error, cache)
         if closed_path:
             raise UsageError(
@@ -161,5 +160,6 @@ def _closed_path(error: BaseException | None, cache: Path) -> str | None:
     while error is not None:
         if isinstance(error, PermissionError):
             return str(error.filename or cache)
+        # Libraries raise errors of their own over it, with "from" or without.
         error = error.__cause__ or error.__context__
     return None

@@ -88,7 +88,8 @@ def _print_report(arguments: argparse.Namespace) -> int:
             arguments.title,
             arguments.paths,
         )
-        print(f"written to {output}: {written[-1]} and {len(written) - 1} other files")
+        *others, page = written
+        print(f"written to {output}: {page} and {len(others)} other files")
         # Plots are an extra of the installation: tables and page are complete without.
         if not plots.is_available():
             print(f"without plots: {plots.HINT}", file=sys.stderr)

@@ -194,12 +194,15 @@ def collect_sections(
             folders.append(Path(resolve.folder_of(str(source))))
     runs, problems = scan.find(folders)
     if folders and not runs:
-        raise UsageError(
-            f"no run can be read: {problems[0]}", "give other run directories"
-        )
+        problem = f"no run can be read: {problems[0]}"
+        raise UsageError(problem, "give other run directories")
     # A file that is named twice is shown once.
     table_files = [published.load(absolute(path)) for path in dict.fromkeys(files)]
-    names = ", ".join(folder.resolve().name or str(folder) for folder in folders)
+    folder_names = []
+    for folder in folders:
+        # Resolved: the name of "." is that of no folder. The name of / is empty.
+        folder_names.append(folder.resolve().name or str(folder))
+    names = ", ".join(folder_names)
     if peak_tflop_per_s:
         runs = [_with_peak(run, peak_tflop_per_s) for run in runs]
     runsets = group_by_study(runs, title or f"Runs in {names}")

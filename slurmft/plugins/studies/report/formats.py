@@ -24,7 +24,9 @@ def as_text(table: Table, width: int = WIDTH) -> str:
     fitted = _fitted(table, width)
     title = textwrap.fill(_line(fitted.title), width)
     notes = as_list("", fitted.notes, "text", width)
-    return f"{title}\n\n{_grid(fitted)}\n\n{notes}".rstrip() + "\n"
+    grid = _grid(fitted)
+    text = f"{title}\n\n{grid}\n\n{notes}"
+    return text.rstrip() + "\n"
 
 
 def _fitted(table: Table, width: int = WIDTH) -> Table:
@@ -47,7 +49,8 @@ def _fitted(table: Table, width: int = WIDTH) -> Table:
         left_out.append(last.words)
     notes = list(table.notes)
     if left_out:
-        notes.append(f"left out here, in CSV: {', '.join(left_out)}")
+        all_left_out = ", ".join(left_out)
+        notes.append(f"left out here, in CSV: {all_left_out}")
     return replace(table, columns=columns, notes=notes)
 
 
@@ -69,7 +72,9 @@ def as_markdown(table: Table) -> str:
     headers = [markdown(column.words) for column in fitted.columns]
     grid = _tabulate(fitted, headers, "pipe", markdown)
     notes = as_list("", fitted.notes, "markdown")
-    return f"**{markdown(table.title)}**\n\n{grid}\n\n{notes}".rstrip() + "\n"
+    title = markdown(table.title)
+    text = f"**{title}**\n\n{grid}\n\n{notes}"
+    return text.rstrip() + "\n"
 
 
 _LATEX = """\

@@ -54,9 +54,9 @@ def as_published(table: PublishedTable) -> Table:
 def _column(table: PublishedTable, name: str, raw: Sequence[Any]) -> Column:
     # By the published rows alone: `raw` may hold values of ours, too.
     published_values = [row[name] for row in table.rows]
-    numeric = all(
-        isinstance(value, (int, float, type(None))) for value in published_values
-    )
+    # An empty place in a column of numbers does not make it one of texts.
+    types = (int, float, type(None))
+    numeric = all(isinstance(value, types) for value in published_values)
     return column(name, raw, label=with_unit(name), numeric=numeric)
 
 
@@ -88,7 +88,8 @@ def key_of(row: Row, name: str, like: Any = None) -> Any:
         # Theirs is "fp32-64", or the batch size alone: 64.
         if isinstance(like, int):
             return batch_size
-        return f"{row.value('precision')}-{batch_size}"
+        precision = row.value("precision")
+        return f"{precision}-{batch_size}"
     return row.value(_FIELDS[name])
 
 

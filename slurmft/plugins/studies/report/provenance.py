@@ -40,11 +40,13 @@ def origins(rows: Sequence[Row]) -> list[str]:
     codes = _values(runs, _code)
     devices = _values(runs, _device)
     finished_count = sum(run.is_finished for run in runs)
+    dates = _dates(runs)
+    all_versions = ", ".join(versions)
     lines = [
-        f"runs: {len(runs)}, {finished_count} finished; {_dates(runs)}",
+        f"runs: {len(runs)}, {finished_count} finished; {dates}",
         f"commands: {some(short_commands, _MOST)}",
         f"code: slurmft {some(codes, _MOST)}",
-        f"versions: {', '.join(versions)}",
+        f"versions: {all_versions}",
         f"hosts: {some(list(hosts), _MOST)}",
         f"devices: {some(devices, _MOST)}",
     ]
@@ -79,13 +81,15 @@ def changes(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
         if len(rows_with) <= 1:
             continue
         counts = {value: len(labels) for value, labels in rows_with.items()}
+        # What most rows have is taken for the usual value: a report names the few others.
         usual = max(counts, key=counts.__getitem__)
         exceptions = []
         for value, labels in rows_with.items():
             if value != usual:
                 places = some(labels, _MOST, "; ")  # a label has commas itself
                 exceptions.append(f"{value} in {places}")
-        yield f"CHANGED between runs: {fact}: {usual} in most, {', '.join(exceptions)}"
+        all_exceptions = ", ".join(exceptions)
+        yield f"CHANGED between runs: {fact}: {usual} in most, {all_exceptions}"
 
 
 def readers(runs: Sequence[MeasuredRun]) -> dict[str, Reader]:

@@ -156,9 +156,29 @@ class Term(NamedTuple):
 _TRAINING = (
     Term("sample", "computing", lambda s: s.samples),
     # A step starts 1,000 to 3,000 kernels of 5 to 10 us each.
-    Term("step", "starting", lambda s: s.micro_steps, 12e-3, 12e-3),
-    Term("wait", "waiting", lambda s: s.waits, 0.05, 0.05, "sample"),
-    Term("network", "waiting", lambda s: s.waits * s.is_far, 0.02, 0.04, "sample"),
+    Term(
+        "step",
+        "starting",
+        lambda s: s.micro_steps,
+        default=12e-3,
+        error=12e-3,
+    ),
+    Term(
+        "wait",
+        "waiting",
+        lambda s: s.waits,
+        default=0.05,
+        error=0.05,
+        share_of="sample",
+    ),
+    Term(
+        "network",
+        "waiting",
+        lambda s: s.waits * s.is_far,
+        default=0.02,
+        error=0.04,
+        share_of="sample",
+    ),
 )
 
 TERMS: dict[str, tuple[Term, ...]] = {
@@ -168,35 +188,49 @@ TERMS: dict[str, tuple[Term, ...]] = {
             "rendezvous",
             "startup",
             lambda s: math.log2(s.devices),
-            0.1,
-            0.1,
-            "startup",
+            default=0.1,
+            error=0.1,
+            share_of="startup",
         ),
     ),
     "train": _TRAINING,
     "evaluate": (
         Term("forward", "evaluation", lambda s: s.evaluated / s.devices),
-        Term("gather", "evaluation", lambda s: s.gathered, 0.04, 0.04, "forward"),
+        Term(
+            "gather",
+            "evaluation",
+            lambda s: s.gathered,
+            default=0.04,
+            error=0.04,
+            share_of="forward",
+        ),
         Term(
             "far_gather",
             "evaluation",
             lambda s: s.gathered * s.is_far,
-            0.3,
-            0.3,
-            "gather",
+            default=0.3,
+            error=0.3,
+            share_of="gather",
         ),
     ),
     # One process computes a metric. If all ranks store all predictions, it grows with the ranks.
     "metric": (
         Term("metric", "metric", lambda s: s.evaluated),
-        Term("copy", "metric", lambda s: s.evaluated * s.devices, 0.5, 2.0, "metric"),
+        Term(
+            "copy",
+            "metric",
+            lambda s: s.evaluated * s.devices,
+            default=0.5,
+            error=2.0,
+            share_of="metric",
+        ),
         Term(
             "far_copy",
             "metric",
             lambda s: s.evaluated * s.devices * s.is_far,
-            0.3,
-            0.3,
-            "copy",
+            default=0.3,
+            error=0.3,
+            share_of="copy",
         ),
     ),
     "broadcast": (
@@ -205,21 +239,25 @@ TERMS: dict[str, tuple[Term, ...]] = {
             "message",
             "metric",
             lambda s: s.work.epochs * s.devices,
-            0.5,
-            2.0,
-            "call",
+            default=0.5,
+            error=2.0,
+            share_of="call",
         ),
         Term(
             "far_message",
             "metric",
             lambda s: s.work.epochs * s.devices * s.is_far,
-            0.3,
-            0.3,
-            "message",
+            default=0.3,
+            error=0.3,
+            share_of="message",
         ),
     ),
     "rest": (Term("rest", "rest", lambda s: 1),),
-    TOTAL: (*_TRAINING, Term("startup", "startup", lambda s: 1, 2.0, 4.0)),
+    # Such a time has no phases: how much of it is start-up, the default alone says.
+    TOTAL: (
+        *_TRAINING,
+        Term("startup", "startup", lambda s: 1, default=2.0, error=4.0),
+    ),
 }
 """Phase -> its terms. One set of defaults for all data: rows of more nodes than were measured must
 never change a number here."""

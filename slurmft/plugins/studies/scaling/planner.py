@@ -379,7 +379,8 @@ def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
         row += [f"{share:.0%}" for share in option.shares.values()]
         row += [f"{option.global_batch_size:,}", f"{option.steps:,}", f"{rate:,.0f}"]
         if work.tokens_per_sample:
-            row.append(f"{rate * work.tokens_per_sample:,.0f}")
+            token_rate = rate * work.tokens_per_sample
+            row.append(f"{token_rate:,.0f}")
         rows.append(row)
     return aligned(rows)
 

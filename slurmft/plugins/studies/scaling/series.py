@@ -50,9 +50,10 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
     """
     finished = [run for run in runs if run.is_finished]
     if not finished:
-        states = {run.state.state for run in runs}
+        states = sorted({run.state.state for run in runs})
+        all_states = ", ".join(states)
         raise UsageError(
-            f"none of {len(runs)} run(s) has finished: {', '.join(sorted(states))}",
+            f"none of {len(runs)} run(s) has finished: {all_states}",
             "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
         )
     notes: list[str] = []
@@ -67,9 +68,8 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
         else:
             measured.append((run, row))
     if not measured:
-        raise UsageError(
-            f"none of {len(finished)} finished run(s) can be used: {problems[0]}"
-        )
+        count = f"none of {len(finished)} finished run(s)"
+        raise UsageError(f"{count} can be used: {problems[0]}")
     unfinished_count = len(runs) - len(finished)
     if unfinished_count:
         notes.append(f"{unfinished_count} run(s) that have not finished are left out")
@@ -124,9 +124,8 @@ def _series(
 ) -> Series:
     restarted = [run.name for run, _ in measured if _was_restarted(run)]
     if restarted:
-        notes += (
-            f"restarted, so start-up and rest are not used: {', '.join(restarted)}",
-        )
+        names = ", ".join(restarted)
+        notes += (f"restarted, so start-up and rest are not used: {names}",)
     # Without hosts on record, nothing is known of the nodes.
     simulated = []
     for run, row in measured:
@@ -187,6 +186,7 @@ def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
     epochs = len(recorded_epochs) or run.value("epochs") or 1
     global_batch_size = result["global_batch_size"]
     samples_per_micro_step = devices * (run.value("batch_size") or 1)
+    # Rounded: a global batch that was limited need be no multiple.
     micro_steps = max(1, round(global_batch_size / samples_per_micro_step))
     return Workload(
         tokens_per_sample=_tokens_per_sample(result),
