@@ -169,7 +169,7 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
         return 128 - code
     if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:
         unknown = SlurmftError(f"it ended with exit code {code}", hint)
-        # Without a checkpoint it would begin anew, and most likely end in the same way.
+        # With a checkpoint, the program has worked for a while: another start may do.
         has_checkpoint = bool(run.newest_checkpoint())
         run.add(Failure.of(where, unknown, retry=has_checkpoint))
     return code

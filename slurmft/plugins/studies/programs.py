@@ -37,8 +37,7 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             problem = f"{where} command {command!r}: {error}"
             raise UsageError(problem, _COMMAND_HINT) from None
-    has_words = isinstance(command, list) and len(command) > 0
-    if not has_words or not all(map(_is_plain, command)):
+    if not isinstance(command, list) or not command or not all(map(_is_plain, command)):
         what = f"{where} command must be words, or one text, not {command!r}"
         raise UsageError(what, _COMMAND_HINT)
     # Its words are text: ["train.py", "--lr", 0.1] is TOML, too.
