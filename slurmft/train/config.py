@@ -544,9 +544,11 @@ class TrainConfig:
         """Returns the built-in program with these options, as the toolkit knows it."""
         sources = [name for name in (self.model, self.data) if name is not None]
         local = [name for name in sources if is_local(name)]
+        # Of MODULE:CLASS the class alone.
+        name = self.task.rpartition(":")[2]
         return Program(
             kind="train",
-            name=self.task.rpartition(":")[2],
+            name=name,
             code=own_task.code(self.task),
             module="slurmft.train.rank",
             needs_hub=len(local) < len(sources),
@@ -557,6 +559,7 @@ class TrainConfig:
 
 def _required(name: str) -> Any:
     """Returns the field of an option of `TrainConfig` without its default."""
+    # The metadata is all that `option` declared: flag, limits and help stay the same.
     return dataclasses.field(metadata=TrainConfig.__dataclass_fields__[name].metadata)
 
 
@@ -638,8 +641,7 @@ def _check_class_weights(task: str) -> None:
             "weigh them in loss() and count() of the task",
         )
     if task == "multi-label":
-        raise UsageError(
-            f"{what}: each of its classes is a decision of its own", "leave it out"
-        )
+        problem = f"{what}: each of its classes is a decision of its own"
+        raise UsageError(problem, "leave it out")
     if facts.rows not in ("Texts", "Words") or facts.labels == ():
         raise UsageError(f"{what}: it has no classes", "leave it out")

@@ -39,9 +39,8 @@ def load(name: str) -> Any:
             "give package.module:Class as Python imports it from this folder",
         ) from error
     if not (inspect.isclass(task_class) and issubclass(task_class, TaskDeclaration)):
-        raise UsageError(
-            f"{what} is no subclass of slurmft.train.tasks.Task", "derive it from that"
-        )
+        problem = f"{what} is no subclass of slurmft.train.tasks.Task"
+        raise UsageError(problem, "derive it from that")
     missing_methods = sorted(task_class.__abstractmethods__)
     if missing_methods:
         names = ", ".join(f"{method}()" for method in missing_methods)
@@ -99,7 +98,9 @@ def code(name: str) -> str:
     folder = Path(inspect.getfile(task_class)).resolve().parents[depth]
     # An installed task needs no copy: ranks import from the same environment.
     for kind in ("purelib", "platlib"):
-        if folder == Path(os.path.realpath(sysconfig.get_path(kind))):
+        # Resolved, as `folder` is: an environment may be reached by a link.
+        site_packages = os.path.realpath(sysconfig.get_path(kind))
+        if folder == Path(site_packages):
             return ""
     return str(folder)
 
@@ -130,9 +131,10 @@ def options(task_class: Any, task: str, settings: tuple[str, ...]) -> Any:
         name = name.replace("-", "_")
         if name not in fields or not equals:
             defaults = [f"{field_name}={f.default}" for field_name, f in fields.items()]
+            all_defaults = ", ".join(defaults) or "none"
             raise UsageError(
                 f"--task-option {setting!r}: no option of --task {task}",
-                f"it has {', '.join(defaults) or 'none'}",
+                f"it has {all_defaults}",
             )
         values[name] = _parse(setting, text, type(fields[name].default))
     if options_class is None:

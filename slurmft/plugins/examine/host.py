@@ -37,7 +37,9 @@ def call_all(
         threads.append(thread)
     deadline = time.monotonic() + timeout_s
     for thread in threads:
-        thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        # One deadline for all: where several hang, the time limit still is that of the whole.
+        left_s = max(0.0, deadline - time.monotonic())
+        thread.join(timeout=left_s)
     return list(results)  # a copy: late threads still write to the other
 
 

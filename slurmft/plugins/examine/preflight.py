@@ -59,6 +59,7 @@ class Preflight:
         )
         # Beside the process: nvidia-smi may take seconds.
         self._thread = ThreadPoolExecutor(max_workers=1)
+        # Without folders of its own choice: it looks at /tmp and /dev/shm by itself.
         self._inspection = self._thread.submit(inspection.inspect, {})
 
     def passes(self, peers: Peers, wait_s: float) -> bool:
@@ -72,9 +73,8 @@ class Preflight:
             peers.report(asdict(report))
             decision = peers.heard_any((PASSED, FAILED), wait_s + _VERDICT_S)
             if decision is None:
-                raise RendezvousError(
-                    f"{self._rendezvous.head} has not judged the preflight"
-                )
+                head = self._rendezvous.head
+                raise RendezvousError(f"{head} has not judged the preflight")
             return decision == PASSED
         reports = [(time.time(), report)]
         for arrived_s, facts in peers.reports(len(self._names) - 1, wait_s):
@@ -100,6 +100,7 @@ class Preflight:
             host=self._names[self._rendezvous.node_rank],
             time_s=time.time(),
             gpu_errors=report.gpu_errors + products.problems,
+            # Of several GPUs the slowest: in a run, the others wait for it.
             tflop_s=min(products.tflop_s, default=None),
             links=links,
         )
@@ -145,9 +146,8 @@ class Preflight:
         for host, problem in failures.items():
             hint = "tell the site; `--preflight off` starts without this check"
             error = SlurmftError(f"preflight: {problem}", hint)
-            self._run.add(
-                Failure.of(f"node {host}", error, bad_host=host, exclude=True)
-            )
+            where = f"node {host}"
+            self._run.add(Failure.of(where, error, bad_host=host, exclude=True))
         seconds = time.monotonic() - self._began
         text = f"{len(self._names)} node(s) in {seconds:.1f} s, {speeds}"
         if failures:

@@ -166,6 +166,7 @@ def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
         is_secondary = code == -signal.SIGABRT  # a rank that loses its peers may abort
         killed = SlurmftError(text, hint)
         run.add(Failure.of(where, killed, secondary=is_secondary, retry=True))
+        # A shell's code for it: 128 and the number of the signal, which is negative here.
         return 128 - code
     if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:
         unknown = SlurmftError(f"it ended with exit code {code}", hint)
@@ -244,7 +245,9 @@ def await_rendezvous(
 def own_name(hosts: list[str], expected: int) -> str:
     """Returns this host's name in the list. mpirun may start with another host than the first."""
     # The expected host comes first: mostly it is this one, and no other name is looked up.
-    candidates = [*hosts[expected : expected + 1], *hosts]
+    # A slice of one: it is empty where the list is shorter.
+    expected_host = hosts[expected : expected + 1]
+    candidates = [*expected_host, *hosts]
     for host in candidates:
         if own_addresses(host):
             return host

@@ -142,9 +142,8 @@ def parse_study(text: str, path: Path) -> Study:
         raw = tomllib.loads(text)
     # RecursionError: the parser recurses into nested brackets, of which a file may have thousands.
     except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is not TOML: {error}", "see slurmft study --help"
-        ) from None
+        problem = f"{path} is not TOML: {error}"
+        raise UsageError(problem, "see slurmft study --help") from None
     _check_top(path, raw)
     keys = _DEFAULTS | raw
     # A program's placeholders are checked below, when the cells have named what varies.
@@ -190,10 +189,10 @@ def _check_top(path: Path, raw: dict[str, Any]) -> None:
     if raw.get("scaling", "none") not in SCALINGS:
         raise in_file(path, unknown("scaling", raw["scaling"], list(SCALINGS)))
     # It heads a table, and a page.
-    if "\n" in raw.get("title", ""):
-        raise UsageError(
-            f"{path}: the title {raw['title']!r} is more than a line", "shorten it"
-        )
+    title = raw.get("title", "")
+    if "\n" in title:
+        problem = f"{path}: the title {title!r} is more than a line"
+        raise UsageError(problem, "shorten it")
 
 
 def _check_key(path: Path, key: str, value: Any) -> None:

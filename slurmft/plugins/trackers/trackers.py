@@ -31,6 +31,9 @@ _MOST_WAITING = 1000
 CLOSE_S = 20
 """How long the rank waits for its trackers to finish."""
 
+_Log = tuple[dict[str, float], int]
+"""Numbers, and the step that they are of."""
+
 # Of steps, what is worth a curve; the others are in records.jsonl.
 _TRAIN_NUMBERS = ("loss", "learning_rate", "samples_per_s", "epoch")
 
@@ -84,9 +87,10 @@ class Tracking:
         """
         match record["event"]:
             case "start":
-                self._facts = {
-                    k: v for k, v in record.items() if k not in ("event", "time")
-                }
+                self._facts = dict(record)
+                # Of the record itself, not of the run.
+                for key in ("event", "time"):
+                    self._facts.pop(key, None)
             case "resume":
                 self._step = record["step"]
             case "step" if "samples_per_s" in record:
@@ -145,15 +149,13 @@ class _TrackerThread(threading.Thread):
         self._run = run
         self._facts = facts
         self._after_step = after_step
-        self._queue: queue.Queue[tuple[dict[str, float], int] | None] = queue.Queue(
-            _MOST_WAITING
-        )
+        self._queue: queue.Queue[_Log | None] = queue.Queue(_MOST_WAITING)
         # Checked by `put`, in the rank's thread: this one may hang in an import.
         self._start_by = time.monotonic() + _START_S
         self._is_given_up = False
         self.start()
 
-    def put(self, values: tuple[dict[str, float], int] | None) -> None:
+    def put(self, values: _Log | None) -> None:
         """Queues values and their step to be logged; None lets the tracker finish."""
         if time.monotonic() > self._start_by:
             self.give_up(f"does not start within {_START_S} s")
@@ -164,9 +166,8 @@ class _TrackerThread(threading.Thread):
     def give_up(self, reason: str) -> None:
         """Notes a warning, once: the run continues without this tracker."""
         if not self._is_given_up:
-            self.messages.append(
-                f"--log-with {self.name}: it {reason}; the run continues without it"
-            )
+            consequence = "the run continues without it"
+            self.messages.append(f"--log-with {self.name}: it {reason}; {consequence}")
         self._is_given_up = True
 
     def run(self) -> None:

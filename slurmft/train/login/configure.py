@@ -30,8 +30,11 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         # runs without local data need not wait for it
         from slurmft.train.login import inputs
 
-        processes = job.nodes * (job.nproc_per_node or job.gpus_per_node or 1)
-        program = dataclasses.replace(program, inputs=inputs.check(train, processes))
+        # As far as flags say it: else each node's hardware decides.
+        processes_per_node = job.nproc_per_node or job.gpus_per_node or 1
+        processes = job.nodes * processes_per_node
+        checked_inputs = inputs.check(train, processes)
+        program = dataclasses.replace(program, inputs=checked_inputs)
     return RunConfig(program=program, job=job)
 
 

@@ -119,6 +119,7 @@ class Checkpointing:
         predicted = states["evaluator"].values["samples"]
         suffix = checkpoint_suffix(position["phase"], predicted, is_best)
         values = {part: state.values for part, state in states.items()}
+        name = checkpoint_name(position["step"], suffix)
         return Checkpoint(
             step=position["step"],
             suffix=suffix,
@@ -128,7 +129,7 @@ class Checkpointing:
             parts=json.loads(json.dumps(values)),
             tensors=copied(tensors),
             shares=shares,
-            best=self._name_of_best(checkpoint_name(position["step"], suffix), is_best),
+            best=self._name_of_best(name, is_best),
         )
 
     def _name_of_best(self, name: str, is_best: bool) -> str | None:

@@ -85,13 +85,13 @@ class PatientSave:
         except (OSError, SafetensorError) as error:
             if not is_full(error):
                 raise
+        # But for the newest: an attempt that is to stop here leaves it to the next one.
         self._job.remove_checkpoints(keep=1)
         # The first failure may be cured by that; from the second on the user is told.
         if self._tries > 1 and self._problem is None:
             self._problem = no_room(self._run_dir, self._what, self._size_bytes)
-            self._job.warn(
-                f"{self._problem.message}; it is tried again: {self._problem.hint}"
-            )
+            warning = f"{self._problem.message}; it is tried again"
+            self._job.warn(f"{warning}: {self._problem.hint}")
         if self._problem and time.monotonic() > self._deadline:
             raise self._problem
         return False
@@ -110,6 +110,8 @@ def save_model(setup: Setup, loaded: LoadedModel, strategy: Strategy) -> None:
             # Saved before training: at its end the tokenizer's source may be gone.
             shutil.copytree(run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
 
-    size_bytes = loaded.parameters * next(loaded.model.parameters()).element_size()
+    # About: the first weight stands for all. The number is for a message alone.
+    bytes_per_weight = next(loaded.model.parameters()).element_size()
+    size_bytes = loaded.parameters * bytes_per_weight
     patient = PatientSave(setup.job, setup.world, "the model", size_bytes)
     patient.run(save, lambda: strategy.collect_weights(weights_folder))

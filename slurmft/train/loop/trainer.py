@@ -187,9 +187,8 @@ class Trainer:
         self.reporter.epoch(self.setup.plan.epochs(at.step), at.metrics)
         task = self.setup.task
         # The value is the same on every rank, and so are the decisions.
-        is_best = at.note_evaluation(
-            at.metrics[task.metric_names[0]], task.lower_is_better
-        )
+        value = at.metrics[task.metric_names[0]]
+        is_best = at.note_evaluation(value, task.lower_is_better)
         self._choose_phase()
         # After the phase is chosen: a resume from it does not evaluate again.
         if is_best:

@@ -100,14 +100,13 @@ class Task(base.Task):
         ids = {name: i for i, name in enumerate(names)}
         tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        tokenizer.post_processor = processors.BertProcessing(
-            ("[SEP]", SEP), ("[CLS]", CLS)
-        )
+        end = ("[SEP]", SEP)
+        start = ("[CLS]", CLS)
+        tokenizer.post_processor = processors.BertProcessing(end, start)
         roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
         special: dict[str, Any] = dict(zip(roles, SPECIALS, strict=True))
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(
-            folder
-        )
+        fast_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+        fast_tokenizer.save_pretrained(folder)
 
 
 def vocabulary(size: int) -> list[str]:
@@ -117,6 +116,7 @@ def vocabulary(size: int) -> list[str]:
 
 def words_by_label(size: int, seed: int) -> np.ndarray:
     """Returns for every label the word ids that hint at it: int64, (labels, words)."""
+    # Apart from the generators of the splits: both are made of the same hints.
     rng = np.random.default_rng([seed, 0])
     ids = rng.permutation(np.arange(len(SPECIALS), size))
     # One word in a hundred for each label, so that most words say nothing.
