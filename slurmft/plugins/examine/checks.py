@@ -158,8 +158,10 @@ class Report:
     def text(self) -> str:
         """Writes the report for people."""
         counts = Counter(check.level for check in self.checks)
-        summary = f"{counts[Level.OK]} ok, {counts[Level.WARNING]} warning(s), "
-        summary += f"{counts[Level.FAILURE]} failure(s); took {self.seconds:.1f} s"
+        summary = f"{counts[Level.OK]} ok, "
+        summary += f"{counts[Level.WARNING]} warning(s), "
+        summary += f"{counts[Level.FAILURE]} failure(s); "
+        summary += f"took {self.seconds:.1f} s"
         if self.queued_s:
             summary += f", after {self.queued_s:.1f} s in the queue"
         return redact("\n".join([*lines(self.checks), "", summary]))
@@ -170,7 +172,8 @@ class Report:
 
     def for_support(self) -> str:
         """Writes the text, then as JSON all measurements and the environment."""
-        head = f"slurmft doctor {slurmft.__version__} on {platform.node()}, {clock(time.time())}"
+        now = clock(time.time())
+        head = f"slurmft doctor {slurmft.__version__} on {platform.node()}, {now}"
         facts = self._facts()
         facts["measured"] = self.measured
         facts["environment"] = reported_environment(os.environ)

@@ -66,7 +66,8 @@ def blame(
         # Of two hosts with as many pairs, as the two of a single one, the likelier is to blame.
         host = max(counts, key=lambda end: (counts[end], suspects[end]))
         pairs = [pair for pair in left if host in pair]
-        blames.append(Blame(host, tuple(pairs), _is_link(pairs, intact)))
+        is_link = _is_link(pairs, intact)
+        blames.append(Blame(host, tuple(pairs), is_link))
         left = [pair for pair in left if host not in pair]
     return blames
 
@@ -147,5 +148,7 @@ def group_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
 
 def by_value(values: Mapping[str, Any]) -> str:
     """Writes values with the names that have them: "n1, n3: this; n2: that"."""
-    groups = group_by_value(values)
-    return "; ".join(f"{some(names)}: {value}" for value, names in groups.items())
+    texts = []
+    for value, names in group_by_value(values).items():
+        texts.append(f"{some(names)}: {value}")
+    return "; ".join(texts)

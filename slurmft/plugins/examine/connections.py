@@ -89,7 +89,9 @@ def reach_all(
     Args:
         peers: host -> (the token that it answers, its ports by purpose).
     """
-    calls = [partial(_reach, host, *peer, timeout_s) for host, peer in peers.items()]
+    calls = []
+    for name, (token, ports) in peers.items():
+        calls.append(partial(_reach, name, token, ports, timeout_s))
     links = {}
     for host, answer in zip(peers, call_all(timeout_s + 1, calls), strict=True):
         if isinstance(answer, Exception):

@@ -178,7 +178,8 @@ class Examination:
         nodes = self._ask("inspect", requests, _START_S, "nodes", NodeReport, hint)
         self._measured.nodes = nodes
         if len(nodes) == len(requests):
-            self.report.checks.append(ok("nodes", f"{some(list(nodes))} answer"))
+            names = some(list(nodes))
+            self.report.checks.append(ok("nodes", f"{names} answer"))
 
     def _systems(self) -> Iterator[Check]:
         systems = {}
@@ -241,15 +242,19 @@ class Examination:
                 ports[node][name] = all_ports[name]
         requests = {}
         for start, goals in comparison.partners(list(ports)).items():
-            peers = {hosts[goal]: (tokens[goal], ports[goal]) for goal in goals}
+            peers = {}
+            for goal in goals:
+                peers[hosts[goal]] = (tokens[goal], ports[goal])
             requests[start] = {"peers": peers, "timeout_s": _REACH_S}
         kind = dict[str, LinkReport]
         answers = self._ask("reach", requests, _REACH_S + _UNDER_WAY_S, "network", kind)
         # Agents know the names of the fabric; the report has Slurm's.
         node_of = {hosts[node]: node for node in ports}
-        links = {}
+        links: dict[str, dict[str, LinkReport]] = {}
         for start, link_to in answers.items():
-            links[start] = {node_of[host]: link for host, link in link_to.items()}
+            links[start] = {}
+            for host, link in link_to.items():
+                links[start][node_of[host]] = link
         return links
 
     def _rates(self) -> list[Check]:

@@ -180,7 +180,9 @@ def packages() -> list[Check]:
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}):
             required.append(requirement)
-    versions: dict[str, Any] = {each.name: installed(each.name) for each in required}
+    versions: dict[str, Any] = {}
+    for each in required:
+        versions[each.name] = installed(each.name)
     wrong = []
     for requirement in required:
         version = versions[requirement.name]

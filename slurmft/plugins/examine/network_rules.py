@@ -221,7 +221,8 @@ def clocks(offsets: Mapping[str, tuple[float, float]]) -> list[Check]:
     if checks:
         return checks
     most_s = max(abs(ahead_s) for ahead_s, _ in offsets.values())
-    return [ok("clocks", f"within {1000 * most_s:.1f} ms", most_s=most_s)]
+    most_ms = 1000 * most_s
+    return [ok("clocks", f"within {most_ms:.1f} ms", most_s=most_s)]
 
 
 # --- speed of links -------------------------------------------------------------------------------
@@ -254,13 +255,14 @@ def links(rates: Mapping[Pair, float]) -> Iterator[Check]:
         if has_slow_node or rate >= thresholds.SINGLE_LINK * median:
             continue
         share = rate / median
-        text = f"{start} to {goal} is slow: {_gbit(rate)}, {share:.0%} of the median; "
+        text = f"{start} to {goal} is slow: "
+        text += f"{_gbit(rate)}, {share:.0%} of the median; "
         text += "both are fast with other nodes"
         hint = "tell the site: what lies between these two may be bad, or busy"
         yield warning("links", text, hint, bytes_s=rate)
     least = min(best.values())
-    text = f"one TCP connection carries {_gbit(median)} (median of {len(best)} nodes; least "
-    text += f"{_gbit(least)})"
+    text = f"one TCP connection carries {_gbit(median)} "
+    text += f"(median of {len(best)} nodes; least {_gbit(least)})"
     yield ok("links", text, median_bytes_s=median)
 
 

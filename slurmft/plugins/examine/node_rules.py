@@ -251,7 +251,10 @@ def versions(systems: Systems, here: Mapping[str, str | None]) -> list[Check]:
             different.append(failure("versions", text, hint))
     if different:
         return different
-    same = ", ".join(f"{name} {version}" for name, version in here.items())
+    versions_here = []
+    for name, version in here.items():
+        versions_here.append(f"{name} {version}")
+    same = ", ".join(versions_here)
     return [ok("versions", f"the same on all nodes as on this host: {same}")]
 
 

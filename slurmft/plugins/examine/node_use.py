@@ -14,7 +14,8 @@ def describe(job: JobConfig) -> list[str]:
     """Writes lines about this node, and the variables that a run would set, with their reasons."""
     profile = task.use_of_node(inspection.config(job), os.environ)
     rows = [*_node(profile.hardware), *_use(profile)]
-    return [*aligned(rows), "", *profiles.describe(profile, os.environ)]
+    variables = profiles.describe(profile, os.environ)
+    return [*aligned(rows), "", *variables]
 
 
 def _node(here: Hardware) -> list[tuple[str, str]]:

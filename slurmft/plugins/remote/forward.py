@@ -199,7 +199,8 @@ class Forwarded:
             self.connection.fetch(folder, into.parent)
             print(f"fetched from {self.cluster.name}: {into}")
         elif Elsewhere.SUBMITS in self.behaviour and "--follow" in self.words:
-            pull = shlex.join(["slurmft", "pull", "last", "--on", self.cluster.name])
+            command = ["slurmft", "pull", "last", "--on", self.cluster.name]
+            pull = shlex.join(command)
             print(f"to fetch model and records: {pull}")
         return done.returncode
 
@@ -346,7 +347,8 @@ class Forwarded:
     def _say(self, words: str) -> None:
         # stderr: stdout is for what the command prints there, such as JSON.
         text = redact(words)
-        print(f"{self.cluster.name}: {text}", file=sys.stderr, flush=True)
+        line = f"{self.cluster.name}: {text}"
+        print(line, file=sys.stderr, flush=True)
 
     # --- what runs --------------------------------------------------------------------------------
 
@@ -422,8 +424,12 @@ class Forwarded:
         # With or without --follow, it is the same submission.
         typed = [word for word in self.typed if word != "--follow"]
         # The folder counts: the same command in another one submits other code.
-        submitted = [self.cluster.name, str(self.here), *typed, *self.program]
-        key = _hash(*submitted)
+        key = _hash(
+            self.cluster.name,
+            str(self.here),
+            *typed,
+            *self.program,
+        )
         record = _state_file("requests", f"{key}.json")
         facts = read_json(record) or {}
         if not isinstance(facts.get("id"), str):  # there is no record, or it is damaged
@@ -431,7 +437,9 @@ class Forwarded:
             facts = {"id": request_id, "time": time.time()}
         # Before the command runs: from then on the cluster may have the run.
         write_json(record, facts)
-        command = ["slurmft", "--on", self.cluster.name, *self.typed, *self.program]
+        command = ["slurmft", "--on", self.cluster.name]
+        command += self.typed
+        command += self.program
         command_line = shlex.join(command)
         host = os.uname().nodename
         request = {

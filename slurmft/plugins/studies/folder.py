@@ -191,7 +191,11 @@ class StudyStatus:
         """Returns the runs whose jobs wait or run on this cluster, of this study file or not. Runs
         elsewhere disturb nothing here, and no job here can wait for their end."""
         runs = (*self.tries(), *self.others)
-        return [run for run in runs if run.is_alive and run.job and not run.elsewhere]
+        alive = []
+        for run in runs:
+            if run.is_alive and run.job and not run.elsewhere:
+                alive.append(run)
+        return alive
 
     def count(self, state: str) -> int:
         """Returns how many repeats are in a state."""

@@ -280,7 +280,9 @@ def _settings_as_typed(run: MeasuredRun) -> dict[str, Any]:
     code = str(RunDir(run.path).code)
     argv = []
     for word in run.settings["argv"]:
-        argv.append(run.settings["file"] if word.startswith(code) else word)
+        if word.startswith(code):
+            word = run.settings["file"]
+        argv.append(word)
     # `python -P -m MODULE`: submission added -P, which keeps the folder off the module's path.
     if argv[1:2] == ["-P"]:
         del argv[1]

@@ -280,7 +280,10 @@ def _axes(path: Path, raw: dict[str, Any], fixed: dict[str, Any]) -> list[list[C
     counts: Counter[str] = Counter()
     for axis in axes:
         counts.update(axis[0].keys())
-    in_both = sorted(field for field, count in counts.items() if count > 1)
+    in_both = []
+    for field, count in sorted(counts.items()):
+        if count > 1:
+            in_both.append(field)
     if in_both:
         raise UsageError(
             f"{path}: {', '.join(in_both)} is in both [grid] and [[cells]]",

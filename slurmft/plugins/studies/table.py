@@ -107,9 +107,14 @@ def cell_columns(
     columns = []
     for name in fields:
         raw = [cell.get(name) for cell in cells]
-        full_texts = [NOTHING if value is None else str(value) for value in raw]
+        full_texts = []
+        for value in raw:
+            full_texts.append(NOTHING if value is None else str(value))
         texts = without_folders(full_texts)
-        values = [Value(value, text) for value, text in zip(raw, texts, strict=True)]
+        values = []
+        for value, text in zip(raw, texts, strict=True):
+            # Shortened for people; in CSV the value is whole.
+            values.append(Value(value, text))
         # One text is enough: a column is aligned as a whole.
         numeric = all(_is_number(value) for value in raw)
         columns.append(Column(name, values, numeric=numeric))

@@ -122,7 +122,8 @@ def run_main(argv: list[str]) -> int:
     override the file's [fixed]."""
     arguments = run_parser().parse(argv)
     study, folder = _read_study(arguments)
-    flags = typed_options(arguments, [*options(TrainConfig), *options(JobConfig)])
+    names = [*options(TrainConfig), *options(JobConfig)]
+    flags = typed_options(arguments, names)
     study = runner.with_flags(study, flags)
     configs = runner.configurations(study, folder, make=not arguments.dry_run)
     if arguments.dry_run:
@@ -400,7 +401,9 @@ def repeats_table(
     rows = []
     for cell, repeats in todo.status.by_cell():
         counts = Counter(state_of(repeat) for repeat in repeats)
-        states = [f"{count} {state}" for state, count in counts.items()]
+        states = []
+        for state, count in counts.items():
+            states.append(f"{count} {state}")
         text = ", ".join(states)
         # A dry run has no jobs.
         jobs_of_cell = [jobs.get(repeat.key, "") for repeat in repeats]

@@ -111,7 +111,8 @@ class Comparison:
         widths = [len(each.name) for each in self.differences]
         width = max(widths, default=0)
         for each in self.differences:
-            lines.append(f"  {each.name:<{width}}  {each.a}  ->  {each.b}")
+            name = f"{each.name:<{width}}"
+            lines.append(f"  {name}  {each.a}  ->  {each.b}")
         for finding in self.findings:
             lines.append("")
             lines.append(f"{finding.what}: {finding.verdict}")
@@ -125,7 +126,8 @@ class Comparison:
     def summary(self, label_a: str, label_b: str) -> list[str]:
         """The verdicts, a line each, for a report whose tables show the rest."""
         lines = [f"A is {label_a}; B is {label_b}"]
-        lines += [f"{finding.what}: {finding.verdict}" for finding in self.findings]
+        for finding in self.findings:
+            lines.append(f"{finding.what}: {finding.verdict}")
         return lines + self.notes
 
 
@@ -169,12 +171,23 @@ def compare_cells(
 
 
 def _comparable(runs: Sequence[MeasuredRun]) -> tuple[MeasuredRun, ...]:
-    return tuple(run for run in runs if run.is_finished and not _missing_values(run))
+    comparable = []
+    for run in runs:
+        if run.is_finished and not _missing_values(run):
+            comparable.append(run)
+    return tuple(comparable)
 
 
 def _compare_sides(a: Side, b: Side) -> Comparison:
-    notes = [*a.notes, *b.notes, *_notes(a, b)]
-    return Comparison(a, b, _differences(a, b), _findings(a, b), notes)
+    notes = [*a.notes, *b.notes]
+    notes += _notes(a, b)
+    return Comparison(
+        a=a,
+        b=b,
+        differences=_differences(a, b),
+        findings=_findings(a, b),
+        notes=notes,
+    )
 
 
 def _read_side(name: str, path: str) -> Side:
@@ -266,10 +279,13 @@ def _differences(a: Side, b: Side) -> list[Difference]:
         text_a = _text(fields_a.get(name))
         text_b = _text(fields_b.get(name))
         pairs.append(Difference(name, text_a, text_b))
-    facts = _FACTS | readers([*a.runs, *b.runs])
+    runs = [*a.runs, *b.runs]
+    facts = _FACTS | readers(runs)
     for name, reader in facts.items():
         # What a run recorded may differ between repeats: all their values count.
-        pairs.append(Difference(name, _distinct(a, reader), _distinct(b, reader)))
+        text_a = _distinct(a, reader)
+        text_b = _distinct(b, reader)
+        pairs.append(Difference(name, text_a, text_b))
     return [pair for pair in pairs if pair.a != pair.b]
 
 
@@ -453,9 +469,8 @@ def _evaluation(side: Side) -> Times:
 
 def _by_steps(a: Side, b: Side) -> Finding:
     """Compares the training of runs without repeats, by their steps."""
-    # Axis 1 is that of the windows: two repeats follow each other as one longer run.
-    windows_a = np.concatenate([windows(run) for run in a.runs], axis=1)
-    windows_b = np.concatenate([windows(run) for run in b.runs], axis=1)
+    windows_a = _windows_of(a)
+    windows_b = _windows_of(b)
     rate_a = _rate(a, _mean_rate(windows_a))
     rate_b = _rate(b, _mean_rate(windows_b))
     interval = stats.ratio_of_windows(windows_a, windows_b)
@@ -470,6 +485,13 @@ def _by_steps(a: Side, b: Side) -> Finding:
     method = "t-interval over steps, as many as are independent"
     verdict = verdict_of_speed(*interval)
     return Finding("training", rate_a, rate_b, verdict, method, *interval)
+
+
+def _windows_of(side: Side) -> Array:
+    """Returns the windows of all runs of a side, see `windows`."""
+    windows_of_runs = [windows(run) for run in side.runs]
+    # Axis 1 is that of the windows: two repeats follow each other as one longer run.
+    return np.concatenate(windows_of_runs, axis=1)
 
 
 def _mean_rate(windows: Array) -> float:

@@ -199,12 +199,19 @@ class Spread:
         """Distance of the farthest repeat from the median, in percent of the median."""
         if not self.median:
             return 0.0
-        farthest = max(self.high - self.median, self.median - self.low)
+        above = self.high - self.median
+        below = self.median - self.low
+        farthest = max(above, below)
         return 100 * farthest / abs(self.median)  # a metric may be negative
 
     @classmethod
     def of(cls, *values: float) -> Self:
-        return cls(statistics.median(values), min(values), max(values), len(values))
+        return cls(
+            median=statistics.median(values),
+            low=min(values),
+            high=max(values),
+            n=len(values),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +437,8 @@ def rows_of(runset: RunSet) -> list[Row]:
         if not runs and runset.study:
             fields = planned(runset.study, cell, common)
         devices = _devices(runs, fields | cell)
-        row = Row(cell, runs, devices, state_of(runs, runset.repeats), fields)
+        state = state_of(runs, runset.repeats)
+        row = Row(cell, runs, devices, state, fields)
         finished = row.finished
         for measure in measures:
             values = [_read(measure, run) for run in finished]
@@ -531,7 +539,9 @@ def state_of(runs: Sequence[MeasuredRun], repeats: int) -> str:
     if len(counts) == 1 and counts.total() == total:
         (state,) = counts
         return f"{state}{suffix}"
-    parts = [f"{count} of {total} {state}" for state, count in counts.items()]
+    parts = []
+    for name, count in counts.items():
+        parts.append(f"{count} of {total} {name}")
     return ", ".join(parts) + suffix
 
 

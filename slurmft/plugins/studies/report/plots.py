@@ -225,7 +225,10 @@ def _groups(rows: Sequence[Row], fields: Sequence[str]) -> dict[str, list[Row]]:
             name = ", ".join(str(value) for value in settings)
             named_rows.append((name, row))
             counts[name, row.devices] += 1
-    ambiguous = {name for (name, _), count in counts.items() if count > 1}
+    ambiguous = set()
+    for (name, _), count in counts.items():
+        if count > 1:
+            ambiguous.add(name)
     groups: dict[str, list[Row]] = {}
     for name, row in named_rows:
         parts = []
@@ -252,7 +255,10 @@ def _published_speedups(table: PublishedTable) -> dict[str, Points]:
         speedup = row["speedup"]
         # A paper may have left a place empty, or written a word there.
         if is_number(speedup) and is_number(gpus):
-            settings = [f"{with_unit(name)} {row[name]}" for name in columns]
+            settings = []
+            for column_name in columns:
+                settings.append(f"{with_unit(column_name)} {row[column_name]}")
+            # Where devices alone name a row, the table is one line.
             name = ", ".join(settings) or "speedup"
             points = series.setdefault(f"published: {name}", [])
             points.append((gpus, Spread.of(speedup)))
@@ -354,7 +360,10 @@ def _curves_of(run: MeasuredRun) -> dict[_Curve, Points]:
     points_of: dict[_Curve, Points] = {}
     for curve, heights in curves.items():
         # Sorted: after a restart, an earlier epoch comes again.
-        points_of[curve] = [(x, Spread.of(y)) for x, y in sorted(heights.items())]
+        points: Points = []
+        for x, y in sorted(heights.items()):
+            points.append((x, Spread.of(y)))
+        points_of[curve] = points
     return points_of
 
 
@@ -435,8 +444,11 @@ def _lines(axes: Any, chart: Chart, labels: Sequence[str]) -> None:
     for (name, points), label_text in zip(chart.series.items(), labels, strict=True):
         x = [place for place, _ in points]
         y = [spread.median for _, spread in points]
-        below = [spread.median - spread.low for _, spread in points]
-        above = [spread.high - spread.median for _, spread in points]
+        below = []
+        above = []
+        for _, spread in points:
+            below.append(spread.median - spread.low)
+            above.append(spread.high - spread.median)
         # Bars of length 0 would be dashes through the markers of runs without repeats.
         has_ranges = any(below) or any(above)
         ranges = [below, above] if has_ranges else None

@@ -30,7 +30,8 @@ def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Returns the times, throughput, speedup and metrics of the rows."""
     columns = _leading(rows, runset.fields)
     if runset.is_own:
-        columns += [_medians(measure, rows) for measure in measures.measures_of(runset)]
+        for measure in measures.measures_of(runset):
+            columns.append(_medians(measure, rows))
         columns += _scaled(rows)
         return Table(runset.title, columns, _notes(rows, runset))
     speed_columns = []
@@ -113,8 +114,11 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     for rank, each in enumerate(_COSTS):
         totals = []
         for row in rows:
-            values = [cost_of_run[id(run)][each.key] for run in row.runs]
-            numbers = [each.factor * value for value in values if value is not None]
+            numbers = []
+            for run in row.runs:
+                value = cost_of_run[id(run)][each.key]
+                if value is not None:
+                    numbers.append(each.factor * value)
             # Of no run, or of none that says it: unknown, which is not 0.
             totals.append(each.combine(numbers) if numbers else None)
         decimals = decimals_of(totals)
@@ -308,7 +312,8 @@ def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
         )
     for row in rows:
         if len(row.state) > _STATE_WIDTH:
-            notes.append(f"{label(row, runset.fields)}: {row.state}")
+            row_name = label(row, runset.fields)
+            notes.append(f"{row_name}: {row.state}")
     other_batches = "; ".join(_with_other_batches(rows, runset.fields))
     if other_batches:
         notes.append(f"no row on fewer devices has this batch size: {other_batches}")

@@ -337,7 +337,9 @@ class Fit:
             phases_s[phase] = np.maximum(terms_s.sum(axis=1), shortest_s)
             means_s = terms_s.mean(axis=0)
             for term, seconds in zip(TERMS[phase], means_s, strict=True):
-                parts_s[term.part] = parts_s.get(term.part, 0.0) + float(seconds)
+                # Several terms are of one part.
+                seconds_before = parts_s.get(term.part, 0.0)
+                parts_s[term.part] = seconds_before + float(seconds)
         return Prediction(phases_s, parts_s, self.noise)
 
     def unknowns(self, work: Workload, nodes: int) -> list[str]:
@@ -432,8 +434,9 @@ def _fit_phase(phase: str, rows: Sequence[Row]) -> _Solution | None:
     if not used:
         return None
     quantities = quantities[used]
-    seconds = np.array([rows[i].seconds[phase] for i in used])
-    resolution_s = np.array([rows[i].resolution_s.get(phase, 0.0) for i in used])
+    used_rows = [rows[i] for i in used]
+    seconds = np.array([row.seconds[phase] for row in used_rows])
+    resolution_s = np.array([row.resolution_s.get(phase, 0.0) for row in used_rows])
     # Two independent errors. Least squares takes every equation in units of its own error.
     errors_s = np.hypot(_NOISE * seconds, resolution_s)
     measured = quantities / errors_s[:, None]
@@ -466,7 +469,8 @@ def _reference_samples(rows: Sequence[Row]) -> int:
 
 def _quantities(phase: str, setting: _Setting) -> Array:
     """Returns the quantities of the terms of a phase, shape (terms,)."""
-    return np.array([term.quantity(setting) for term in TERMS[phase]], dtype=np.float64)
+    quantities = [term.quantity(setting) for term in TERMS[phase]]
+    return np.array(quantities, dtype=np.float64)
 
 
 def _defaults(phase: str, costs: Array) -> tuple[Array, Array]:
@@ -492,7 +496,8 @@ def _defaults(phase: str, costs: Array) -> tuple[Array, Array]:
         equations.append(equation)
         targets.append(term.default / term.error)
     # A phase without defaults has no equation, which would be an array of one dimension.
-    return np.array(equations).reshape(-1, len(terms)), np.array(targets)
+    coefficients = np.array(equations).reshape(-1, len(terms))
+    return coefficients, np.array(targets)
 
 
 def _non_negative(equations: Array, targets: Array) -> Array:
@@ -506,7 +511,8 @@ def _non_negative(equations: Array, targets: Array) -> Array:
     free = list(range(term_count))
     while True:
         costs = np.zeros(term_count)
-        costs[free] = np.linalg.lstsq(equations[:, free], targets, rcond=None)[0]
+        solution, *_ = np.linalg.lstsq(equations[:, free], targets, rcond=None)
+        costs[free] = solution
         lowest = min(free, key=lambda i: float(costs[i]))
         if costs[lowest] >= 0 or len(free) == 1:
             return costs

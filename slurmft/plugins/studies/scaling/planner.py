@@ -340,7 +340,9 @@ def _describe_work(work: Workload) -> str:
 
 def _time_table(options: Sequence[Option]) -> list[str]:
     # One unit for all rows, in which the shortest time has digits.
-    unit, scale = unit_of(min(option.time_s.median for option in options))
+    # One unit for all rows, so that they compare: that of the shortest time.
+    shortest_s = min(option.time_s.median for option in options)
+    unit, scale = unit_of(shortest_s)
     rows = [
         [
             "nodes",
@@ -377,7 +379,9 @@ def _share_table(options: Sequence[Option], work: Workload) -> list[str]:
         rate = samples / _training_s(option)
         row = [str(option.nodes)]
         row += [f"{share:.0%}" for share in option.shares.values()]
-        row += [f"{option.global_batch_size:,}", f"{option.steps:,}", f"{rate:,.0f}"]
+        row.append(f"{option.global_batch_size:,}")
+        row.append(f"{option.steps:,}")
+        row.append(f"{rate:,.0f}")
         if work.tokens_per_sample:
             token_rate = rate * work.tokens_per_sample
             row.append(f"{token_rate:,.0f}")

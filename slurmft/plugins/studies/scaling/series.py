@@ -155,7 +155,9 @@ def row_of(run: MeasuredRun) -> Row:
         ArithmeticError,
     ):
         row = _row(run)
-        has_counts = min(row.devices, row.nodes, row.work.train_samples) >= 1
+        least_count = min(row.devices, row.nodes, row.work.train_samples)
+        has_counts = least_count >= 1
+        # NaN and infinity are no JSON, and yet Python reads them.
         are_finite = all(math.isfinite(seconds) for seconds in row.seconds.values())
         if has_counts and are_finite and "train" in row.seconds:
             return row
