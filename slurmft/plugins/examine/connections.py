@@ -127,7 +127,11 @@ def _reach(
             # strerror, and some time-outs have no text at all.
             strerror = getattr(error, "strerror", None)
             reasons[purpose] = strerror or str(error) or "timed out"
-    return LinkReport(ports=reasons, ahead_s=ahead_s, round_trip_s=round_trip_s)
+    return LinkReport(
+        ports=reasons,
+        ahead_s=ahead_s,
+        round_trip_s=round_trip_s,
+    )
 
 
 def _ask_who(

@@ -301,7 +301,8 @@ class Examination:
     def _sharing(self, purpose: str, folder: Path) -> list[Check]:
         """Checks that all nodes see what this host writes; if so, which locks hold there."""
         # The folder may be made only by the first run: the one above it is of the same file system.
-        place = next(path for path in (folder, *folder.parents) if path.is_dir())
+        candidates = [folder, *folder.parents]
+        place = next(path for path in candidates if path.is_dir())
         mark = f"{secrets.token_hex(6)}-seen"
         here = LockOperations()
         if here.lock(str(place), "write", "-", mark) != "yes":
@@ -339,7 +340,8 @@ class Examination:
         file_system = self._nodes[names[0]].folders[purpose].file_system
         if file_system is None or not file_system.is_shared:
             return [ok(about, f"not measured: {file_system}, not shared by its type")]
-        ask = lock_probe.ask_agents(self.agents, names, place, self._left_s(_ANSWER_S))
+        left_s = self._left_s(_ANSWER_S)
+        ask = lock_probe.ask_agents(self.agents, names, place, left_s)
         findings = lock_probe.probe(ask, len(names), file_system, thorough=False)
         if findings is None:
             return []

@@ -92,7 +92,9 @@ def check_down_nodes(unwell: dict[str, str]) -> Check:
     """Checks for nodes that take no jobs, each with Slurm's reason."""
     if not unwell:
         return ok("nodes", "no node is down, drained or not responding")
-    reasons = [f"{host} is {why}" for host, why in sorted(unwell.items())]
+    reasons = []
+    for host, why in sorted(unwell.items()):
+        reasons.append(f"{host} is {why}")
     hint = "jobs run on the other nodes; ask the site about these"
     return warning("nodes", "; ".join(reasons), hint, **unwell)
 
@@ -145,7 +147,9 @@ def check_accounting(
     if rows:
         limits = []
         for row in rows:
-            fields = [f"{name}={value}" for name, value in row.items()]
+            fields = []
+            for name, value in row.items():
+                fields.append(f"{name}={value}")
             limits.append(" ".join(fields))
         all_limits = "; ".join(limits)
         return ok("accounting", f"sacct answers; limits of {user}: {all_limits}")

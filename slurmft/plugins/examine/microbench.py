@@ -31,7 +31,14 @@ _MATMUL_S = 0.5
 _WIDTH_CPU = 1024
 _WIDTH_GPU = 8192
 _MIB = 2**20
-SIZES_BYTES = (8, 64 * 2**10, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB)
+SIZES_BYTES = (
+    8,
+    64 * 2**10,
+    _MIB,
+    16 * _MIB,
+    64 * _MIB,
+    256 * _MIB,
+)
 _MOST_BYTES_CPU = 64 * _MIB
 _MOST_ROUNDS = 20
 # How long one size is measured at most.
@@ -118,7 +125,8 @@ def _measure(world: process_group.World, size: int, deadline: float) -> AllReduc
     seconds = statistics.median(times)
     # In a ring, each rank sends all but its own part twice.
     sent_bytes = 2 * (world.size - 1) / world.size * size
-    return AllReduce(size_bytes=size, seconds=seconds, bus_bytes_s=sent_bytes / seconds)
+    bus_bytes_s = sent_bytes / seconds
+    return AllReduce(size_bytes=size, seconds=seconds, bus_bytes_s=bus_bytes_s)
 
 
 def _timed(device: torch.device, work: Callable[[], object]) -> float:

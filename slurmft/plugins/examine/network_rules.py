@@ -166,7 +166,8 @@ def _unreached(kind: str, text: str, reasons: Sequence[str], end: str = "") -> C
         text: who cannot reach whom.
     """
     # Each reason once: many hosts have the same.
-    why = ", ".join(dict.fromkeys(reasons)) + end
+    distinct_reasons = dict.fromkeys(reasons)
+    why = ", ".join(distinct_reasons) + end
     if kind == "name":
         hint = "check /etc/hosts or the name service; --host-suffix if the fabric has its own names"
         return failure("names", f"{text}: {why}", hint)

@@ -107,7 +107,8 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
         if not trainer.sanity_checking:
             metrics = _numbers(trainer)
             if metrics:
-                self._job.evaluated({"epoch": float(trainer.current_epoch)}, **metrics)
+                facts = {"epoch": float(trainer.current_epoch)}
+                self._job.evaluated(facts, **metrics)
         self._job.alive("save")
 
     def on_train_end(self, trainer: Any, module: Any) -> None:

@@ -42,30 +42,42 @@ _PROGRAMS = {
 """Intel's `mpirun` is a script that calls whatever mpiexec.hydra the PATH has."""
 
 _VARIABLES = (
-    *(
-        "PATH",
-        "LD_",
-        "PYTHON",
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "TMPDIR",
-        "SLURMFT_",
-        "HF_",
-    ),
-    *(
-        "TRANSFORMERS_",
-        "TOKENIZERS_",
-        "TORCH",
-        "OMP_",
-        "MKL_",
-        "KMP_",
-        "CCL_",
-        "FI_",
-        "I_MPI_",
-    ),
-    *("HUGGING_FACE_", "WANDB_", "MLFLOW_", "XDG_CACHE_HOME"),
-    *("GLOO_", "NCCL_", "CUDA_", "UCX_", "DNNL_", "ONEDNN_"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_", "REQUESTS_CA_BUNDLE"),
+    # the environment of Python
+    "PATH",
+    "LD_",
+    "PYTHON",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "TMPDIR",
+    # this program, models and trackers
+    "SLURMFT_",
+    "HF_",
+    "TRANSFORMERS_",
+    "TOKENIZERS_",
+    "HUGGING_FACE_",
+    "WANDB_",
+    "MLFLOW_",
+    "XDG_CACHE_HOME",
+    # computing and communication
+    "TORCH",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "CCL_",
+    "FI_",
+    "I_MPI_",
+    "GLOO_",
+    "NCCL_",
+    "CUDA_",
+    "UCX_",
+    "DNNL_",
+    "ONEDNN_",
+    # the way to the hub
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_",
+    "REQUESTS_CA_BUNDLE",
 )
 """How the names of variables begin that Open MPI is to give to ranks on other hosts."""
 
@@ -172,19 +184,18 @@ def read_hostfile(path: str) -> list[str]:
         text = read_text(absolute(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"--hostfile {path!r} cannot be read: {reason}", "write one host per line"
-        ) from None
+        problem = f"--hostfile {path!r} cannot be read: {reason}"
+        raise UsageError(problem, "write one host per line") from None
     hosts: dict[str, None] = {}  # an ordered set
     for line in text.splitlines():
-        fields = line.partition("#")[0].split()
+        before_comment, _, _ = line.partition("#")
+        fields = before_comment.split()
         if fields:
             host, _, _ = fields[0].partition(":")
             hosts[host] = None
     if not hosts:
-        raise UsageError(
-            f"--hostfile {path!r} names no host", "write one host per line"
-        )
+        problem = f"--hostfile {path!r} names no host"
+        raise UsageError(problem, "write one host per line")
     return list(hosts)
 
 
@@ -192,9 +203,8 @@ def hosts_of(job: JobConfig) -> list[str]:
     """Returns the hosts of a job; UsageError where there is no file, or it has too few."""
     hostfile = job.options_of(MpiOptions).hostfile
     if hostfile is None:
-        raise UsageError(
-            "--cluster mpirun needs --hostfile", "a file with one host per line"
-        )
+        problem = "--cluster mpirun needs --hostfile"
+        raise UsageError(problem, "a file with one host per line")
     hosts = read_hostfile(hostfile)
     if len(hosts) < job.nodes:
         raise UsageError(

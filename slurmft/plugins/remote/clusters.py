@@ -78,9 +78,8 @@ def named(names: str) -> list[Cluster]:
         if name not in tables:
             raise in_file(clusters_file(), unknown("cluster", name, list(tables)))
     if not chosen:
-        raise UsageError(
-            f"--on {names!r} names no cluster", f"known: {', '.join(tables)}"
-        )
+        all_names = ", ".join(tables)
+        raise UsageError(f"--on {names!r} names no cluster", f"known: {all_names}")
     without_repeats = dict.fromkeys(chosen)
     return [_cluster(name, tables[name]) for name in without_repeats]
 
@@ -105,9 +104,8 @@ def _cluster(name: str, values: Any) -> Cluster:
     keys = [each.name for each in fields(Cluster)]
     keys.remove("name")  # it is that of the table
     if not isinstance(values, dict):
-        raise UsageError(
-            f"{where} must be a table, not {values!r}", f"such as {_EXAMPLE}"
-        )
+        problem = f"{where} must be a table, not {values!r}"
+        raise UsageError(problem, f"such as {_EXAMPLE}")
     for key, value in values.items():
         if key not in keys:
             raise in_file(where, unknown("key", key, keys))
@@ -123,7 +121,6 @@ def _cluster(name: str, values: Any) -> Cluster:
         )
     # ssh would take such a host as an option, and could be made to run a command by it.
     if cluster.host.startswith("-") or not cluster.folder:
-        raise UsageError(
-            f"{where}: host {cluster.host!r}, folder {cluster.folder!r} cannot be right"
-        )
+        values_of_both = f"host {cluster.host!r}, folder {cluster.folder!r}"
+        raise UsageError(f"{where}: {values_of_both} cannot be right")
     return cluster

@@ -35,9 +35,8 @@ class Connection:
         self._ssh = shlex.split(cluster.ssh)
         for program in (self._ssh[0], "rsync"):
             if not shutil.which(program):
-                raise UsageError(
-                    f"--on needs {program}, which is not on the PATH", "install it"
-                )
+                problem = f"--on needs {program}, which is not on the PATH"
+                raise UsageError(problem, "install it")
         # Before our options are there: ssh would print these as the user's.
         sharing = self._sharing()
         for option in (*_OPTIONS, *sharing):
@@ -126,7 +125,8 @@ class Connection:
                 part = f"'{part}'"
             quoted_parts.append(part)
         shell = " ".join(quoted_parts)
-        # -s: names are no words of a shell there.
+        # -s: names are no words of a shell there. --partial: what was cut off stays, and the same
+        # command goes on from it.
         command = [
             "rsync",
             "-as",

@@ -137,7 +137,9 @@ def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None
         output = tar.stderr.read().decode(errors="replace")
         problem = output.strip()
     if tar.returncode:
-        raise StageError(f"{archive} cannot be unpacked: {problem[-_LONGEST_ERROR:]}")
+        # Its last lines say why it ended; those before may be of each file.
+        end_of_problem = problem[-_LONGEST_ERROR:]
+        raise StageError(f"{archive} cannot be unpacked: {end_of_problem}")
 
 
 def _settle(folder: Path, targets: Mapping[str, str]) -> None:
@@ -188,7 +190,8 @@ def _output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         problem = done.stderr.strip()
-        raise StageError(f"{command[0]} fails: {problem[-_LONGEST_ERROR:]}")
+        end_of_problem = problem[-_LONGEST_ERROR:]
+        raise StageError(f"{command[0]} fails: {end_of_problem}")
     return done.stdout.strip()
 
 

@@ -19,7 +19,11 @@ _OWN_PROGRAM = FLAGS | options(JobConfig)
 
 
 def _fields_that_count(quantity: str) -> tuple[str, ...]:
-    return tuple(name for name, each in _TRAINING.items() if each.counts == quantity)
+    names = []
+    for name, each in _TRAINING.items():
+        if each.counts == quantity:
+            names.append(name)
+    return tuple(names)
 
 
 DEVICE_FIELDS = _fields_that_count("devices")

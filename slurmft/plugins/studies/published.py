@@ -136,7 +136,9 @@ def _footnotes(raw: dict[str, Any], setup: dict[str, Any]) -> tuple[str, ...]:
     source = raw.get("source", "not named")
     footnotes = [f"source: {source}"]
     if setup:
-        facts = [f"{key}: {_flat(value)}" for key, value in setup.items()]
+        facts = []
+        for key, value in setup.items():
+            facts.append(f"{key}: {_flat(value)}")
         all_facts = "; ".join(facts)
         footnotes.append(f"setup: {all_facts}")
     if "read_off" in raw:
@@ -153,7 +155,8 @@ def _footnotes(raw: dict[str, Any], setup: dict[str, Any]) -> tuple[str, ...]:
 def _flat(value: Any) -> str:
     """Returns a value of a setup as one line, without brackets."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {each}" for key, each in value.items())
+        parts = [f"{key} {each}" for key, each in value.items()]
+        return ", ".join(parts)
     if isinstance(value, list):
         return ", ".join(str(each) for each in value)
     return str(value)

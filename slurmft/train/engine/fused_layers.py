@@ -570,6 +570,7 @@ def _norm_backward(
             rstd,
             norm.weight,
             norm.bias,
+            # The gradients of all three are made: of input, weight and bias.
             [True, True, True],
         )
     )
@@ -696,6 +697,7 @@ def _attend_backward(
         d_scores.mul_(factors)
     score_views = layer.views(scores, rows)
     for span, of_span, d_span in zip(rows.spans, score_views, d_views, strict=True):
+        # Of s = softmax: s (d - sum(s d)), d being the gradient of s.
         d_span = torch.ops.aten._softmax_backward_data(
             d_span,
             of_span,

@@ -49,6 +49,7 @@ class Lengths(NamedTuple):
 class Texts:
     """Counts of the texts of a split, and a random sample of them."""
 
+    # An array has 8 bytes for a number, where a list has an object besides.
     words: "array[int]" = field(default_factory=lambda: array("L"))
     """Number of words of each text."""
     characters: "array[int]" = field(default_factory=lambda: array("L"))
@@ -60,6 +61,7 @@ class Texts:
     """Some of the texts, each as likely as another."""
     longest: list[tuple[int, int, Text]] = field(default_factory=list)
     """The texts with the most characters: characters, row, text."""
+    # Of a seed: who looks at the same file twice is told the same.
     _random: Random = field(default_factory=lambda: Random(0))
 
     def add(self, texts: Iterable[Any]) -> None:
@@ -175,7 +177,8 @@ class LocalTokenizer:
 def _tokenizer_file(model: str) -> Path | None:
     folders = [Path(model)]
     if not is_local(model):
-        cached = hub_cache() / f"models--{model.replace('/', '--')}" / "snapshots"
+        folder_name = model.replace("/", "--")
+        cached = hub_cache() / f"models--{folder_name}" / "snapshots"
         folders = sorted(cached.glob("*"))
     # Of several revisions any will do: it only estimates lengths.
     for folder in reversed(folders):

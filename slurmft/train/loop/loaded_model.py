@@ -42,6 +42,7 @@ class LoadedModel:
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
         self.trained_parameters: int = sum(trained)
         self.flops = ModelFlops.of(model)
+        # Before the table is trimmed: packing is tried out with tokens that no data need have.
         self.packing = self._pack(fuses)
         self.vocabulary = None
         if trims:

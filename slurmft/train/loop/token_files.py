@@ -65,5 +65,6 @@ def _make_test(folder: Path, task: tasks.Task, job: Job) -> None:
     try:
         test.prepare().save(folder / "test")
     except UsageError as error:
+        # As `find_split`, and `Source` of the hub, say it: a test split is optional.
         if "has no test" not in error.message:
             job.warn(f"the test split is not evaluated: {error.message}")

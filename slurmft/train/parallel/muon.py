@@ -119,7 +119,7 @@ class MuonAdamW(Optimizer):
             for start in range(0, len(alike), count):
                 batch = alike[start : start + count]
                 gradients: list[Any] = [matrix.grad for matrix in batch]
-                # Nesterov's momentum: a step looks ahead.
+                # Nesterov's momentum, (1 - m) gradient + m momentum: a step looks ahead.
                 updates = torch._foreach_lerp(gradients, self._momenta(batch), momentum)
                 stacked = orthogonal(torch.stack(updates))
                 for matrix, direction in zip(batch, stacked, strict=True):

@@ -98,11 +98,13 @@ class Ddp(Replicated):
 def _ddp_options(model: Any) -> DistributedDataParallelKwargs:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     # Small models are sent in several parts, too: the first while the backward pass goes on.
+    # A gradient in fp32 has 4 bytes; in whichever format they are sent, buckets hold these.
     bucket_mib = math.ceil(trained * 4 / (_BUCKETS * 2**20))
     return DistributedDataParallelKwargs(
         bucket_cap_mb=min(_BUCKET_MIB, bucket_mib),
         # Means of batch norms differ between ranks. Other buffers do not, as BERT's numbers of
         # positions: they would be sent before every forward pass for nothing.
         broadcast_buffers=any(buffer.is_floating_point() for buffer in model.buffers()),
+        # Gradients lie in the buckets themselves: there is no second copy of them.
         gradient_as_bucket_view=True,
     )

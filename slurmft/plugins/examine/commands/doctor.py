@@ -47,9 +47,11 @@ _WAIT = "how long to wait in the queue for nodes (%(default)g)"
 
 def _flags_of(command: Command) -> list[str]:
     """Returns the names of the job's options that are flags of a command, too."""
-    return [
-        name for name, each in options(JobConfig).items() if command in each.commands
-    ]
+    names = []
+    for name, each in options(JobConfig).items():
+        if command in each.commands:
+            names.append(name)
+    return names
 
 
 def main(argv: list[str]) -> int:
@@ -192,9 +194,8 @@ def locks_main(argv: list[str]) -> int:
     arguments = locks_parser().parse(argv)
     folder = absolute(arguments.dir)
     if not folder.is_dir():
-        raise UsageError(
-            f"no such folder: {str(folder)!r}", "give one that the nodes see, too"
-        )
+        problem = f"no such folder: {str(folder)!r}"
+        raise UsageError(problem, "give one that the nodes see, too")
     job = locks.probe_job(_job(arguments, "doctor locks"), arguments.nodes)
     with open_site(job, arguments.wait, commands.available(), _say) as site:
         measurement = locks.measure(site, job.nodes, folder)

@@ -216,7 +216,8 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
             seconds = time.monotonic() - start
             print(f"{title}: finished in {duration(seconds)}")
             continue
-        print(f"{title}: {state.state}: {state.reason}\n  look into {run.path}")
+        print(f"{title}: {state.state}: {state.reason}")
+        print(f"  look into {run.path}")
         # `study cancel` of another terminal means the whole study, not only the run at hand.
         if state.state == "cancelled":
             print("cancelled by another command: no further runs")

@@ -219,7 +219,9 @@ def _read_side(name: str, path: str) -> Side:
             f"the runs in {path!r} are not repeats: they differ in {fields}",
             "give a folder for each kind of run",
         )
-    notes = [f"{name}: left out: {problem}" for problem in (*problems, *lacking)]
+    notes = []
+    for problem in (*problems, *lacking):
+        notes.append(f"{name}: left out: {problem}")
     unfinished_count = len(runs) - len(finished)
     if unfinished_count:
         notes.append(f"{name}: {unfinished_count} run(s) have not finished: left out")
@@ -276,6 +278,7 @@ def _differences(a: Side, b: Side) -> list[Difference]:
     pairs = []
     # Programs of other kinds have other settings. Not a set, which has no order.
     for name in dict.fromkeys((*fields_a, *fields_b)):
+        # A setting that one side does not have is shown as "-".
         text_a = _text(fields_a.get(name))
         text_b = _text(fields_b.get(name))
         pairs.append(Difference(name, text_a, text_b))
@@ -411,7 +414,8 @@ def _findings(a: Side, b: Side) -> list[Finding]:
 
 def _has_own_program(a: Side, b: Side) -> bool:
     """Returns whether a side is a program of the user's own, of which no phases are known."""
-    return any(run.is_own for run in (*a.runs, *b.runs))
+    runs = [*a.runs, *b.runs]
+    return any(run.is_own for run in runs)
 
 
 def _has_repeats(a: Side, b: Side) -> bool:
@@ -431,7 +435,8 @@ def _by_repeats(
     text_a, a_s = times_of(a)
     text_b, b_s = times_of(b)
     # A phase may have taken no measurable time; a ratio needs more than 0.
-    if not _has_repeats(a, b) or min(*a_s, *b_s) <= 0:
+    shortest_s = min(*a_s, *b_s)
+    if not _has_repeats(a, b) or shortest_s <= 0:
         return Finding(what, text_a, text_b, _TOO_FEW)
     # A ratio, not a difference: it says the same of short runs and of long ones.
     interval = stats.ratio_of_repeats(a_s, b_s)

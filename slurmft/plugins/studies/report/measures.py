@@ -110,6 +110,7 @@ def _of_study(name: str, folder: Path | None, runs: list[MeasuredRun]) -> RunSet
     cell_of_key: dict[str, Cell] = {}
     for cell in (*study_cells, *run_cells):
         cell_of_key.setdefault(spec.key_of(cell), cell)
+    # Of every cell, also of those without a run: they have a row that says so.
     runs_of_key: dict[str, list[MeasuredRun]] = {key: [] for key in cell_of_key}
     # The runs come oldest first: a later try replaces all but a finished one.
     best: dict[RepeatKey | None, MeasuredRun] = {}
@@ -280,10 +281,9 @@ METRIC = Measure(
 TIMES = (
     Measure("startup_s", "start-up (s)", lambda r: r["startup_s"]),
     _TRAIN,
-    *(
-        Measure(f"{p}_s", f"{p} (s)", _phase(p))
-        for p in ("evaluate", "metric", "broadcast")
-    ),
+    Measure("evaluate_s", "evaluate (s)", _phase("evaluate")),
+    Measure("metric_s", "metric (s)", _phase("metric")),
+    Measure("broadcast_s", "broadcast (s)", _phase("broadcast")),
     # loading of model and data after start-up, and saving
     Measure(
         "rest_s",

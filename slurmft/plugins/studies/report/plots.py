@@ -136,7 +136,13 @@ def _over_field(rows: Sequence[Row], runset: RunSet) -> list[Chart]:
         # A single point is no course over the field.
         if len(points) > 1:
             title = f"{measure.label} over {name}"
-            chart = Chart(measure.key, title, name, measure.label, {"measured": points})
+            chart = Chart(
+                key=measure.key,
+                title=title,
+                x_label=name,
+                y_label=measure.label,
+                series={"measured": points},
+            )
             charts.append(chart)
     return charts
 
@@ -170,8 +176,14 @@ def _over_devices(
             continue
         chosen = _spread_out(list(series), _MOST_SERIES)
         plotted = {name: series[name] for name in chosen}
-        y_label = labels.get(key, key)
-        chart = Chart(key, title, "devices (ranks)", y_label, plotted, legend=legend)
+        chart = Chart(
+            key=key,
+            title=title,
+            x_label="devices (ranks)",
+            y_label=labels.get(key, key),
+            series=plotted,
+            legend=legend,
+        )
         if len(series) > len(plotted):
             counts = f"{len(plotted)} of {len(series)} series"
             chart.notes.append(f"{counts}, evenly chosen; the tables have all.")

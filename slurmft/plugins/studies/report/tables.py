@@ -137,7 +137,9 @@ def class_tables(rows: Sequence[Row]) -> list[Table]:
     classes."""
     runs = []
     for row in rows:
-        runs += [run for run in row.finished if classes.of(run.result)]
+        for run in row.finished:
+            if classes.of(run.result):
+                runs.append(run)
     if not runs:
         return []
     newest = max(runs, key=lambda run: run.state.time)
@@ -271,6 +273,7 @@ def _scaled(rows: Sequence[Row]) -> list[Column]:
 
 
 def _has_baselines(rows: Sequence[Row]) -> bool:
+    # A row may be its own baseline: it then has the speedup 1, which says nothing.
     return any(row.baseline not in (None, row) for row in rows)
 
 

@@ -109,8 +109,13 @@ def choose_series(series: dict[str, Series], name: str | None) -> Series:
     if name is not None and name not in series:
         raise unknown("--series", name, list(series))
     if name is None and len(series) > 1:
-        # In quotes where a shell would split the name.
-        names = ", ".join(repr(n) if " " in n else n for n in series)
+        typed_names = []
+        for series_name in series:
+            # In quotes where a shell would split the name.
+            if " " in series_name:
+                series_name = repr(series_name)
+            typed_names.append(series_name)
+        names = ", ".join(typed_names)
         raise UsageError(
             f"the sources hold {len(series)} kinds of runs, and a plan is for one",
             f"choose one with --series: {names}",
@@ -154,9 +159,8 @@ def node_counts(text: str | None, series: Series, devices_per_node: int) -> list
             first = int(match[1])
             last = int(match[2] or match[1])
         if not 1 <= first <= last:
-            raise UsageError(
-                f"--nodes {text!r} is not a list of counts", "write it as 1-64 or 1,2,4"
-            )
+            problem = f"--nodes {text!r} is not a list of counts"
+            raise UsageError(problem, "write it as 1-64 or 1,2,4")
         if last * devices_per_node > MAX_DEVICES:
             raise UsageError(
                 f"--nodes {text!r}: {last} nodes have {last * devices_per_node:,} devices; the "
@@ -193,6 +197,7 @@ def predict(
         prediction = fit.predict(devices, nodes, work)
         # Draw by draw: the errors that both times share cancel out.
         speedup = one_node_s / prediction.draws_s
+        node_hours = prediction.draws_s * nodes / 3600
         option = Option(
             nodes=nodes,
             devices=devices,
@@ -200,7 +205,7 @@ def predict(
             time_s=prediction.total_s,
             speedup=Interval.of(speedup),
             efficiency=Interval.of(speedup / nodes),
-            node_hours=Interval.of(prediction.draws_s * nodes / 3600),
+            node_hours=Interval.of(node_hours),
             shares=_shares(prediction),
             global_batch_size=work.global_batch_size(devices),
             steps=work.steps(devices),
@@ -214,7 +219,12 @@ def _shares(prediction: Prediction) -> dict[str, float]:
     """Returns the parts of the time as shares of it, in the order of `_HELPS`."""
     parts_s = prediction.parts_s
     total_s = sum(parts_s.values())
-    return {part: parts_s[part] / total_s for part in _HELPS if part in parts_s}
+    shares = {}
+    for part in _HELPS:
+        # What no run has measured is no part of the time.
+        if part in parts_s:
+            shares[part] = parts_s[part] / total_s
+    return shares
 
 
 def recommend(
