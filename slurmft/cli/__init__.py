@@ -53,7 +53,11 @@ def command_parser(argv: Sequence[str]) -> "Parser | None":
     if len(argv) > 1 and argv[1] in parts:
         part: Parser = parts[argv[1]].parser()
         return part
-    return module.parser() if hasattr(module, "parser") else None
+    # A command of parts has none, and one of another package need not have one.
+    if hasattr(module, "parser"):
+        parser: Parser = module.parser()
+        return parser
+    return None
 
 
 def usage() -> str:
@@ -135,10 +139,9 @@ def typed() -> list[str]:
     script = sys.argv[0]
     if os.path.basename(script) == "slurmft":
         on_path = shutil.which("slurmft")
+        real_script = os.path.realpath(script)
         # Another environment's slurmft may come first on the PATH: then only the path is right.
-        if on_path is not None and os.path.realpath(on_path) == os.path.realpath(
-            script
-        ):
+        if on_path is not None and os.path.realpath(on_path) == real_script:
             return ["slurmft"]
         return [script]
     # sys.argv has the module's file in the place of -m; only orig_argv has what was typed.
@@ -173,9 +176,11 @@ def submit_or_show(
     from slurmft.cluster import launcher, submit
 
     cluster = submit.check(config.job)
+    if arguments.dry_run and arguments.json:
+        print(config.to_json())
+        return Exit.OK
     if arguments.dry_run:
-        plan = config.to_json() if arguments.json else submit.dry_run(config, cluster)
-        print(plan)
+        print(submit.dry_run(config, cluster))
         return Exit.OK
     submission = submit.provenance(name, argv)
     run = submit.submit_with(config, cluster, submission)
@@ -192,9 +197,8 @@ def submit_or_show(
     print(f"job {job.id} submitted {destination.format(config.job.nodes)}")
     # A request by --on that comes again leads to the run of the first time.
     if run.load_config().submission.time != submission.time:
-        print(
-            "before the connection was cut; to submit another, type the command once more"
-        )
+        hint = "to submit another, type the command once more"
+        print(f"before the connection was cut; {hint}")
     # At once: the job may take long, and whoever reads a pipe waits for this line.
     print(f"run directory: {run.path}", flush=True)
     if not arguments.follow:
