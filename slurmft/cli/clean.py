@@ -57,15 +57,15 @@ def table(plan: Plan) -> str:
 def as_json(top: Path, plan: Plan, is_removed: bool) -> dict[str, Any]:
     """Returns what `slurmft clean --json` prints: runs_dir, items (path, kind, why, bytes), bytes
     (their sum), removed (they are gone), left_out (a line each)."""
-    items = [
-        {
+    items = []
+    for item in plan.items:
+        facts = {
             "path": str(item.path),
             "kind": item.kind,
             "why": item.why,
             "bytes": item.bytes,
         }
-        for item in plan.items
-    ]
+        items.append(facts)
     return {
         "runs_dir": str(top),
         "items": items,
@@ -93,9 +93,10 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         return print_json(as_json(top, plan, is_removed))
     if plan.items and not arguments.dry_run:
-        print(
-            f"removed {in_bytes(plan.bytes)}" if is_removed else "nothing was removed"
-        )
+        outcome = "nothing was removed"
+        if is_removed:
+            outcome = f"removed {in_bytes(plan.bytes)}"
+        print(outcome)
     return Exit.OK
 
 
