@@ -67,7 +67,9 @@ def whole_parser() -> argparse.ArgumentParser:
             print(f"warning: {error.message}", file=sys.stderr)
             continue
         # A command of parts, such as `study`, has a parser for each part alone.
-        command_parser = module.parser() if hasattr(module, "parser") else None
+        command_parser = None
+        if hasattr(module, "parser"):
+            command_parser = module.parser()
         command = _add(commands, name, entry.summary(), command_parser)
         parts = getattr(module, "PARTS", {})
         if parts:
@@ -113,6 +115,7 @@ def _explain(
     elif name in options and options[name].choices:
         # argparse does not know the choices: the option's own check has a better message.
         action.choices = options[name].choices
+    # Nothing more to explain: its values are known, or it takes none.
     if action.choices or action.nargs == 0:
         return
     is_positional = not action.option_strings
