@@ -31,9 +31,9 @@ def follow(run: RunDir, only_new: bool = False) -> int:
         cluster_follow.follow(job, Progress(), only_new)
     except KeyboardInterrupt:
         # Ctrl-C is meant for this process alone: the job has a group of its own, or other nodes.
-        print(
-            f"\nno longer following; job {job.job_id} continues. {next_commands(run.path)}"
-        )
+        then = next_commands(run.path)
+        print(f"\nno longer following; job {job.job_id} continues. {then}")
+        # As a shell counts a death by SIGINT: a script sees that the job has not ended.
         return 130
     return show_outcome(job)
 
@@ -49,7 +49,9 @@ def show_outcome(job: JobWatch) -> int:
         return int(error.code)
     print(result_table(result))
     # A prediction, or a program of one's own, leaves no model.
-    kept = "model and records" if job.run.model.is_dir() else "records"
+    kept = "records"
+    if job.run.model.is_dir():
+        kept = "model and records"
     print(f"{kept}: {job.run.path}")
     for line in hooks.next_commands(job.run):
         print(f"  {line}")
