@@ -48,6 +48,7 @@ _SORTED_BY = (
 def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Sorts runs by a value or a metric, the largest last; those without it come first."""
     keys = list(_SORTED_BY)
+    # Each task has metrics of its own.
     for run in runs:
         for name in run["metrics"] or {}:
             if name not in keys:
@@ -84,7 +85,8 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
         if text:
             runs = [run for run in runs if _matches(status.described(run)[name], text)]
     states = arguments.state or _STATES
-    statuses = [each for each in status.run_statuses(runs) if each.state in states]
+    all_statuses = status.run_statuses(runs)
+    statuses = [each for each in all_statuses if each.state in states]
     # Last: the newest of those that are running, not those of the newest that run.
     if arguments.newest:
         statuses = statuses[-arguments.newest :]
@@ -142,10 +144,10 @@ def main(argv: list[str]) -> int:
         listing["runs"].reverse()
     if arguments.json:
         return print_json(listing)
-    if listing["problems"]:
-        print(
-            f"warning: left out: {problem_line(listing['problems'])}", file=sys.stderr
-        )
+    problems = listing["problems"]
+    if problems:
+        # On stderr: stdout has the table alone, for whoever reads it through a pipe.
+        print(f"warning: left out: {problem_line(problems)}", file=sys.stderr)
     runs = listing["runs"]
     if not runs:
         print(f"no such runs in {listing['runs_dir']}")
