@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
         _print(text.until_now())
     except KeyboardInterrupt:
         return 130
-    if arguments.follow:  # the job had ended before
+    # The job had ended before: a script gets its exit code all the same.
+    if arguments.follow:
         return run.get_state().exit_code or Exit.OK
     return Exit.OK
 
