@@ -61,9 +61,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_runs_dir(self) -> Self:
         """Adds the folder where runs are looked for."""
-        text = (
-            "folder of run directories (default: the site file's runs_dir, else runs)"
-        )
+        default = "the site file's runs_dir, else runs"
+        text = f"folder of run directories (default: {default})"
         self.add_argument("--runs-dir", metavar="DIR", help=text)
         return self
 
@@ -91,6 +90,7 @@ class Parser(argparse.ArgumentParser):
         section of their own."""
         usage = ["%(prog)s [FLAG ...]"]
         for action in self._actions:
+            # What must be typed stays in the line.
             if action.required:
                 metavar = action.metavar or action.dest.upper()
                 usage += [*action.option_strings, str(metavar)]
@@ -99,6 +99,7 @@ class Parser(argparse.ArgumentParser):
         for extension in extensions(config):
             declared = own_options(extension)
             taken = sorted(declared.keys() & self.options.keys())
+            # argparse would raise an error: another package must not end a command.
             if taken and not plugins.is_ours(extension):
                 name = plugins.name_of(extension)
                 warning = f"the program has {', '.join(taken)} already; the flags are left out"
@@ -152,6 +153,7 @@ class Parser(argparse.ArgumentParser):
         arguments, rest = self.parse_known_args(argv)
         # Flags first: a word after an unknown flag was meant as its value.
         for word in rest:
+            # A hyphen alone is a file's name by custom, and no flag.
             if word.startswith("-") and word != "-":
                 flag = word.partition("=")[0]
                 raise unknown("flag", flag, self._long_flags())
@@ -209,10 +211,11 @@ def _wrapped_example(line: str, width: int) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     if not indent:
         return fill(line, width)
+    # Two spaces or more are between a command and what it does.
     match = re.match(r"(.*\S)\s{2,}(\S.*)", line)
     command = line
     comment = ""
-    if match is not None:  # two spaces or more are between them
+    if match is not None:
         command, comment = match.groups()
     lines = fill(command, width - 2, subsequent_indent=f"{indent}    ")
     margin = " " * 6
@@ -243,9 +246,9 @@ def run_part(
     """Runs the part of a command that the first argument names."""
     names = list(parts)
     if not argv:
-        raise UsageError(
-            f"{command}: which command?", f"{', '.join(names)}; see {command} --help"
-        )
+        parts_list = ", ".join(names)
+        hint = f"{parts_list}; see {command} --help"
+        raise UsageError(f"{command}: which command?", hint)
     name = argv[0]
     if name in parts:
         part = parts[name]
@@ -289,8 +292,9 @@ def typed_options(
     names = set(names)
     values = {}
     for name, value in vars(arguments).items():
+        # Configurations are frozen: a list in one could still be changed.
         if isinstance(value, list):
-            value = tuple(value)  # configurations are frozen
+            value = tuple(value)
         if name in names:
             values[name] = value
     return values
@@ -315,6 +319,7 @@ def input_file(text: str) -> str:
 
 def count(text: str) -> int:
     """The type of an argument that counts something."""
+    # Not int alone, which takes "1_000" and " 1".
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
@@ -329,6 +334,7 @@ def whole(text: str) -> int:
 
 def above_zero(text: str) -> float:
     """The type of an argument that measures something."""
+    # Not float alone, which takes "nan", "inf" and "1e9".
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number above 0, without a unit"
