@@ -19,18 +19,16 @@ from slurmft.core.options import options
 
 ELSEWHERE = Elsewhere.SUBMITS
 
-_JOB_OPTIONS = [
-    name for name, each in options(JobConfig).items() if not each.identifies
-]
+_DECLARED = options(JobConfig)
+_JOB_OPTIONS = [name for name, each in _DECLARED.items() if not each.identifies]
 """Options of the job that may change: a run stays what and where it is."""
 
 
 def parser() -> Parser:
     command = Parser("slurmft resume", __doc__).add_run()
     command.add_follow("print run, job and checkpoint as JSON")
-    return command.add_options(
-        JobConfig, "where to run it (default: as before)", _JOB_OPTIONS
-    )
+    title = "where to run it (default: as before)"
+    return command.add_options(JobConfig, title, _JOB_OPTIONS)
 
 
 def main(argv: list[str]) -> int:
