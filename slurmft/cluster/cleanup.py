@@ -176,8 +176,9 @@ def last_activity(status: RunStatus) -> float:
     """Returns when a run last recorded something or was submitted, in Unix seconds."""
     files = RunDir(status.run.path)
     # Each file is written at another moment of a run's life: the newest counts.
+    paths = (files.config, files.records, files.job, files.attempt, files.path)
     times = [status.run.state.time]
-    for path in (files.config, files.records, files.job, files.attempt, files.path):
+    for path in paths:
         try:
             times.append(path.stat().st_mtime)
         except OSError:
@@ -189,8 +190,9 @@ def _is_own(path: Path, top: Path) -> bool:
     """Returns whether a path is this user's, and all between it and `top`: a link there may be
     another's, to what this user keeps elsewhere."""
     between = [folder for folder in path.parents if top in folder.parents]
+    user = os.getuid()
     try:
-        return all(each.lstat().st_uid == os.getuid() for each in (path, *between))
+        return all(each.lstat().st_uid == user for each in (path, *between))
     # What cannot be looked at is not removed.
     except OSError:
         return False
