@@ -46,7 +46,7 @@ def runtime_of(job: JobConfig) -> str:
         return job.container_runtime
     for name, runtime in runtimes().items():
         if runtime["programs"]:
-            is_here = any(shutil.which(program) for program in runtime["programs"])
+            is_here = any(map(shutil.which, runtime["programs"]))
         else:
             is_here = _srun_runs_containers()
         if is_here:
@@ -92,7 +92,8 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
     task = ["-u", "-m", "slurmft.node.task", str(run.path)]
     if config.job.container is None:
         return [sys.executable, *task]
-    task = ["env", f"PYTHONPATH={_CODE}", f"HOME={Path.home()}", "python3", *task]
+    home = Path.home()
+    task = ["env", f"PYTHONPATH={_CODE}", f"HOME={home}", "python3", *task]
     programs = runtimes()[runtime_of(config.job)]["programs"]
     # Pyxis: srun starts it in the container already.
     if not programs:
@@ -105,7 +106,10 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
 
 def srun_options(config: RunConfig, run: RunDir) -> list[str]:
     """Returns the options of the srun that starts `node_task`, where srun runs the container."""
-    if config.job.container is None or runtimes()[runtime_of(config.job)]["programs"]:
+    if config.job.container is None:
+        return []
+    # A runtime with a program of its own is started by the task: see `node_task`.
+    if runtimes()[runtime_of(config.job)]["programs"]:
         return []
     return _options(config, run)
 
@@ -193,7 +197,8 @@ def _outermost(folders: set[str], mounted: Sequence[str]) -> list[str]:
     outermost = []
     for folder in folders:
         others = candidates - {folder}
-        is_within = any(Path(folder).is_relative_to(other) for other in others)
+        path = Path(folder)
+        is_within = any(path.is_relative_to(other) for other in others)
         if not is_within:
             outermost.append(folder)
     return outermost
@@ -216,8 +221,13 @@ def folders_to_make(config: RunConfig, run: RunDir) -> list[str]:
 def caches() -> list[str]:
     """Returns the folders of the Hugging Face caches that the environment names; they need not
     exist."""
-    folders = [os.environ.get(name, "") for name in _CACHES]
-    return list(dict.fromkeys(path for path in folders if os.path.isabs(path)))
+    folders = []
+    for name in _CACHES:
+        path = os.environ.get(name, "")
+        # A relative one would be another folder in each process.
+        if os.path.isabs(path) and path not in folders:
+            folders.append(path)
+    return folders
 
 
 def as_csv(source: str, place: str, option: str = "") -> str:
@@ -269,8 +279,9 @@ def _run_detached(command: list[str]) -> int:
         # A stop signal came before the container.
         if not file.exists():
             return 128 + signal.SIGTERM
+        monitor = int(file.read_text())
         # conmon has become a child of this process: its own parent, podman, has ended.
-        _, status = os.waitpid(int(file.read_text()), 0)
+        _, status = os.waitpid(monitor, 0)
     code = os.waitstatus_to_exitcode(status)
     # Python has -N for a death by the signal N; shells and srun have 128 + N.
     if code < 0:
