@@ -88,9 +88,13 @@ def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> dict[str, Any]:
     # Slurm samples, and may miss a short peak; ranks know the peaks of their own processes.
     peaks_bytes = [use.peak_bytes for use in uses]
     peak_bytes = max([recorded_peak_bytes or 0, *peaks_bytes])
-    node_s = sum(use.elapsed_s * use.nodes for use in uses)
-    gpu_s = sum(use.elapsed_s * use.gpus for use in uses)
-    cpu_s = sum(use.elapsed_s * use.cpus for use in uses)
+    node_s = 0
+    gpu_s = 0
+    cpu_s = 0
+    for use in uses:
+        node_s += use.elapsed_s * use.nodes
+        gpu_s += use.elapsed_s * use.gpus
+        cpu_s += use.elapsed_s * use.cpus
     # Of the last start: a resume may have asked for more.
     memory_of_node_bytes = last.memory_bytes // max(1, last.nodes)
     return {
@@ -170,7 +174,8 @@ def _recorded_peak(run: MeasuredRun) -> int | None:
     # Ranks of a node add up. Their peaks need not come together: the sum is at most too large.
     by_host: dict[str, int] = {}
     for rank, peak_bytes in zip(ranks, peaks, strict=True):
-        by_host[rank.host] = by_host.get(rank.host, 0) + int(peak_bytes)
+        before_bytes = by_host.get(rank.host, 0)
+        by_host[rank.host] = before_bytes + int(peak_bytes)
     return max(by_host.values(), default=None)
 
 
