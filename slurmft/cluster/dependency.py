@@ -21,8 +21,9 @@ def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
     for kind in KINDS:
         names = getattr(config.job, kind)
         awaited[kind] = [resolve.find(name, runs_dir) for name in names]
+    waits = any(awaited.values())
     # A resume that waits for nothing any more must still clear what it waited for before.
-    if not any(awaited.values()) and config.submission.dependency is None:
+    if not waits and config.submission.dependency is None:
         return config
     conditions = []
     paths: dict[str, Any] = {}
@@ -59,7 +60,8 @@ def _awaited_job(run: RunDir, option: str, cluster: str) -> str:
             reason = f": {status.reason}"
         hint = f"resume it: slurmft resume {path}; or give --after-any"
         raise UsageError(f"{subject} is {status.state}{reason}", hint)
-    is_same_cluster = cluster == status.cluster == "slurm" and not status.elsewhere
+    are_on_slurm = cluster == status.cluster == "slurm"
+    is_same_cluster = are_on_slurm and not status.elsewhere
     if not is_same_cluster or not status.job:
         where = status.elsewhere or f"{status.state} ({status.cluster})"
         raise UsageError(
