@@ -70,7 +70,8 @@ class LocalNodes:
         os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
         signals.listen(self._on_stop)
         attempts.check_turn(run, str(os.getpid()))
-        write_json(_pid_file(run), _Process(os.getpid(), _start_time(os.getpid())))
+        pid = os.getpid()
+        write_json(_pid_file(run), _Process(pid, _start_time(pid)))
         while True:
             outcome = self._outcome(run, self._attempt(run))
             attempts.end(run, outcome)
@@ -250,7 +251,8 @@ def job_state(job_id: str, run: RunDir) -> Report | None:
 def cancel(job_id: str, run: RunDir) -> None:
     """Sends SIGTERM to the job's process, which ends the nodes."""
     deadline = time.monotonic() + _KILL_AFTER_S
-    while not _pid_file(run).exists() and _start_time(int(job_id)) is not None:
+    controller = int(job_id)
+    while not _pid_file(run).exists() and _start_time(controller) is not None:
         if time.monotonic() > deadline:
             hint = f"log: {_job_log(run)}"
             raise SlurmftError(f"the job {job_id} does not start", hint)
