@@ -120,7 +120,8 @@ def note_job(run: RunDir) -> None:
     """Records the job that has the run, where another one is recorded: that was submitted, too, or
     the submission was interrupted."""
     with contextlib.suppress(OSError):  # a full disk does not end a run
-        job_id = os.readlink(run.claims / str(run.submissions()))
+        claim = run.claims / str(run.submissions())
+        job_id = os.readlink(claim)
         job = run.read_job()
         if job is None or job.id != job_id:
             launcher.note_job(run, "slurm", job_id, launcher.location("slurm"))
@@ -132,13 +133,19 @@ def excludable_hosts(run: RunDir) -> list[str]:
     bad_hosts = run.bad_hosts()
     job = run.load_config().job
     # Where the user has restricted the hosts, how many are left is not known here.
-    keys = {pair.lstrip("-").partition("=")[0] for pair in job.sbatch}
-    if job.constraint or job.reservation or keys & {"nodelist", "exclude", "nodefile"}:
+    keys = set()
+    for pair in job.sbatch:
+        key, _, _ = pair.lstrip("-").partition("=")
+        keys.add(key)
+    names_hosts = keys & {"nodelist", "exclude", "nodefile"}
+    if job.constraint or job.reservation or names_hosts:
         return []
     # Of several partitions that were asked for, Slurm has chosen this one.
     name = os.environ.get("SLURM_JOB_PARTITION", "")
-    sizes = {partition.name: partition.nodes for partition in commands.partitions()}
-    size = sizes.get(name, 0)
+    size = 0
+    for partition in commands.partitions():
+        if partition.name == name:
+            size = partition.nodes
     if size - len(bad_hosts) < job.nodes:
         return []
     return bad_hosts
@@ -177,8 +184,9 @@ def blame_lost_nodes(run: RunDir) -> None:
     if before is None or run.get_state().state != "running":
         return
     for host in commands.down_hosts(before.hosts):
-        lost = SlurmftError(f"node {host} was lost (Slurm reports it as down)")
-        run.add(Failure.of(f"node {host}", lost, bad_host=host, attempt=before.number))
+        where = f"node {host}"
+        lost = SlurmftError(f"{where} was lost (Slurm reports it as down)")
+        run.add(Failure.of(where, lost, bad_host=host, attempt=before.number))
 
 
 def end_attempt(run: RunDir, code: int) -> int:
@@ -206,7 +214,8 @@ def end_attempt(run: RunDir, code: int) -> int:
     wait_for_plugins = end(run, outcome)
     # A full disk or a lost file system takes no record: Slurm keeps the reason then.
     if run.get_state().state != outcome.state:
-        commands.note(own_job_id(os.environ), f"{outcome.state}: {outcome.reason}")
+        summary = f"{outcome.state}: {outcome.reason}"
+        commands.note(own_job_id(os.environ), summary)
     wait_for_plugins()
     return outcome.code
 
@@ -226,21 +235,22 @@ def end_unread(run: RunDir, code: int, error: Exception) -> int:
 
 
 def main(argv: list[str]) -> int:
+    command, run_dir, *rest = argv
     try:
-        run = RunDir.open(argv[1])
+        run = RunDir.open(run_dir)
         permissions.settle(run.load_own_config().job.share_with_group)
     except (SlurmftError, OSError) as error:
-        if argv[0] != "end":
+        if command != "end":
             raise
-        return end_unread(RunDir(Path(argv[1])), int(argv[2]), error)
-    if argv[0] == "begin":
+        return end_unread(RunDir(Path(run_dir)), int(rest[0]), error)
+    if command == "begin":
         try:
             return begin_attempt(run)
         except SlurmftError:
             # It may have recorded the end of the run, of which nobody else will tell the user.
             hooks.state_changed(run)()
             raise
-    return end_attempt(run, int(argv[2]))
+    return end_attempt(run, int(rest[0]))
 
 
 def run() -> NoReturn:
