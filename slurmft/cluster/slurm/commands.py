@@ -183,8 +183,11 @@ def parse_associations(text: str, fields: str) -> list[dict[str, str]]:
     rows = []
     for line in text.splitlines():
         if line.strip():
-            pairs = zip(names, line.split("|"), strict=True)
-            rows.append({name: value for name, value in pairs if value})
+            row = {}
+            for name, value in zip(names, line.split("|"), strict=True):
+                if value:
+                    row[name] = value
+            rows.append(row)
     return rows
 
 
@@ -384,7 +387,8 @@ def _bytes(text: str) -> int:
 def _of_task(reports: dict[str, Report], job_id: str) -> Report | None:
     """Returns the state of a job by its own line, or its array's: accounting has only that at first
     where the array was cancelled before it started."""
-    return reports.get(job_id) or reports.get(array_of(job_id))
+    array = array_of(job_id)
+    return reports.get(job_id) or reports.get(array)
 
 
 def _states_by(
@@ -574,8 +578,10 @@ def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
             time.sleep(pause_s)
     if not exclude:
         return None
-    try:  # after the requeue: Slurm changes the hosts of a pending job only
-        call("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(exclude)}")
+    host_list = ",".join(exclude)
+    # After the requeue: Slurm changes the hosts of a pending job only.
+    try:
+        call("scontrol", "update", f"JobId={job}", f"ExcNodeList={host_list}")
     except SlurmftError as error:
         return error.message
     return None
@@ -610,7 +616,8 @@ def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
     environment = os.environ | {"SLURM_BITSTR_LEN": "0"}
     done = _run(command, timeout_s, "is the Slurm controller up?", environment)
     if done.returncode:
-        message = f"{command[0]} failed (exit {done.returncode}): {done.stderr.strip()}"
+        printed = done.stderr.strip()
+        message = f"{command[0]} failed (exit {done.returncode}): {printed}"
         raise SlurmftError(message, code=Exit.SUBMIT)
     return done.stdout
 
