@@ -66,7 +66,9 @@ def array_options(
 def script_text(options: Options, runs: Sequence[RunDir]) -> str:
     """Returns the sbatch script of an array: every task becomes the script of its own run."""
     lines = ["#!/bin/bash", "", *directives(options), "", "runs=("]
-    lines += [f"  {shlex.quote(str(run.submitit))}" for run in runs]
+    for run in runs:
+        folder = shlex.quote(str(run.submitit))
+        lines.append(f"  {folder}")
     lines += [")", "folder=${runs[$SLURM_ARRAY_TASK_ID]}"]
     lines += ['log="$folder/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_0_log"']
     # In the place of a run's folder others may have put theirs. What was opened is what runs.
@@ -93,7 +95,8 @@ def submit(
     with _discarded_on_error(runs, script):
         for run in runs:
             # Only the request is shared: each task runs the script of its own run.
-            write_text(run.script, inside_text(run.load_config(), run, JOB))
+            text = inside_text(run.load_config(), run, JOB)
+            write_text(run.script, text)
         first = runs[0].load_config()  # the requests of all are the same
         options = array_options(first, len(runs), at_most, after, script.parent)
         write_text(script, script_text(options, runs))
