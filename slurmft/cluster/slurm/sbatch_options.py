@@ -11,7 +11,8 @@ from slurmft.runs.rundir import RunDir
 def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
     """Returns all sbatch options of a run: its request, and where its output goes."""
     log = f"{run.submitit}/%j_0_log"
-    return [*request(config).items(), ("output", f"{log}.out"), ("error", f"{log}.err")]
+    outputs = [("output", f"{log}.out"), ("error", f"{log}.err")]
+    return [*request(config).items(), *outputs]
 
 
 def request(config: RunConfig) -> dict[str, str | None]:
@@ -56,10 +57,11 @@ def of_fields(job: JobConfig, names: Iterable[str]) -> dict[str, str | None]:
     arguments: dict[str, str | None] = {}
     for name in names:
         value = values.get(name)
+        key = str(declared[name].sbatch)
         if value is True:
-            arguments[str(declared[name].sbatch)] = None
+            arguments[key] = None
         elif value is not None and value is not False:
-            arguments[str(declared[name].sbatch)] = str(value)
+            arguments[key] = str(value)
     return arguments
 
 
