@@ -123,8 +123,9 @@ def run_statuses(runs: Iterable[MeasuredRun]) -> list[RunStatus]:
     # A run that has recorded its end is alive only if Slurm has queued its job again. The queue
     # shows that; accounting need not be asked about an end that is on record.
     ended = [each.job_id for each in on_slurm if each.run.has_ended]
+    job_ids = [each.job_id for each in on_slurm]
     # One call for all: one for each run would load the controller.
-    reports = commands.job_states([each.job_id for each in on_slurm], only_queued=ended)
+    reports = commands.job_states(job_ids, only_queued=ended)
     return [_status(place, reports) for place in places]
 
 
@@ -158,8 +159,9 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
         report = reports.get(place.job_id)
     elif place.is_asked and place.launcher and not run.has_ended:
         report = place.launcher.job_state(place.job_id, files)
-    if place.is_asked and (report is None or report.ended or report.name == "UNKNOWN"):
-        # the last records may be newer than those before the question
+    may_have_ended = report is None or report.ended or report.name == "UNKNOWN"
+    if place.is_asked and may_have_ended:
+        # The run may have recorded its end since it was read: before the scheduler was asked.
         run = _read_again(run)
     if not run.is_finished and not run.has_ended and not place.job_id:
         # No scheduler can know of it, so there is nothing to be unsure of.
@@ -318,7 +320,10 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     latest = records.latest(run.path)
     (costs,) = cost.costs_of([status.run])
     # Ranks that only lost another one explain nothing.
-    failures = [failure for failure in run.all_failures() if not failure.secondary]
+    failures = []
+    for failure in run.all_failures():
+        if not failure.secondary:
+            failures.append(_failure_facts(failure))
     # A prediction, or a program of the user's own, leaves none.
     model_path = None
     if run.model.is_dir():
@@ -336,7 +341,7 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "evaluating": latest.evaluating,
         "checkpoints": checkpoints(run),
         "warnings": [record.text for record in status.run.records(Warned)],
-        "failures": [_failure_facts(failure) for failure in failures],
+        "failures": failures,
         "result": status.run.result,
         "model_path": model_path,
         "logs": str(run.logs),
@@ -360,7 +365,9 @@ def _changes(run: RunDir, status: RunStatus) -> dict[str, str]:
     recorded: dict[str, str] = {}
     if attempt is not None:
         recorded = attempt.changed
-    if status.is_alive and (status.state is Phase.REQUEUED or run.awaits_begin()):
+    if not status.is_alive:
+        return recorded
+    if status.state is Phase.REQUEUED or run.awaits_begin():
         return fingerprint.changes(run.load_config()) | recorded
     return recorded
 
