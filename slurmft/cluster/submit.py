@@ -77,7 +77,9 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
     """Returns the text of a dry run: configuration, job, and the command of the first node. `run`:
     the one that resumes."""
     config = dependency.settled(config, cluster, config.job.runs_dir)
-    run = run or RunDir(Path(config.job.runs_dir) / f"{config.name}-<time>-<random>")
+    if run is None:
+        name = f"{config.name}-<time>-<random>"
+        run = RunDir(Path(config.job.runs_dir) / name)
     lines = [f"# configuration, written to {run.config}", config.to_json()]
     if config.program.inputs:
         lines.append("# what it reads, as it is now")
@@ -109,7 +111,8 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     meeting = Rendezvous(
         hosts=hosts, node_rank=0, port="$PORT", check_port=0, id=job_id
     )
-    command = shlex.join(task.node_command(config, run.path, meeting, nproc))
+    arguments = task.node_command(config, run.path, meeting, nproc)
+    command = shlex.join(arguments)
     lines = [
         "# the task of each node then runs (here: of the first; NPROC: its GPUs or CPU sockets)",
         # our variables, and no path
@@ -119,7 +122,8 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     # The built-in training: torchrun's command has all of it.
     if program is None:
         return lines
-    lines += [f"# each process of it, in {program.folder}", shlex.join(program.argv)]
+    lines.append(f"# each process of it, in {program.folder}")
+    lines.append(shlex.join(program.argv))
     code = submission.source(config)
     if code is not None:
         lines.append(f"# its code: {code.describe()}")
@@ -240,7 +244,8 @@ def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
         config, cluster = _resumed(run, flags)
         permissions.settle(config.job.share_with_group)
         first = config.submission
-        first = dataclasses.replace(first, resumed=[*first.resumed, submission])
+        all_resumes = [*first.resumed, submission]
+        first = dataclasses.replace(first, resumed=all_resumes)
         config = dataclasses.replace(config, submission=first)
         config = dependency.settled(config, cluster, config.job.runs_dir)
         # All is written before the submission: the job may start at once, and reads it.
@@ -286,12 +291,16 @@ def _alone(run: RunDir) -> contextlib.AbstractContextManager[Any]:
 def _restored(run: RunDir) -> Iterator[None]:
     """Restores the files of a run that a submission changes, byte for byte, if it fails."""
     paths = (run.config, run.state, run.job)
-    contents = {path: read_bytes(path) for path in paths if path.exists()}
+    contents = {}
+    for path in paths:
+        if path.exists():
+            contents[path] = read_bytes(path)
     try:
         yield
     except BaseException as error:
         # Not where an interruption came after the submission: its job waits, and is not lost.
-        if isinstance(error, Exception) or read_bytes(run.job) == contents[run.job]:
+        is_failure = isinstance(error, Exception)
+        if is_failure or read_bytes(run.job) == contents[run.job]:
             for path, content in contents.items():
                 # the error of the block is the one to read
                 with contextlib.suppress(OSError):
