@@ -141,7 +141,8 @@ class JobWatch:
         if self._is_process:
             return now - self._asked_at >= _LEAST_ASK_S
         if self.state.name == "RUNNING" and recorded.state == "running":
-            return now - max(self._asked_at, self._grew_at) >= _MOST_ASK_S
+            last_sign_at = max(self._asked_at, self._grew_at)
+            return now - last_sign_at >= _MOST_ASK_S
         quiet_s = now - self._news_at
         pause_s = min(max(_LEAST_ASK_S, quiet_s / 10), _MOST_ASK_S)
         return now - self._asked_at >= pause_s
@@ -243,7 +244,8 @@ def _cancelled_error(job_id: str, report: Report) -> SlurmftError:
     message = f"the job {job_id} was cancelled"
     by_user_id = re.fullmatch(r"by (\d+)", report.reason)  # as accounting writes it
     if by_user_id:
-        message += f" by {permissions.user_name(int(by_user_id[1]))}"
+        user = permissions.user_name(int(by_user_id[1]))
+        message += f" by {user}"
     return SlurmftError(message, None, Exit.CANCELLED)
 
 
@@ -265,7 +267,8 @@ def _ended_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
         message += f": {report.reason}"
     if report.name == "COMPLETED":
         message += ", but left no result"
-    hint = _HINTS.get(report.name, f"logs: {run.logs} and {run.submitit}")
+    logs = f"logs: {run.logs} and {run.submitit}"
+    hint = _HINTS.get(report.name, logs)
     if run.newest_checkpoint():
         hint += f"; {_resume(run)}"
     # In place of the hint above, whose logs could not be opened.
