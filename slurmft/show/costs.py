@@ -18,7 +18,8 @@ def words(cost: dict[str, Any]) -> str:
         device_hours = cost[key]
         # A run without GPUs has no line of 0.00 GPU-hours.
         if device_hours:
-            hour_parts.append(f"{hours(device_hours)} {name}-hours")
+            amount = hours(device_hours)
+            hour_parts.append(f"{amount} {name}-hours")
     parts = [
         ", ".join(hour_parts),
         memory(cost),
@@ -73,7 +74,8 @@ def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
     memories.append("")  # peaks of several runs have no sum
     run_names = [*names, "in all"]
     columns = [ScreenColumn("run", run_names, 0, 20)]
-    for rank, (key, name) in zip(_HOUR_RANKS, _HOURS.items(), strict=True):
+    ranked_hours = zip(_HOUR_RANKS, _HOURS.items(), strict=True)
+    for rank, (key, name) in ranked_hours:
         cells = [hours(cost[key]) for cost in costs]
         # Without accounting, hours of GPUs and CPUs are known of runs that recorded their hardware.
         total_hours = hours(total[key])
@@ -81,7 +83,8 @@ def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
         columns.append(ScreenColumn(f"{name}-h", cells, rank))
     energies = [energy(cost) for cost in costs]
     if total["energy_j"]:
-        energies.append(_mark(costs, "energy_j") + energy(total))
+        total_energy = energy(total)
+        energies.append(_mark(costs, "energy_j") + total_energy)
     else:
         energies.append("unknown")
     columns.append(ScreenColumn("memory a node", memories, 2))
