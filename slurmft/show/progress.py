@@ -36,6 +36,7 @@ class Progress:
     ) -> None:
         self.only_bar = only_bar
         self._stream = stream or sys.stdout
+        # A file or a pipe would keep every state of a bar.
         if live is None:
             live = self._stream.isatty()
         self._live = live
@@ -88,7 +89,12 @@ class Progress:
             self.close()
             file = raw(self._stream)
             self._bar = tqdm(
-                total=total, desc="train", unit="step", file=file, leave=False
+                total=total,
+                desc="train",
+                unit="step",
+                file=file,
+                # At its end it goes: the table of the result takes its place.
+                leave=False,
             )
 
     def _show_step(self, step: Step) -> None:
@@ -126,7 +132,8 @@ def describe_start(start: Start) -> str:
     summary = f"{start.task} on {where}: {', '.join(settings)}"
     lines = [*start.data, summary]
     if start.imports_s:
-        lines.append(f"imports took {imports(start.imports_s, start.nodes)}")
+        import_times = imports(start.imports_s, start.nodes)
+        lines.append(f"imports took {import_times}")
     return "\n".join(lines)
 
 
@@ -144,7 +151,8 @@ def _parameters(start: TrainingStart) -> str:
     trained = (start.trained_parameters or start.parameters) / 1e6
     if trained < millions:
         percent = 100 * trained / millions
-        return f"{trained:.2f}M of {millions:.2f}M parameters train ({percent:.1f} %)"
+        size = f"{trained:.2f}M of {millions:.2f}M parameters"
+        return f"{size} train ({percent:.1f} %)"
     return f"{millions:.1f}M parameters"
 
 
