@@ -53,7 +53,8 @@ def text(facts: dict[str, Any]) -> str:
     for name, value in rows:
         # What is not known, or does not apply, has no row.
         if value:
-            lines.append(hanging(f"  {name:<12} ", value, 15))
+            head = f"  {name:<12} "
+            lines.append(hanging(head, value, len(head)))
     lines += _history(facts["history"])
     # The newest alone, so that a page stays one; --json has them all.
     newest_warnings = facts["warnings"][-_SECTION_LINES:]
@@ -61,8 +62,10 @@ def text(facts: dict[str, Any]) -> str:
     failures = []
     newest_failures = facts["failures"][-_SECTION_LINES:]
     for failure in newest_failures:
-        where = f"({failure['where']}), attempt {failure['attempt']}"
-        failures.append(f"{failure['message']} {where}")
+        message = failure["message"]
+        where = failure["where"]
+        attempt = failure["attempt"]
+        failures.append(f"{message} ({where}), attempt {attempt}")
     lines += _section("failures", failures)
     if facts["state"] == "finished":
         lines.append(result_table(facts["result"]))
@@ -138,6 +141,7 @@ def _checkpoints(checkpoints: Sequence[dict[str, Any]]) -> str:
 
 def _history(history: Sequence[Transition]) -> list[str]:
     lines = []
+    # The newest: they tell how the run came to its state.
     for transition in history[-_HISTORY_LINES:]:
         when = clock(transition.time)
         line = f"{when}  {transition.state}"
