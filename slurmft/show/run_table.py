@@ -23,7 +23,8 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     jobs = [str(run["job"] or "-") for run in runs]
     states = [run["state"] for run in runs]
     # Data that is generated has no name: the task says what it is.
-    data = [_last_part(run["data"] or run["task"]) for run in runs]
+    sources = [run["data"] or run["task"] for run in runs]
+    data = [_last_part(source) for source in sources]
     models = [_last_part(run["model"]) for run in runs]
     steps = [_steps(run) for run in runs]
     speeds = [_speed(run) for run in runs]
