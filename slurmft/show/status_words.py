@@ -37,7 +37,8 @@ def note(facts: dict[str, Any]) -> str:
     state = str(facts["state"])
     # A reason may begin with the state, which stands before it in the same line.
     reason = str(facts["reason"])
-    reason = reason.removeprefix(f"{state}: ").removeprefix(f"{state}; ")
+    reason = reason.removeprefix(f"{state}: ")
+    reason = reason.removeprefix(f"{state}; ")
     details = []
     if reason != state and state != "finished":
         details.append(reason)
