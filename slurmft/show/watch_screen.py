@@ -137,7 +137,10 @@ class RunView:
         self, console: Console, options: ConsoleOptions
     ) -> RenderResult:
         state_colour = _colour(self.state)
-        head = [_line(self.name, "bold"), _line(self.state, state_colour)]
+        head = [
+            _line(self.name, "bold"),
+            _line(self.state, state_colour),
+        ]
         if isinstance(self.start, TrainingStart):
             settings = _start_words(self.start)
             head.append(_line(settings))
@@ -169,7 +172,8 @@ class RunView:
         # From the time of the record: until the next one, the end stays where it is.
         end = time.localtime(step.time + step.left_s)
         ends_at = time.strftime("%H:%M", end)
-        left = f"{duration(step.left_s)} of training, until {ends_at}"
+        left_words = duration(step.left_s)
+        left = f"{left_words} of training, until {ends_at}"
         table.add_row("left", _line(left))
         speed = f"{step.samples_per_s:,.0f} samples/s"
         if isinstance(self.start, TrainingStart):
@@ -219,7 +223,8 @@ class RunView:
         median_ms = statistics.median(times_ms)
         # A median of 0 is no yardstick: every time would be longer than it by any share.
         tolerated_ms = median_ms * (1 + _EVEN)
-        is_uneven = len(self.ranks) > 1 and 0 < tolerated_ms < first.own_ms
+        has_others = len(self.ranks) > 1
+        is_uneven = has_others and 0 < tolerated_ms < first.own_ms
         yield _rank_table(slowest, is_uneven)
         hidden = len(self.ranks) - len(slowest)
         if hidden:
@@ -228,7 +233,7 @@ class RunView:
             more = first.own_ms / median_ms - 1
             who = f"rank {first.rank} on {first.host}"
             yield _line(f"slowest: {who}, {more:.0%} longer than the median", "yellow")
-        elif len(self.ranks) > 1:
+        elif has_others:
             yield _line("all ranks are even", "dim")
         yield Text()
 
@@ -239,7 +244,8 @@ def _progress(step: Speed, options: ConsoleOptions) -> Table:
     if step.epoch is not None:
         text += f", epoch {step.epoch:.2f}"
     # The rest of the line is for the name of the row and the text beside the bar.
-    width = max(8, min(30, options.max_width - 48))
+    room = options.max_width - 48
+    width = max(8, min(30, room))
     grid = Table.grid(Column(width=width), "", padding=(0, 1))
     bar = _bar(step.step, step.total_steps)
     grid.add_row(bar, _line(text))
@@ -275,6 +281,7 @@ def _rank_table(ranks: Sequence[Rank], is_uneven: bool) -> Table:
 def _colour(state: str) -> str:
     """Returns the colour of a line by the first word that has one."""
     for word in state.split():
+        # Reasons stand behind a state: "requeued: ...", "pending (Resources)".
         colour = COLOURS.get(word.strip(":;,()"))
         if colour:
             return colour
@@ -282,13 +289,19 @@ def _colour(state: str) -> str:
 
 
 def _start_words(start: TrainingStart) -> str:
-    ranks = f"{start.world_size} rank(s) on {start.nodes} node(s)"
     millions = start.parameters / 1e6
-    size = f"batch {start.global_batch_size}, {millions:.1f}M weights"
-    return f"{start.task}: {ranks}, {start.precision}, {start.backend}, {size}"
+    settings = [
+        f"{start.world_size} rank(s) on {start.nodes} node(s)",
+        start.precision,
+        start.backend,
+        f"batch {start.global_batch_size}",
+        f"{millions:.1f}M weights",
+    ]
+    return f"{start.task}: {', '.join(settings)}"
 
 
 def _bar(done: float, total: float, colour: str = "green") -> ProgressBar:
+    # Both: rich has a colour of its own for a bar that is full.
     return ProgressBar(total, done, complete_style=colour, finished_style=colour)
 
 
