@@ -114,8 +114,9 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
         changed=changed,
     )
     where = f"on {some(hosts)}"
+    summary = f"attempt {number} of job {job} {where}"
     # Before the state: a reader who sees "running" finds the attempt.
-    run.tell(run.attempt, attempt, f"attempt {number} of job {job} {where}")
+    run.tell(run.attempt, attempt, summary)
     reason = where
     if number > 1:
         reason = f"attempt {number} {where}"
@@ -232,11 +233,12 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
         return Outcome("cancelled", state.reason, Exit.CANCELLED)
     failure = run.root_failure(current_attempt())
     # After a stop ranks may fail as their neighbours leave: a stopped run is requeued all the same.
-    if failure is not None and code != Exit.STOPPED and _is_of_the_run(failure):
+    was_stopped = code == Exit.STOPPED
+    if failure is not None and not was_stopped and _is_of_the_run(failure):
         return Outcome("failed", str(failure), failure.code)
     # as a shell and srun report it: 128 and the signal's number
     is_by_signal = 128 <= code <= 255
-    has_reason = failure is not None or code == Exit.STOPPED or is_by_signal
+    has_reason = failure is not None or was_stopped or is_by_signal
     # They ended before slurmft could record anything, and would end so again.
     if not has_reason and run.newest_checkpoint() is None:
         return Outcome("failed", f"the tasks ended with code {code}", code)
