@@ -73,7 +73,8 @@ def _is_own(path: Path, device: int) -> bool:
         about = path.lstat()  # of a link itself: to remove it makes no room
     except OSError:  # most runs have no tokens, and many no checkpoints
         return False
-    return about.st_uid == os.getuid() and about.st_dev == device
+    is_of_user = about.st_uid == os.getuid()
+    return is_of_user and about.st_dev == device
 
 
 def size_of(path: Path) -> int:
