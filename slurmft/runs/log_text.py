@@ -52,7 +52,8 @@ class LogText:
         # Because of it, ranks that lost it have failed, and nodes whose ranks ended.
         after: list[str] = []
         for each in self._run.failures_of(failure.attempt):
-            if each.where != failure.where and each.where not in after:
+            is_other = each.where != failure.where
+            if is_other and each.where not in after:
                 after.append(each.where)
         if self._json:
             event = {"event": "failure", **asdict(failure), "then": after}
