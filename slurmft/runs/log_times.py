@@ -35,9 +35,11 @@ def stamp(when: float) -> str:
 def split(line: str) -> tuple[float | None, str]:
     """The Unix time of a stamped line, and what was printed; None and the line for another."""
     # A look at three characters costs less than to parse every line.
-    after_stamp = line[_LENGTH : _LENGTH + 1]  # "" of a shorter line
-    looks_stamped = line[4:5] == "-" and line[10:11] == "T" and after_stamp == " "
-    if not looks_stamped:
+    # Slices, not indexes: those of a shorter line are "".
+    after_year = line[4:5]
+    after_day = line[10:11]
+    after_stamp = line[_LENGTH : _LENGTH + 1]
+    if (after_year, after_day, after_stamp) != ("-", "T", " "):
         return None, line
     when = _unix_time(line[:_LENGTH])
     if when is None:
