@@ -71,7 +71,9 @@ class Choice:
         return place.node is not None
 
     def has_line(self, line: Line) -> bool:
-        if self.node and not self.node.isdigit() and line.host != self.node:
+        # The number of a node has chosen files already: see `has_file`.
+        is_host = bool(self.node) and not self.node.isdigit()
+        if is_host and line.host != self.node:
             return False
         return self.attempt is None or line.attempt == self.attempt
 
@@ -98,8 +100,8 @@ class Logs:
 
     def host_width(self) -> int:
         """Returns the width of the widest host name."""
-        widths = [len(file.place.host) for file in self._files.values()]
-        return max(widths, default=0)
+        hosts = [file.place.host for file in self._files.values()]
+        return max(map(len, hosts), default=0)
 
     def _look_for_files(self) -> None:
         """Adds the files that are new: ranks first, then nodes, then the job's."""
@@ -119,7 +121,8 @@ class Logs:
         paths += self._run.submitit.glob("*_log.*")
         places = [_place(path, ranks, hosts) for path in paths]
         for place in sorted(places, key=_order):
-            if place.path not in self._files and self._choice.has_file(place):
+            is_new = place.path not in self._files
+            if is_new and self._choice.has_file(place):
                 source = len(self._files)
                 self._files[place.path] = LogFile(place, source, self._starts)
 
@@ -308,7 +311,8 @@ class LogFile:
 
 def log_of_rank(run: RunDir, rank: int) -> LogFile:
     """Returns the log of one rank, whose `lines` are each time those that are new."""
-    place = _Place(run.rank_log(rank), label=f"rank {rank}", node=None, host="")
+    path = run.rank_log(rank)
+    place = _Place(path, label=f"rank {rank}", node=None, host="")
     return LogFile(place, source=0, starts=[])
 
 
