@@ -133,7 +133,8 @@ class RecordReader:
             with open_regular(self._path) as file:
                 file.seek(self._offset)
                 while block := file.read(_BLOCK_BYTES):
-                    whole, newline, rest = (rest + block).rpartition(b"\n")
+                    unread = rest + block
+                    whole, newline, rest = unread.rpartition(b"\n")
                     # Before they are yielded: whoever stops reading here has had them.
                     self._offset += len(whole + newline)
                     yield from _parsed(whole, mark)
