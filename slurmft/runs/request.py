@@ -60,7 +60,8 @@ def _locked(path: Path) -> IO[bytes]:
             return file
         try:
             locked_file = os.fstat(file.fileno())
-            is_current = os.path.samestat(locked_file, os.stat(path))
+            named_file = os.stat(path)
+            is_current = os.path.samestat(locked_file, named_file)
         except FileNotFoundError:
             is_current = False
         if is_current:
