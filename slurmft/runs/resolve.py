@@ -28,7 +28,8 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
         runs_dir: where to look; the site file's, or `runs`, where it is not given.
     """
     # "..": a folder too, without a slash in it. No shell is asked to expand "~".
-    is_path = os.sep in name or name in ("", ".", "..") or name.startswith("~")
+    is_folder = name in ("", ".", "..")
+    is_path = os.sep in name or is_folder or name.startswith("~")
     if is_path or RunDir(absolute(name)).exists():
         return RunDir.open(name)
     top = folder(runs_dir)
