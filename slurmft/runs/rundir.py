@@ -57,6 +57,19 @@ class _Below:
         return run.path / self._name
 
 
+_UNREADABLE = (
+    OSError,
+    # It is no JSON, or no UTF-8, or nested too deeply.
+    ValueError,
+    RecursionError,
+    # It is JSON of something else, or of a version with other options.
+    LookupError,
+    TypeError,
+    UsageError,
+)
+"""The errors of reading a configuration."""
+
+
 class RunDir:
     """The files of one run, below `path`."""
 
@@ -197,14 +210,7 @@ class RunDir:
         """Returns the configuration that the login node wrote."""
         try:
             return RunConfig.from_json(read(self.config).decode("utf-8"))
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            RecursionError,
-            UsageError,
-        ) as error:
+        except _UNREADABLE as error:
             reason = f"cannot read {str(self.config)!r}: {one_line(error)}"
             raise SlurmftError(reason, self._hint_of_version()) from None
 
@@ -438,7 +444,8 @@ class RunDir:
         # A process may fail in several attempts, and its pid may come again: each has its own file.
         unique_part = f"{os.getpid()}-{time.time_ns()}"
         path = self.failures / f"{place}-{unique_part}.json"
-        self.tell(path, failure, f"{failure.where}: {failure.message}")
+        summary = f"{failure.where}: {failure.message}"
+        self.tell(path, failure, summary)
         return failure
 
     def all_failures(self, names: str = "*") -> list[Failure]:
@@ -468,7 +475,9 @@ class RunDir:
         for each in failures:
             if each.meetings is not None:
                 last_meeting = max(last_meeting, each.meetings)
-        failures = [each for each in failures if each.meetings in (None, last_meeting)]
+        # Those that are not of ranks have seen none.
+        meetings = (None, last_meeting)
+        failures = [each for each in failures if each.meetings in meetings]
         # The sort is stable: those of one kind stay in the order of the clocks.
         return sorted(failures, key=lambda failure: failure.secondary)
 
