@@ -46,11 +46,13 @@ class MeasuredRun:
         config = read_json(files.config)
         checked = decode_or_none(config, AnyConfig)
         if config is None or checked is None:
-            if files.config.exists() and not os.access(files.config, os.R_OK):
+            path_of_config = str(files.config)
+            is_closed = not os.access(files.config, os.R_OK)
+            if files.config.exists() and is_closed:
                 raise UsageError(
-                    f"{str(files.config)!r} cannot be read: Permission denied"
+                    f"{path_of_config!r} cannot be read: Permission denied"
                 )
-            raise UsageError(f"{str(files.config)!r} is not the configuration of a run")
+            raise UsageError(f"{path_of_config!r} is not the configuration of a run")
         result = files.read_result()
         # A damaged result must not pass for a run that has not finished.
         if result is None and files.result.exists():
@@ -87,7 +89,8 @@ class MeasuredRun:
     @property
     def settings(self) -> dict[str, Any]:
         """The options of its program."""
-        settings: dict[str, Any] = self.config["program"].get("settings", {})
+        program = self.config["program"]
+        settings: dict[str, Any] = program.get("settings", {})
         return settings
 
     def value(self, field: str) -> Any:
@@ -148,7 +151,8 @@ def find(
         # A folder that cannot be read has its own line: "holds no run" would not be known.
         problem_count = len(problems)
         below = dict(folders(top, problems))
-        if not below and len(problems) == problem_count and not may_be_none:
+        is_read = len(problems) == problem_count
+        if not below and is_read and not may_be_none:
             raise UsageError(f"{str(path)!r} holds no run", hint)
         for place, run_path in below.items():
             paths_by_place.setdefault(place, run_path)
