@@ -104,9 +104,9 @@ class Hardware:
     def cores(self) -> tuple[Cpu, ...]:
         """One logical CPU of each physical core that is granted, neighbours together."""
         by_core: dict[tuple[int, int], Cpu] = {}
-        for cpu in sorted(
-            self.cpus, key=lambda cpu: (cpu.socket, cpu.numa, cpu.number)
-        ):
+        ordered = sorted(self.cpus, key=lambda cpu: (cpu.socket, cpu.numa, cpu.number))
+        # Its first one stands for a core: the others are its hardware threads.
+        for cpu in ordered:
             by_core.setdefault(cpu.core, cpu)
         limits = [len(by_core)]
         # What Slurm counts may be more than the mask has, or fewer.
@@ -150,9 +150,9 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
     if root == Path("/"):
         mask = os.sched_getaffinity(0)
     # Slurm sets the first one only where --cpus-per-task was given.
-    slurm_cpus = environment.get("SLURM_CPUS_PER_TASK") or environment.get(
-        "SLURM_CPUS_ON_NODE"
-    )
+    slurm_cpus = environment.get("SLURM_CPUS_PER_TASK")
+    if not slurm_cpus:
+        slurm_cpus = environment.get("SLURM_CPUS_ON_NODE")
     granted_cpus = None
     if slurm_cpus:
         granted_cpus = int(slurm_cpus)
