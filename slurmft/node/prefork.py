@@ -105,11 +105,10 @@ def fork_ranks(argv: Sequence[str], handler: Any) -> None:
     begin = argv.index("--module") + 1  # the last flag: what follows is the program's
     module, *arguments = argv[begin:]
     is_ours = module.startswith("slurmft.")
-    if (
-        not is_ours
-        or _BIND_AT_LOAD & os.environ.keys()
-        or not hasattr(handler, "_popen")
-    ):
+    binds_at_load = bool(_BIND_AT_LOAD & os.environ.keys())
+    # The name is torch's own: another version may have none such.
+    can_be_replaced = hasattr(handler, "_popen")
+    if not is_ours or binds_at_load or not can_be_replaced:
         return
     try:
         program = importlib.import_module(module)
