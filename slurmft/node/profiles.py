@@ -185,9 +185,9 @@ def choose(
         UsageError: the node does not have what was asked for.
     """
     name = name_of(hardware, job)
-    nproc = job.nproc_per_node or _default_nproc(
-        hardware, name, is_part=part is not None
-    )
+    nproc = job.nproc_per_node
+    if nproc is None:
+        nproc = _default_nproc(hardware, name, is_part=part is not None)
     _check_processes(hardware, name, nproc, part, for_rank)
     cores = list(hardware.cores)
     if part is not None:
@@ -345,11 +345,10 @@ def _pinning(
     if len(cores) < nproc:
         return False, "not bound: more processes than cores"
     # Without task/affinity or cgroups, Slurm grants CPUs but binds no process to them.
-    if len(hardware.cpus) == hardware.machine_cpus and not hardware.is_whole_node:
-        return (
-            False,
-            "not bound: other jobs may share the node, and no mask says which cores",
-        )
+    has_all_cpus = len(hardware.cpus) == hardware.machine_cpus
+    if has_all_cpus and not hardware.is_whole_node:
+        reason = "other jobs may share the node, and no mask says which cores"
+        return False, f"not bound: {reason}"
     return True, "each process on cores of its own"
 
 
