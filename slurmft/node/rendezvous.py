@@ -112,13 +112,17 @@ class Rendezvous:
             )
         # The head picked them in the batch script, just before the tasks started.
         port, check_port = ports.split(",")
+        interface = job.interface
+        # Simulated nodes are on the loopback network.
+        if not interface and simulated:
+            interface = "lo"
         return cls(
             hosts=hosts,
             node_rank=rank,
             port=int(port),
             check_port=int(check_port),
             id=f"{job_id}.{start}",
-            interface=job.interface or ("lo" if simulated else None),
+            interface=interface,
         )
 
     @property
@@ -321,10 +325,9 @@ def check_reachable(
     deadline = time.monotonic() + timeout_s
     problem = "timed out"
     while (left_s := deadline - time.monotonic()) > 0:
+        connect_s = min(left_s, _CONNECT_S)
         try:
-            connection = socket.create_connection(
-                (head, port), timeout=min(left_s, _CONNECT_S)
-            )
+            connection = socket.create_connection((head, port), timeout=connect_s)
             # Of a connection that answers nothing, the time-out of the connect ends the wait, too.
             answer = _first_line(connection)
             answered_id = answer
@@ -333,9 +336,8 @@ def check_reachable(
             if answered_id == rendezvous_id:
                 return answer, Peers(head=connection)
             connection.close()
-            problem = (
-                f"it answers {answer!r}, not {rendezvous_id!r}: is it another host?"
-            )
+            expected = f"not {rendezvous_id!r}"
+            problem = f"it answers {answer!r}, {expected}: is it another host?"
         except socket.gaierror as error:
             problem = f"the name does not resolve ({error.strerror})"
         except OSError as error:
