@@ -153,9 +153,8 @@ class Supervisor:
         """Records once that the job is stopping."""
         if not self._has_recorded_stop and self.run.get_state().state == "running":
             self._has_recorded_stop = True
-            self.run.set_state(
-                "stopping", f"the job received {Signals(self.stop_signal).name}"
-            )
+            name = Signals(self.stop_signal).name
+            self.run.set_state("stopping", f"the job received {name}")
 
     def _record_hang(self, watchdog: Watchdog) -> bool:
         """Records where the ranks of this node hang. False: they have moved meanwhile."""
@@ -171,9 +170,8 @@ class Supervisor:
         )
         # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
         where = f"node {host}"
-        self.run.add(
-            Failure.of(where, error, secondary=not hang.certain, bad_host=host)
-        )
+        is_effect = not hang.certain
+        self.run.add(Failure.of(where, error, secondary=is_effect, bad_host=host))
         print(f"error: {error}", file=sys.stderr, flush=True)
         if not hang.certain:
             await_cause(self.peers)
@@ -205,7 +203,9 @@ def run_task(run_dir: str, task: Callable[[Supervisor], int]) -> NoReturn:
     signals.block()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _OPEN_FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, _OPEN_FILES), hard))
+        # Only root may go beyond the hard limit.
+        higher = min(hard, _OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (higher, hard))
     supervisor = Supervisor(RunDir(Path(run_dir)))
     signals.listen(supervisor.stop)
     try:
