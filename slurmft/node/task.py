@@ -161,11 +161,9 @@ def run_child(
     """Runs the child in the environment of this node's ranks; returns the task's exit code."""
     kind = kind_of(config.program)
     environment = training_environment(profile, rendezvous, os.environ)
-    if (
-        config.program.needs_hub
-        and "HF_HUB_OFFLINE" not in environment
-        and not hub_in_reach()
-    ):
+    is_chosen = "HF_HUB_OFFLINE" in environment
+    # Many compute nodes have no way out: libraries would retry for each file of a model.
+    if config.program.needs_hub and not is_chosen and not hub_in_reach():
         environment["HF_HUB_OFFLINE"] = "1"
     with (
         hooks.node_python(lambda: bool(supervisor.stop_signal)) as provided,
@@ -198,7 +196,9 @@ def training_environment(
     # the addresses of those that died. Without sharing, every restart has a store of its own.
     variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     address = rendezvous.listen_address()
-    variables[LISTEN] = f"{rendezvous.host}={address}" if address else ""
+    variables[LISTEN] = ""
+    if address:
+        variables[LISTEN] = f"{rendezvous.host}={address}"
     interface_variables = _interface_variables(
         rendezvous.socket_interface(), profile.uses_ccl
     )
@@ -233,9 +233,8 @@ def record_torchrun_failure(
     hint = f"log: {log}"
     failure = None
     if code < 0:
-        error = SlurmftError(
-            f"torchrun was killed by {signal.Signals(-code).name}", hint
-        )
+        name = signal.Signals(-code).name
+        error = SlurmftError(f"torchrun was killed by {name}", hint)
         if supervisor.stop_signal:
             # Slurm kills what does not end in time: that is no host's fault.
             failure = run.add(Failure.of(where, error, secondary=True))
@@ -278,9 +277,13 @@ def killed_by(torchrun_log: Path, start: int) -> int | None:
     except OSError:  # gone, as the whole run may be
         return None
     exit_codes = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank", text)
-    if not exit_codes or int(exit_codes[-1]) >= 0:
+    if not exit_codes:
         return None
-    return -int(exit_codes[-1])
+    # The last: torchrun may have started the ranks again after the ones before.
+    code = int(exit_codes[-1])
+    if code >= 0:
+        return None
+    return -code
 
 
 if __name__ == "__main__":
