@@ -83,11 +83,16 @@ def wait_for_clients(served: list[Any], timeout_s: float = _LEAVE_TIMEOUT_S) -> 
 def _has_clients(ports: set[int]) -> bool:
     connections = psutil.Process().net_connections("tcp")
     own_ports = {connection.laddr.port for connection in connections}
-    return any(
-        connection.laddr.port in ports and connection.raddr.port not in own_ports
-        for connection in connections
-        if connection.status == psutil.CONN_ESTABLISHED
-    )
+    for connection in connections:
+        # A socket that listens has no other end.
+        if connection.status != psutil.CONN_ESTABLISHED:
+            continue
+        is_served = connection.laddr.port in ports
+        # This process is a client of its own store: it need not wait for itself.
+        is_own = connection.raddr.port in own_ports
+        if is_served and not is_own:
+            return True
+    return False
 
 
 def relay(signum: int, sender: int) -> None:
