@@ -126,9 +126,10 @@ def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
         return _choose_for_gpus(asked, offers), None
     if asked == "gloo":
         return "gloo", None
-    problems = [
-        (offer.host, offer.ccl_problem) for offer in offers if offer.ccl_problem
-    ]
+    problems = []
+    for offer in offers:
+        if offer.ccl_problem:
+            problems.append((offer.host, offer.ccl_problem))
     if not problems:
         return "ccl", None
     if asked == "ccl":
