@@ -23,6 +23,10 @@ _RETRY_S = 30
 """Pause after a checkpoint that could not be written."""
 
 
+# Besides an absent file, whatever a damaged manifest leads to.
+_DAMAGE = (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError)
+
+
 class BadCheckpointError(Exception):
     """A checkpoint whose files are not as they were written."""
 
@@ -47,17 +51,9 @@ def verify(path: Path) -> None:
             if size_bytes != expected["bytes"]:
                 raise BadCheckpointError(f"{name} has lost or gained bytes")
             if fingerprint(path / name) != expected:
-                raise BadCheckpointError(
-                    f"{name} has another checksum than when it was written"
-                )
-    # Besides an absent file, whatever a damaged manifest leads to.
-    except (
-        FileNotFoundError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
+                problem = "has another checksum than when it was written"
+                raise BadCheckpointError(f"{name} {problem}")
+    except _DAMAGE as error:
         raise BadCheckpointError(f"{type(error).__name__}: {error}") from error
 
 
