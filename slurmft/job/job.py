@@ -90,9 +90,9 @@ def attach(run_dir: str | Path | None = None) -> "Job":
         job = Job(run, stop, heart)
         locks.install(run.load_config().job.file_locks)
     except Exception as error:
-        process.end(
-            process.record_failure(error, run, rank, 0, run.meetings(current_attempt()))
-        )
+        meetings = run.meetings(current_attempt())
+        code = process.record_failure(error, run, rank, 0, meetings)
+        process.end(code)
     return job
 
 
@@ -113,7 +113,9 @@ class Job:
         """See `attach`, which also prepares the process. Outside of a job there is no `run`."""
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.run_dir = None if run is None else run.path
+        self.run_dir: Path | None = None
+        if run is not None:
+            self.run_dir = run.path
         self._run = run
         self._stop = stop or StopRequest()
         self._heart = heart or Heart(None)
@@ -151,9 +153,8 @@ class Job:
                 self.began_at = float(transition.time)
         if self.is_main:
             job = self.config.job
-            self._checkpoints = Checkpoints(
-                run, job.checkpoint_every_s, job.keep_checkpoints
-            )
+            every_s = job.checkpoint_every_s
+            self._checkpoints = Checkpoints(run, every_s, job.keep_checkpoints)
             self._stop.before_exit = lambda: self._checkpoints.wait(
                 _LAST_WRITE_AT_TERM_S
             )
@@ -223,7 +224,8 @@ class Job:
             loss: of this step.
             samples: how many this step had, on all ranks.
         """
-        if not self._step:  # steps before the first one were done by an earlier process
+        # Steps before the first one were done by an earlier process.
+        if not self._step:
             self._agreed_step = n - 1
         self._step = n
         self.alive("train")
@@ -274,13 +276,13 @@ class Job:
         # Ranks count steps alike, so they need not agree on a checkpoint that steps make due.
         every = self.config.job.checkpoint_every_steps
         is_due_by_steps = False
-        if every:  # a multiple of it was passed since: not every step has an agreement
+        # A multiple of it was passed since: not every step has an agreement.
+        if every:
             is_due_by_steps = self._step // every > last_agreed_step // every
         self._save = decision.save or is_due_by_steps
         if decision.signal:
-            self._stopped_by = (
-                f"{Signals(decision.signal).name} on rank {decision.rank}"
-            )
+            name = Signals(decision.signal).name
+            self._stopped_by = f"{name} on rank {decision.rank}"
             self._heart.beat(self._step, "save")
             self.record("stopping", reason=self._stopped_by, step=self._step)
 
