@@ -188,10 +188,10 @@ def _broken_gpu(error: Exception) -> SlurmftError:
         name = gpus[min(local_rank, len(gpus) - 1)].name
     host = host_name()
     message = f"GPU {name} of {host} failed: {error}"
-    first_line, _, _ = message.partition("\n")  # torch adds advice for debugging
-    broken = SlurmftError(
-        first_line, "nvidia-smi and the kernel's log there may say more"
-    )
+    # Behind it, torch adds advice for debugging.
+    first_line, _, _ = message.partition("\n")
+    hint = "nvidia-smi and the kernel's log there may say more"
+    broken = SlurmftError(first_line, hint)
     broken.bad_hosts = [host]
     return broken
 
