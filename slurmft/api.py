@@ -92,7 +92,8 @@ class Run:
         """pending, requeued, running, stopping, finished, failed, cancelled, vanished or unknown:
         by its own records, and by what the cluster says of its job."""
         run = MeasuredRun.read(self.path, with_environment=False)
-        return cluster_status.run_statuses([run])[0].state
+        (status,) = cluster_status.run_statuses([run])
+        return status.state
 
     def status(self) -> dict[str, Any]:
         """Returns all that is known of the run, under the keys of `slurmft status --json`."""
@@ -102,7 +103,10 @@ class Run:
     def metrics(self) -> dict[str, float | None]:
         """The metrics of the last evaluation; empty before the first."""
         result = self.result or {}
-        metrics = result.get("metrics") or runs_records.latest(self.path).metrics
+        metrics = result.get("metrics")
+        # It has not finished: its records have those of the last evaluation.
+        if not metrics:
+            metrics = runs_records.latest(self.path).metrics
         return dict(metrics or {})
 
     @property
@@ -140,8 +144,11 @@ class Run:
             UsageError: the run has no such rank or attempt, or the tail is negative.
         """
         # Whoever gives one rank need not make a list of it.
-        ranks = (rank,) if isinstance(rank, int) else tuple(rank or ())
-        text = LogText(self._files, Choice(ranks, str(node), attempt), tail)
+        if isinstance(rank, int):
+            rank = (rank,)
+        choice = Choice(tuple(rank or ()), str(node), attempt)
+        text = LogText(self._files, choice, tail)
+        # A notebook shows it as it is: what programs have printed must not command the terminal.
         return plain("".join(text.until_now()))
 
     def wait(
@@ -159,8 +166,10 @@ class Run:
                 another cluster or host, and has not ended.
             TimeoutError: it has not ended in so many seconds; the job keeps running.
         """
-        live = sys.stderr.isatty() if bar is None else bar
-        progress = Progress(sys.stderr, live, only_bar=True)
+        if bar is None:
+            bar = sys.stderr.isatty()
+        # On stderr: stdout is the script's own.
+        progress = Progress(sys.stderr, bar, only_bar=True)
         return self._follow(timeout_s, progress)
 
     def follow(self, timeout_s: float | None = None) -> dict[str, Any]:
@@ -169,7 +178,9 @@ class Run:
 
     def _follow(self, timeout_s: float | None, progress: Progress) -> dict[str, Any]:
         job = cluster_wait.JobWatch(self._files)
-        limit_s = math.inf if timeout_s is None else timeout_s
+        limit_s = math.inf
+        if timeout_s is not None:
+            limit_s = timeout_s
         cluster_follow.follow(job, progress, timeout_s=limit_s)
         return job.outcome()
 
@@ -194,7 +205,8 @@ class Run:
             SlurmftError: the job was refused; or the run is another user's, or others can write it.
         """
         allowed = dict(options(JobConfig))
-        del allowed["runs_dir"]  # a run stays where it is
+        # A run stays where it is.
+        del allowed["runs_dir"]
         flags = checked_options("resume()", where, allowed)
         provenance = cluster_submit.provenance_of(call_text("Run.resume", where))
         cluster_submit.resume(self._files, flags, provenance)
@@ -216,6 +228,7 @@ def run(*words: str | os.PathLike[str], **given: Any) -> Run:
     """
     command = [os.fspath(word) for word in words]
     flags = checked_options("run()", given, options(JobConfig) | FLAGS)
+    # All: the site file may have options of trainings, which are no unknown keys.
     config = submission.configure(command, flags, site.all_options())
     return submit_config(config, call_text("run", given, command))
 
@@ -239,6 +252,7 @@ def checked_options(
     for name, value in given.items():
         if name not in known:
             raise unknown(f"option of {where}", name, list(known))
+        # None stands for a flag that is not given.
         if value is not None:
             values[name] = _as_in_toml(value)
     return site.typed_values(where, values, known)
