@@ -161,6 +161,12 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {rest[0]!r}")
         return arguments
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # argparse takes a "--" out of the values, and would store a list without one.
+        if action.option_strings and arg_strings == ["--"]:
+            self.error(f"argument {action.option_strings[0]}: '--' is no value")
+        return super()._get_values(action, arg_strings)
+
     def _long_flags(self) -> list[str]:
         flags: list[str] = []
         for action in self._actions:

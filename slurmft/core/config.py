@@ -55,6 +55,7 @@ class JobConfig:
         at="submission",
         metavar="NAME",
         usual=True,
+        may_be_empty=True,  # it is no name, and its own check says what would be one
         identifies=True,
     )
     nodes: int = option(
@@ -64,6 +65,7 @@ class JobConfig:
         affects="both",
         at="job",
         least=1,
+        most=65_536,  # Slurm's MAX_SLURM_NODES; it cuts larger numbers to 32 bits, and takes them
         counts="devices",
         usual=True,
         sbatch="nodes",
@@ -200,6 +202,7 @@ class JobConfig:
         affects="speed",
         at="job",
         least=1,
+        most=65_533,  # Slurm has 16 bits for it, cuts larger numbers, and takes them
         usual=True,
         sbatch="cpus-per-task",
         commands=("doctor",),
@@ -249,6 +252,7 @@ class JobConfig:
         affects="nothing",
         at="job",
         metavar="TEXT",
+        may_be_empty=True,
         sbatch="comment",
     )
     sbatch: tuple[str, ...] = option(
@@ -293,6 +297,7 @@ class JobConfig:
         "text after host names for the rendezvous, where the fabric's names differ, as n1-ib0",
         affects="speed",
         at="node",
+        may_be_empty=True,
         commands=("doctor",),
     )
     interface: str | None = option(
@@ -509,7 +514,22 @@ class RunConfig:
     """When, where, by whom and from which code the run was submitted (`slurmft.cluster.submit`)."""
 
     def to_json(self) -> str:
-        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
+        """Returns the text of config.json.
+
+        Raises:
+            UsageError: a value, such as the name of a folder, is not UTF-8: no JSON has it.
+        """
+        text = json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            lines = text[: error.start].count("\n")
+            line = text.splitlines()[lines].strip().rstrip(",")
+            raise UsageError(
+                f"the run's configuration has a text that is not UTF-8: {line!a}",
+                "give another one, or rename the file or the folder",
+            ) from None
+        return text
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -115,6 +115,9 @@ class Option:
     """True if the cells of a study may differ in it."""
     identifies: bool = False
     """True if it says what a run is called and where it is: a run that exists keeps it."""
+    may_be_empty: bool = False
+    """True if an empty text is a value. Elsewhere it is refused: it comes of a variable of the
+    shell that is not set."""
     decides_tokens: bool = False
     """True if the tokens that are made of the data depend on it."""
     sbatch: str | None = None
@@ -227,7 +230,7 @@ class Option:
             parts.append(f"above {self.above}")
         if self.most is not None:
             parts.append(f"at most {self.most}")
-        if isinstance(self.below, str):
+        if isinstance(self.below, str) and below is not None:
             parts.append(f"below {flag(self.below)} {below}")
         elif below is not None:
             parts.append(f"below {below}")
@@ -318,6 +321,7 @@ def _is_sound(extension: Any, before: tuple[type[Any], ...]) -> bool:
         for each in declared.values():
             if each.value_type not in TYPE_NAMES:
                 raise TypeError(f"{each.name!r} is no text, number or switch")
+            _check_answers(each)
         for other in before:
             taken = declared.keys() & own_options(other).keys()
             if other is not extension and taken:
@@ -334,6 +338,16 @@ def _is_sound(extension: Any, before: tuple[type[Any], ...]) -> bool:
         )
         return False
     return True
+
+
+def _check_answers(declared: Option) -> None:
+    """Raises TypeError where an option does not say what every declaration must."""
+    for facet, answers in (("affects", get_args(Affects)), ("at", get_args(Place))):
+        answer = getattr(declared, facet)
+        if answer not in answers:
+            raise TypeError(
+                f"{declared.name!r}: {facet} is {answer!r}, none of {', '.join(answers)}"
+            )
 
 
 Config = TypeVar("Config")
@@ -396,6 +410,7 @@ def check_options(config: Any) -> None:
         # It was not given.
         if value is None:
             continue
+        _check_not_empty(each, value)
         if each.choices and value not in each.choices:
             raise unknown(each.flag, value, list(each.choices))
         each.check_bounds(value, config)
@@ -408,6 +423,18 @@ def check_options(config: Any) -> None:
         for exclusion in each.excludes:
             if _applies(each, value, exclusion.when):
                 _check_excluded(config, each, value, exclusion)
+
+
+def _check_not_empty(declared: Option, value: Any) -> None:
+    texts = value if declared.is_repeatable else (value,)
+    if declared.may_be_empty:
+        return
+    for text in texts:
+        if isinstance(text, str) and not text.strip():
+            raise UsageError(
+                f"{declared.flag} {text!r} is empty",
+                f"give a value, or leave {declared.flag} out",
+            )
 
 
 def _applies(declared: Option, value: Any, when: tuple[Any, ...]) -> bool:

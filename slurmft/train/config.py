@@ -165,6 +165,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         metavar="TEXT",
+        may_be_empty=True,
         decides_tokens=True,
         commands=("data",),
     )

@@ -113,7 +113,7 @@ def test_train_values_that_cannot_be_right(
             {"stop_lead_s": 600, "time": "10"},
             "--stop-lead-s 600 leaves nothing of --time 10",
         ),
-        ({"nodes": 0}, "--nodes 0 must be at least 1"),
+        ({"nodes": 0}, "--nodes 0 must be between 1 and 65536"),
         ({"time": "soon"}, "invalid time limit: --time 'soon'"),
         ({"time": "0:00"}, "leaves no time"),
         ({"checkpoint_every": "often"}, "--checkpoint-every 'often' is not a duration"),

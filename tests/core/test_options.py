@@ -160,6 +160,12 @@ class Car:
             "--volts 12 needs --engine electric: others have no battery",
             "add --engine electric, or leave --volts out",
         ),
+        (
+            {"trailer": ""},
+            "--trailer '' is empty",
+            "give a value, or leave --trailer out",
+        ),
+        ({"trailer": " "}, "--trailer ' ' is empty", None),
         ({"volts": 0, "engine": "electric"}, "--volts 0 must be above 0", None),
         ({"seats": 10}, "--seats 10 must be between 1 and 9", None),
         ({"seats": 0}, "--seats 0 must be between 1 and 9", None),
