@@ -181,7 +181,23 @@ def _submit_new(config: RunConfig, cluster: str, mark: str) -> RunDir:
     except SlurmftError:
         run.discard()
         raise
+    except OSError as error:  # a full disk
+        _cancel_unrecorded(run, cluster)
+        run.discard()
+        raise run.unwritable(error) from None
     return run
+
+
+def _cancel_unrecorded(run: RunDir, cluster: str) -> None:
+    """Cancels the job of a run that could not be written to the end of the submission: nobody would
+    know of it."""
+    if cluster != "slurm":
+        return
+    with contextlib.suppress(SlurmftError):
+        # Slurm may have taken the job before the disk was full: the queue knows it by its script.
+        job_id = commands.job_of_script(run.submitit)
+        if job_id:
+            commands.cancel(job_id)
 
 
 def create(config: RunConfig, mark: str = "") -> RunDir:
@@ -194,6 +210,9 @@ def create(config: RunConfig, mark: str = "") -> RunDir:
     except SlurmftError:
         run.discard()
         raise
+    except OSError as error:  # a full disk
+        run.discard()
+        raise run.unwritable(error) from None
     return run
 
 
@@ -202,8 +221,15 @@ def _submit_job(config: RunConfig, run: RunDir, cluster: str) -> str:
     launcher = cluster_launcher.get(cluster)
     where = cluster_launcher.location(cluster)  # before the job: see `note_job`
     job_id = launcher.submit(config, run)
-    with contextlib.suppress(OSError):  # the job itself records its id, too
+    try:
         cluster_launcher.note_job(run, cluster, job_id, where)
+    except OSError:
+        # The job of a run that resumes records its id itself. A new run has no other record yet:
+        # its user would be told of no job.
+        if not config.submission.resumed:
+            with contextlib.suppress(OSError, SlurmftError):
+                launcher.cancel(job_id, run)
+            raise
     if cluster == "slurm":
         commands.check_starts(job_id)
     return job_id
@@ -333,7 +359,7 @@ def _check_ended(run: RunDir, moves: bool) -> None:
         raise UsageError(
             f"whether the job {job.id} has ended is unknown: {reason}", "try later"
         )
-    raise UsageError(
-        f"the job {job.id} of this run is {state.name.lower()}",
-        f"slurmft cancel {shlex.quote(str(run.path))}",
-    )
+    cure = f"slurmft cancel {shlex.quote(str(run.path))}"
+    if state.name == "COMPLETING":
+        cure = "its processes are ending: try again in some seconds"
+    raise UsageError(f"the job {job.id} of this run is {state.name.lower()}", cure)

@@ -117,6 +117,7 @@ class RunDir:
             parts.append(mark)
         start = "-".join(parts)
         top = Path(config.job.runs_dir)
+        content = config.to_json()  # where that fails, no folder is left
         # The first letters of a request: `request.run_of` finds the run by them.
         random_part = config.submission.request[:6] or _random_part()
         run = cls(top / f"{start}-{random_part}")
@@ -126,17 +127,21 @@ class RunDir:
             try:
                 # the job would refuse others' writing
                 with permissions.own_folder(run.path):
-                    write_text(run.config, config.to_json())
+                    write_text(run.config, content)
                 run.set_state("submitted")
             except BaseException:
                 run.discard()
                 raise
         except OSError as error:
-            raise UsageError(
-                f"cannot write the run directory {str(run.path)!r}: {error.strerror or error}",
-                "give a folder that you can write, on a file system that the nodes see: --runs-dir",
-            ) from None
+            raise run.unwritable(error) from None
         return run
+
+    def unwritable(self, error: OSError) -> UsageError:
+        """Returns the error for a run directory that cannot be made or written to."""
+        return UsageError(
+            f"cannot write the run directory {str(self.path)!r}: {error.strerror or error}",
+            "give a folder that you can write, on a file system that the nodes see: --runs-dir",
+        )
 
     def make(self, config: RunConfig) -> bool:
         """Makes the folders of a new run; False where another has the name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import json
@@ -205,7 +206,10 @@ def test_job_that_has_not_ended_is_not_submitted_again(
         UsageError, match=f"the job 7 of this run is {name.lower()}"
     ) as caught:
         resume(run)
-    assert caught.value.hint == f"slurmft cancel {run.path}"
+    cure = f"slurmft cancel {run.path}"
+    if name == "COMPLETING":  # it has been cancelled, or ends
+        cure = "its processes are ending: try again in some seconds"
+    assert caught.value.hint == cure
     assert (queue.submitted, files(run)) == ([], before)
 
 
@@ -291,6 +295,52 @@ def test_refused_submission_leaves_nothing(queue: Queue, run: RunDir) -> None:
     queue.on_submit = refuse
     with pytest.raises(SlurmftError, match="sbatch refused the job"):
         submit.submit(run.load_config(), "local")
+    assert list(run.path.parent.iterdir()) == [run.path]
+
+
+@pytest.mark.parametrize("moment", ["launcher", "note_job"])
+def test_disk_that_is_full_at_the_submission_leaves_nothing(
+    queue: Queue, run: RunDir, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """No folder, and no job that nobody knows of."""
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if moment == "launcher":
+        queue.on_submit = full
+    else:
+        monkeypatch.setattr(launcher, "note_job", full)
+    with pytest.raises(UsageError, match=r"cannot write the run .*No space") as caught:
+        submit.submit(run.load_config(), "local")
+    assert "--runs-dir" in str(caught.value.hint)
+    assert list(run.path.parent.iterdir()) == [run.path]
+    assert queue.cancelled == ["11"] * len(queue.submitted)
+
+
+def test_job_that_slurm_took_before_the_disk_was_full_is_cancelled(
+    queue: Queue, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run: RunDir) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cancelled: list[str] = []
+    queue.on_submit = full
+    monkeypatch.setattr(commands, "job_of_script", lambda folder: "17")
+    monkeypatch.setattr(commands, "cancel", cancelled.append)
+    with pytest.raises(UsageError, match="No space left"):
+        submit.submit(run.load_config(), "slurm")
+    assert cancelled == ["17"]
+
+
+def test_names_that_are_not_utf_8_leave_nothing(queue: Queue, run: RunDir) -> None:
+    config = run.load_config()
+    job = config.job.replaced({"runs_dir": str(run.path.parent / "caf\udce9")})
+    config = dataclasses.replace(config, job=job)
+    words = r"a text that is not UTF-8: .\"runs_dir\": .*caf.+udce9"
+    with pytest.raises(UsageError, match=words):
+        submit.submit(config, "local")
+    assert queue.submitted == []
     assert list(run.path.parent.iterdir()) == [run.path]
 
 
