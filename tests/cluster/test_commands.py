@@ -160,14 +160,23 @@ def test_jobs_that_ask_for_more_than_their_partition_has() -> None:
         return commands.parse_never_starts(text, known)
 
     assert "5 nodes, but the partition batch has 4" in str(
-        why("PENDING|PartitionConfig|batch|5|10:00")
+        why("PENDING|PartitionConfig|batch|5|10:00|5")
     )
-    assert "10:00:00" in str(why("PENDING|PartitionTimeLimit|batch|1|10:00:00"))
+    assert "10:00:00" in str(why("PENDING|PartitionTimeLimit|batch|1|10:00:00|1"))
     # Nodes that are down now, or limits of somebody else: these pass.
-    assert why("PENDING|PartitionNodeLimit|batch|4|1:00:00\n") is None
-    assert why("PENDING|Priority|long|4|10-00:00:00") is None
-    assert why("PENDING|Priority|long|4|UNLIMITED") is None
-    assert why("RUNNING|None|batch|4|10:00") is None
+    assert why("PENDING|PartitionNodeLimit|batch|4|1:00:00|4\n") is None
+    assert why("PENDING|Priority|long|4|10-00:00:00|4") is None
+    assert why("PENDING|Priority|long|4|UNLIMITED|4") is None
+    assert why("RUNNING|None|batch|4|10:00|4") is None
+    assert "9 CPUs a node, but those of the partition batch have 4" in str(
+        why("PENDING|PartitionConfig|batch|2|10:00|17")
+    )
+    assert why("PENDING|Resources|batch|2|10:00|17") is None
+    # Some nodes of this partition may be large enough.
+    mixed = commands.parse_partitions("any|up|1:00|2|8\nany|up|1:00|2|4\n")
+    assert mixed[0].cpus_per_node == "4+"
+    line = "PENDING|PartitionConfig|any|1|0:30|6"
+    assert commands.parse_never_starts(line, mixed) is None
     assert why("") is None
 
 
@@ -715,26 +724,27 @@ JobId=5 JobName=j.sh
 
 def test_a_job_that_never_starts(slurm: Callable[..., Slurm]) -> None:
     sinfo = "batch|up|1:00:00|2|4\n"
-    made = slurm(squeue="PENDING|PartitionConfig|batch|3|10:00\n", sinfo=sinfo)
+    made = slurm(squeue="PENDING|PartitionConfig|batch|3|10:00|3\n", sinfo=sinfo)
     assert commands.never_starts("5") == (
         "it requests 3 nodes, but the partition batch has 2 (PartitionConfig)"
     )
     assert "--jobs=5" in made.calls[0]
-    slurm(squeue="PENDING|PartitionTimeLimit|batch|2|1:00:01\n", sinfo=sinfo)
+    slurm(squeue="PENDING|PartitionTimeLimit|batch|2|1:00:01|2\n", sinfo=sinfo)
     assert commands.never_starts("5") == (
         "it requests a time of 1:00:01, but the partition batch allows 1:00:00 (PartitionTimeLimit)"
     )
-    slurm(squeue="PENDING|Priority|batch|2|1:00:00\n", sinfo=sinfo)
+    slurm(squeue="PENDING|Priority|batch|2|1:00:00|2\n", sinfo=sinfo)
     assert commands.never_starts("5") is None
     slurm(squeue=failed(NO_CONTROLLER), sinfo=sinfo)
     assert commands.never_starts("5") is None
-    slurm(squeue="PENDING|Priority|other|9|1:00:00\n", sinfo=sinfo)
+    slurm(squeue="PENDING|Priority|other|9|1:00:00|9\n", sinfo=sinfo)
     assert commands.never_starts("5") is None
 
 
 def test_a_job_that_never_starts_is_cancelled(slurm: Callable[..., Slurm]) -> None:
     made = slurm(
-        squeue="PENDING|PartitionConfig|batch|3|10:00\n", sinfo="batch|up|1:00:00|2|4\n"
+        squeue="PENDING|PartitionConfig|batch|3|10:00|3\n",
+        sinfo="batch|up|1:00:00|2|4\n",
     )
     with pytest.raises(
         SlurmftError, match="never start the job: it requests 3 nodes"

@@ -78,6 +78,8 @@ def parse_partitions(text: str) -> list[Partition]:
         node_count = int(nodes)
         if name in partitions:  # a line for each kind of node
             node_count += partitions[name].nodes
+            if cpus != partitions[name].cpus_per_node:
+                cpus = _smallest_of(cpus, partitions[name].cpus_per_node)
         partitions[name] = Partition(
             name=name,
             state=state,
@@ -86,6 +88,11 @@ def parse_partitions(text: str) -> list[Partition]:
             cpus_per_node=cpus,
         )
     return list(partitions.values())
+
+
+def _smallest_of(*cpus: str) -> str:
+    """Returns numbers of CPUs that differ as sinfo writes them: "4+"."""
+    return min(cpus, key=lambda text: int(text.rstrip("+"))).rstrip("+") + "+"
 
 
 def version() -> str:
@@ -664,7 +671,7 @@ def never_starts(job_id: str) -> str | None:
     On most sites sbatch accepts such jobs, and they wait forever. Slurm's reason alone is not
     enough: PartitionNodeLimit may mean nodes that are down for an hour.
     """
-    columns = "--format=%T|%r|%P|%D|%l"
+    columns = "--format=%T|%r|%P|%D|%l|%C"
     try:
         text = call("squeue", "--noheader", f"--jobs={job_id}", columns)
     # Slurm has taken the job: whether it ever starts is not worth a failure.
@@ -674,10 +681,11 @@ def never_starts(job_id: str) -> str | None:
 
 
 def parse_never_starts(text: str, partitions: list[Partition]) -> str | None:
-    """Reads the line of `squeue --format=%T|%r|%P|%D|%l`, and compares it with the partitions."""
-    if text.count("|") != 4:  # the job is gone, or has several lines, as a begun array
+    """Reads the line of `squeue --format=%T|%r|%P|%D|%l|%C`, and compares it with the
+    partitions."""
+    if text.count("|") != 5:  # the job is gone, or has several lines, as a begun array
         return None
-    state, reason, name, nodes, limit = text.strip().split("|")
+    state, reason, name, nodes, limit, cpus = text.strip().split("|")
     by_name = {partition.name: partition for partition in partitions}
     # A job that may run in several partitions ("a,b") is in none of them by name, and not judged.
     partition = by_name.get(name)
@@ -692,6 +700,17 @@ def parse_never_starts(text: str, partitions: list[Partition]) -> str | None:
         return (
             f"it requests a time of {limit}, but the partition {name} allows "
             f"{partition.time_limit} ({reason})"
+        )
+    cpus_a_node = math.ceil(int(cpus) / int(nodes))
+    # "4+" stands for nodes of several sizes: whether one of them has enough is not known.
+    if (
+        reason == "PartitionConfig"
+        and partition.cpus_per_node.isdecimal()
+        and cpus_a_node > int(partition.cpus_per_node)
+    ):
+        return (
+            f"it requests {cpus_a_node} CPUs a node, but those of the partition {name} have "
+            f"{partition.cpus_per_node} ({reason})"
         )
     return None
 

@@ -25,7 +25,7 @@ _SHORT_STATES = {
 _HEADERS = {
     "i": "JOBID", "T": "STATE", "t": "ST", "r": "REASON", "S": "START_TIME", "P": "PARTITION",
     "D": "NODES", "l": "TIME_LIMIT", "N": "NODELIST", "o": "COMMAND", "j": "NAME", "u": "USER",
-    "M": "TIME", "R": "NODELIST(REASON)", "k": "COMMENT",
+    "M": "TIME", "R": "NODELIST(REASON)", "k": "COMMENT", "C": "CPUS",
 }  # fmt: skip
 
 
@@ -130,6 +130,7 @@ def _field(letter: str, name: str, job: Job) -> str:
         "S": time_text(start) if start else "N/A",
         "P": job.partition,
         "D": str(job.nodes),
+        "C": str(job.nodes * job.cpus_per_task),
         "l": limit_text(job.time_min),
         "N": hosts,
         "o": job.command,
