@@ -37,7 +37,9 @@ _SUMMARY_WIDTH = 66
 def load_command(name: str) -> ModuleType:
     """Imports the module of a command; UsageError for an unknown name, PluginError where the
     import fails."""
-    module: ModuleType = plugins.get(plugins.COMMANDS, name, "command").load()
+    entry = plugins.get(plugins.COMMANDS, name, "command")
+    module: ModuleType = entry.load()
+    entry.check(module, "command", ["main"])
     return module
 
 

@@ -47,6 +47,12 @@ class Launcher(Protocol):
         """Cancels the job."""
 
 
+_MEMBERS = [
+    *Launcher.__annotations__,
+    *(name for name in vars(Launcher) if not name.startswith("_")),
+]
+
+
 def choose(cluster: str) -> str:
     """Returns the launcher's name: the one asked for, or Slurm's where there is one.
 
@@ -76,6 +82,7 @@ def get(cluster: str) -> Launcher:
     if entry is None:
         raise SlurmftError(f"no command here knows the jobs of {cluster!r}")
     launcher: Launcher = entry.load()
+    entry.check(launcher, "launcher", _MEMBERS)
     return launcher
 
 

@@ -90,6 +90,16 @@ class Entry(NamedTuple):
                 f"{cure}; --debug shows where it fails",
             ) from error
 
+    def check(self, loaded: Any, kind: str, members: list[str]) -> None:
+        """Raises PluginError where the object lacks what all objects of its group have."""
+        missing = [name for name in members if not hasattr(loaded, name)]
+        if missing:
+            raise PluginError(
+                f"{self.name!r} of the package {self.package} is no {kind}: {self.target} has no "
+                f"{', '.join(missing)}",
+                "mend or remove it",
+            )
+
     def summary(self) -> str:
         """Returns the first sentence of the module's docstring, without importing the module; ""
         where it has none."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.cli import list as listing
-from slurmft.cli import status, usage
+from slurmft.cli import load_command, status, usage
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.cluster import launcher
@@ -288,6 +288,10 @@ UNSOUND = {
         "slurmft has nodes already",
     ),
     "an end at import": ("import sys\nsys.exit(0)\n", "SystemExit"),
+    "no answer": (
+        OPTIONS.replace('affects="nothing", ', "", 1).replace("Night", "Moon"),
+        "affects is None, none of result, speed, both, nothing",
+    ),
 }
 
 
@@ -369,12 +373,27 @@ def test_site_options_that_are_no_object(
     assert error.value.hint == "unset it"
 
 
+LAUNCHER = "plan = submit = job_state = cancel = location = 1\n"
+LAUNCHER += "DESTINATION = LOCATION_KIND = ''\nSTARTS_RANKS = False\n"
+
+
+def test_modules_that_lack_what_is_called(site: Path) -> None:
+    """Two lines say what, as where a package cannot be imported."""
+    entries = "[slurmft.launchers]\nhalf = half\n[slurmft.commands]\nhalf = half\n"
+    package(site, "half", entries, half=LAUNCHER.replace("location = ", ""))
+    with pytest.raises(PluginError, match="no launcher: half has no location") as error:
+        launcher.get("half")
+    assert error.value.hint == "mend or remove it"
+    with pytest.raises(PluginError, match="no command: half has no main"):
+        load_command("half")
+
+
 def test_launcher_of_another_package(site: Path) -> None:
     package(
         site,
         "flux",
         "[slurmft.launchers]\nflux = flux_launcher\n",
-        flux_launcher="plan = 1",
+        flux_launcher=LAUNCHER,
     )
     assert launcher.choose("flux") == "flux"
     assert launcher.get("flux").plan == 1  # type: ignore[comparison-overlap]
