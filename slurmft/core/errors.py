@@ -110,6 +110,8 @@ def one_line(error: BaseException) -> str:
     # Without the number and the path; those that Python or a library makes may lack the text.
     if isinstance(error, OSError):
         return error.strerror or str(error) or repr(error)
+    if isinstance(error, UnicodeError):  # its repr has the whole of what was read
+        return str(error)
     # repr has the type, without which a KeyError's text is a bare name.
     return repr(error)
 
