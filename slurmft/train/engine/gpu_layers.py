@@ -45,9 +45,9 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         parts = _parts(gradients)
-        gradients_of_weights = []
-        for part in parts:
-            gradients_of_weights.append(torch.empty_like(part, dtype=ctx.dtype))
+        gradients_of_weights = [
+            torch.empty_like(part, dtype=ctx.dtype) for part in parts
+        ]
         torch._foreach_copy_(gradients_of_weights, parts)
         return None, *gradients_of_weights
 
