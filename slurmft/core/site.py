@@ -99,7 +99,8 @@ def read_site_file() -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))
     # tomllib reads text alone: bytes that are no UTF-8 fail before it sees them.
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    # tomllib calls itself for every bracket: thousands of them are too many.
+    except (ValueError, RecursionError, OSError) as error:
         raise UsageError(f"cannot read the site file {path}: {error}") from None
 
 

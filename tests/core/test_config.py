@@ -284,6 +284,7 @@ def test_site_file_gives_defaults_and_flags_win(
         ('nodes = "4"', "nodes must be a whole number"),
         ("setup = 3", "must be a list of strings"),
         ("nodes = ", "cannot read the site file"),
+        ("nodes = " + "[" * 5000, "cannot read the site file"),
     ],
 )
 def test_site_file_that_cannot_be_right(

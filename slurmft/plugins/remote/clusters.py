@@ -94,7 +94,8 @@ def _read(path: Path) -> dict[str, Any]:
             f"--on needs a file that names clusters: {path}",
             f"mkdir -p {folder}; printf '{_EXAMPLE}\\n' > {file}",
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    # tomllib calls itself for every bracket: thousands of them are too many.
+    except (ValueError, RecursionError, OSError) as error:
         raise UsageError(f"cannot read the clusters' file {path}: {error}") from None
 
 

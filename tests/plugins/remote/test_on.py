@@ -168,6 +168,7 @@ def test_several_clusters_in_one_list(laptop: Laptop) -> None:
         ("[lab]\npython = 7\n", "python must be a text, not 7"),
         ("lab = 7\n", "must be a table, not 7"),
         ("[lab\n", "cannot read the clusters' file"),
+        ("lab = " + "[" * 5000, "cannot read the clusters' file"),
     ],
 )
 def test_mistakes_in_the_file(laptop: Laptop, text: str, fact: str) -> None:
