@@ -238,6 +238,13 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def session_mark() -> Iterator[None]:
+    """What fixtures of modules and sessions start has a mark as well."""
+    with reaping.marked(f"{_SESSION_MARK}-0"):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_running(tmp_path: Path) -> Iterator[None]:
     """Ends the processes that a test leaves behind, also where it fails or takes too long."""

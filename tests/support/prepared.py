@@ -115,9 +115,15 @@ def socket_path() -> Path:
     env.pop(reaping.MARK, None)  # it outlives the test that starts it
     with open(log, "wb") as file:
         server = process.start(
-            words, env=env, cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL,
-            stdout=file, stderr=file, start_new_session=True,
-        )  # fmt: skip
+            words,
+            death=signal.SIGTERM,
+            env=env,
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
     _server_pids.append(server.pid)
     deadline = time.monotonic() + 120
     while not path.exists():
@@ -136,6 +142,8 @@ def serve(path: str) -> None:
     """Imports, then answers until it is killed; each command has a process that attends to it."""
     prepare()
     _adopt_orphans()
+    # When the tests have ended, or were killed: what a fixture's training has forked would go on.
+    signal.signal(signal.SIGTERM, _end)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(path + ".new")
     listening.listen()
@@ -145,9 +153,15 @@ def serve(path: str) -> None:
         client, _ = listening.accept()
         if os.fork() == 0:
             listening.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for signum in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(signum, signal.SIG_DFL)
             attend(client)
         client.close()
+
+
+def _end(signum: int, frame: Any) -> NoReturn:
+    reaping.kill_below(os.getpid())
+    os._exit(0)
 
 
 def prepare() -> None:

@@ -46,12 +46,33 @@ def reaped(
     """
     before = _descendants(server_pid())
     since = time.time() - _CLOCK_STEP_S
+    try:
+        with marked(mark):
+            yield
+    finally:
+        _kill(_Test(mark, folder, since), server_pid(), before)
+
+
+@contextlib.contextmanager
+def marked(mark: str) -> Iterator[None]:
+    """What the block starts has the mark."""
+    outer = os.environ.get(MARK)
     os.environ[MARK] = mark
     try:
         yield
     finally:
-        os.environ.pop(MARK, None)
-        _kill(_Test(mark, folder, since), server_pid(), before)
+        del os.environ[MARK]
+        if outer is not None:
+            os.environ[MARK] = outer
+
+
+def kill_below(server_pid: int) -> None:
+    """Kills all that a process has started, and what that has started."""
+    while below := _descendants(server_pid):
+        for pid in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                _kill_one(psutil.Process(pid))
+        time.sleep(0.02)
 
 
 def kill_marked(prefix: str) -> None:
