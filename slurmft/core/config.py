@@ -703,6 +703,7 @@ _RESERVED = (
     "array",
     # These have flags: --requeue and --stop-lead-s.
     "requeue",
+    "no-requeue",
     "signal",
     # The id of the job is read from what sbatch prints when it has queued it.
     "parsable",
@@ -724,9 +725,11 @@ def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
         raise UsageError(
             f"--sbatch {pair!r} is not KEY=VALUE", 'write it as --sbatch "nice=100"'
         )
-    if key in _RESERVED:
+    # sbatch takes the beginning of an option's name as well.
+    reserved = [name for name in _RESERVED if name.startswith(key)]
+    if reserved:
         raise UsageError(
-            f"--sbatch {pair!r}: slurmft sets {key} itself", "leave it out"
+            f"--sbatch {pair!r}: slurmft sets {reserved[0]} itself", "leave it out"
         )
     for name, each in own_options(JobConfig).items():
         is_given = getattr(job, name) not in (None, False)

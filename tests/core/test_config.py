@@ -125,6 +125,7 @@ def test_train_values_that_cannot_be_right(
         ({"sbatch": ("parsable",)}, "slurmft sets parsable itself"),
         ({"sbatch": ("p=x",)}, "is not KEY=VALUE"),
         ({"sbatch": ("output=x",)}, "slurmft sets output itself"),
+        ({"sbatch": ("outp=x",)}, "slurmft sets output itself"),
         ({"runs_dir": "/runs/%j"}, "holds '%j', which Slurm replaces"),
         ({"runs_dir": "/runs/a\\b"}, "which Slurm replaces"),
         ({"stage_dir": "tmp"}, "--stage-dir tmp must be an absolute path"),
@@ -138,6 +139,17 @@ def test_job_values_that_cannot_be_right(values: dict[str, Any], message: str) -
     with pytest.raises(UsageError) as error:
         build(JobConfig, values)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_sbatch_options_that_slurmft_sets_cannot_be_given(requeue: bool) -> None:
+    config = RunConfig(
+        program=TrainConfig.resolve().program(), job=JobConfig(requeue=requeue)
+    )
+    of_fields = {option.sbatch for option in options(JobConfig).values()}
+    for name in request(config).keys() - of_fields:
+        with pytest.raises(UsageError, match="itself"):
+            build(JobConfig, {"sbatch": (name,)})
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,8 @@ def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
     epochs = len(recorded_epochs) or run.value("epochs") or 1
     global_batch_size = result["global_batch_size"]
     samples_per_micro_step = devices * (run.value("batch_size") or 1)
-    # Rounded: a global batch that was limited need be no multiple.
-    micro_steps = max(1, round(global_batch_size / samples_per_micro_step))
+    # Rounded up, as in the training: a global batch that was limited need be no multiple.
+    micro_steps = max(1, math.ceil(global_batch_size / samples_per_micro_step))
     return Workload(
         tokens_per_sample=_tokens_per_sample(result),
         train_samples=round(result["train_samples"] / epochs),
