@@ -31,7 +31,11 @@ AREAS = {
         "slurmft/runs/",
         "slurmft/locks/",
     ),
-    "containers": ("slurmft/cluster/container.py", "slurmft/cluster/slurm/"),
+    "containers": (
+        "slurmft/cluster/container.py",
+        "slurmft/node/container.py",
+        "slurmft/cluster/slurm/",
+    ),
     "docs": ("docs/", "README.md", "mkdocs.yml", "slurmft/cli/", "results/benchmarks/"),
     "environments": ("slurmft/programs/", "slurmft/plugins/stage_env/"),
     "integrations": (

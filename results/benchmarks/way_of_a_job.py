@@ -28,7 +28,7 @@ import os, sys, threading
 
 TOP, NOTES, HAS_STEPPED = os.environ["WAY_TOP"], os.environ["WAY_NOTES"], os.environ["WAY_STEPPED"]
 PLACES = {"slurmft.node.torchrun": "torchrun", "slurmft.node.task": "task",
-          "batch_script.run()": "batch script"}
+          "first_node.run()": "batch script"}
 words = " ".join(sys.orig_argv)
 place = next((place for text, place in PLACES.items() if text in words), None)
 if "RANK" in os.environ:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cluster.slurm import batch_script, commands
+from slurmft.cluster.slurm import commands, first_node
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError
@@ -209,7 +209,7 @@ def make(small_disk: Path) -> Make:
 
 
 def end(run: RunDir, code: int) -> int:
-    return batch_script.main(["end", str(run.path), str(code)])
+    return first_node.main(["end", str(run.path), str(code)])
 
 
 def test_stop_on_a_full_disk_is_requeued(
@@ -303,6 +303,6 @@ def test_begin_without_a_run_is_an_error(make: Make, slurm: Slurm) -> None:
     run = make()
     run.discard()
     with pytest.raises(SlurmftError, match="is not a run directory"):
-        batch_script.main(["begin", str(run.path)])
+        first_node.main(["begin", str(run.path)])
     assert os.environ[ATTEMPT] == "1"
     assert slurm.changes() == []

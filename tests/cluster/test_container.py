@@ -19,6 +19,7 @@ from slurmft.cluster import container
 from slurmft.core import config as core_config
 from slurmft.core.config import JobConfig, RunConfig, image_kind, with_absolute_paths
 from slurmft.core.errors import UsageError, run_main
+from slurmft.node import container as node_container
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, Following, assert_two_lines, slurmft
@@ -310,7 +311,7 @@ def test_node_without_the_runtime(
     run = RunDir.create(config)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    assert run_main(lambda: container.main([str(run.path), "podman", "run"])) == 1
+    assert run_main(lambda: node_container.main([str(run.path), "podman", "run"])) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == "error: --container: there is no podman on this node"
     assert hint.startswith("hint: ")

@@ -170,7 +170,7 @@ def swapped(ada: User, eve: User) -> None:
         [
             sys.executable,
             "-m",
-            "slurmft.cluster.slurm.batch_script",
+            "slurmft.cluster.slurm.first_node",
             "begin",
             str(run.path),
         ],

@@ -94,8 +94,8 @@ READERS_OF_RUNS = (
 )
 OWN_FILES = {
     "cli/completion.py": "a file of slurmft",
-    "cluster/container.py": "a file of slurmft; and one in a folder of this process",
-    "cluster/templates.py": "a file of slurmft",
+    "cluster/container.py": "a file of slurmft",
+    "cluster/slurm/batch_script.py": "a file of slurmft",
     "plugins/studies/report/build.py": "a file of slurmft",
 }
 """Modules that read other files than those of runs and studies."""

@@ -119,7 +119,11 @@ def literals() -> str:
     ]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     found = (node.value for node in nodes if isinstance(node, ast.Constant))
-    templates = [file.read_text() for file in (CHECKOUT / "slurmft").rglob("*.jinja")]
+    templates = [
+        file.read_text()
+        for ending in ("jinja", "template")
+        for file in (CHECKOUT / "slurmft").rglob(f"*.{ending}")
+    ]
     return "\n".join([*(text for text in found if isinstance(text, str)), *templates])
 
 

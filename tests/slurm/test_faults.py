@@ -42,11 +42,11 @@ def test_requeue_of_one_array_task(cluster: Cluster, tmp_path: Path) -> None:
     python, done = shlex.quote(sys.executable), tmp_path / "done"
     script = f"""#!/bin/bash
 run=$(echo {tmp_path}/$SLURM_ARRAY_TASK_ID/*)
-found=$({python} -m slurmft.cluster.slurm.batch_script begin "$run") || exit
+found=$({python} -m slurmft.cluster.slurm.first_node begin "$run") || exit
 export $found
 echo "$SLURM_ARRAY_TASK_ID $SLURMFT_ATTEMPT" >> {done}
 if [ "$SLURMFT_ATTEMPT$SLURM_ARRAY_TASK_ID" = 10 ]; then code=75; else code=0; fi
-exec {python} -m slurmft.cluster.slurm.batch_script end "$run" $code
+exec {python} -m slurmft.cluster.slurm.first_node end "$run" $code
 """
     (tmp_path / "job.sh").write_text(script)
     options = [

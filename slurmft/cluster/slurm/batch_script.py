@@ -1,31 +1,18 @@
-"""The batch script of a job, and the commands that it runs on the job's first node.
+"""The batch script of a job. The commands that it runs on the job's first node are in `first_node`,
+which a submission need not import."""
 
-Around srun, it runs this module with
-
-    begin RUN_DIR      starts an attempt; prints shell assignments for the tasks
-    end RUN_DIR CODE   requeues the job, or records its end
-"""
-
-import contextlib
-import os
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from slurmft.cluster import container, launcher
+from slurmft.cluster import container
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.sbatch_options import all_options, directives
-from slurmft.cluster.templates import fill
 from slurmft.core import hooks, permissions
 from slurmft.core.config import RunConfig
-from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
-from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
-from slurmft.node import rendezvous, signals
-from slurmft.runs import log_times
-from slurmft.runs.attempts import Outcome, await_failure, begin, check_turn, decide, end
-from slurmft.runs.job_ids import own_job_id
+from slurmft.core.errors import Exit
 from slurmft.runs.rundir import RunDir
 
 _BROKEN = 78
@@ -34,13 +21,14 @@ _BROKEN = 78
 _RUN = f"""\
 import sys
 try:
-    from slurmft.cluster.slurm import batch_script
+    from slurmft.cluster.slurm import first_node
 except Exception as error:
     print(f"slurmft cannot be imported: {{type(error).__name__}}: {{error}}", file=sys.stderr)
     sys.exit({_BROKEN})
-batch_script.run()"""
+first_node.run()"""
 
-_TEMPLATE = Path(__file__).with_name("job.sh.jinja")
+_TEMPLATE = Path(__file__).with_name("job.sh.template")
+_PLACE = re.compile(r"\{\{ (\w+) \}\}")
 
 
 def sbatch_text(config: RunConfig, run: RunDir) -> str:
@@ -62,202 +50,72 @@ def inside_text(
     # Appended: a requeued job keeps its id, and so the names of its logs.
     srun += ["--open-mode=append", "--output", f"{log}.out", "--error", f"{log}.err"]
     in_container = container.srun_options(config, run)
-    lines = fill(
-        _TEMPLATE,
-        job=config.job,
-        umask=f"{permissions.umask(config.job.share_with_group):04o}",
-        folders=container.folders_to_make(config, run),
-        in_srun=bool(in_container),
-        python=shlex.quote(sys.executable),
-        path=shlex.quote(str(run.path)),
-        start=_RUN,
-        task=[*srun, *in_container, *container.node_task(config, run)],
-        lines=hooks.script_lines(config, run),
-        note=commands.NOTE,
-        broken=_BROKEN,
-        stopped=int(Exit.STOPPED),
+    blocks = _optional_blocks(config, run, in_srun=bool(in_container))
+    lines = _filled(
+        _TEMPLATE.read_text(encoding="utf-8"),
+        blocks
+        | {
+            "umask": f"{permissions.umask(config.job.share_with_group):04o}",
+            "python": shlex.quote(sys.executable),
+            "path": shlex.quote(str(run.path)),
+            "start": shlex.quote(_RUN),
+            "task": shlex.join(
+                [*srun, *in_container, *container.node_task(config, run)]
+            ),
+            "note": commands.NOTE,
+            "broken": str(_BROKEN),
+        },
     )
     return "\n".join(["#!/bin/bash", *options, "", lines])
 
 
-# --- its commands ---------------------------------------------------------------------------------
+def _optional_blocks(config: RunConfig, run: RunDir, in_srun: bool) -> dict[str, str]:
+    """Returns the lines of the script that not every job needs, by their place in the template; ""
+    for those that this one does without.
 
-
-def begin_attempt(run: RunDir) -> int:
-    """Prints shell assignments for the tasks: attempt, hosts, and ports free on this node.
-
-    Where Slurm itself requeued the job onto hosts that are to be excluded, requeues it to others.
+    Args:
+        in_srun: srun itself runs the container.
     """
-    hosts = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
-    job_id = own_job_id(os.environ)
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    try:
-        check_turn(run, job_id, restarts)
-    finally:
-        # Also where this job must not run: the job that has the run may be recorded nowhere else.
-        note_job(run)
-    # Before the hosts are judged: a node that was lost counts against its host.
-    blame_lost_nodes(run)
-    exclude = excludable_hosts(run)
-    history = run.history()
-    # Once, not for ever: the job got these hosts again though they were excluded.
-    was_avoided = bool(history) and history[-1].avoided
-    has_bad_host = not set(hosts).isdisjoint(exclude)
-    if has_bad_host and run.load_config().job.requeue and not was_avoided:
-        reason = f"{', '.join(exclude)} failed before"
-        return requeue(run, reason, exclude, avoided=True)
-    # This is the first node, where the rendezvous will be.
-    ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
-    number = begin(run, hosts, job_id, restarts)
-    host_list = ",".join(hosts)
-    port_list = ",".join(str(port) for port in ports)
-    print(f"{ATTEMPT}={number} {rendezvous.HOSTS}={host_list}")
-    print(f"{rendezvous.PORT_VARIABLE}={port_list}")
-    return Exit.OK
-
-
-def note_job(run: RunDir) -> None:
-    """Records the job that has the run, where another one is recorded: that was submitted, too, or
-    the submission was interrupted."""
-    with contextlib.suppress(OSError):  # a full disk does not end a run
-        claim = run.claims / str(run.submissions())
-        job_id = os.readlink(claim)
-        job = run.read_job()
-        if job is None or job.id != job_id:
-            launcher.note_job(run, "slurm", job_id, launcher.location("slurm"))
-
-
-def excludable_hosts(run: RunDir) -> list[str]:
-    """Returns the hosts that failed twice, or a preflight; none if the job might not fit without
-    them."""
-    bad_hosts = run.bad_hosts()
-    job = run.load_config().job
-    # Where the user has restricted the hosts, how many are left is not known here.
-    keys = set()
-    for pair in job.sbatch:
-        key, _, _ = pair.lstrip("-").partition("=")
-        keys.add(key)
-    names_hosts = keys & {"nodelist", "exclude", "nodefile"}
-    if job.constraint or job.reservation or names_hosts:
-        return []
-    # Of several partitions that were asked for, Slurm has chosen this one.
-    name = os.environ.get("SLURM_JOB_PARTITION", "")
-    size = 0
-    for partition in commands.partitions():
-        if partition.name == name:
-            size = partition.nodes
-    if size - len(bad_hosts) < job.nodes:
-        return []
-    return bad_hosts
-
-
-def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False) -> int:
-    """Requeues the job of this process; returns the exit code."""
-    # Slurm's SIGTERM must not come between the two commands of a requeue
-    signals.block()
-    full_reason = reason
-    if exclude:
-        full_reason += f" (without {', '.join(exclude)})"
-    # Before Slurm requeues the job: afterwards this process may have no time to write.
-    run.set_state("requeued", full_reason, Exit.STOPPED, avoided=avoided)
-    print(f"slurmft: requeue: {full_reason}", file=sys.stderr, flush=True)
-    wait_for_plugins = hooks.state_changed(run)  # Slurm may end this script at once
-    try:
-        warning = commands.requeue(own_job_id(os.environ), exclude)
-    # Else the record would say for ever that the job waits.
-    except SlurmftError as error:
-        refused = f"{reason}; Slurm refuses to requeue: {error.message}"
-        run.set_state("failed", refused, error.code)
-        raise
-    wait_for_plugins()
-    if warning:
-        print(
-            f"slurmft: {', '.join(exclude)} could not be excluded: {warning}",
-            file=sys.stderr,
+    job = config.job
+    blocks = dict.fromkeys(
+        ("setup", "cores_of_srun", "make_folders", "check_pyxis", "requeue_broken"), ""
+    )
+    if job.setup:
+        blocks["setup"] = "\n".join(["set -e", *job.setup, "set +e"])
+    if job.cpus_per_task:
+        blocks["cores_of_srun"] = (
+            "# srun takes no --cpus-per-task from sbatch since Slurm 22.05\n"
+            'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
         )
-    return Exit.STOPPED
+    folders = container.folders_to_make(config, run)
+    if folders:
+        blocks["make_folders"] = f"mkdir -p {shlex.join(folders)}"
+    if in_srun:
+        without_pyxis = [sys.executable, "-m", "slurmft.node.container"]
+        without_pyxis += [str(run.path), "Pyxis"]
+        blocks["check_pyxis"] = (
+            "srun --help 2>&1 | grep -q -e --container-image || "
+            + shlex.join(without_pyxis)
+        )
+    if job.requeue:
+        blocks["requeue_broken"] = (
+            "# what is saved is not lost to a broken upgrade\n"
+            f'[ "$code$ended" = {_BROKEN}{int(Exit.STOPPED)} ] && scontrol requeue "$job"'
+        )
+    of_plugins = hooks.script_lines(config, run)
+    blocks["before_task"] = of_plugins.before
+    blocks["after_task"] = of_plugins.after
+    return blocks
 
 
-def blame_lost_nodes(run: RunDir) -> None:
-    """Records which nodes of the previous attempt Slurm reports as down: why that attempt ended."""
-    before = run.read_attempt()
-    if before is None or run.get_state().state != "running":
-        return
-    for host in commands.down_hosts(before.hosts):
-        where = f"node {host}"
-        lost = SlurmftError(f"{where} was lost (Slurm reports it as down)")
-        run.add(Failure.of(where, lost, bad_host=host, attempt=before.number))
-
-
-def end_attempt(run: RunDir, code: int) -> int:
-    """Requeues this script's own job, or records its end; returns its exit code."""
-    state = commands.job_state(own_job_id(os.environ))
-    undecided = ("RUNNING", "UNKNOWN")
-    if code != Exit.OK and state is not None and state.name not in undecided:
-        # Cancelled, timed out, or already requeued by whoever ended the tasks: nothing to decide.
-        print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)
-        return code
-    await_failure(run, code)
-    if run.is_superseded(current_attempt()):
-        print("slurmft: a later attempt has begun", file=sys.stderr)
-        return code
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    outcome = decide(run, code, restarts)
-    if outcome.state == "requeued":
-        exclude = excludable_hosts(run)
-        failure = run.root_failure(current_attempt())
-        if exclude or failure is None or not failure.exclude:
-            return requeue(run, outcome.reason, exclude)
-        # A host is certainly bad and cannot be excluded: the job would get it again.
-        reason = f"{outcome.reason}; no other nodes can be had"
-        outcome = Outcome("failed", reason, Exit.FAILED)
-    wait_for_plugins = end(run, outcome)
-    # A full disk or a lost file system takes no record: Slurm keeps the reason then.
-    if run.get_state().state != outcome.state:
-        summary = f"{outcome.state}: {outcome.reason}"
-        commands.note(own_job_id(os.environ), summary)
-    wait_for_plugins()
-    return outcome.code
-
-
-def end_unread(run: RunDir, code: int, error: Exception) -> int:
-    """Ends a job whose run cannot be read: requeues what has saved itself, else leaves the reason
-    with Slurm. A folder that is gone gives nothing to resume."""
-    reason = f"the run cannot be read at its end: {one_line(error)}"
-    with contextlib.suppress(FileNotFoundError):
-        # Raises where the folder is gone, and with it the checkpoint.
-        os.stat(run.path)
-        if code == Exit.STOPPED:
-            return requeue(run, reason, [])
-    print(f"error: {reason}", file=sys.stderr)
-    commands.note(own_job_id(os.environ), f"failed: {reason}")
-    return code or Exit.FAILED
-
-
-def main(argv: list[str]) -> int:
-    command, run_dir, *rest = argv
-    try:
-        run = RunDir.open(run_dir)
-        permissions.settle(run.load_own_config().job.share_with_group)
-    except (SlurmftError, OSError) as error:
-        if command != "end":
-            raise
-        return end_unread(RunDir(Path(run_dir)), int(rest[0]), error)
-    if command == "begin":
-        try:
-            return begin_attempt(run)
-        except SlurmftError:
-            # It may have recorded the end of the run, of which nobody else will tell the user.
-            hooks.state_changed(run)()
-            raise
-    return end_attempt(run, int(rest[0]))
-
-
-def run() -> NoReturn:
-    """Runs the command of this process's arguments, and ends the process."""
-    log_times.stamp_output("stderr")  # the batch script reads stdout
-    raise SystemExit(run_main(lambda: main(sys.argv[1:])))
-
-
-if __name__ == "__main__":
-    run()
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    """Returns a text with values in the place of their names, written as `{{ name }}`. A line that
+    has nothing but empty values is left out."""
+    # Not Jinja: these values need neither loops nor filters, and its import with the compilation
+    # took a quarter of the time of a dry run.
+    lines = []
+    for line in template.splitlines():
+        filled_line = _PLACE.sub(lambda place: values[place[1]], line)
+        if filled_line or not line:
+            lines.append(filled_line)
+    return "\n".join(lines) + "\n"
