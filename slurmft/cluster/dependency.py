@@ -7,7 +7,6 @@ from typing import Any
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.options import flag
-from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 
 KINDS = {"after": "afterok", "after_any": "afterany"}
@@ -17,17 +16,17 @@ KINDS = {"after": "afterok", "after_any": "afterany"}
 def settled(config: RunConfig, cluster: str, runs_dir: str | None) -> RunConfig:
     """Returns the configuration with the paths of the runs that it waits for, and with their jobs
     in `submission.dependency`. A requeued job keeps its id; a resumed run has its newest."""
-    awaited = {}
-    for kind in KINDS:
-        names = getattr(config.job, kind)
-        awaited[kind] = [resolve.find(name, runs_dir) for name in names]
-    waits = any(awaited.values())
+    names = {kind: getattr(config.job, kind) for kind in KINDS}
+    waits = any(names.values())
     # A resume that waits for nothing any more must still clear what it waited for before.
     if not waits and config.submission.dependency is None:
         return config
+    from slurmft.runs import resolve  # 15 ms, which most jobs do without
+
     conditions = []
     paths: dict[str, Any] = {}
-    for kind, runs in awaited.items():
+    for kind in KINDS:
+        runs = [resolve.find(name, runs_dir) for name in names[kind]]
         # Paths in place of names: `last` will soon be another run.
         paths[kind] = tuple(str(run.path) for run in runs)
         for run in runs:

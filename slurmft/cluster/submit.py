@@ -18,18 +18,18 @@ from slurmft.cluster import container, dependency
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
-from slurmft.core import fingerprint, git, hooks, permissions
+from slurmft.core import fingerprint, hooks, permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import read_bytes, write_bytes, write_text
+from slurmft.core.program import OWN
 from slurmft.core.run_files import Submission
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
+from slurmft.node import start
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.programs import submission
-from slurmft.programs.description import OwnProgram
 from slurmft.runs import request
 from slurmft.runs.rundir import RunDir
 
@@ -50,6 +50,8 @@ def provenance(command: str, argv: list[str]) -> Submission:
 
 def provenance_of(command: str) -> Submission:
     """Returns the provenance of a command or a call, as it was written."""
+    from slurmft.core import git  # 3 ms, which a dry run does without
+
     commit = git.head(Path.cwd())
     git_facts = None
     if commit:
@@ -98,8 +100,6 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
 
 def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     """The torchrun command of the first node, with its title."""
-    from slurmft.node import task  # 15 ms: a dry run alone needs it
-
     # The rendezvous, as far as it is known before the job has nodes.
     head = "127.0.0.1"
     job_id = "$JOB_ID"
@@ -111,27 +111,17 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     meeting = Rendezvous(
         hosts=hosts, node_rank=0, port="$PORT", check_port=0, id=job_id
     )
-    arguments = task.node_command(config, run.path, meeting, nproc)
+    arguments = start.node_command(config, run.path, meeting, nproc)
     command = shlex.join(arguments)
     lines = [
         "# the task of each node then runs (here: of the first; NPROC: its GPUs or CPU sockets)",
         # our variables, and no path
         re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),
     ]
-    program = OwnProgram.of(config.program)
-    # The built-in training: torchrun's command has all of it.
-    if program is None:
-        return lines
-    lines.append(f"# each process of it, in {program.folder}")
-    lines.append(shlex.join(program.argv))
-    code = submission.source(config)
-    if code is not None:
-        lines.append(f"# its code: {code.describe()}")
-    environment = program.env or "as this one"
-    lines.append(f"# its environment: {environment}; its Python: {program.python}")
-    if program.accelerate_config:
-        file = program.accelerate_config
-        lines.append(f"# Accelerate's variables: decided on the nodes, from {file}")
+    if config.program.kind == OWN:
+        from slurmft.programs import submission  # 8 ms: no other program needs it here
+
+        lines += submission.description(config)
     return lines
 
 
@@ -203,6 +193,8 @@ def _cancel_unrecorded(run: RunDir, cluster: str) -> None:
 def create(config: RunConfig, mark: str = "") -> RunDir:
     """The run directory of a job, with the program's code in it; its name has `mark`. Of a failure,
     nothing is left."""
+    from slurmft.programs import submission  # 8 ms, which a dry run does without
+
     code = submission.source(config)
     run = RunDir.create(config, mark)
     try:

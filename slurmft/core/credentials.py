@@ -10,6 +10,7 @@ import re
 
 _NAME = r"[A-Z0-9_]*(?:TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY)"
 """Names of variables that hold a secret: HF_TOKEN, HUGGING_FACE_HUB_TOKEN, WANDB_API_KEY, ..."""
+_SECRET_NAME = re.compile(_NAME)
 
 _TELLING_NAME = re.compile(
     "TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE|JWT|SIGNATURE", re.I
@@ -79,6 +80,6 @@ def _values() -> list[str]:
     """
     secrets = []
     for name, value in os.environ.items():
-        if re.fullmatch(_NAME, name) and len(value) >= _SHORTEST:
+        if _SECRET_NAME.fullmatch(name) and len(value) >= _SHORTEST:
             secrets.append(value)
     return sorted(secrets, key=len, reverse=True)

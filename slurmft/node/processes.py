@@ -97,7 +97,7 @@ def _end(children: list[subprocess.Popen[bytes]]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    # In the order of `task.node_command`.
+    # In the order of `start.node_command`.
     module, run_dir, per, count, node, nodes, head, port = argv
     # Before any process is started: it inherits the mask.
     signals.block()

@@ -18,7 +18,7 @@ from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
 from slurmft.core.program import kind_of
 from slurmft.core.run_files import Failure, current_attempt
-from slurmft.node import ccl, hardware, heartbeat, profiles, signals
+from slurmft.node import ccl, hardware, heartbeat, profiles, signals, start
 from slurmft.node.hardware import host_name
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
@@ -26,10 +26,6 @@ from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RUN_DIR
-
-# How long torchrun waits for the other nodes' torchrun: importing torch from a cold shared file
-# system takes minutes. That the head can be reached is known before (`Rendezvous.check`).
-_START_TIMEOUT_S = 600
 
 # How long torchrun waits between SIGTERM and SIGKILL to the ranks of a failed node.
 _STOP_TIMEOUT_S = 5
@@ -89,7 +85,7 @@ def run_torchrun(
     """
     profile = use_of_node(config, os.environ)
     child = Child(
-        command=node_command(
+        command=start.node_command(
             config, supervisor.run.path, rendezvous, str(profile.nproc), nodes
         ),
         record_failure=partial(record_torchrun_failure, supervisor),
@@ -98,57 +94,6 @@ def run_torchrun(
         ends_with_others=ends_with_others,
     )
     return run_child(supervisor, child, config, rendezvous, profile)
-
-
-def node_command(
-    config: RunConfig,
-    run_dir: Path,
-    rendezvous: Rendezvous,
-    nproc: str,
-    nodes: str | None = None,
-) -> list[str]:
-    """Returns the command of a node: torchrun, or the processes of a program that does without.
-
-    Every rank runs the program's module, with the run directory as its only argument.
-
-    Args:
-        nproc: number of processes.
-        nodes: the number of nodes where it may change, as "2:4".
-    """
-    module = config.program.module
-    kind = kind_of(config.program)
-    node_count = str(len(rendezvous.hosts))
-    if kind.per != "torchrun":
-        count = nproc
-        if kind.per == "node":
-            count = "1"
-        return [
-            sys.executable, "-m", "slurmft.node.processes",
-            module, str(run_dir),
-            kind.per, count,
-            str(rendezvous.node_rank), node_count,
-            rendezvous.head, str(rendezvous.port),
-        ]  # fmt: skip
-    rdzv_conf = {
-        # Without it torch finds the store's host by matching host names, which fails where the
-        # fabric's name differs from the host's own.
-        "is_host": str(rendezvous.is_head).lower(),
-        "join_timeout": _START_TIMEOUT_S,
-        "read_timeout": _START_TIMEOUT_S,
-    }
-    return [
-        sys.executable, "-m", "slurmft.node.torchrun",
-        "--nnodes", nodes or node_count,
-        "--nproc-per-node", nproc,
-        "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", f"{rendezvous.head}:{rendezvous.port}",
-        "--rdzv-id", rendezvous.id,
-        "--rdzv-conf", ",".join(f"{k}={v}" for k, v in rdzv_conf.items()),
-        "--local-addr", rendezvous.host,
-        "--max-restarts", str(config.job.max_restarts),
-        "--log-dir", os.devnull,  # the ranks have logs of their own
-        "--module", module, str(run_dir),
-    ]  # fmt: skip
 
 
 def run_child(

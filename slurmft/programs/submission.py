@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -297,3 +298,21 @@ def _inputs(words: list[str]) -> dict[str, dict[str, Any]]:
             facts = fingerprint.of(path)
             fingerprints[os.path.abspath(path)] = facts | {"what": "file"}
     return fingerprints
+
+
+def description(config: RunConfig) -> list[str]:
+    """Returns the lines of a dry run about a program of the user's own; none for other programs."""
+    program = OwnProgram.of(config.program)
+    if program is None:
+        return []
+    lines = [f"# each process of it, in {program.folder}"]
+    lines.append(shlex.join(program.argv))
+    code = source(config)
+    if code is not None:
+        lines.append(f"# its code: {code.describe()}")
+    environment_name = program.env or "as this one"
+    lines.append(f"# its environment: {environment_name}; its Python: {program.python}")
+    if program.accelerate_config:
+        file = program.accelerate_config
+        lines.append(f"# Accelerate's variables: decided on the nodes, from {file}")
+    return lines

@@ -15,7 +15,7 @@ from slurmft.core import decode, process
 from slurmft.core.config import JobConfig
 from slurmft.core.files import write_json
 from slurmft.core.options import build
-from slurmft.node import rendezvous, task
+from slurmft.node import rendezvous, start, task
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.plugins.examine import connections, inspection, node_use
 from slurmft.plugins.examine.agents import serve
@@ -85,7 +85,7 @@ class Agent:
             # Collectives have a third of the time: before them torch is imported.
             request = {"backend": config.job.backend, "seconds": timeout_s / 3}
             write_json(folder / REQUEST, request)
-            command = task.node_command(config, folder, rdzv, str(profile.nproc))
+            command = start.node_command(config, folder, rdzv, str(profile.nproc))
             problem, is_late = _run(command, environment, folder / "log", timeout_s)
             ranks = []
             for path in sorted(folder.glob("rank-*.json")):
