@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -225,17 +226,32 @@ def _newest(
         # The first line may begin further up: it is read again with the block before.
         first_line, newline, _ = block.partition(b"\n")
         rest = first_line + newline
-        # Most blocks have steps alone: they need not be split into lines.
-        if not any(mark in block for mark in missing):
-            continue
-        for line in reversed(block.split(b"\n")):
-            marks_in_line = [mark for mark in missing if mark in line]
-            for mark in marks_in_line:
-                parsed = next(_parsed(line, mark), None)
-                if parsed is not None:
-                    newest[mark] = parsed
-                    missing.remove(mark)
+        found = []
+        for mark in missing:
+            last = _last_with(mark, block)
+            if last is not None:
+                line_begin, line = last
+                found.append((line_begin, mark, line))
+        # By the places of their lines alone: records have no order.
+        for _, mark, line in sorted(found, key=itemgetter(0), reverse=True):
+            newest[mark] = line
+            missing.remove(mark)
     return newest
+
+
+def _last_with(mark: bytes, block: bytes) -> tuple[int, _Line] | None:
+    """Returns where the last record with a mark begins in a block of lines, and the record."""
+    search_end = len(block)
+    # Searched for, and not split into lines: most lines are steps, which nobody asks for here.
+    while (place := block.rfind(mark, 0, search_end)) >= 0:
+        line_begin = block.rfind(b"\n", 0, place) + 1
+        line, _, _ = block[line_begin:].partition(b"\n")
+        parsed = next(_parsed(line, mark), None)
+        if parsed is not None:
+            return line_begin, parsed
+        # A damaged line: an earlier one may be whole.
+        search_end = line_begin
+    return None
 
 
 def add_point(curve: list[tuple[float, float]], step: float, value: float) -> None:
