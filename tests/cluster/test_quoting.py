@@ -32,7 +32,8 @@ STUB = """#!/bin/sh
 { printf '%s\\0' "${0##*/}" "$@"; printf '\\0\\n'; } >>"$CALLS"
 """
 ANYTHING = "a $`'\"\\;&|(){}[]<>*?!#~=^é\t"
-lines = st.text(ANYTHING + "%", min_size=1, max_size=20)
+# No option takes a blank text.
+lines = st.text(ANYTHING + "%", min_size=1, max_size=20).filter(str.strip)
 texts = st.text(ANYTHING + "%\n", min_size=1, max_size=20)
 runs_dirs = st.text(ANYTHING.replace("\\", ""), min_size=1, max_size=20)
 quick = settings(
