@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.follow import show_outcome
-from slurmft.cli.parser import Parser
+from slurmft.cli.parser import Parser, count, whole
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
 from slurmft.core.run_files import FINAL_STATES
@@ -28,11 +28,13 @@ def parser() -> Parser:
     command = Parser("slurmft logs", __doc__).add_run()
     add = command.add_argument
     ranks = "only lines of this rank; repeatable"
-    add("--rank", type=int, action="append", metavar="R", help=ranks)
+    add("--rank", type=whole, action="append", metavar="R", help=ranks)
     node = "only lines of this host, or of the node of this number"
     add("--node", default="", metavar="NAME", help=node)
-    add("--attempt", type=int, metavar="N", help="only lines of this start of the job")
-    add("--tail", type=int, metavar="N", help="only the last N lines")
+    add(
+        "--attempt", type=count, metavar="N", help="only lines of this start of the job"
+    )
+    add("--tail", type=whole, metavar="N", help="only the last N lines")
     follow = "print new lines until the job ends; exit with its exit code"
     add("--follow", action="store_true", help=follow)
     return command.add_json("a JSON object for each line")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 from slurmft.core import plugins
 from slurmft.core.errors import Exit, UsageError, unknown
 from slurmft.core.files import to_json
-from slurmft.core.options import Option, extensions, own_options
+from slurmft.core.options import Option, check_not_empty, extensions, own_options
 
 if TYPE_CHECKING:
     from slurmft.runs.rundir import RunDir
@@ -165,6 +165,10 @@ class Parser(argparse.ArgumentParser):
         # argparse takes a "--" out of the values, and would store a list without one.
         if action.option_strings and arg_strings == ["--"]:
             self.error(f"argument {action.option_strings[0]}: '--' is no value")
+        # Those of options are checked with their declarations: some may be empty.
+        if action.dest not in self.options and action.nargs != argparse.REMAINDER:
+            for text in arg_strings:
+                check_not_empty(_name_of(action), text)
         return super()._get_values(action, arg_strings)
 
     def _long_flags(self) -> list[str]:
@@ -182,6 +186,11 @@ class Parser(argparse.ArgumentParser):
 
         arguments = self.parse(argv)
         return arguments, resolve.find(arguments.run, arguments.runs_dir)
+
+
+def _name_of(action: argparse.Action) -> str:
+    """Returns what a person calls an argument: its flag, or the word in the usage line."""
+    return str((*action.option_strings, action.metavar, action.dest)[0])
 
 
 def wrapped(text: str) -> str:
@@ -283,7 +292,7 @@ def _argument(option: Option) -> dict[str, Any]:
         return argument | {"action": argparse.BooleanOptionalAction}
     if option.is_repeatable:
         argument["action"] = "append"
-    argument["type"] = option.value_type
+    argument["type"] = _TYPES.get(option.value_type, option.value_type)
     if option.path == "input":  # --on finds the files to send by this type
         argument["type"] = input_path
     choices = "|".join(option.choices)
@@ -323,25 +332,45 @@ def input_file(text: str) -> str:
     return text
 
 
+# The types of numbers. Not int and float alone, which take "1_000", " 1" and digits of any script,
+# float also "nan" and "inf".
+
+
+def integer(text: str) -> int:
+    """The type of an argument that is a whole number, within bounds that its option declares."""
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """The type of an argument that is a number, within bounds that its option declares."""
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return float(text)
+
+
+_TYPES: dict[type[Any], Callable[[str], Any]] = {int: integer, float: number}
+"""Types of options -> what reads them from the command line; others read themselves."""
+
+
 def count(text: str) -> int:
     """The type of an argument that counts something."""
-    # Not int alone, which takes "1_000" and " 1".
-    if not text.isdecimal() or int(text) < 1:
+    if not re.fullmatch("[0-9]+", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
 def whole(text: str) -> int:
     """The type of an argument that counts something of which there may be none."""
-    if not text.isdecimal():
+    if not re.fullmatch("[0-9]+", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 
 def above_zero(text: str) -> float:
     """The type of an argument that measures something."""
-    # Not float alone, which takes "nan", "inf" and "1e9".
-    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or float(text) == 0:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number above 0, without a unit"
         )

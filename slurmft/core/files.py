@@ -16,6 +16,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from slurmft.core.errors import UsageError
+
 ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
 """Names that `aside_of` makes."""
 
@@ -90,6 +92,24 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def check_place(file: Path, flag: str) -> None:
+    """Checks that a file can be written: before the work whose result it is to take.
+
+    Raises:
+        UsageError: its folder is missing or may not be written, or it is a folder.
+    """
+    if file.is_dir():
+        raise UsageError(
+            f"{flag} {str(file)!r} is a folder", "give the name of a file in it"
+        )
+    if not file.parent.is_dir():
+        problem = f"no such folder: {str(file.parent)!r}"
+        raise UsageError(problem, f"make it, or change {flag}")
+    if not os.access(file.parent, os.W_OK):
+        problem = f"{flag} {str(file)!r}: you may not write into {str(file.parent)!r}"
+        raise UsageError(problem, "give another place")
 
 
 def exists_now(path: Path) -> bool:

@@ -430,11 +430,17 @@ def _check_not_empty(declared: Option, value: Any) -> None:
     if declared.may_be_empty:
         return
     for text in texts:
-        if isinstance(text, str) and not text.strip():
-            raise UsageError(
-                f"{declared.flag} {text!r} is empty",
-                f"give a value, or leave {declared.flag} out",
-            )
+        if isinstance(text, str):
+            check_not_empty(declared.flag, text)
+
+
+def check_not_empty(name: str, text: str) -> None:
+    """Refuses an empty text as the value of a flag or an argument: a variable of the shell was not
+    set."""
+    if not text.strip():
+        raise UsageError(
+            f"{name} {text!r} is empty", f"give a value, or leave {name} out"
+        )
 
 
 def _applies(declared: Option, value: Any, when: tuple[Any, ...]) -> bool:

@@ -94,7 +94,7 @@ def fake_sbatch(tmp_path: Path) -> dict[str, str]:
     [
         (["--ndoes", "4"], "did you mean --nodes?"),
         (["--nodes", "0"], "--nodes 0 must be between 1 and 65536"),
-        (["--nodes", "four"], "argument --nodes: invalid int value: 'four'"),
+        (["--nodes", "four"], "argument --nodes: 'four' is not a whole number"),
         (["--node", "4"], "did you mean --nodes?"),
         (["--task", "emotions"], "did you mean emotion?"),
         (["--task-option=--"], "argument --task-option: '--' is no value"),

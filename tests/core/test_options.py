@@ -296,7 +296,7 @@ def test_no_list_repeats_options() -> None:
 
 
 IN_FUNCTIONS = {
-    "node/task.py: nproc_per_node max_restarts": "flags of torchrun",
+    "node/start.py: nproc_per_node max_restarts": "flags of torchrun",
     "plugins/notify/notification.py: task model": "what a message says of a training",
     "plugins/studies/report/matching.py: batch_size precision": "what a published table's column "
     "of configurations says",

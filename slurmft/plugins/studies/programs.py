@@ -1,6 +1,7 @@
 """The [program] table of a study file: a program of the user's own, with placeholders for what
 varies."""
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Collection
@@ -23,6 +24,8 @@ FIRST_SEED = 42
 """The seed of the first repeat; those after it count up."""
 _REPEAT_PLACEHOLDERS = ("repeat", "seed")
 """Placeholders that have a value in every study: they differ between the repeats of a cell."""
+_MOST_DIGITS = 1000
+"""As wide as a placeholder may be: a slip of the finger would fill the memory."""
 _COMMAND_HINT = 'write command = ["train.py", "--lr", "{lr}"]'
 
 
@@ -126,6 +129,14 @@ def _placeholders(where: str, text: str) -> set[str]:
     except ValueError as error:
         hint = "write {{ and }} for braces that are meant"
         raise UsageError(f"{where} {text!r}: {error}", hint) from None
+    for _, name, width, _ in fields:
+        if any(
+            int(digits) > _MOST_DIGITS for digits in re.findall(r"\d+", width or "")
+        ):
+            raise UsageError(
+                f"{where} {text!r}: {{{name}:{width}}} is wider than {_MOST_DIGITS}",
+                "give fewer digits",
+            )
     names = [name for _, name, _, _ in fields]
     # The name is None after the last pair of braces.
     return {name for name in names if name is not None}

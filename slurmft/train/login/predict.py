@@ -7,6 +7,7 @@ from typing import Any
 from slurmft.core import fingerprint
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import UsageError
+from slurmft.core.files import check_place
 from slurmft.core.filesystem import absolute
 from slurmft.core.options import build, options
 from slurmft.core.program import Program
@@ -150,9 +151,7 @@ def check_absent(output: Path) -> None:
             f"{str(output)!r} exists, and is not overwritten",
             "give another --output, or --overwrite",
         )
-    if not output.parent.is_dir():
-        problem = f"no such folder: {str(output.parent)!r}"
-        raise UsageError(problem, "make it, or change --output")
+    check_place(output, "--output")
 
 
 def _describe_rows_of(file: Path, train: TrainConfig) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.core.errors import UsageError
+from slurmft.plugins.examine.commands import doctor
 from tests.cli.test_commands import HEAVY
 from tests.conftest import slurmft
 from tests.support.cluster import Cluster
@@ -72,6 +74,23 @@ def test_without_slurm_it_says_so() -> None:
     assert done.code == 1
     assert "FAILURE  Slurm " in done.out
     assert slurmft("doctor", "--nods", "2").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--output", "{folder}/none/report.txt"], "no such folder"),
+        (["--output", "{folder}"], "is a folder"),
+        (["--wait", "inf"], "'inf' is not a number above 0"),
+        (["--within", "-5"], "'-5' is not a number above 0"),
+    ],
+)
+def test_mistakes_are_told_before_the_examination(
+    words: list[str], problem: str, tmp_path: Path
+) -> None:
+    flags = [word.format(folder=tmp_path) for word in words]
+    with pytest.raises(UsageError, match=problem):
+        doctor.main(flags)
 
 
 def test_the_login_part_imports_no_torch(tmp_path: Path) -> None:

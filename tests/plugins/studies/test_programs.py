@@ -118,6 +118,7 @@ def test_options_of_the_job_stay_options(folder: Path) -> None:
     [
         ("--lr {lr}", "--lr {rate}", ["has {rate}", "what varies is lr", "add rate = [...]"]),
         ("--lr {lr}", "--lr {", ["'{'", "write {{ and }}"]),
+        ("--lr {lr}", "--lr {lr:99999999}", ["wider than 1000", "fewer digits"]),
         ("--lr {lr}", "--lr {}", ["has {}", "{{ for a {"]),
         ("[grid]", "[grid]\nnode = [1]", ["node varies", "no {node}", "did you mean nodes?"]),
         ("[grid]", "[grid]\nx9y = [1]", ["x9y varies", "write {x9y} into command"]),

@@ -20,11 +20,11 @@ import sys
 from collections.abc import Callable
 
 from slurmft.cli.elsewhere import Elsewhere
-from slurmft.cli.parser import Parser, Part, run_part, typed_options
+from slurmft.cli.parser import Parser, Part, above_zero, count, run_part, typed_options
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
-from slurmft.core.files import write_text
+from slurmft.core.files import check_place, write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.launchers import starts_ranks
 from slurmft.core.options import Command, build, options
@@ -65,6 +65,8 @@ def main(argv: list[str]) -> int:
             f"--cluster {job.cluster} has no nodes to examine",
             "use slurm, local or auto",
         )
+    if arguments.output is not None:
+        check_place(absolute(arguments.output), "--output")
     # Progress is for people who watch.
     say: Callable[[str], None] = _say
     if arguments.json or not sys.stderr.isatty():
@@ -100,8 +102,14 @@ def parser() -> Parser:
         help="skip devices and collectives: torch is not loaded",
     )
     limit = "time limit for the nodes' part; measurements beyond it are skipped (%(default)s)"
-    add("--within", type=float, default=40, metavar="SECONDS", help=limit)
-    add("--wait", type=float, default=_CLUSTER_WAIT_S, metavar="SECONDS", help=_WAIT)
+    add("--within", type=above_zero, default=40, metavar="SECONDS", help=limit)
+    add(
+        "--wait",
+        type=above_zero,
+        default=_CLUSTER_WAIT_S,
+        metavar="SECONDS",
+        help=_WAIT,
+    )
     return parser.add_options(JobConfig, "Where", _flags_of("doctor"))
 
 
@@ -134,7 +142,7 @@ def _job(
 def node_parser() -> Parser:
     parser = Parser("slurmft doctor node", node_main.__doc__)
     add = parser.add_argument
-    add("--nodes", type=int, metavar="N", help="default: the allocation's, or 1")
+    add("--nodes", type=count, metavar="N", help="default: the allocation's, or 1")
     add("--here", action="store_true", help="this machine, even with Slurm")
     return parser.add_options(JobConfig, "Where", _flags_of("doctor node"))
 
@@ -213,8 +221,8 @@ def locks_parser() -> Parser:
     parser = Parser("slurmft doctor locks", locks_main.__doc__)
     add = parser.add_json("print the findings as JSON").add_argument
     add("dir", metavar="DIR", help="a folder on the file system in question")
-    add("--nodes", type=int, metavar="N", help="default: the allocation's, or 2")
-    add("--wait", type=float, default=_PART_WAIT_S, metavar="SECONDS", help=_WAIT)
+    add("--nodes", type=count, metavar="N", help="default: the allocation's, or 2")
+    add("--wait", type=above_zero, default=_PART_WAIT_S, metavar="SECONDS", help=_WAIT)
     return parser.add_options(
         JobConfig,
         "Where, outside of an allocation",

@@ -1,0 +1,65 @@
+"""What no command takes as the value of a flag or an argument."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import pytest
+
+from slurmft.cli import command_parser, load_command, parser
+from slurmft.core import plugins
+from slurmft.core.errors import UsageError
+
+
+def _names() -> Iterator[list[str]]:
+    """Yields every command, and every part of one."""
+    for name in plugins.entries(plugins.COMMANDS):
+        yield [name]
+        for part in getattr(load_command(name), "PARTS", {}):
+            yield [name, part]
+
+
+NAMES = list(_names())
+
+
+def declared(words: list[str]) -> list[argparse.Action]:
+    """Returns the flags and arguments of a command that take values."""
+    found = command_parser(words)
+    actions = found.arguments() if found else ()
+    return [action for action in actions if action.nargs != 0]
+
+
+@pytest.mark.parametrize("words", NAMES, ids=" ".join)
+def test_no_type_reads_more_than_numbers(words: list[str]) -> None:
+    """int and float take "1_000", " 1" and digits of any script."""
+    lax = [action.dest for action in declared(words) if action.type in (int, float)]
+    assert lax == []
+
+
+@pytest.mark.parametrize("words", NAMES, ids=" ".join)
+def test_an_empty_value_of_a_flag_is_refused(words: list[str]) -> None:
+    for action in declared(words):
+        found = command_parser(words)
+        assert found is not None
+        # Options are checked with their declarations: see tests/core/test_options.py.
+        if action.option_strings and action.dest not in found.options:
+            flag = action.option_strings[0]
+            with pytest.raises(UsageError, match=f"^{flag} '' is empty"):
+                found.parse([flag, ""])
+
+
+@pytest.mark.parametrize("text", ["1_000", " 1", "٣", "1e3", "nan", "inf", "", "0x1"])
+def test_whole_numbers(text: str) -> None:
+    for kind in (parser.integer, parser.count, parser.whole):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number"):
+            kind(text)
+
+
+@pytest.mark.parametrize("text", ["1_0.0", " 1", "٣", "nan", "-inf", "", ".", "1e"])
+def test_numbers(text: str) -> None:
+    for kind in (parser.number, parser.above_zero):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a number"):
+            kind(text)
+    assert parser.number("-1.5e-3") == -0.0015
+    assert parser.number(".5") == 0.5
