@@ -306,8 +306,12 @@ def extensions(config: type[Any]) -> tuple[type[Any], ...]:
         if _GROUP in each.metadata:
             loaded = plugins.load_all(each.metadata[_GROUP])
             # slurmft's own take a name first, wherever other plug-ins come in the list.
-            ours = [part for part in loaded if plugins.is_ours(part)]
-            return tuple(part for part in loaded if _is_sound(part, (config, *ours)))
+            ours_first = sorted(loaded, key=lambda part: not plugins.is_ours(part))
+            sound: tuple[type[Any], ...] = ()
+            for part in ours_first:
+                if _is_sound(part, (config, *sound)):
+                    sound += (part,)
+            return sound
     return ()
 
 
@@ -320,12 +324,17 @@ def _is_sound(extension: Any, before: tuple[type[Any], ...]) -> bool:
         declared = own_options(extension)
         for each in declared.values():
             if each.value_type not in TYPE_NAMES:
-                raise TypeError(f"{each.name!r} is no text, number or switch")
+                raise plugins.PluginError(f"{each.name!r} is no text, number or switch")
             _check_answers(each)
         for other in before:
             taken = declared.keys() & own_options(other).keys()
-            if other is not extension and taken:
-                raise TypeError(f"slurmft has {', '.join(sorted(taken))} already")
+            if taken:
+                owner = "slurmft"
+                if not plugins.is_ours(other):
+                    owner = plugins.name_of(other)
+                raise plugins.PluginError(
+                    f"{owner} has {', '.join(sorted(taken))} already"
+                )
         # Every job makes one, mostly with its defaults alone: they must pass its own checks.
         extension()
     # A package may raise anything.
@@ -341,11 +350,11 @@ def _is_sound(extension: Any, before: tuple[type[Any], ...]) -> bool:
 
 
 def _check_answers(declared: Option) -> None:
-    """Raises TypeError where an option does not say what every declaration must."""
+    """Raises PluginError where an option does not say what every declaration must."""
     for facet, answers in (("affects", get_args(Affects)), ("at", get_args(Place))):
         answer = getattr(declared, facet)
         if answer not in answers:
-            raise TypeError(
+            raise plugins.PluginError(
                 f"{declared.name!r}: {facet} is {answer!r}, none of {', '.join(answers)}"
             )
 

@@ -50,7 +50,7 @@ Groups = dict[str, dict[str, str]]
 
 
 class PluginError(SlurmftError):
-    """A plug-in that cannot be imported."""
+    """A plug-in that cannot be imported, or not be used."""
 
 
 class Entry(NamedTuple):

@@ -314,6 +314,21 @@ def test_job_options_that_cannot_be_used(
     assert words in warning
 
 
+def test_two_packages_with_one_option(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one's stands; the warning says whose it is."""
+    for name in ("first", "second"):
+        group = f"[slurmft.job_options]\n{name} = {name}_night:Night\n"
+        package(site, name, group, **{f"{name}_night": OPTIONS})
+    text = Parser("x", None).add_options(JobConfig, "j").format_help()
+    assert text.count("--moon") == 1
+    assert capsys.readouterr().err == (
+        "warning: the options of second_night.Night cannot be used: "
+        "first_night.Night has lamps, moon already; they are left out\n"
+    )
+
+
 def test_job_options_that_a_program_has(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
