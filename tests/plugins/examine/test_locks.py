@@ -68,7 +68,7 @@ def test_doctor_on_one_machine(tmp_path: Path) -> None:
         (["lock"], "did you mean locks?"),
         (["locks"], "the following arguments are required: DIR"),
         (["locks", "/tmp", "--node", "2"], "did you mean --nodes?"),
-        (["locks", "/tmp", "--nodes", "-1"], "--nodes -1"),
+        (["locks", "/tmp", "--nodes", "-1"], "argument --nodes: '-1'"),
     ],
 )
 def test_doctor_bad_input(arguments: list[str], words: str) -> None:
