@@ -6,7 +6,8 @@
 
 Models: distilbert (DistilBERT-base, 22 tokens a text in the mean), distilbert-128 (128 tokens each)
 and modernbert (ModernBERT-base, 22). Every case is a process of its own, in turn; a round has them
-all. slurmft's are whole runs of `slurmft submit`, by their own results, without the first steps.
+all. slurmft's are whole runs of `slurmft submit`, by the records of their steps. Neither counts its
+first 20 steps.
 The Trainer has its own loader, pads to the longest text of batches that it groups by length, and
 takes torch's attention; where flash-attn is installed, once more with that: transformers' way
 without padding. Its clock is read with the device idle, after the warm-up and at the end. Besides:
@@ -33,6 +34,7 @@ from typing import Any
 from harness import (
     Steps,
     call,
+    is_kernel,
     make_run,
     one_rank,
     parser,
@@ -153,14 +155,24 @@ def measure(
     flags = [*flags_of(settings(model, size, asked)), "--batching", how]
     run = submit(folder / "runs", *flags, timeout_s=900, cwd=Path(__file__).parent)
     measured = result(run)
+    warm = warm_ratio(run, measured, 2 if asked.try_out else WARM_UP)
     return {
-        "samples_per_s": measured["train_samples_per_s"],
-        "tokens_per_s": measured["train_tokens_per_s"],
-        "model_tflop_per_s": measured["train_model_tflop_per_s"],
+        "samples_per_s": measured["train_samples_per_s"] * warm,
+        "tokens_per_s": measured["train_tokens_per_s"] * warm,
+        "model_tflop_per_s": measured["train_model_tflop_per_s"] * warm,
         "peak_memory_bytes": measured["peak_memory_bytes"][0],
         "evaluate_samples_per_s": measured["evaluate_samples_per_s"],
         "startup_s": measured["startup_s"],
     }
+
+
+def warm_ratio(run: Path, measured: dict[str, Any], warm_up: int) -> float:
+    """How many times as fast steps after the first `warm_up` are as all of them, first ones
+    included."""
+    # The last step of a window has its rate, by the clock of the device.
+    windows = [each for each in records(run, "step") if "samples_per_s" in each]
+    warm = [each["samples_per_s"] for each in windows if each["step"] > warm_up]
+    return float(statistics.median(warm) / measured["train_samples_per_s"])
 
 
 def flags_of(options: dict[str, Any]) -> list[str]:
@@ -336,12 +348,12 @@ def trace(path: Path, how: str, given: Any) -> dict[str, Any]:
         if on_gpu:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
-    kernels: collections.Counter[str] = collections.Counter()
     times_s: collections.Counter[str] = collections.Counter()
     waits: collections.Counter[str] = collections.Counter()
+    kernels = 0
     for event in recorded.events() or []:
-        if event.device_type.name == "CUDA":
-            kernels[event.name] += 1
+        if is_kernel(event):
+            kernels += 1
             times_s[event.name] += event.device_time_total / 1e6
         elif event.name in WAITS:
             waits[event.name] += 1
@@ -349,7 +361,7 @@ def trace(path: Path, how: str, given: Any) -> dict[str, Any]:
     longest = {name: value / seconds for name, value in times_s.most_common(12)}
     return {
         "seconds_per_step": seconds / TRACED,
-        "kernels_per_step": sum(kernels.values()) / TRACED,
+        "kernels_per_step": kernels / TRACED,
         "waits_per_step": {name: count / TRACED for name, count in waits.items()},
         "share_of_time_in_kernels": sum(times_s.values()) / seconds,
         "longest_kernels": longest,

@@ -294,6 +294,13 @@ class Steps:
         process_group.leave()
 
 
+def is_kernel(event: Any) -> bool:
+    """An event of torch's profiler is a kernel that a GPU computed: no copy, no memory that is
+    set, and no range that an optimizer names."""
+    others = ("Memcpy", "Memset", "Optimizer.")
+    return event.device_type.name == "CUDA" and not event.name.startswith(others)
+
+
 def train_by_trainer(
     model: Any,
     rows: Any,

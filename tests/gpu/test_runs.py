@@ -68,8 +68,13 @@ def undisturbed(flags: tuple[str, ...], device: torch.device) -> Done:
 def test_a_run_uses_the_gpu(undisturbed: Done) -> None:
     assert undisturbed.result["backend"] == "nccl"
     assert undisturbed.result["precision"] == "bf16"
-    found = [r["loss"] for r in records(undisturbed.run, "step")]
-    assert found[-1] < found[0]
+
+
+def test_a_run_learns(flags: tuple[str, ...]) -> None:
+    done = submit(*flags, "--precision", "bf16", "--learning-rate", "1e-2")
+    assert done.code == 0, done.err
+    found = losses(done.run)
+    assert sum(found[-10:]) < 0.9 * sum(found[:10])
 
 
 @pytest.mark.parametrize(
