@@ -113,7 +113,11 @@ class Supervisor:
         look_at = time.monotonic() + look_pause_s(child.tasks, self.peers.is_head)
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return running.wait(_POLL_S)
+                code = running.wait(_POLL_S)
+                # A child may end of the signal before anybody has looked.
+                if self.stop_signal and child.records_stop:
+                    self._record_stopping()
+                return code
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + look_pause_s(
                     child.tasks, self.peers.is_head

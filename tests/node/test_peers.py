@@ -24,7 +24,7 @@ from slurmft.node.supervisor import Child, Supervisor
 from slurmft.node.task import record_torchrun_failure
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs.rundir import RunDir
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, until
 
 WAIT_S = PATIENCE_S
 
@@ -110,14 +110,18 @@ def test_all_tasks_together_look_seldom(tasks: int) -> None:
 
 
 class Supervised:
-    """A task whose child sleeps, in a thread."""
+    """A task whose child runs Python code, in a thread."""
 
-    def __init__(self, run: RunDir, peers: Peers) -> None:
+    def __init__(
+        self, run: RunDir, peers: Peers, code: str = "import time; time.sleep(100)"
+    ) -> None:
         self.supervisor = Supervisor(run)
         self.supervisor.peers = peers
-        sleep = [sys.executable, "-c", "import time; time.sleep(100)"]
         child = Child(
-            command=sleep, record_failure=lambda *_: 9, tasks=2, records_stop=False
+            command=[sys.executable, "-c", code],
+            record_failure=lambda *_: 9,
+            tasks=2,
+            records_stop=True,
         )
         self.code = -1
         self._thread = threading.Thread(target=self._run, args=(child,))
@@ -144,6 +148,22 @@ def test_failed_node_ends_the_others_in_a_stop(run: RunDir) -> None:
     assert task.code == -1
     task.supervisor.stop(signal.SIGTERM)
     assert task.end() == Exit.FAILED
+
+
+@pytest.mark.processes
+def test_a_child_that_ends_at_once_was_stopped(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the supervisor has looked again."""
+    monkeypatch.setattr(node_supervisor, "_POLL_S", WAIT_S)
+    run.set_state("running", "")
+    ends = f"import signal; exit(signal.sigwait([{signals.RELAYED:d}]))"
+    task = Supervised(run, Peers(), ends)
+    until(lambda: task.supervisor._process)
+    task.supervisor.stop(signal.SIGTERM)
+    assert task.end() == 9
+    state = run.get_state()
+    assert (state.state, state.reason) == ("stopping", "the job received SIGTERM")
 
 
 @pytest.mark.processes

@@ -251,27 +251,30 @@ def _start_job(config: Any, run: Any, module: str, *arguments: str) -> str:
 
 
 def _fork_or_execute(execute: Any) -> Any:
-    """Popen's own way to start a child, but for modules of slurmft and of the tests."""
+    """Popen's own way to start a child, but for modules of slurmft and of the tests whose libraries
+    would read the same variables as they have here."""
     parameters = inspect.signature(execute)
 
     def start(popen: Any, *rest: Any) -> None:
         given = parameters.bind(popen, *rest).arguments
         command = given["args"]
-        if given["shell"] or not _is_ours(command):
+        env = dict(os.environ if given["env"] is None else given["env"])
+        # What libraries read at their import has been read here.
+        is_as_here = _read_at_import(env) == _told
+        if given["shell"] or not _is_ours(command) or not is_as_here:
             execute(popen, *rest)
             return
         popen.pid = os.fork()
         if popen.pid == 0:
             ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
             streams = [number if fd == -1 else fd for number, fd in enumerate(ends)]
-            env = os.environ if given["env"] is None else given["env"]
             if given["start_new_session"]:
                 os.setsid()
             if given["preexec_fn"]:
                 given["preexec_fn"]()
             _become(
                 [*command[1:]],
-                dict(env),
+                env,
                 streams,
                 folder=given["cwd"],
                 keep=given["pass_fds"],
