@@ -23,6 +23,9 @@ class _Input:
 OWN = "own"
 """The kind of the programs of `slurmft run`."""
 
+PREDICT = "predict"
+"""The kind of the programs of `slurmft predict`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:

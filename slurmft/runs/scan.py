@@ -12,9 +12,9 @@ from typing import Any
 
 from slurmft.core.decode import decode_or_none
 from slurmft.core.errors import UsageError
-from slurmft.core.files import read_json
+from slurmft.core.files import is_number, read_json
 from slurmft.core.filesystem import absolute
-from slurmft.core.program import OWN
+from slurmft.core.program import OWN, PREDICT
 from slurmft.core.run_files import AnyConfig, Environment, Provenance, State, StudyEntry
 from slurmft.core.run_records import Epoch
 from slurmft.runs.records import R, RecordReader
@@ -87,6 +87,11 @@ class MeasuredRun:
         return bool(kind == OWN)
 
     @property
+    def is_prediction(self) -> bool:
+        """It is a run of `slurmft predict`, which measures no training."""
+        return bool(self.config["program"].get("kind") == PREDICT)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The options of its program."""
         program = self.config["program"]
@@ -128,9 +133,48 @@ class MeasuredRun:
         evaluated_epochs = {record.epoch for record in self.records(Epoch)}
         return max(1, len(evaluated_epochs))
 
+    @property
+    def test_samples(self) -> int:
+        """Samples of its test split, which was evaluated once, at the end; 0: there was none."""
+        value = (self.result or {}).get("test_samples")
+        # A result that was edited may have anything there.
+        return int(value) if is_number(value) else 0
+
+    @property
+    def validation_samples(self) -> float:
+        """Samples of one evaluation of the validation data."""
+        result = self.result or {}
+        # A result counts the samples of all its evaluations, that of the test split among them.
+        in_all = result["evaluate_samples"] - self.test_samples
+        return float(in_all / self.evaluations)
+
     def records(self, kind: type[R]) -> Iterator[R]:
         """Yields the records of a kind; steps that were done again come twice."""
         return RecordReader(RunDir(self.path).records).read(kind)
+
+
+def trainings(runs: Sequence[MeasuredRun], name: str) -> list[MeasuredRun]:
+    """Returns the runs that are no predictions.
+
+    Args:
+        name: of the folders that they are in, for messages.
+
+    Raises:
+        UsageError: all of them are predictions.
+    """
+    measured = [run for run in runs if not run.is_prediction]
+    if runs and not measured:
+        raise UsageError(
+            f"{name!r} holds no training, but {len(runs)} prediction(s)",
+            f"give the run that trained the model: {_trained_by(runs[-1])}",
+        )
+    return measured
+
+
+def _trained_by(prediction: MeasuredRun) -> str:
+    """Returns the directory of the run whose model predicted."""
+    model = str(prediction.settings.get("model"))
+    return os.path.dirname(model)
 
 
 def find(

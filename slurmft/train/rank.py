@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from slurmft.core import process
+from slurmft.core.program import PREDICT
 from slurmft.job import attach
 from slurmft.job.process import end
 
@@ -48,7 +49,7 @@ def main(run_dir: str) -> None:
     """Trains as one rank, to the end or to an agreed stop."""
     with attach(run_dir) as job:
         prepare()  # here, what fails in it is recorded, too
-        if job.config.program.kind == "predict":
+        if job.config.program.kind == PREDICT:
             from slurmft.train.predict import prediction
 
             prediction.run(job)

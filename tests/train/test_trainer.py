@@ -588,6 +588,7 @@ def test_test_split(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
     assert list(metrics) == ["accuracy", "test_accuracy"]
     assert metrics["test_accuracy"] == metrics["accuracy"]
     assert done.result["evaluate_samples"] == 3 * 67
+    assert done.result["test_samples"] == 67
     assert f"test_accuracy  {metrics['accuracy']:.4f}" in done.out
     assert "test.jsonl: 67 rows, 6 classes" in done.out
     assert "| test_accuracy |" in (done.run.model / "README.md").read_text()

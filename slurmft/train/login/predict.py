@@ -10,7 +10,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import check_place
 from slurmft.core.filesystem import absolute
 from slurmft.core.options import build, options
-from slurmft.core.program import Program
+from slurmft.core.program import PREDICT, Program
 from slurmft.core.site import merge, site_defaults
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
@@ -19,7 +19,6 @@ from slurmft.train.login.configure import OPTIONS
 from slurmft.train.login.rows import no_column, read_columns
 from slurmft.train.task_facts import TASKS, module_name
 
-KIND = "predict"
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 COLUMNS = ("prediction", "probability")
 """Columns that predictions add to a file."""
@@ -49,7 +48,7 @@ def configure(
     """
     program = run.load_config().program
     # the newest run is often a prediction: take the run of its model
-    if program.kind == KIND:
+    if program.kind == PREDICT:
         run = RunDir.open(Path(program.settings["model"]).parent)
     train = _trained(run)
     file = absolute(file)
@@ -73,7 +72,7 @@ def configure(
     settings = train.program().settings
     settings = settings | {"output": str(output), "overwrite": overwrite}
     program = Program(
-        kind=KIND,
+        kind=PREDICT,
         name=f"predict-{train.task}",
         module="slurmft.train.rank",
         paths=(str(run.model), str(file), str(output.parent)),

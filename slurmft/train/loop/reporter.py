@@ -52,7 +52,7 @@ class Counts:
     flops: float = 0.0
     """Operations of the model for these tokens."""
     evaluated: int = 0
-    """Evaluated samples, on all ranks."""
+    """Evaluated samples, on all ranks, with those of the test split."""
     loss: float = math.nan
     """The loss of the last step that is recorded."""
     startup_s: float = 0.0
@@ -392,6 +392,10 @@ class Reporter:
         memory = self._world.all_values(peak_memory_bytes(self._world.device))
         phases_s = self.clock.seconds
         train_s = phases_s["train"]
+        test = self._setup.data.test
+        test_samples = 0
+        if test:
+            test_samples = len(test.validation)
         return self._facts | {
             "loss": counts.loss,
             "steps": steps,
@@ -404,6 +408,7 @@ class Reporter:
             "train_padded_tokens_per_s": padded_tokens / train_s,
             "train_model_tflop_per_s": flops / train_s / 1e12,
             "evaluate_samples": counts.evaluated,
+            "test_samples": test_samples,
             "evaluate_samples_per_s": counts.evaluated / phases_s["evaluate"],
             "peak_memory_bytes": [int(value) for value in memory],
             "startup_s": counts.startup_s,

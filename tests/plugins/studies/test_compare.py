@@ -16,6 +16,7 @@ from slurmft.core.errors import UsageError
 from slurmft.plugins.studies.commands import report
 from slurmft.plugins.studies.report import comparison
 from slurmft.plugins.studies.report.comparison import verdict_of_speed
+from slurmft.plugins.studies.scaling.series import row_of
 from slurmft.plugins.studies.stats import (
     difference_of_shares,
     ratio_of_repeats,
@@ -286,3 +287,58 @@ def test_a_report_of_two_cells_says_whether_they_differ(
     write_run(tmp_path / "third", precision="fp16")
     assert report.main([str(tmp_path)]) == 0
     assert "or noise?" not in capsys.readouterr().out
+
+
+def test_a_test_split_is_counted_apart(tmp_path: Path) -> None:
+    """Two evaluations of 60 samples and a test split of 40: both metrics have the interval of
+    their own number of samples."""
+    accuracies = {"a": 20 / 60, "b": 22 / 60}
+    for name, accuracy in accuracies.items():
+        metrics = {"accuracy": accuracy, "test_accuracy": accuracy}
+        result = {"metrics": metrics, "evaluate_samples": 160, "test_samples": 40}
+        write_run(tmp_path / name, epochs=2, result=result)
+    findings = comparison.compare(tmp_path / "a", tmp_path / "b").findings
+    by_name = {finding.what: finding for finding in findings}
+    for name, samples in (("accuracy", 60), ("test_accuracy", 40)):
+        expected = difference_of_shares(20 / 60, samples, 22 / 60, samples)
+        assert (by_name[name].low, by_name[name].high) == expected
+        assert f"for {samples} and {samples} " in by_name[name].method
+
+
+def test_seconds_of_a_test_split_are_no_evaluation(tmp_path: Path) -> None:
+    """The planner's evaluations are those of the validation data."""
+    plain, tested = tmp_path / "plain", tmp_path / "tested"
+    write_run(plain, epochs=2, result={"evaluate_samples": 120})
+    row = row_of(MeasuredRun.read(plain))
+    seconds = row.seconds["evaluate"]
+    write_run(tested, epochs=2, result={"evaluate_samples": 160, "test_samples": 40})
+    with_test = row_of(MeasuredRun.read(tested))
+    assert with_test.work.evaluate_samples == row.work.evaluate_samples == 60
+    assert with_test.seconds["evaluate"] == pytest.approx(seconds * 120 / 160)
+    assert sum(with_test.seconds.values()) == pytest.approx(sum(row.seconds.values()))
+
+
+@pytest.mark.parametrize("flags", [(), ("--output",), ("--compare",)])
+def test_a_prediction_measures_no_training(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its model's run is named; among trainings it is left out."""
+    folder = tmp_path / "predicted"
+    run = write_run(folder)
+    config = json.loads(run.config.read_text())
+    config["program"]["kind"] = "predict"
+    config["program"]["settings"]["model"] = str(tmp_path / "trained" / "model")
+    run.config.write_text(json.dumps(config))
+    arguments = [str(folder)]
+    if "--compare" in flags:
+        write_run(tmp_path / "trained")
+        arguments.append(str(tmp_path / "trained"))
+    arguments += flags
+    if "--output" in flags:
+        arguments.append(str(tmp_path / "report"))
+    with pytest.raises(UsageError, match=r"no training, but 1 prediction") as raised:
+        report.main(arguments)
+    assert str(tmp_path / "trained") in str(raised.value.hint)
+    write_run(tmp_path / "runs" / "trained")
+    folder.rename(tmp_path / "runs" / "predicted")
+    assert report.main([str(tmp_path / "runs")]) == 0

@@ -41,10 +41,14 @@ class Side:
         return float(np.mean(self.results(key)))
 
     @property
-    def evaluated(self) -> float:
-        """Samples of one evaluation."""
-        # A result counts the samples of all its evaluations.
-        return self.mean("evaluate_samples") / self.runs[0].evaluations
+    def validation_samples(self) -> float:
+        """Samples of one evaluation of the validation data."""
+        return float(np.mean([run.validation_samples for run in self.runs]))
+
+    @property
+    def test_samples(self) -> float:
+        """Samples of the test split."""
+        return float(np.mean([run.test_samples for run in self.runs]))
 
     @property
     def times(self) -> list[str]:
@@ -191,7 +195,8 @@ def _compare_sides(a: Side, b: Side) -> Comparison:
 
 
 def _read_side(name: str, path: str) -> Side:
-    runs, problems = scan.find([resolve.folder_of(path)])
+    all_runs, problems = scan.find([resolve.folder_of(path)])
+    runs = scan.trainings(all_runs, path)
     finished = [run for run in runs if run.is_finished]
     usable = []
     lacking = []
@@ -468,7 +473,7 @@ def _evaluation(side: Side) -> Times:
         seconds.append(evaluation_s)
     samples = np.maximum(1, side.results("evaluate_samples"))  # 0: it evaluated nothing
     times = np.array(seconds) / samples
-    evaluation_ms = 1000 * float(times.mean()) * side.evaluated
+    evaluation_ms = 1000 * float(times.mean()) * side.validation_samples
     return f"{evaluation_ms:,.4g} ms each", times
 
 
@@ -545,18 +550,28 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
     if "accuracy" not in name or _has_own_program(a, b):
         return Finding(name, *texts, _TOO_FEW)
     # The interval counts answers: of an evaluation without any there is none.
-    samples_a = round(a.evaluated)
-    samples_b = round(b.evaluated)
+    split = "validation"
+    if name.startswith("test_"):
+        split = "test"
+    samples_a = _samples_of(split, a)
+    samples_b = _samples_of(split, b)
     if min(samples_a, samples_b) < 1:
         return Finding(name, *texts, _TOO_FEW)
     low, high = stats.difference_of_shares(mean_a, samples_a, mean_b, samples_b)
     interval = (mean_b - mean_a, low, high)
     method = (
-        f"binomial intervals, for {samples_a:,} and {samples_b:,} validation samples; not for "
-        "repeats with other seeds"
+        f"binomial intervals, for {samples_a:,} and {samples_b:,} {split} samples; not for repeats "
+        "with other seeds"
     )
     verdict = verdict_of_metric(*interval)
     return Finding(name, *texts, verdict, method, *interval)
+
+
+def _samples_of(split: str, side: Side) -> int:
+    """Returns the samples of a split, validation or test, that one evaluation is of."""
+    if split == "test":
+        return round(side.test_samples)
+    return round(side.validation_samples)
 
 
 def _metric_values(name: str, side: Side) -> Array:

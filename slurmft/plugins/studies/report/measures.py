@@ -59,8 +59,6 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
     others: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         program = run.config["program"]
-        if program.get("kind") == "predict":
-            continue  # it has trained nothing
         entry = run.study
         if entry is not None:
             # Two folders may hold studies of one name: these are not one study.

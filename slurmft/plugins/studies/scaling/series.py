@@ -174,7 +174,7 @@ def _row(run: MeasuredRun) -> Row:
         work=_workload(run, result),
         devices=result["world_size"],
         nodes=result["nodes"],
-        seconds=_phase_times(result),
+        seconds=_phase_times(result, run.test_samples),
         resolution_s=_RESOLUTION_S,
     )
 
@@ -190,13 +190,14 @@ def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
     samples_per_micro_step = devices * (run.value("batch_size") or 1)
     # Rounded up, as in the training: a global batch that was limited need be no multiple.
     micro_steps = max(1, math.ceil(global_batch_size / samples_per_micro_step))
+    in_evaluations = result["evaluate_samples"] - run.test_samples
     return Workload(
         tokens_per_sample=_tokens_per_sample(result),
         train_samples=round(result["train_samples"] / epochs),
         batch_size=max(1, round(global_batch_size / (devices * micro_steps))),
         epochs=epochs,
         micro_steps=micro_steps,
-        evaluate_samples=round(result["evaluate_samples"] / epochs),
+        evaluate_samples=round(in_evaluations / epochs),
     )
 
 
@@ -209,16 +210,22 @@ def _tokens_per_sample(result: Mapping[str, Any]) -> float | None:
     return float(tokens_per_s / samples_per_s)
 
 
-def _phase_times(result: Mapping[str, Any]) -> dict[str, float]:
+def _phase_times(result: Mapping[str, Any], test_samples: int) -> dict[str, float]:
     """Returns the phases that the model has, with their seconds."""
     seconds = dict(result["phases_s"])
+    # The model's evaluations are those of the validation data: the test split, which is evaluated
+    # once in a run, has its share of the seconds, and goes to the rest.
+    test_s = 0.0
+    if test_samples:
+        test_s = seconds["evaluate"] * test_samples / result["evaluate_samples"]
+        seconds["evaluate"] -= test_s
     # A restarted run has started up several times: start-up and rest are not those of one run.
     if result.get("attempts", 1) == 1:
         startup_s = result["startup_s"]
         phases_s = sum(result["phases_s"].values())
         seconds["startup"] = startup_s
         # Saving, and what lies between phases: no clock of its own measures it.
-        seconds["rest"] = result["wall_s"] - startup_s - phases_s
+        seconds["rest"] = result["wall_s"] - startup_s - phases_s + test_s
     known_s = {}
     for name, s in seconds.items():
         if name in _RESOLUTION_S:
