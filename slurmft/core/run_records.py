@@ -143,6 +143,16 @@ class EarlyStop(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BestSaved(Record):
+    """The model that is saved is that of the best evaluation, not the last one."""
+
+    epoch: float
+    metric: str
+    best: float
+    last: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Text(Record):
     """Words for whoever follows the run."""
 
@@ -175,6 +185,7 @@ _KINDS: dict[str, tuple[type[Record], ...]] = {
     "resume": (Resume,),
     "stopping": (Stopping,),
     "early_stop": (EarlyStop,),
+    "best_saved": (BestSaved,),
     "warning": (Warned,),
     "preflight": (Examined,),
     "ranks": (Ranks,),

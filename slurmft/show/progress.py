@@ -8,6 +8,7 @@ import sys
 from typing import Any, TextIO
 
 from slurmft.core.run_records import (
+    BestSaved,
     EarlyStop,
     Epoch,
     Evaluate,
@@ -231,6 +232,11 @@ def describe(record: Record) -> str | None:
             count = record.evaluations
             reason = f"{count} evaluation(s) without a better {record.metric}"
             return f"early stopping after step {record.step}: {reason}"
+        case BestSaved():
+            values = f"{number(record.best)}, {number(record.last)} at the end"
+            return (
+                f"saves the model of epoch {record.epoch:g}: {record.metric} {values}"
+            )
         case Resume():
             lines = [f"resumes after step {record.step} (from {record.checkpoint})"]
             for change in record.changes:

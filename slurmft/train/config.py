@@ -33,6 +33,8 @@ OPTIMIZERS = ("adamw", "muon", "auto")
 LR_RULES = ("none", "sqrt", "linear")
 CLASS_WEIGHTS = ("none", "balanced")
 LR_SCHEDULES = ("linear", "cosine", "constant")
+SAVES = ("best", "last")
+SAVE_DTYPES = ("auto", "fp32", "bf16", "fp16")
 
 _REFERENCE = Needs(
     "reference_batch_size",
@@ -320,6 +322,32 @@ class TrainConfig:
         at="rank",
         least=0,
     )
+    adam_beta1: float = option(
+        0.9,
+        "AdamW: decay of the mean of the gradients",
+        affects="result",
+        at="rank",
+        least=0,
+        below=1,
+        predicts="reset",
+    )
+    adam_beta2: float = option(
+        0.999,
+        "AdamW: decay of the mean of the squared gradients",
+        affects="result",
+        at="rank",
+        least=0,
+        below=1,
+        predicts="reset",
+    )
+    adam_epsilon: float = option(
+        1e-8,
+        "AdamW: what is added to the root of that mean",
+        affects="result",
+        at="rank",
+        above=0,
+        predicts="reset",
+    )
     max_grad_norm: float = option(
         1.0,
         "clip the gradient's norm to this; 0 does not clip",
@@ -494,6 +522,32 @@ class TrainConfig:
         choices=CLASS_WEIGHTS,
         predicts="reset",
     )
+    label_smoothing: float = option(
+        0.0,
+        "part of each label that the loss spreads evenly over all classes",
+        affects="result",
+        at="rank",
+        least=0,
+        below=1,
+        predicts="reset",
+    )
+    save: str = option(
+        "best",
+        "model that the run saves: that of the best evaluation by the first metric, or the last",
+        affects="result",
+        at="rank",
+        choices=SAVES,
+        predicts="reset",
+    )
+    save_dtype: str = option(
+        "auto",
+        "type of the weights of a saved model; auto: as those of --model are stored",
+        # The metrics are those of the weights before they are rounded.
+        affects="nothing",
+        at="rank",
+        choices=SAVE_DTYPES,
+        predicts="reset",
+    )
     early_stopping: int | None = option(
         None,
         "end after this many evaluations in a row without a new best",
@@ -525,6 +579,8 @@ class TrainConfig:
             )
         if self.class_weights != "none":
             _check_class_weights(self.task)
+        if self.label_smoothing:
+            _check_label_smoothing(self.task)
 
     @property
     def saves_adapter(self) -> bool:
@@ -633,14 +689,31 @@ def local_steps(grad_comm: str) -> int | None:
 
 
 def _check_class_weights(task: str) -> None:
-    """Raises UsageError where the loss of a task is not one of classes."""
-    what = f"--class-weights balanced cannot be used with --task {task}"
+    """Raises UsageError where the classes of a task cannot be weighed."""
+    cure = "weigh them in loss() and count() of the task"
+    _check_has_classes("--class-weights balanced", task, cure)
+
+
+def _check_label_smoothing(task: str) -> None:
+    """Raises UsageError where the labels of a task cannot be smoothed."""
+    # A target's tokens are labels as classes are.
+    if task != "seq2seq":
+        _check_has_classes(
+            "--label-smoothing", task, "smooth them in loss() of the task"
+        )
+
+
+def _check_has_classes(given: str, task: str, cure: str) -> None:
+    """Raises UsageError where the loss of a task is not the cross entropy of classes.
+
+    Args:
+        given: the option that needs it, as a user writes it.
+        cure: what to do in a task of the user's own.
+    """
+    what = f"{given} cannot be used with --task {task}"
     facts = TASKS.get(task)
     if facts is None:
-        raise UsageError(
-            f"{what}: a task of your own has a loss of its own",
-            "weigh them in loss() and count() of the task",
-        )
+        raise UsageError(f"{what}: a task of your own has a loss of its own", cure)
     if task == "multi-label":
         problem = f"{what}: each of its classes is a decision of its own"
         raise UsageError(problem, "leave it out")

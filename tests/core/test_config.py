@@ -25,10 +25,11 @@ label_column max_length max_target_length source_prefix num_beams doc_stride
 epochs max_steps batch_size eval_batch_size
 gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
-max_grad_norm precision tf32 batching grad_comm shard cpu_offload activation_checkpointing
+adam_beta1 adam_beta2 adam_epsilon max_grad_norm
+precision tf32 batching grad_comm shard cpu_offload activation_checkpointing
 dropout
 lora lora_alpha lora_dropout lora_targets use_rslora use_dora merge load_in_4bit seed
-class_weights early_stopping log_every"""
+class_weights label_smoothing save save_dtype early_stopping log_every"""
 JOB_FLAGS = """name nodes nproc_per_node profile cluster backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
@@ -92,6 +93,20 @@ def test_config_survives_json() -> None:
                 "multi-label": "each of its classes is a decision of its own",
             }.items()
         ),
+        *(
+            ({"label_smoothing": 0.1, "task": task}, why)
+            for task, why in {
+                "text-regression": "it has no classes",
+                "causal-lm": "it has no classes",
+                "multi-label": "each of its classes is a decision of its own",
+            }.items()
+        ),
+        (
+            {"label_smoothing": 1.0},
+            "--label-smoothing 1.0 must be 0 or more and below 1",
+        ),
+        ({"adam_beta2": 1.0}, "--adam-beta2 1.0 must be 0 or more and below 1"),
+        ({"adam_epsilon": 0.0}, "--adam-epsilon 0.0 must be above 0"),
         (
             {"doc_stride": 64, "max_length": 64},
             "0 or more and below --max-length 64",

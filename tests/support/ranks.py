@@ -69,7 +69,8 @@ def check_muon(world: World) -> None:
     ours = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
     alone = [torch.nn.Parameter(torch.ones(s)) for s in shapes]
     hidden = {"params": ours[:3], "weight_decay": 0.1}
-    together = MuonAdamW([hidden], [{"params": ours[3:]}], lr=0.1)
+    others = torch.optim.AdamW([{"params": ours[3:]}], lr=0.1, fused=True)
+    together = MuonAdamW([hidden], others, lr=0.1)
     muon: torch.optim.Optimizer = torch.optim.Muon(
         alone[:3], lr=0.1, adjust_lr_fn="match_rms_adamw"
     )

@@ -326,3 +326,17 @@ def test_fp16_skips_the_whole_step() -> None:
     scaler.update()
     assert same(model, before)
     assert scaler.get_scale() == 1.0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_adam_has_its_settings(optimizer: str) -> None:
+    settings: dict[str, Any] = {
+        "adam_beta1": 0.8,
+        "adam_beta2": 0.95,
+        "adam_epsilon": 1e-6,
+    }
+    made = make_optimizer(small_bert(), plan(optimizer=optimizer, **settings))
+    of_adam = [group for group in made.param_groups if "betas" in group]
+    assert of_adam
+    for group in of_adam:
+        assert (group["betas"], group["eps"]) == ((0.8, 0.95), 1e-6)

@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from slurmft.core.errors import UsageError, one_line
 from slurmft.core.text import shown, some
 from slurmft.train.config import TrainConfig, required
+from slurmft.train.engine.saved_weights import save_whole
 from slurmft.train.login.sources import check_packages
 
 Tensors = dict[str, torch.Tensor]
@@ -57,7 +58,13 @@ class Adapter:
         self.facts = settings | {"base_sha256": _fingerprint(model)}
         """Settings and frozen weights that a checkpoint's adapters belong to."""
 
-    def save(self, folder: Path, weights: Tensors | None, merge: bool) -> None:
+    def save(
+        self,
+        folder: Path,
+        weights: Tensors | None,
+        merge: bool,
+        dtype: torch.dtype,
+    ) -> None:
         """Writes adapters and heads as PEFT does, or the whole model with the adapters merged.
 
         The folder `config` gets what an adapter's own configuration lacks: that of the whole model,
@@ -66,13 +73,10 @@ class Adapter:
         Args:
             weights: weights of a sharded model; None: the model's own.
             merge: write the whole model.
+            dtype: type of the weights of a whole model; adapters are in fp32.
         """
         if merge:
-            self._model.save_pretrained(
-                folder,
-                state_dict=self._merged(),
-                max_shard_size="5GB",
-            )
+            save_whole(self._model, folder, self._merged(), dtype)
             return
         state = None
         if weights:

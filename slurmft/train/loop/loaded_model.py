@@ -10,6 +10,7 @@ from accelerate.utils import set_seed
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.engine import cpu, lora, packing
 from slurmft.train.engine.model_flops import ModelFlops
+from slurmft.train.engine.saved_weights import SAVED_DTYPES, save_whole
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import Tensors
@@ -89,10 +90,22 @@ class LoadedModel:
         """
         if self.vocabulary:
             weights = self.vocabulary.state_dict(self.model)
+        dtype = self._save_dtype()
         if self.adapter:
-            self.adapter.save(folder, weights, self._setup.config.merge)
+            self.adapter.save(folder, weights, self._setup.config.merge, dtype)
         else:
-            self.model.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
+            save_whole(self.model, folder, weights, dtype)
+
+    def _save_dtype(self) -> torch.dtype:
+        """Returns the type of the saved weights."""
+        name = self._setup.config.save_dtype
+        if name != "auto":
+            return SAVED_DTYPES[name]
+        stored_dtype = getattr(self.model, "stored_dtype", None)
+        for dtype in SAVED_DTYPES.values():
+            if stored_dtype == dtype:
+                return dtype
+        return torch.float32
 
     def batch(self, table: TokenTable, samples: np.ndarray) -> Batch:
         """Returns samples as the model takes them, on the CPU. Any thread may call it."""

@@ -136,7 +136,9 @@ class Trainer:
             if at.phase == "train":
                 self._train_epoch()
             self._evaluate()
-        if self.setup.config.early_stopping and at.since_best:
+        saves_best = self.setup.config.save == "best"
+        # Without a best evaluation every value was NaN.
+        if saves_best and at.since_best and at.best is not None:
             self._return_to_best()
         self._test()
         self._finish()
@@ -229,7 +231,19 @@ class Trainer:
     def _return_to_best(self) -> None:
         """Takes the weights and the metrics of the best evaluation."""
         self.setup.job.alive("save")
-        self.checkpointing.return_to_best(self.learner, self.position)
+        metric = self.setup.task.metric_names[0]
+        last = self.position.metrics[metric]
+        epoch = self.checkpointing.return_to_best(self.learner, self.position)
+        if epoch is None:
+            return
+        best = self.position.metrics[metric]
+        self.setup.job.record(
+            "best_saved",
+            epoch=epoch,
+            metric=metric,
+            best=best,
+            last=last,
+        )
 
     def _finish(self) -> None:
         """Saves the model and the result; the best checkpoint stays. Raises as

@@ -40,17 +40,17 @@ class MuonAdamW(Optimizer):
     def __init__(
         self,
         hidden: Groups,
-        others: Groups,
+        adamw: AdamW,
         lr: float,
         divided: bool = True,
     ) -> None:
         """
         Args:
             hidden: groups of matrices, for Muon.
-            others: groups of all other weights, for AdamW.
+            adamw: the optimizer of all other weights.
             divided: each rank does a part of Muon's work: gradients are the same on all ranks.
         """
-        self._adamw = AdamW(others, lr=lr, fused=True)
+        self._adamw = adamw
         self._divided = divided and dist.is_initialized() and dist.get_world_size() > 1
         self._hidden_groups = len(hidden)
         groups = [{"lr": lr, "momentum": _MOMENTUM, **group} for group in hidden]

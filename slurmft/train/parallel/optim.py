@@ -1,5 +1,6 @@
 """The optimizer and its schedule, in optimizer steps; and its state, as files hold it."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,16 @@ def make_optimizer(
         divided: see `MuonAdamW`.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
+    # Fused: a few kernels for all weights, where a plain loop has several for each.
+    make_adamw = partial(
+        AdamW,
+        lr=plan.learning_rate,
+        betas=(plan.config.adam_beta1, plan.config.adam_beta2),
+        eps=plan.config.adam_epsilon,
+        fused=True,
+    )
     if plan.optimizer == "adamw":
-        groups = decay_groups(trained, plan)
-        # Fused: a few kernels for all weights, where a plain loop has several for each.
-        return AdamW(groups, lr=plan.learning_rate, fused=True)
+        return make_adamw(decay_groups(trained, plan))
     hidden = hidden_matrices(model)
     # By identity: `==` of two weights compares their numbers.
     in_hidden = {id(p) for p in hidden}
@@ -39,8 +46,8 @@ def make_optimizer(
         group["lr"] = plan.adamw_learning_rate
     head_groups = decay_groups(of_head, plan)
     muon_group = {"params": hidden, "weight_decay": plan.config.weight_decay}
-    adamw_groups = [*slower_groups, *head_groups]
-    return MuonAdamW([muon_group], adamw_groups, plan.learning_rate, divided)
+    adamw = make_adamw([*slower_groups, *head_groups])
+    return MuonAdamW([muon_group], adamw, plan.learning_rate, divided)
 
 
 def steps_taken(optimizer: Optimizer) -> int:

@@ -95,8 +95,15 @@ class Task(TaskDeclaration):
         logits = output.logits.flatten(0, -2)
         labels = batch.targets["labels"].flatten()
         has_label = labels != IGNORED
+        smoothing = self.config.label_smoothing
         if self.class_weights is None:
-            total = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+            total = cross_entropy(
+                logits,
+                labels,
+                reduction="sum",
+                ignore_index=IGNORED,
+                label_smoothing=smoothing,
+            )
             return total, has_label.sum()
         weights = torch.from_numpy(self.class_weights).to(
             logits.device, non_blocking=True
@@ -108,6 +115,7 @@ class Task(TaskDeclaration):
             weights,
             reduction="sum",
             ignore_index=IGNORED,
+            label_smoothing=smoothing,
         )
         # In fp64, as `count` sums them: both must give the same mean. IGNORED is no index.
         weights_of_labels = weights.double()[labels.clamp_min(0)]

@@ -308,6 +308,8 @@ class Pretrained(Task):
 
         model_config = self.load(AutoConfig.from_pretrained, **settings)
         set_dropout(model_config, self.config.dropout)
+        # Loading sets it to that of the loaded weights.
+        stored_dtype = dtype_of(model_config)
         model, loading = self.load(
             auto_model.from_pretrained,
             config=model_config,
@@ -320,6 +322,7 @@ class Pretrained(Task):
         )
         # new weights, which LoRA trains whole
         model.missing_keys = loading["missing_keys"]
+        model.stored_dtype = stored_dtype
         return model
 
     def load(self, load: Callable[..., Loaded], **settings: Any) -> Loaded:
@@ -331,6 +334,19 @@ class Pretrained(Task):
             return load(name, trust_remote_code=False, **settings)
 
         return from_hub("--model", name, load_by_name)
+
+
+def dtype_of(model_config: Any) -> Any:
+    """Returns the type of the stored weights, as a model's configuration names it; None: it does
+    not."""
+    import torch
+
+    dtype = getattr(model_config, "dtype", None)
+    if dtype is None:  # transformers 4
+        dtype = getattr(model_config, "torch_dtype", None)
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    return dtype
 
 
 def are_cut(encoded: Any) -> list[bool]:
