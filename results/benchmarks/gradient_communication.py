@@ -373,7 +373,7 @@ def train(data: Path, mode: str, seed: int) -> dict[str, Any]:
                     "2",
                 ),
                 *("--precision", "bf16", "--batching", "packed", "--seed", str(seed)),
-                *("--grad-comm", mode, "--checkpoint-every", "0"),
+                *("--grad-comm", mode, "--checkpoint-every", "0", "--save", "last"),
             )
         )
 

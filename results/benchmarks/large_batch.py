@@ -66,7 +66,7 @@ def run(folder: Path, data: Path, *flags: str) -> dict[str, Any]:
         folder,
         *("--cluster", "local", "--recipe", "mn4-emotion", "--data", str(data)),
         *("--model", str(encoder()), "--nproc-per-node", "1", "--precision", "bf16"),
-        *("--batching", "packed", "--checkpoint-every", "0"),
+        *("--batching", "packed", "--checkpoint-every", "0", "--save", "last"),
         *flags,
     )
     values = result(path)
