@@ -364,7 +364,8 @@ class JobConfig:
     )
     strict: bool = option(
         False,
-        "do not start if code, data, model or packages have changed since the submission",
+        "do not start if code, data, model or packages have changed since the submission; end a "
+        "program whose ranks form no process group",
         affects="nothing",
         # What has changed is known where an attempt begins: on the job's first node.
         at="node",

@@ -21,6 +21,8 @@ CORES = "SLURMFT_CORES"
 """The cores of each process of a node, as "0-3;4-7"; for the ranks."""
 GPUS = "SLURMFT_GPUS"
 """The GPUs that torch has to see on a node that has some, as "4 NVIDIA"; 0: none is to be used."""
+USE_CPU = "ACCELERATE_USE_CPU"
+"""Accelerate's variable: processes on CPUs form a process group only with it."""
 
 _TCMALLOC = ("libtcmalloc.so", "libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 _IOMP = ("libiomp5.so",)
@@ -72,6 +74,7 @@ class Profile:
             values |= self._gpu_variables()
         if self.name != "gpu":
             # The CPUs compute: their memory and libraries matter.
+            values[USE_CPU] = "true"
             values |= self._memory_variables()
             values["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = 512
             values |= self._ccl_variables()
@@ -148,6 +151,7 @@ _REASONS = {
     GPUS: "GPUs that torch has to see on this node; 0: the ranks compute on CPUs",
     _ALLOCATOR: "packed batches have many sizes: memory of one serves the next",
     _OLD_ALLOCATOR: "packed batches have many sizes: memory of one serves the next",
+    USE_CPU: "Accelerate, and Trainer by it: without it each process trains a copy of its own",
     "LD_PRELOAD": "tcmalloc: fewer page faults in training; on Xeons Intel's OpenMP",
     "KMP_BLOCKTIME": "idle threads sleep after 1 ms",
     "KMP_AFFINITY": "a thread stays on its core",

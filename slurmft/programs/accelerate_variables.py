@@ -19,6 +19,7 @@ _SET_BY_JOB = {
     "PYTHONPATH",
     "ACCELERATE_CPU_AFFINITY",
 }
+_USE_CPU = "ACCELERATE_USE_CPU"
 
 
 # No Exception: nothing in between may catch it.
@@ -49,10 +50,14 @@ def variables(path: str) -> dict[str, str]:
         launch.launch_command(launch.launch_command_parser().parse_args(arguments))
     except _Launched as launched:
         environment = launched.args[0]
+        decided = set(_SET_BY_JOB)
+        # Set on nodes whose CPUs compute; on others the file decides.
+        if _USE_CPU in before:
+            decided.add(_USE_CPU)
         return {
             k: v
             for k, v in environment.items()
-            if before.get(k) != v and k not in _SET_BY_JOB
+            if before.get(k) != v and k not in decided
         }
     raise ValueError("Accelerate would not start a program with it")
 

@@ -39,7 +39,9 @@ from slurmft.node.heartbeat import OUTPUT, Heart
 from slurmft.node.profiles import bind_rank
 from slurmft.programs import node_environment
 from slurmft.programs.description import OwnProgram, signal_of
+from slurmft.programs.process_group import LOOK_EVERY_S, GroupWatch
 from slurmft.runs import log_times
+from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
 
 _LAST_LINES = 60
@@ -56,7 +58,9 @@ _SIGNAL_LAG_S = 1.0
 class OwnProcess:
     """The program as a child of this process."""
 
-    def __init__(self, run: RunDir, program: OwnProgram, rank: int) -> None:
+    def __init__(
+        self, run: RunDir, program: OwnProgram, rank: int, strict: bool = False
+    ) -> None:
         self._run = run
         self._program = program
         self._rank = rank
@@ -68,6 +72,14 @@ class OwnProcess:
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._heart = Heart(None)
         self._heartbeat_file: Path | None = None
+        self._group: GroupWatch | None = None
+        """Watches the process group of the ranks until it has formed, or was reported missing."""
+        # Processes of other kinds need not communicate.
+        if program.per == "torchrun":
+            self._group = GroupWatch.of_rank(rank, os.environ)
+        self._strict = strict
+        self._missing_group: SlurmftError | None = None
+        """Why --strict ends the program."""
 
     def run(self) -> int:
         """Runs the program to its end; returns the exit code of this process."""
@@ -87,6 +99,8 @@ class OwnProcess:
             target=self._read, args=(self._child.stdout, log), daemon=True
         )
         reader.start()
+        if self._group is not None:
+            threading.Thread(target=self._watch_group, daemon=True).start()
         code = self._child.wait()
         self._clear()
         # a process that left its session may hold the pipe open for ever
@@ -213,12 +227,39 @@ class OwnProcess:
     def _end_with_others(self, code: int) -> NoReturn:
         """Ends the program and this process, where another rank has failed."""
         if self._child is not None:
-            self._send(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(_END_S)
-            self._clear()
+            self._end_program()
         # sys.exit would end the thread of signals alone.
         os._exit(code)
+
+    def _end_program(self) -> None:
+        assert self._child is not None
+        self._send(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_END_S)
+        self._clear()
+
+    def _watch_group(self) -> None:
+        """Waits for the process group of the ranks; reports once that none has formed."""
+        while self._group is not None:
+            if self._group.look():
+                self._group = None
+                return
+            self._report_missing_group()
+            time.sleep(LOOK_EVERY_S)
+
+    def _report_missing_group(self, at_end: bool = False) -> None:
+        """Warns where no process group has formed; with --strict, ends the program."""
+        if self._group is None:
+            return
+        problem = self._group.problem(at_end)
+        if problem is None:
+            return
+        self._group = None
+        if self._strict:
+            self._missing_group = problem
+            self._end_program()
+            return
+        warn(self._run.records, f"{problem.message} ({problem.hint})")
 
     # --- its end ----------------------------------------------------------------------------------
 
@@ -227,6 +268,10 @@ class OwnProcess:
         of this process."""
         if code and self._was_stopped(code):
             self._await_stop()
+        if code == Exit.OK and not self._stop:
+            self._report_missing_group(at_end=True)
+        if self._missing_group is not None:
+            return self._failed_alone(self._missing_group)
         if code == Exit.STOPPED or (self._stop and self._was_stopped(code)):
             note_stopped()
             return Exit.OK
@@ -254,7 +299,7 @@ class OwnProcess:
     def _failed(self, code: int) -> int:
         """Records the failure, unless the program, attached, has; returns the exit code."""
         assert self._child is not None
-        where = f"rank {self._rank} on {host_name()}"
+        where = self._where
         # The names of failures' files: the process, its id, the time.
         pattern = f"{where.replace(' ', '-')}-{self._child.pid}-*"
         if any(self._run.failures.glob(pattern)):
@@ -273,6 +318,12 @@ class OwnProcess:
             message = f"{last} (exit code {code})"
         self._record(where, SlurmftError(redact(message), self._hint, code), trace)
         return code
+
+    def _failed_alone(self, error: SlurmftError) -> int:
+        """Records that --strict has ended the program: another start would end in the same way."""
+        self._run.add(Failure.of(self._where, error))
+        ask_for_no_restart()
+        return int(error.code)
 
     def _killed(self, number: int) -> SlurmftError:
         message = f"the program was killed by {signal.Signals(number).name}"
@@ -295,6 +346,10 @@ class OwnProcess:
         run.add(failure)
         if not can_restart:
             ask_for_no_restart()
+
+    @property
+    def _where(self) -> str:
+        return f"rank {self._rank} on {host_name()}"
 
     @property
     def _hint(self) -> str:
@@ -334,9 +389,10 @@ def main(run_dir: str) -> None:
     try:
         run.settle_permissions()
         bind_rank(os.environ)
-        program = OwnProgram.of(run.load_own_config().program)
+        config = run.load_own_config()
+        program = OwnProgram.of(config.program)
         assert program is not None
-        code = OwnProcess(run, program, rank).run()
+        code = OwnProcess(run, program, rank, config.job.strict).run()
     except Exception as error:
         code = record_failure(error, run, rank, 0, run.meetings(current_attempt()))
     end(code)

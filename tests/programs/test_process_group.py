@@ -1,0 +1,122 @@
+"""Ranks of programs form one process group on CPUs; where they do not, it is reported."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from slurmft.programs.process_group import GroupWatch
+from tests.conftest import records
+from tests.programs.test_own_program import here, lines_of, run
+from tests.support.own_programs import write
+
+__all__ = ["here"]  # a fixture: each test has a folder of its own, and is in it
+
+LIBRARIES = """\
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments
+accelerator = Accelerator()
+rows = [row for batch in accelerator.prepare(DataLoader(list(range(8)))) for row in batch.tolist()]
+print("Accelerate", accelerator.num_processes, rows)
+print("Trainer", TrainingArguments("out").world_size)
+"""
+"""Scripts of Accelerate and Trainer ask for no device and no process group."""
+
+ALONE = "import time; time.sleep(12); print('trained')"
+
+
+@pytest.mark.processes
+def test_libraries_train_one_model(here: Path) -> None:
+    write(here, "train.py", LIBRARIES)
+    done = run("--nodes", "2", "--", "train.py")
+    assert done.code == 0, done.err
+    assert not records(done.run, "warning")
+    for rank, rows in enumerate(([0, 2, 4, 6], [1, 3, 5, 7])):
+        output = lines_of(done.run, rank)
+        assert f"Accelerate 2 {rows}" in output
+        assert "Trainer 2" in output
+
+
+@pytest.mark.processes
+def test_strict_ends_copies_that_train_alone(here: Path) -> None:
+    write(here, "train.py", ALONE)
+    done = run("--nodes", "2", "--strict", "--", "train.py")
+    assert done.code == 1
+    assert "0 of 2 ranks have joined a process group" in done.err
+    assert "--per process is for" in done.err
+    assert done.run.get_state().state == "failed"
+
+
+@pytest.mark.processes
+@pytest.mark.extra("programs")
+def test_copies_that_train_alone_are_reported(here: Path) -> None:
+    write(here, "train.py", ALONE)
+    done = run("--nodes", "2", "--", "train.py")
+    assert done.code == 0
+    [warning] = records(done.run, "warning")
+    assert "0 of 2 ranks have joined a process group" in warning["text"]
+    assert not records(
+        run("--nodes", "2", "--per", "process", "--", "train.py").run, "warning"
+    )
+
+
+def test_a_group_counts_when_all_ranks_are_in_its_store() -> None:
+    """The store is torch's own."""
+    store = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    watch = GroupWatch(2, store.port)
+    assert not watch.look()
+    second = TCPStore("127.0.0.1", store.port, 2, wait_for_workers=False)
+    assert watch.look()
+    del second
+    assert watch.look()  # it has been there
+    assert watch.problem(at_end=True) is None
+
+
+def test_others_on_the_port_are_no_ranks() -> None:
+    """Of a port that listens, and of one that this host is connected to elsewhere."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        watch = GroupWatch(1, port)
+        assert not watch.look()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            own_port = client.getsockname()[1]
+            connection, _ = server.accept()
+            with connection:
+                assert watch.look()
+                # Each end is in the table, but only one of them is the server's.
+                assert not GroupWatch(2, port).look()
+                assert not GroupWatch(2, own_port).look()
+
+
+@pytest.mark.parametrize(
+    ("at_end", "seconds", "is_reported"),
+    [(False, 170, False), (False, 190, True), (True, 5, False), (True, 20, True)],
+)
+def test_patience(
+    monkeypatch: pytest.MonkeyPatch, at_end: bool, seconds: float, is_reported: bool
+) -> None:
+    watch = GroupWatch(4, 1)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + seconds)
+    problem = watch.problem(at_end)
+    assert (problem is not None) == is_reported
+
+
+@pytest.mark.parametrize(
+    ("rank", "variables", "is_watched"),
+    [
+        (0, {"WORLD_SIZE": "2", "MASTER_PORT": "1234"}, True),
+        (1, {"WORLD_SIZE": "2", "MASTER_PORT": "1234"}, False),
+        (0, {"WORLD_SIZE": "1", "MASTER_PORT": "1234"}, False),
+        (0, {}, False),
+    ],
+)
+def test_watched_by_rank_0_alone(
+    rank: int, variables: dict[str, str], is_watched: bool
+) -> None:
+    assert (GroupWatch.of_rank(rank, variables) is not None) == is_watched
