@@ -38,6 +38,18 @@ BACKENDS = ("auto", "gloo", "nccl", "ccl")
 PROFILES = ("auto", "gpu", "xeon", "cpu")
 RUNTIMES = ("auto", "apptainer", "pyxis", "charliecloud", "podman")
 
+_CPU_KEYS = {
+    "cpus-per-gpu",
+    "cpus-per-task",
+    "mincpus",
+    "exclusive",
+    "cores-per-socket",
+    "sockets-per-node",
+    "threads-per-core",
+    "extra-node-info",
+}
+"""sbatch options that decide how many CPUs of a node a job gets."""
+
 _ALL_OF_DOCTOR: tuple[Command, ...] = ("doctor", "doctor node", "doctor locks")
 """Commands that examine nodes: they have the flags that say which nodes."""
 
@@ -473,6 +485,14 @@ class JobConfig:
         """Returns name -> value of all options, as config.json has them."""
         kernel_values = {name: getattr(self, name) for name in own_options(JobConfig)}
         return kernel_values | self.plugins
+
+    @property
+    def chooses_cpus(self) -> bool:
+        """True if the user says how many CPUs of a node the job gets; else Slurm's default counts,
+        which is one for a task at many sites."""
+        keys = [pair.lstrip("-").partition("=")[0] for pair in self.sbatch]
+        is_in_sbatch = not _CPU_KEYS.isdisjoint(keys)
+        return self.exclusive or self.cpus_per_task is not None or is_in_sbatch
 
     def replaced(self, values: dict[str, Any]) -> "JobConfig":
         """Returns the job with other values of some options; UsageError where one cannot be

@@ -18,13 +18,22 @@ from slurmft.core.files import write_json
 from slurmft.core.hub import hub_in_reach
 from slurmft.core.program import kind_of
 from slurmft.core.run_files import Failure, current_attempt
-from slurmft.node import ccl, hardware, heartbeat, profiles, signals, start
+from slurmft.node import (
+    ccl,
+    granted_cpus,
+    hardware,
+    heartbeat,
+    profiles,
+    signals,
+    start,
+)
 from slurmft.node.hardware import host_name
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
+from slurmft.runs.records import warn
 from slurmft.runs.rundir import RUN_DIR
 
 # How long torchrun waits between SIGTERM and SIGKILL to the ranks of a failed node.
@@ -84,6 +93,10 @@ def run_torchrun(
         ends_with_others: the failure of another node ends this one, too.
     """
     profile = use_of_node(config, os.environ)
+    # Of one node, as nodes of a job are mostly alike.
+    warning = granted_cpus.warning(profile, config.job, os.environ)
+    if warning and rendezvous.is_head:
+        warn(supervisor.run.records, warning)
     child = Child(
         command=start.node_command(
             config, supervisor.run.path, rendezvous, str(profile.nproc), nodes

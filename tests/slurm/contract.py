@@ -12,6 +12,12 @@ from typing import Protocol
 
 import pytest
 
+from slurmft.cluster.slurm.commands import (
+    Grant,
+    Partition,
+    parse_grant,
+    parse_partitions,
+)
 from tests.support import until
 
 FORMAT = "--format=%i|%T|%r"
@@ -99,6 +105,11 @@ class Site:
 
     def facts(self, job: str) -> str:
         return self.output("scontrol", "show", "job", job)
+
+
+def partitions_of(site: Site) -> list[Partition]:
+    text = site.output("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c")
+    return parse_partitions(text)
 
 
 def first_line(path: Path) -> str:
@@ -225,6 +236,19 @@ class Contract:
     def test_partitions(self, site: Site) -> None:
         shown = site.output("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c")
         assert shown == "batch|up|1:00:00|4|4\nurgent|up|1:00:00|4|4\n"
+
+    def test_cpus_that_a_job_would_get(self, site: Site) -> None:
+        command = ["sbatch", "--test-only", "--nodes=2", "--ntasks-per-node=1"]
+        for options, cpus in (
+            ((), 2),
+            (("--cpus-per-task=3",), 6),
+            (("--exclusive", "--mem=0"), 8),
+        ):
+            words = [*command, *options, "--wrap", "true"]
+            text = site.slurm.run(words).stderr
+            assert parse_grant(text, partitions_of(site)) == Grant(
+                cpus=cpus, cpus_per_node=4
+            )
 
     def test_version_and_settings(self, site: Site) -> None:
         assert re.fullmatch(

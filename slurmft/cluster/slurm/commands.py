@@ -508,6 +508,40 @@ def sbatch(arguments: Sequence[str], script: str) -> str:
     return job_id
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """The CPUs that Slurm would give a job."""
+
+    cpus: int
+    """On all its nodes."""
+    cpus_per_node: int
+    """All CPUs of a node of the partition, the smallest one."""
+
+
+def grant(arguments: Sequence[str]) -> Grant | None:
+    """Returns the CPUs that a job with these options would get; None where sbatch does not say."""
+    command = ("sbatch", "--test-only", *arguments, "--wrap", "true")
+    with contextlib.suppress(SlurmftError):
+        done = _run(command, _TIMEOUT_S, "is the Slurm controller up?", os.environ)
+        if not done.returncode:
+            return parse_grant(done.stderr, partitions())
+    return None
+
+
+def parse_grant(text: str, partitions: Sequence[Partition]) -> Grant | None:
+    """Reads what `sbatch --test-only` prints."""
+    pattern = r"using (\d+) processors on (?:nodes )?\S+ in partition (\S+)"
+    match = re.search(pattern, text)
+    if match is None:
+        return None
+    cpus, name = match.groups()
+    for partition in partitions:
+        if partition.name == name:
+            cpus_per_node = int(partition.cpus_per_node.rstrip("+"))
+            return Grant(cpus=int(cpus), cpus_per_node=cpus_per_node)
+    return None
+
+
 def job_of_script(folder: Path) -> str:
     """Returns the queued job of this user whose script lies in a folder; "": there is none."""
     text = call("squeue", "--noheader", "--me", "--format=%i|%o")

@@ -29,7 +29,29 @@ def plan(config: RunConfig, run: RunDir) -> str:
     """Returns the batch script, and how it is submitted."""
     from slurmft.cluster.slurm.batch_script import sbatch_text
 
-    return f"# sbatch script, submitted through submitit\n{sbatch_text(config, run)}"
+    lines = [
+        "# sbatch script, submitted through submitit",
+        sbatch_text(config, run),
+        *notes(config),
+    ]
+    return "\n".join(lines)
+
+
+def notes(config: RunConfig) -> list[str]:
+    """Returns what a dry run says of the nodes that Slurm would give a job."""
+    from slurmft.cluster.slurm.sbatch_options import arguments, request
+    from slurmft.node import granted_cpus
+
+    job = config.job
+    # Who asks for some GPUs of a node leaves the others, and their CPUs, to other jobs.
+    if job.chooses_cpus or job.gpus_per_node:
+        return []
+    grant = commands.grant(arguments(request(config).items()))
+    if grant is None or grant.cpus >= grant.cpus_per_node * job.nodes:
+        return []
+    granted = grant.cpus // job.nodes
+    text = granted_cpus.shortage(granted, grant.cpus_per_node, "each node")
+    return [f"# note: {text}", ""]
 
 
 def submit(config: RunConfig, run: RunDir) -> str:

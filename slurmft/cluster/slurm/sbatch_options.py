@@ -7,6 +7,9 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.options import options
 from slurmft.runs.rundir import RunDir
 
+_MEMORY_KEYS = {"mem", "mem-per-cpu", "mem-per-gpu"}
+"""sbatch options for memory, of which a job has at most one."""
+
 
 def all_options(config: RunConfig, run: RunDir) -> list[tuple[str, str | None]]:
     """Returns all sbatch options of a run: its request, and where its output goes."""
@@ -32,12 +35,16 @@ def request(config: RunConfig) -> dict[str, str | None]:
         # many sites let such a job wait for ever
         of_user["kill-on-invalid-dep"] = "yes"
     names = [name for name, option in options(JobConfig).items() if option.sbatch]
+    fields = of_fields(job, names)
+    # Nobody else can use the memory of a whole node, of which Slurm gives a part by default.
+    if job.exclusive and _MEMORY_KEYS.isdisjoint(fields.keys() | of_user.keys()):
+        fields["mem"] = "0"
     # Slurm itself does it when a node dies.
     requeue = "no-requeue"
     if job.requeue:
         requeue = "requeue"
     return {
-        **of_fields(job, names),
+        **fields,
         "job-name": job.project,
         # Behind the fields, which it overrides; before what slurmft cannot do without.
         **of_user,

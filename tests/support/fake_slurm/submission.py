@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import stat
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.support.fake_slurm.settings import (
 
 FLAGS = (
     "requeue", "no-requeue", "hold", "parsable", "quiet", "wait", "overcommit", "contiguous",
-    "spread-job", "no-kill",
+    "spread-job", "no-kill", "test-only",
 )  # fmt: skip
 WITH_VALUE = (
     "account", "array", "begin", "chdir", "comment", "constraint", "cpus-per-task", "dependency",
@@ -76,6 +77,9 @@ def sbatch(*words: str) -> int:
         elif "no-requeue" in layer:
             options.pop("requeue", None)
     _check(options)
+    if "test-only" in options:
+        print(_estimate(options), file=sys.stderr)
+        return 0
 
     table = Table.of_environment()
     with table.changing() as jobs:
@@ -170,6 +174,19 @@ def _check(options: Mapping[str, str]) -> None:
     tasks = _array(options.get("array", ""))[0]
     if tasks and max(tasks) >= MAX_ARRAY_SIZE:
         raise RefusedError(f"{FAILED}Invalid job array specification")
+
+
+def _estimate(options: Mapping[str, str]) -> str:
+    """Returns what sbatch --test-only prints of a job that could start."""
+    nodes = int(options.get("nodes", 1))
+    cpus = int(options.get("cpus-per-task", 1))
+    if "exclusive" in options:
+        cpus = CPUS_PER_NODE
+    hosts = hostlist.compress(HOSTS[:nodes])
+    return (
+        f"sbatch: Job 1 to start at 2026-11-20T12:00:00 using {nodes * cpus} processors "
+        f"on nodes {hosts} in partition {options.get('partition', DEFAULT_PARTITION)}"
+    )
 
 
 def _jobs_of(

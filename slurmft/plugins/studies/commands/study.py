@@ -57,6 +57,7 @@ from slurmft.cli.parser import (
 )
 from slurmft.cluster import status as cluster_status
 from slurmft.cluster.slurm import job_array
+from slurmft.cluster.slurm import launcher as slurm
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.status import RunStatus
 from slurmft.core.config import JobConfig
@@ -497,6 +498,7 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
         job_array.script_text(options, runs),
         "# script of its first run",
         inside_text(config, runs[0], job_array.JOB),
+        *slurm.notes(config),
     ]
 
 
