@@ -127,7 +127,9 @@ class MeasuredRun:
         config = self.settings
         epochs = config.get("epochs")
         may_end_early = config.get("early_stopping") or config.get("max_steps")
-        if epochs and not may_end_early:
+        # Runs of earlier versions lack it: they have one evaluation an epoch, too.
+        is_each_epoch = config.get("evaluate_every", "epochs:1") == "epochs:1"
+        if epochs and is_each_epoch and not may_end_early:
             return int(epochs)
         # A set: after a requeue an evaluation may be recorded again.
         evaluated_epochs = {record.epoch for record in self.records(Epoch)}

@@ -36,6 +36,9 @@ LR_SCHEDULES = ("linear", "cosine", "constant")
 SAVES = ("best", "last")
 SAVE_DTYPES = ("auto", "fp32", "bf16", "fp16")
 
+AT_END = "end"
+"""Value of --evaluate-every: there is one evaluation, at the end."""
+
 _REFERENCE = Needs(
     "reference_batch_size",
     why="the largest global batch for which --learning-rate is right",
@@ -548,6 +551,22 @@ class TrainConfig:
         choices=SAVE_DTYPES,
         predicts="reset",
     )
+    evaluate_every: str = option(
+        "epochs:1",
+        "when the validation split is evaluated: every N epochs or N optimizer steps, and at the "
+        "end; end: only then",
+        affects="both",
+        at="rank",
+        metavar="epochs:N|steps:N|end",
+        excludes=(
+            Excludes(
+                "early_stopping",
+                when=(AT_END,),
+                why="there is one evaluation, after all training",
+            ),
+        ),
+        predicts="reset",
+    )
     early_stopping: int | None = option(
         None,
         "end after this many evaluations in a row without a new best",
@@ -571,6 +590,7 @@ class TrainConfig:
         check_options(self)
         check_credentials(self)
         local_steps(self.grad_comm)
+        evaluation_period(self.evaluate_every)
         if self.saves_adapter and self.model is None:
             raise UsageError(
                 f"--lora needs a model, and --task {self.task} makes up its own, which is not "
@@ -666,6 +686,25 @@ def required(train: TrainConfig, name: str) -> Any:
     if value is None:
         raise UsageError(f"--task {train.task} needs {flag(name)}", "give it")
     return value
+
+
+def evaluation_period(evaluate_every: str) -> tuple[int, str] | None:
+    """Returns the number, and what is counted (epochs or steps), between two evaluations; None
+    where there is one alone, at the end.
+
+    Raises:
+        UsageError: it is none of the forms that --evaluate-every has.
+    """
+    if evaluate_every == AT_END:
+        return None
+    match = re.fullmatch(r"(epochs|steps):([1-9][0-9]*)", evaluate_every)
+    if not match:
+        raise UsageError(
+            f"--evaluate-every {evaluate_every} is no period",
+            "give epochs:1, steps:500, numbers of your own, or end",
+        )
+    unit, number = match.groups()
+    return int(number), unit
 
 
 def local_steps(grad_comm: str) -> int | None:

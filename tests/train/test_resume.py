@@ -167,7 +167,8 @@ def test_signals_to_any_process(
 PARTS = {
     "reporter": ["counts", "ran_s", "ran_before_s", "began_at", "phases_s"],
     "position": [
-        *("step", "epoch", "batch", "phase", "metrics", "by_class", "test"),
+        *("step", "epoch", "batch", "phase", "evaluated"),
+        *("metrics", "by_class", "test"),
         *("best", "since_best"),
     ],
     "learner": ["optimizer", "lora", "scheduler", "scaler"],
@@ -193,7 +194,7 @@ def test_form_of_checkpoints(undisturbed: Done) -> None:
     (name,) = undisturbed.run.checkpoint_names()
     state = json.loads((checkpoints / name / "state.json").read_text())
     parts = state["parts"]
-    assert state["form"] == FORM == 2
+    assert state["form"] == FORM == 3
     assert {part: list(values) for part, values in parts.items()} == PARTS
     assert all(list(rank) == GENERATORS for rank in parts["generators"]["ranks"])
     assert list(parts["reporter"]["counts"]) == COUNTS

@@ -21,7 +21,9 @@ class Position:
     batch: int = 0
     """Optimizer steps done in the current epoch."""
     phase: Phase = "train"
-    """train; evaluate, after each epoch; done; test, once after all that."""
+    """train; evaluate, now and then; done; test, once after all that."""
+    evaluated: int = 0
+    """The optimizer step of the last evaluation; 0: there was none."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The metrics of the last evaluation."""
     by_class: dict[str, Any] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from slurmft.train.config import ResolvedConfig
+from slurmft.train.config import ResolvedConfig, evaluation_period
 
 # Linear: Goyal et al. 2017, for SGD. The square root: Malladi et al. 2022, for Adam and its kind.
 _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
@@ -116,3 +116,15 @@ class Plan:
         if self.config.max_steps is None:
             return steps
         return min(steps, self.config.max_steps)
+
+    def next_evaluation(self, step: int) -> int:
+        """The optimizer step after which the next evaluation is, where the last one was after
+        `step`; 0: there was none. The last step always has one."""
+        period = evaluation_period(self.config.evaluate_every)
+        if period is None:
+            return self.total_steps
+        steps, unit = period
+        if unit == "epochs":
+            steps *= self.steps_per_epoch
+        following = (step // steps + 1) * steps
+        return min(following, self.total_steps)

@@ -134,8 +134,9 @@ class Trainer:
         # was in its test split has no epoch left.
         while at.phase not in ("done", "test"):
             if at.phase == "train":
-                self._train_epoch()
-            self._evaluate()
+                self._train()
+            else:
+                self._evaluate()
         saves_best = self.setup.config.save == "best"
         # Without a best evaluation every value was NaN.
         if saves_best and at.since_best and at.best is not None:
@@ -145,16 +146,18 @@ class Trainer:
 
     # --- training ---------------------------------------------------------------------------------
 
-    def _train_epoch(self) -> None:
-        """Makes one pass over the data, or what is left of it, or of the step limit."""
+    def _train(self) -> None:
+        """Trains to the end of the epoch, to the next evaluation or to the step limit: to what
+        comes first."""
         at = self.position
         job = self.setup.job
         self.learner.model.train()
         job.begin_phase()
         self.reporter.begin_window()
         self.reporter.clock.enter("train")
-        # --max-steps may end the run within an epoch.
-        left = self.setup.plan.total_steps - at.step
+        # Both may be within an epoch. None is left where a stop came after the last step.
+        evaluation = self.setup.plan.next_evaluation(at.evaluated)
+        left = evaluation - at.step
         steps = islice(global_batches(self.setup, at.epoch, at.batch), left)
         # On a GPU each step's batches are made while the one before computes.
         make_batches = self.learner.micro_batches
@@ -175,9 +178,12 @@ class Trainer:
         self.strategy.synchronize()
         self.reporter.flush()
         self.reporter.clock.enter(None)
-        at.epoch += 1
-        at.batch = 0
-        at.phase = "evaluate"
+        is_last = at.step == self.setup.plan.total_steps
+        if at.batch == self.setup.plan.steps_per_epoch or is_last:
+            at.epoch += 1
+            at.batch = 0
+        if at.step == evaluation:
+            at.phase = "evaluate"
 
     # --- evaluation -------------------------------------------------------------------------------
 
@@ -186,6 +192,7 @@ class Trainer:
         at = self.position
         boundary = self.checkpointing.stop_or_save
         at.metrics, at.by_class = self.evaluator.measure(self.setup.data, boundary)
+        at.evaluated = at.step
         self.reporter.epoch(self.setup.plan.epochs(at.step), at.metrics)
         task = self.setup.task
         # The value is the same on every rank, and so are the decisions.
@@ -197,7 +204,7 @@ class Trainer:
             self.checkpointing.save(is_best=True)
 
     def _choose_phase(self) -> None:
-        """Decides, after an evaluation, whether another epoch follows."""
+        """Decides, after an evaluation, whether training goes on."""
         at = self.position
         patience = self.setup.config.early_stopping
         is_last = at.step == self.setup.plan.total_steps

@@ -57,10 +57,15 @@ class Workload:
     epochs: int = 1
     micro_steps: int = 1
     evaluate_samples: int = 0
-    """Samples of one evaluation; there is one after each epoch."""
+    """Samples of one evaluation."""
+    evaluations_per_epoch: float = 1.0
     tokens_per_sample: float | None = None
     kept_global_batch: int | None = None
     """Global batch size where it stays, whatever the number of devices."""
+
+    @property
+    def evaluations(self) -> float:
+        return self.epochs * self.evaluations_per_epoch
 
     def steps(self, devices: int) -> int:
         """Returns the optimizer steps of the run."""
@@ -123,7 +128,7 @@ class _Setting:
     @property
     def evaluated(self) -> float:
         """Samples of all evaluations, on all devices."""
-        return self.work.evaluate_samples * self.work.epochs
+        return self.work.evaluate_samples * self.work.evaluations
 
     @property
     def gathered(self) -> float:
@@ -234,11 +239,11 @@ TERMS: dict[str, tuple[Term, ...]] = {
         ),
     ),
     "broadcast": (
-        Term("call", "metric", lambda s: s.work.epochs),
+        Term("call", "metric", lambda s: s.work.evaluations),
         Term(
             "message",
             "metric",
-            lambda s: s.work.epochs * s.devices,
+            lambda s: s.work.evaluations * s.devices,
             default=0.5,
             error=2.0,
             share_of="call",
@@ -246,7 +251,7 @@ TERMS: dict[str, tuple[Term, ...]] = {
         Term(
             "far_message",
             "metric",
-            lambda s: s.work.epochs * s.devices * s.is_far,
+            lambda s: s.work.evaluations * s.devices * s.is_far,
             default=0.3,
             error=0.3,
             share_of="message",

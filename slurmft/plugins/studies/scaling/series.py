@@ -181,11 +181,12 @@ def _row(run: MeasuredRun) -> Row:
 
 def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
     devices = result["world_size"]
-    # Of the records, because a run may have ended before all the epochs that were asked for.
-    # A set: after a restart from an older checkpoint, an epoch may be recorded twice.
-    recorded_epochs = {record.epoch for record in run.records(Epoch)}
-    # Without such records, as many as were asked for.
-    epochs = len(recorded_epochs) or run.value("epochs") or 1
+    # A set: after a restart from an older checkpoint, an evaluation may be recorded twice.
+    evaluated_at = {record.epoch for record in run.records(Epoch)}
+    # Without such records, there was one after each of the epochs that were asked for.
+    evaluations = len(evaluated_at) or run.value("epochs") or 1
+    # A run may have ended before all the epochs that were asked for, and within one.
+    epochs = math.ceil(max(evaluated_at, default=0)) or evaluations
     global_batch_size = result["global_batch_size"]
     samples_per_micro_step = devices * (run.value("batch_size") or 1)
     # Rounded up, as in the training: a global batch that was limited need be no multiple.
@@ -197,7 +198,8 @@ def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
         batch_size=max(1, round(global_batch_size / (devices * micro_steps))),
         epochs=epochs,
         micro_steps=micro_steps,
-        evaluate_samples=round(in_evaluations / epochs),
+        evaluate_samples=round(in_evaluations / evaluations),
+        evaluations_per_epoch=evaluations / epochs,
     )
 
 
