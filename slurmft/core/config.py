@@ -91,6 +91,7 @@ class JobConfig:
         least=1,
         counts="devices",
         usual=True,
+        published=("processes_per_node",),
         commands=("doctor", "doctor node", "render"),
     )
     profile: str = option(

@@ -15,27 +15,48 @@ _LORA_FACTOR = 10
 """Adapters take about 10 times the learning rate that is right for all weights."""
 
 
-def _read_recipes() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+Tables = dict[str, dict[str, Any]]
+"""Recipe -> values."""
+
+
+def _read_recipes() -> tuple[Tables, Tables, Tables]:
     path = Path(__file__).with_suffix(".toml")
     text = path.read_text(encoding="utf-8")
     tables = tomllib.loads(text)
-    recipes: dict[str, dict[str, Any]] = {}
+    recipes: Tables = {}
     # A base stands before the recipes that are made from it.
     for name, values in tables["recipes"].items():
         base = values.pop("base", None)
         inherited = recipes[base] if base else {}
         recipes[name] = inherited | values
-    return recipes, tables["changes"]
+    return recipes, tables["changes"], tables["published"]
 
 
-RECIPES, CHANGES = _read_recipes()
+RECIPES, CHANGES, PUBLISHED = _read_recipes()
 """Recipe -> task, preset, and the values of other options. Recipe -> what of it is not as
-published."""
+published. Recipe -> what else its text says."""
 
 
 def named() -> list[str]:
     """Returns the recipes that are more than the defaults of their task."""
     return [name for name in RECIPES if name not in TASKS]
+
+
+def of_table(table: str, task: str | None) -> str | None:
+    """Returns the recipe by which the rows of a published table were measured, those of a task
+    where it has several; None where no recipe is of that table."""
+    names = [name for name, facts in PUBLISHED.items() if facts["table"] == table]
+    if len(names) > 1:
+        names = [name for name in names if RECIPES[name]["task"] == task]
+    return names[0] if names else None
+
+
+def as_published(name: str, nodes: int | None) -> dict[str, Any]:
+    """Returns the values of a recipe as it was published for so many nodes."""
+    single_node = {}
+    if nodes in (None, 1):
+        single_node = PUBLISHED.get(name, {}).get("single_node", {})
+    return RECIPES[name] | single_node
 
 
 def presets(task: str) -> list[str]:
@@ -65,7 +86,7 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
     if "recipe" in given:
         recipe = _named_recipe(given)
     else:
-        recipe = _default_recipe(task, given.get("preset"))
+        recipe = _default_recipe(task, given)
     # A rate that is given is the user's: it is put over the recipe's below, as it is.
     if given.get("lora"):
         for name in recipe.keys() & {"learning_rate", "muon_learning_rate"}:
@@ -85,14 +106,19 @@ def _named_recipe(given: dict[str, Any]) -> dict[str, Any]:
                 f"--recipe {name} has the {key} {value}, not {given[key]}",
                 f"leave out --{key}",
             )
+    return _values_of(name, given)
+
+
+def _values_of(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of a recipe, with our changes where they are not to be left out."""
     if given.get("as_published"):
-        return dict(RECIPES[name])
-    changes = CHANGES.get(name, {})
-    return RECIPES[name] | changes
+        return as_published(name, given.get("nodes"))
+    return RECIPES[name] | CHANGES.get(name, {})
 
 
-def _default_recipe(task: str, preset: str | None) -> dict[str, Any]:
+def _default_recipe(task: str, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of the first recipe of a task and a preset, with its name."""
+    preset = given.get("preset")
     if task not in TASKS:
         defaults = dict(own_task.facts(task).defaults)
         identity = {"task": task, "recipe": None, "preset": preset}
@@ -105,5 +131,5 @@ def _default_recipe(task: str, preset: str | None) -> dict[str, Any]:
         raise unknown(f"preset of task {task}", preset, known_presets)
     for name, recipe in RECIPES.items():
         if (recipe["task"], recipe["preset"]) == (task, preset):
-            return recipe | {"recipe": name}
+            return _values_of(name, given) | {"recipe": name}
     raise AssertionError(f"no recipe of {task}, {preset}")

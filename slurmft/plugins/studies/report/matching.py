@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from slurmft.plugins.studies.cells import DEVICE_FIELDS
 from slurmft.plugins.studies.published import CONFIGURATION, PublishedTable, with_unit
+from slurmft.plugins.studies.report.departures import departures
 from slurmft.plugins.studies.report.measures import SCALED, Row, metric_name
 from slurmft.plugins.studies.report.tables import state_value
 from slurmft.plugins.studies.spec import GLOBAL_BATCH_SIZE
@@ -258,31 +259,11 @@ def _notes(
     for other in published.columns:
         if other not in comparable:
             yield f"{other} of our runs is unknown: rows that differ only in it show the same"
-    differing = "; ".join(_settings_not_as_published(published, pairs))
-    if differing:
-        yield f"not as published: {differing}"
-
-
-def _settings_not_as_published(
-    published: PublishedTable, pairs: Sequence[Match]
-) -> list[str]:
-    """Returns, as text, the settings of the whole table that our measured rows do not have."""
     # A row without a published one beside it may differ: nobody compares it.
     compared = []
     for pair in pairs:
-        if pair.published and pair.ours:
-            compared.append(pair.ours)
-    measured = [row for row in compared if row.finished]
-    differing = []
-    for name, theirs in published.setup.items():
-        if name not in _FIELDS:
-            continue
-        option = _FIELDS[name]
-        ours: dict[str, None] = {}  # each value once, in the order of the rows
-        for row in measured:
-            ours[str(row.value(option))] = None
-        if not all(_equal(theirs, value) for value in ours):
-            setting = name.replace("_", " ")
-            values = ", ".join(ours)
-            differing.append(f"{setting} {values} ({theirs})")
-    return differing
+        if pair.published and pair.ours and pair.ours.finished:
+            compared.append((pair.published, pair.ours))
+    differing = "; ".join(departures(published, compared, _FIELDS))
+    if differing:
+        yield f"not as published: {differing}"
