@@ -60,6 +60,13 @@ class TrainingStart(Start):
     """Samples of a step."""
     limited_from: int | None = None
     """How many they were to be, where --max-global-batch-size has made them fewer."""
+    step_samples: int | None = None
+    """Samples of the largest step: fewer than a global batch where the data has no more."""
+    optimizer: str | None = None
+    learning_rate: float | None = None
+    """The peak of the schedule."""
+    optimizer_reason: str = ""
+    """Why these two were chosen; "" where they were given."""
     trained_parameters: int | None = None
     vocabulary: Vocabulary | None = None
     imports_s: ImportTimes | None = None

@@ -130,6 +130,12 @@ def describe_start(start: Start) -> str:
         f"{start.total_steps} steps",
         model,
     ]
+    if start.optimizer and start.learning_rate is not None:
+        settings.append(
+            optimizer_words(
+                start.optimizer, start.learning_rate, start.optimizer_reason
+            )
+        )
     summary = f"{start.task} on {where}: {', '.join(settings)}"
     lines = [*start.data, summary]
     if start.imports_s:
@@ -143,7 +149,17 @@ def _batch(start: TrainingStart) -> str:
     size = f"{start.global_batch_size}"
     if start.limited_from:
         size += f" (not {start.limited_from}: --max-global-batch-size)"
+    if start.step_samples and start.step_samples < start.global_batch_size:
+        size += f" (the data has {start.step_samples})"
     return size
+
+
+def optimizer_words(optimizer: str, learning_rate: float, reason: str) -> str:
+    """Returns the optimizer and its peak learning rate, with the reason for them."""
+    text = f"{optimizer} at {learning_rate:.4g}"
+    if reason:
+        text += f" ({reason})"
+    return text
 
 
 def _parameters(start: TrainingStart) -> str:

@@ -9,7 +9,7 @@ from slurmft.core.run_files import Result
 from slurmft.core.run_records import ImportTimes
 from slurmft.core.text import duration, hanging, in_bytes, number
 from slurmft.show import classes
-from slurmft.show.progress import imports
+from slurmft.show.progress import imports, optimizer_words
 
 _UNLIKE = (LookupError, TypeError, ValueError, ArithmeticError)
 """The errors of describing a result that lacks a value, or has one of another type."""
@@ -102,7 +102,18 @@ def _processes(r: Values) -> str:
 def _batch(r: Values) -> str:
     samples = r["global_batch_size"]
     steps = r["steps"]
-    return f"{samples:d} samples, {steps:d} steps"
+    text = f"{samples:d} samples, {steps:d} steps"
+    # Results of earlier versions and of other programs lack it.
+    step_samples = r.get("step_samples", samples)
+    if step_samples < samples:
+        text += f"; the data has {step_samples:d} samples"
+    return text
+
+
+def _optimizer(r: Values) -> str:
+    optimizer = r["optimizer"]
+    reason = r.get("optimizer_reason", "")
+    return optimizer_words(f"{optimizer:s}", float(r["learning_rate"]), f"{reason:s}")
 
 
 def _precision(r: Values) -> str:
@@ -121,6 +132,7 @@ _ROWS: dict[str, Callable[[Values], str]] = {
     "train loss": lambda r: f"{r['loss']:.4f}",
     "processes": _processes,
     "global batch": _batch,
+    "optimizer": _optimizer,
     "precision": _precision,
     "imports": _imports,
     "phases": _phases,

@@ -11,6 +11,9 @@ import torch
 from torch.optim import AdamW
 
 from slurmft.core.errors import UsageError
+from slurmft.core.run_records import TrainingStart, record_of
+from slurmft.show.progress import describe_start
+from slurmft.show.result_table import result_table
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import configure
 from slurmft.train.loop.step_plan import Plan
@@ -112,6 +115,55 @@ def test_recipe_by_number_of_ranks() -> None:
     assert {plan(n, train=published).optimizer for n in (1, 16)} == {"adamw"}
     assert {plan(n, train=published).learning_rate for n in (1, 16)} == {5e-4}
     assert plan(16, train=published).global_batch_size == 4096
+
+
+def test_choice_of_optimizer_and_rate_has_a_reason() -> None:
+    """In the first line of a run, and in the table at its end."""
+    config = TrainConfig.of(configure({"recipe": "mn4-emotion"}).program)
+    reasons = {n: plan(n, train=config).optimizer_reason for n in (1, 16)}
+    assert reasons[1] == (
+        "--optimizer auto: 256 samples a step are no more than "
+        "--reference-batch-size 1,024"
+    )
+    assert reasons[16] == (
+        "--optimizer auto: 2,672 samples a step are more than "
+        "--reference-batch-size 1,024; 0.002 x 2.61 by --lr-rule linear"
+    )
+    assert plan(16).optimizer_reason == ""
+
+
+def test_batch_counts_no_samples_that_the_data_has_not() -> None:
+    """A step of 64 samples is small, whatever global batch was to be."""
+    config = TrainConfig.of(configure({"recipe": "mn4-emotion"}).program)
+    small = dataclasses.replace(plan(16, train=config), train_samples=64)
+    assert (small.optimizer, small.learning_rate) == ("adamw", 5e-4)
+    assert "64 samples a step" in small.optimizer_reason
+    facts = {
+        "global_batch_size": 2672,
+        "step_samples": 64,
+        "steps": 5,
+        "optimizer": small.optimizer,
+        "learning_rate": small.learning_rate,
+        "optimizer_reason": small.optimizer_reason,
+    }
+    start = record_of(
+        {
+            "event": "start",
+            "task": "emotion",
+            "world_size": 16,
+            "nodes": 4,
+            "precision": "fp16",
+            "backend": "nccl",
+            "parameters": 66_000_000,
+            "total_steps": 5,
+            **facts,
+        }
+    )
+    assert isinstance(start, TrainingStart)
+    for text in (describe_start(start), result_table(facts)):
+        in_one_line = " ".join(text.split())
+        assert "the data has 64" in in_one_line
+        assert "adamw at 0.0005 (--optimizer auto: 64 samples" in in_one_line
 
 
 def test_changes_are_all_that_differs_from_published() -> None:

@@ -139,6 +139,8 @@ class Reporter:
             "imports_s": import_times(ranks),
             "optimizer": plan.optimizer,
             "learning_rate": plan.learning_rate,
+            "optimizer_reason": plan.optimizer_reason,
+            "step_samples": plan.step_samples,
         }
         self._job.record("start", self._facts | {"data": self._data_words()})
         self._warn_of_nodes(ranks)

@@ -63,13 +63,18 @@ class Plan:
         return self.global_batch_size < self.asked_batch_size
 
     @property
+    def step_samples(self) -> int:
+        """Samples of the largest optimizer step: an epoch may have fewer than a global batch."""
+        return min(self.global_batch_size, self.train_samples)
+
+    @property
     def growth(self) -> float:
         """How many times the reference batch an optimizer step takes; at least 1: what holds for
         the reference batch holds for smaller ones."""
         reference = self.config.reference_batch_size
         if reference is None:
             return 1.0
-        return max(1.0, self.global_batch_size / reference)
+        return max(1.0, self.step_samples / reference)
 
     @property
     def optimizer(self) -> str:
@@ -94,6 +99,27 @@ class Plan:
         """The peak for embeddings, norms and biases, which AdamW trains beside Muon: at Muon's rate
         accuracy was lower, in one pair of runs (results/measured/large_batch.json)."""
         return self._grown(self.config.learning_rate)
+
+    @property
+    def optimizer_reason(self) -> str:
+        """Why this optimizer and this learning rate were chosen; "" where they were given."""
+        reasons = []
+        reference = self.config.reference_batch_size
+        if self.config.optimizer == "auto" and reference:
+            relation = "no more than"
+            if self.growth > 1:
+                relation = "more than"
+            reasons.append(
+                f"--optimizer auto: {self.step_samples:,} samples a step are {relation} "
+                f"--reference-batch-size {reference:,}"
+            )
+        factor = self._grown(1.0)
+        if factor > 1:
+            rate = self.learning_rate / factor
+            reasons.append(
+                f"{rate:g} x {factor:.3g} by --lr-rule {self.config.lr_rule}"
+            )
+        return "; ".join(reasons)
 
     def _grown(self, rate: float) -> float:
         """Returns a learning rate of the reference batch, grown with the batch by --lr-rule."""
