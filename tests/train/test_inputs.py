@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from slurmft import submit
 from slurmft.core import terminal
 from slurmft.core.errors import SlurmftWarning, UsageError
+from slurmft.plugins.studies import spec
 from slurmft.train import tasks
 from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
@@ -29,7 +30,7 @@ from slurmft.train.login.configure import configure
 from slurmft.train.login.rows import read_columns
 from slurmft.train.login.sources import localize
 from tests.conftest import assert_two_lines, slurmft
-from tests.support.models import write_model, write_splits
+from tests.support.models import write_model, write_pairs, write_splits
 
 TICKETS = "text,label\nlost,delivery\nlate,delivery\ncharged,billing\ntwice,billing\n"
 OTHERS = "text,label\nit came late,delivery\nit came twice,billing\n"
@@ -44,6 +45,23 @@ def folder_of(
             content if isinstance(content, bytes) else content.encode()
         )
     return folder
+
+
+def test_folder_with_the_data_of_several_tasks(tmp_path: Path) -> None:
+    """A study of two recipes has one --data, as GLUE is one data set of the hub."""
+    sizes = {"train": 40, "validation": 20}
+    write_pairs(tmp_path / "glue" / "mrpc", ("sentence1", "sentence2"), 2, sizes)
+    write_pairs(tmp_path / "glue" / "qqp", ("question1", "question2"), 2, sizes)
+    study = spec.read_study("icelake-glue")
+    for cell in study.cells:
+        values = study.fixed | cell | {"data": str(tmp_path / "glue")}
+        config = TrainConfig.of(configure(values).program)
+        assert config.data == str(tmp_path / "glue" / config.task)
+    # What has data itself is the data.
+    folder_of(tmp_path / "own")
+    write_pairs(tmp_path / "own" / "mrpc", ("sentence1", "sentence2"), 2, sizes)
+    train = TrainConfig.resolve(task="mrpc", data=str(tmp_path / "own"))
+    assert localize(train).data == str(tmp_path / "own")
 
 
 def check(data: Path, processes: int = 1, **given: Any) -> tuple[list[str], list[str]]:

@@ -219,11 +219,18 @@ def _published(path: Path, name: str) -> Path | None:
     """Returns the file of published figures: of a study's folder, the copy that is there."""
     if not name:
         return None
-    copy = path.with_name(Path(name).name)
-    # In a study's folder the name is still relative to where the study file came from.
-    if path.name == FILE and copy.exists():
-        return copy
-    return path.parent / name
+    file_name = Path(name).name
+    # The name of a file that comes with slurmft may lack its ending.
+    for copy in (path.with_name(file_name), path.with_name(f"{file_name}.json")):
+        # In a study's folder the name is still relative to where the study file came from.
+        if path.name == FILE and copy.exists():
+            return copy
+    beside = path.parent / name
+    if beside.exists():
+        return beside
+    shipped_file = shipped.find("published", name)
+    # A name that is of no such file is one that is missing beside the study.
+    return shipped_file if shipped_file.exists() else beside
 
 
 def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:

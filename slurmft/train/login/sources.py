@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def localize(train: TrainConfig) -> TrainConfig:
     # Ids of the hub stay as they are: ranks load them by name.
     check_given(train)
     if train.data is not None and is_local(train.data):
-        folder = _folder("--data", train.data)
+        folder = folder_of_task(_folder("--data", train.data), train.task)
         for split in facts(train.task).splits:
             find_split(folder, split)  # raises where it is missing
         changes["data"] = str(folder)
@@ -141,6 +142,18 @@ def check_given(train: TrainConfig) -> None:
     if train.data is None and splits:
         problem = f"--task {train.task} needs data of your own"
         raise UsageError(problem, "give --data ID|DIR")
+
+
+def folder_of_task(folder: Path, task: str) -> Path:
+    """Returns the folder of a task within a folder of the data of several, as the hub has GLUE's
+    tasks in one data set; a folder that has data itself stays as it is."""
+    below = folder / task
+    if not re.fullmatch(r"[\w-]+", task) or not below.is_dir():
+        return folder
+    for split in facts(task).splits:
+        if any((folder / f"{split}{suffix}").is_file() for suffix in SUFFIXES):
+            return folder
+    return below
 
 
 def find_split(folder: Path, split: str) -> Path:

@@ -8,6 +8,7 @@ import pytest
 
 from slurmft.core.errors import UsageError
 from slurmft.plugins.studies import spec
+from slurmft.plugins.studies.folder import keep_copies
 from slurmft.plugins.studies.runner import configurations
 from slurmft.train.config import TrainConfig
 from tests.support import CHECKOUT
@@ -276,6 +277,20 @@ def test_shipped_studies(file: Path, tmp_path: Path) -> None:
         assert all(
             c.job.cpus_per_task == c.job.nproc_per_node == 1 for c in found.values()
         )
+
+
+@pytest.mark.parametrize("name", ["icelake_glue", "icelake_glue.json"])
+def test_published_figures_that_come_along(name: str, tmp_path: Path) -> None:
+    """By their name, as `slurmft report` takes it; in the study's folder the copy counts."""
+    file = tmp_path / "s.toml"
+    file.write_text(f'{HEAD}published = "{name}"\n[grid]\nnodes = [1]')
+    study = spec.read_study(file)
+    assert study.published is not None
+    assert study.published.name == "icelake_glue.json"
+    folder = tmp_path / "s"
+    folder.mkdir()
+    keep_copies(study, folder)
+    assert spec.read_study(folder).published == folder / "icelake_glue.json"
 
 
 def test_every_published_table_has_a_study() -> None:
