@@ -155,6 +155,8 @@ class Rank:
     prefix: Any = None
     is_staged: Any = None
     imports_s: Any = None
+    variables: Any = None
+    """Variable -> value, where it is not that of all ranks (`Environment.variables`)."""
     hardware: Any = None
     """Hardware that the node gave to the job; the first rank of each node has it."""
 
@@ -170,6 +172,8 @@ class Environment:
     versions: dict[str, str | None] = field(default_factory=dict)
     """Package -> version."""
     python: str | None = None
+    variables: dict[str, str | None] = field(default_factory=dict)
+    """Variable -> value, of those of threads, libraries and fabrics, as all ranks had them."""
     ranks: list[Rank] = field(default_factory=list)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from slurmft.core.files import to_json
 from slurmft.node import hardware, profiles
 from slurmft.train.loop import environment
+from tests.conftest import slurmft
 
 
 def test_a_thousand_ranks_take_less_than_a_megabyte(
@@ -37,3 +39,34 @@ def test_a_thousand_ranks_take_less_than_a_megabyte(
     )
     assert len(to_json({"ranks": [first] * 1024}, indent=2)) < 2**20
     assert len(to_json({"ranks": [other] * 1024}, indent=2)) < 2**20
+
+
+@pytest.mark.processes
+def test_variables_as_ranks_had_them(tmp_path: Path) -> None:
+    """The user's and the profile's; no others, which may be secret."""
+    done = slurmft(
+        *("submit", "--cluster", "local", "--follow", "--runs-dir", str(tmp_path)),
+        *("--nodes", "2", "--max-steps", "1", "--batch-size", "8"),
+        env={"KMP_SETTINGS": "0", "FI_PROVIDER": "tcp", "MY_TOKEN": "secret"},
+    )
+    assert done.code == 0, done.err
+    text = done.run.environment.read_text()
+    found = done.run.read_environment().variables
+    assert (found["KMP_SETTINGS"], found["FI_PROVIDER"]) == ("0", "tcp")
+    assert int(found["OMP_NUM_THREADS"] or 0) >= 1
+    assert "MY_TOKEN" not in text
+
+
+def test_variables_that_differ_between_ranks() -> None:
+    ranks: list[dict[str, Any]] = [
+        {"variables": {"OMP_NUM_THREADS": "4", "CCL_WORKER_COUNT": "1"}},
+        {"variables": {"OMP_NUM_THREADS": "8", "CCL_WORKER_COUNT": "1"}},
+        {"variables": {"CCL_WORKER_COUNT": "1", "LD_PRELOAD": "a.so"}},
+    ]
+    common = environment.take_common_variables(ranks)
+    assert common == {"CCL_WORKER_COUNT": "1"}
+    assert [rank["variables"] for rank in ranks] == [
+        {"OMP_NUM_THREADS": "4"},
+        {"OMP_NUM_THREADS": "8"},
+        {"LD_PRELOAD": "a.so"},
+    ]

@@ -7,12 +7,14 @@ import platform
 import resource
 import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import slurmft
+from slurmft.core.credentials import redact
 from slurmft.core.files import read_json
 from slurmft.core.text import numbers
 from slurmft.job import devices
@@ -34,6 +36,9 @@ _PACKAGES = (
     "oneccl-bind-pt",
     "intel-extension-for-pytorch",
 )
+
+_VARIABLES = ("OMP_", "KMP_", "GOMP_", "CCL_", "FI_", "I_MPI_", "LD_PRELOAD")
+"""How the names of variables begin that decide how threads compute and ranks communicate."""
 
 
 def import_times(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -73,11 +78,36 @@ def describe_rank(world: World, imports_s: float | None) -> dict[str, Any]:
         "kernel": platform.release(),
         "prefix": sys.prefix,
         "is_staged": copies.VARIABLE in os.environ,
+        "variables": recorded_variables(os.environ),
         "imports_s": imports_s,
     }
     if world.local_rank == 0:
         facts |= describe_node()
     return facts
+
+
+def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of threads, libraries and fabrics: the profile's and the user's, as
+    this rank has them."""
+    variables = {}
+    for name in sorted(environment):
+        if name.startswith(_VARIABLES):
+            variables[name] = redact(environment[name])
+    return variables
+
+
+def take_common_variables(ranks: list[dict[str, Any]]) -> dict[str, str]:
+    """Removes from what ranks said of themselves the variables that all have alike, and returns
+    these: a record of a thousand ranks has them once."""
+    first = ranks[0]["variables"]
+    common = {}
+    for name, value in first.items():
+        if all(rank["variables"].get(name) == value for rank in ranks):
+            common[name] = value
+    for rank in ranks:
+        own = rank["variables"].items() - common.items()
+        rank["variables"] = dict(sorted(own))
+    return common
 
 
 def _allotted_cores() -> str | None:

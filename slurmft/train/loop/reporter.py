@@ -26,6 +26,7 @@ from slurmft.train.loop.environment import (
     describe_rank,
     import_times,
     peak_memory_bytes,
+    take_common_variables,
     versions,
 )
 from slurmft.train.loop.learner import STEADIER, MicroBatch, Step
@@ -113,6 +114,7 @@ class Reporter:
         environment = {
             "versions": versions(),
             "python": platform.python_version(),
+            "variables": take_common_variables(ranks),
             "ranks": ranks,
         }
         with contextlib.suppress(OSError):  # a full disk does not end a run
