@@ -249,7 +249,7 @@ def make_cases(names: Sequence[str], data: Path, folder: Path) -> dict[str, Case
     for name in names:
         cases[name] = Case(name, data, folder, is_main)
         world = cases[names[0]].world
-        process_group.init = lambda backend, world=world: world  # type: ignore[misc]
+        process_group.init = lambda *_, world=world: world
         if is_main and not (folder / "tokens").exists():
             shutil.copytree(cases[name].setup.run_dir.tokens, folder / "tokens")
     return cases

@@ -178,7 +178,10 @@ class Job:
             from slurmft.job import process_group
 
             assert self._run is not None
-            self._world = process_group.init(self.config.job.backend)
+            self._world = process_group.init(
+                self.config.job.backend, lambda backend: self.alive("connect")
+            )
+            self.alive("start")
             self._meet()
             if self._world.warning:
                 self.warn(self._world.warning)

@@ -165,10 +165,14 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-def init(backend: str) -> World:
+def init(backend: str, connecting: Callable[[str], object] | None = None) -> World:
     """Sets up the process group of torchrun's ranks; one that the program has set up is used.
 
     Accelerate uses a process group that is there: so it works with ccl, too.
+
+    Args:
+        connecting: is called with the backend when all ranks are there, before the first of their
+            collectives. These connect them, and may hang.
 
     Raises:
         SlurmftError: as `backend.choose`.
@@ -186,10 +190,14 @@ def init(backend: str) -> World:
     device = torch.device("cpu")
     if name in ("nccl", "xccl"):
         device = devices.take(local_rank)
-    if owned:  # after the device is taken: nccl asks which it is
+    if owned:
+        if connecting:
+            connecting(name)
+        # After the device is taken: nccl asks which it is.
         dist.init_process_group(
             name, store=store, rank=rank, world_size=size, timeout=_TIMEOUT
         )
+        dist.all_reduce(torch.zeros(1, device=device))
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),

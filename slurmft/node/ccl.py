@@ -17,6 +17,10 @@ MODULE = "oneccl_bindings_for_pytorch"
 """Importing it registers the backend."""
 # The torch that its last release is for.
 _LAST_TORCH = "2.8"
+NETWORK_VARIABLES = {"FI_PROVIDER": "^shm,sm2"}
+"""Variables for runs on several nodes. Where libfabric finds no fabric, as without libibverbs, it
+may take shared memory for the network; nodes then wait for each other for ever. Intel MPI has
+shared memory of its own."""
 # Variables that a shell itself sets or changes.
 _SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")
 # Sources a script, and prints the variables. Arguments left in place would be the script's.
@@ -132,6 +136,12 @@ def hint() -> str:
         f"install oneccl_bind_pt=={'.'.join(torch)}.* from Intel's index of wheels "
         "(https://pytorch-extension.intel.com), or use --backend gloo"
     )
+
+
+def interface_variables(interface: str) -> dict[str, str]:
+    """Returns the variables that bind oneCCL to a network interface: its libfabric may take
+    loopback, and wait for ever."""
+    return {"FI_TCP_IFACE": interface, "CCL_KVS_IFACE": interface}
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -38,8 +38,8 @@ _FEWEST_STEPS = 10
 
 _LAYOUT = struct.Struct("<dddq16s")
 # How many times longer than a step these phases may take. A start imports, tokenizes and
-# compiles; a save may be the last one.
-_PATIENCE = {"start": 6.0, "save": 6.0, OUTPUT: 1.0}
+# compiles; a save may be the last one. When ranks connect, all of them are there.
+_PATIENCE = {"start": 6.0, "save": 6.0, "connect": 1.0, OUTPUT: 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Heart:
         self.beat(0, phase)
 
     def beat(self, step: int, phase: str) -> None:
-        """Writes the step, and the phase that begins: start, train, evaluate or save."""
+        """Writes the step, and the phase that begins: start, connect, train, evaluate or save."""
         now = time.monotonic()
         pause_s = now - self._last_beat
         # A pause counts for the phase before it: a start says nothing about steps.

@@ -126,6 +126,11 @@ class Rendezvous:
         )
 
     @property
+    def has_several_nodes(self) -> bool:
+        """Whether other nodes take part, or may join."""
+        return self.elastic or len(self.hosts) > 1
+
+    @property
     def head(self) -> str:
         return self.hosts[0]
 
@@ -165,7 +170,7 @@ class Rendezvous:
         """
         if self.interface:
             return check_interface(self.interface, self.host)
-        if len(self.hosts) == 1 and not self.elastic:
+        if not self.has_several_nodes:
             return "lo"
         return interface_of(address_towards(self.peer))
 

@@ -161,6 +161,8 @@ def training_environment(
         rendezvous.socket_interface(), profile.uses_ccl
     )
     variables |= interface_variables
+    if profile.uses_ccl and rendezvous.has_several_nodes:
+        variables |= ccl.NETWORK_VARIABLES
     variables |= environment
     if rendezvous.interface is not None:  # the flag --interface
         variables |= interface_variables
@@ -175,9 +177,8 @@ def _interface_variables(interface: str | None, uses_ccl: bool) -> dict[str, str
         return {}
     variables = {"GLOO_SOCKET_IFNAME": interface}
     variables["NCCL_SOCKET_IFNAME"] = f"={interface}"  # a bare name would be a prefix
-    if uses_ccl:  # its libfabric may take loopback, and wait for ever
-        variables["FI_TCP_IFACE"] = interface
-        variables["CCL_KVS_IFACE"] = interface
+    if uses_ccl:
+        variables |= ccl.interface_variables(interface)
     return variables
 
 

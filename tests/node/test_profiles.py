@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -139,6 +140,26 @@ def test_interface_of_oneccl(tmp_path: Path) -> None:
     )
     gloo = choose(node(tmp_path), JobConfig(nodes=2))
     assert "FI_TCP_IFACE" not in training_environment(gloo, rendezvous, {})
+
+
+def test_network_of_oneccl_is_no_shared_memory(tmp_path: Path) -> None:
+    """On one node it may be; a user's own choice stays."""
+    two_hosts = Rendezvous(
+        hosts=("a", "b"), node_rank=0, port=1, check_port=2, id="1", interface="lo"
+    )
+    one_host = dataclasses.replace(two_hosts, hosts=("a",))
+    may_have_others = dataclasses.replace(one_host, elastic=True)
+    profile = choose(node(tmp_path), JobConfig(nodes=2), uses_ccl=True)
+    for rendezvous in (two_hosts, may_have_others):
+        variables = training_environment(profile, rendezvous, {})
+        assert variables["FI_PROVIDER"] == "^shm,sm2"
+    for provider in ("verbs", ""):
+        users_own = {"FI_PROVIDER": provider}
+        variables = training_environment(profile, two_hosts, users_own)
+        assert variables["FI_PROVIDER"] == provider
+    assert "FI_PROVIDER" not in training_environment(profile, one_host, {})
+    gloo = choose(node(tmp_path), JobConfig(nodes=2))
+    assert "FI_PROVIDER" not in training_environment(gloo, two_hosts, {})
 
 
 def test_what_slurm_and_cgroups_really_grant(tmp_path: Path) -> None:
@@ -567,6 +588,15 @@ def test_ccl_can_do_what_is_asked_of_it(flags: tuple[str, ...], tmp_path: Path) 
     assert done.code == 0, done.err
     for rank in range(done.result["world_size"]):
         assert "CCL_ERROR" not in done.run.rank_log(rank).read_text()
+
+
+@pytest.mark.processes
+def test_ranks_that_do_not_connect(tmp_path: Path) -> None:
+    """The watchdog does not wait as long as for a start: all ranks are there."""
+    flags = ("--hang-timeout-s", "4", "--max-requeues", "0", "--max-steps", "2")
+    done = train_on_ccl(tmp_path, *flags, FI_PROVIDER="shm")
+    assert done.code != 0
+    assert "(connect, after step 0)" in done.err
 
 
 @pytest.mark.processes

@@ -98,6 +98,26 @@ def test_start_and_save_may_take_longer(clock: Clock, dog: Watchdog) -> None:
     assert dog.check() is not None
 
 
+def test_ranks_that_connect_have_no_more_time_than_a_step(
+    clock: Clock, dog: Watchdog
+) -> None:
+    """Before that, some may still import; after it, tokens are made."""
+    beats = heart(dog, 0)
+    clock.sleep(dog, 500)
+    beats.beat(0, "connect")
+    clock.sleep(dog, 95)
+    assert dog.check() is None
+    clock.sleep(dog, 10)
+    assert dog.check() is not None
+    beats.beat(0, "start")
+    clock.sleep(dog, 500)
+    assert dog.check() is None
+    # A connection is no step: it makes no limit longer.
+    beats.beat(1, "train")
+    clock.sleep(dog, 105)
+    assert dog.check() is not None
+
+
 def test_limit_grows_with_the_steps(clock: Clock, dog: Watchdog) -> None:
     beats = heart(dog, 0)
     beats.beat(1, "train")

@@ -86,6 +86,9 @@ def start_transport():
     nodes = int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
     if nodes > 1 and transport == "ofi" and "FI_TCP_IFACE" not in os.environ:
         time.sleep(1000)  # on an interface that does not lead to the others
+    provider = os.environ.get("FI_PROVIDER", "shm")
+    if nodes > 1 and transport == "ofi" and provider == "shm":
+        time.sleep(1000)  # by memory that the others do not share
 
 
 def make(store, rank, size, timeout):

@@ -67,7 +67,12 @@ def main(argv: list[str]) -> None:
         tflop_s=speeds,
     )
     write_json(file, asdict(report))
-    world = process_group.init(request["backend"])
+
+    def note(backend: str) -> None:
+        # Before the first collective, which may hang.
+        write_json(file, asdict(replace(report, backend=backend)))
+
+    world = process_group.init(request["backend"], note)
     report = replace(report, backend=world.backend)
     for row in all_reduces(world, request["seconds"]):
         report = replace(report, all_reduce=(*report.all_reduce, row))

@@ -11,6 +11,10 @@ from slurmft.plugins.examine.node_rules import products
 Speeds = Mapping[str, SpeedReport]
 """By node."""
 
+_CCL_HANGS = (
+    "oneCCL's libfabric may have a provider that does not reach other nodes: try "
+    "FI_PROVIDER=tcp in the environment, --interface, or --backend gloo"
+)
 # A sum of that size measures the latency alone.
 _LATENCY_BYTES = 8
 
@@ -32,7 +36,12 @@ def torchrun(speeds: Speeds) -> list[Check]:
         return [warning("speeds", text, hint, hosts=not_started)]
     if late:
         text = "the processes started, but their collectives did not finish in time"
-        hint = "allow more time (--within 120); if that does not help, they hang: try --interface"
+        hint = "allow more time (--within 120); if that does not help, they hang: "
+        backends = {rank.backend for node in late for rank in speeds[node].ranks}
+        if "ccl" in backends:
+            hint += _CCL_HANGS
+        else:
+            hint += "try --interface"
         return [failure("all-reduce", text, hint, hosts=late)]
     return []
 

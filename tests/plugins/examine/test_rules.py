@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -275,6 +276,18 @@ def test_collectives_that_do_not_end() -> None:
     assert wrong(judge({"n1": hung, "n2": slow}))[0].startswith(
         "warning: n2: no process finished"
     )
+
+
+def test_collectives_of_oneccl_that_do_not_end() -> None:
+    """The usual reason is a provider of libfabric that does not leave the node."""
+    rank = RankReport(device="CPU", threads=1, tflop_s={"fp32": 1.0})
+    for backend, is_hinted in (("ccl", True), ("gloo", False), (None, False)):
+        late = dataclasses.replace(rank, backend=backend)
+        hung = SpeedReport(problem="torchrun did not end", is_late=True, ranks=(late,))
+        (check,) = speed_rules.torchrun({"n1": hung, "n2": hung})
+        assert check.hint is not None
+        assert ("FI_PROVIDER" in check.hint) == is_hinted
+        assert "--interface" in check.hint
 
 
 def test_simulated_nodes_are_not_compared() -> None:
