@@ -420,6 +420,15 @@ class TrainConfig:
         at="rank",
         predicts="reset",
     )
+    ipex: bool = option(
+        False,
+        "on CPUs, compute with Intel's extension for PyTorch, which has ended upstream and is for "
+        "torch 2.8",
+        affects="both",
+        at="rank",
+        excludes=(Excludes("shard"), Excludes("load_in_4bit")),
+        predicts="reset",
+    )
     dropout: float | None = option(
         None,
         "dropout everywhere in the model (default: the model's own)",

@@ -27,7 +27,7 @@ gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
 adam_beta1 adam_beta2 adam_epsilon max_grad_norm
 precision tf32 batching grad_comm shard cpu_offload activation_checkpointing
-dropout
+ipex dropout
 lora lora_alpha lora_dropout lora_targets use_rslora use_dora merge load_in_4bit seed
 class_weights label_smoothing save save_dtype evaluate_every early_stopping log_every"""
 JOB_FLAGS = """name nodes nproc_per_node profile cluster backend runs_dir

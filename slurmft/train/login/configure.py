@@ -6,7 +6,7 @@ from typing import Any
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.options import build, options
 from slurmft.core.site import merge, site_defaults
-from slurmft.train import recipes
+from slurmft.train import ipex, recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.sources import check_packages, localize
 
@@ -23,6 +23,8 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     train, job = resolve(flags)
     if job.container is None:  # which may have what this environment lacks
         check_packages(train)
+    if train.ipex:
+        ipex.check_device(not _needs_gpus(job))
     # Before the program is made: its paths are those that nodes see.
     train = localize(train)
     program = train.program()
@@ -36,6 +38,16 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         checked_inputs = inputs.check(train, processes)
         program = dataclasses.replace(program, inputs=checked_inputs)
     return RunConfig(program=program, job=job)
+
+
+def _needs_gpus(job: JobConfig) -> bool:
+    """Returns whether a run computes on GPUs, as far as its options tell: "auto" is decided on the
+    nodes."""
+    if job.profile != "auto":
+        return job.profile == "gpu"
+    # As the profile of a node with GPUs is chosen.
+    takes_gpus = job.backend not in ("gloo", "ccl")
+    return job.backend == "nccl" or bool(job.gpus_per_node and takes_gpus)
 
 
 def resolve(flags: dict[str, Any]) -> tuple[TrainConfig, JobConfig]:

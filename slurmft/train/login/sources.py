@@ -14,6 +14,7 @@ from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import is_local
 from slurmft.core.permissions import user_name
+from slurmft.train import ipex
 from slurmft.train.config import TrainConfig
 from slurmft.train.own_task import facts
 
@@ -112,6 +113,8 @@ def no_chat_template(model: str | None) -> UsageError:
 
 def check_packages(train: TrainConfig) -> None:
     """Raises UsageError where the task or an option needs a package that is not installed."""
+    if train.ipex:
+        ipex.check_package()
     packages = {f"--task {train.task}": facts(train.task).packages}
     if train.lora:
         packages["--lora"] = ("peft",)

@@ -13,6 +13,7 @@ from accelerate.utils import set_seed
 from torch.distributed.tensor import DTensor
 
 from slurmft.core.errors import SlurmftError
+from slurmft.train import ipex
 from slurmft.train.data.tables import Batch
 from slurmft.train.engine import lora
 from slurmft.train.engine.cpu import Heap
@@ -71,6 +72,8 @@ class Learner:
             setup.plan,
             divided=strategy.has_equal_gradients,
         )
+        if setup.config.ipex:
+            model, self.optimizer = ipex.optimize(model, self.optimizer)
         self.model = strategy.wrap(self._accelerator, model, self.optimizer)
         self._weights = [p for p in model.parameters() if p.requires_grad]
         self.scaler = self._accelerator.scaler

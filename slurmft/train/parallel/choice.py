@@ -2,6 +2,7 @@
 
 from slurmft.core.errors import SlurmftError
 from slurmft.job.process_group import World
+from slurmft.train import ipex
 from slurmft.train.config import TrainConfig, local_steps
 from slurmft.train.parallel import sharding
 from slurmft.train.parallel.local_sgd import LocalSgd
@@ -16,6 +17,9 @@ def check(config: TrainConfig, world: World, precision: str) -> None:
     Raises:
         SlurmftError: options do not go together, with these devices or this torch.
     """
+    if config.ipex:
+        ipex.check_device(world.device.type == "cpu")
+        ipex.check_package()
     if config.shard != "none":
         sharding.check(config, world)
     elif precision == "fp16" and world.size > 1 and local_steps(config.grad_comm):
