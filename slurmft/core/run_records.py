@@ -153,6 +153,8 @@ class EarlyStop(Record):
 class BestSaved(Record):
     """The model that is saved is that of the best evaluation, not the last one."""
 
+    step: int
+    """The optimizer step of that evaluation."""
     epoch: float
     metric: str
     best: float

@@ -79,8 +79,8 @@ class Checkpointing:
         self._saver.wait()
 
     def return_to_best(self, learner: Learner, position: Position) -> int | None:
-        """Takes weights and metrics of the best evaluation from its checkpoint. Returns the number
-        of epochs before it; None: it cannot be read, and they stay, with a warning."""
+        """Takes weights and metrics of the best evaluation from its checkpoint. Returns its
+        optimizer step; None: it cannot be read, and they stay, with a warning."""
         self._saver.wait()  # the best one may be under way
         best = checkpoints.read_for_all(self._world, self._read_best)
         if best is None:
@@ -89,7 +89,7 @@ class Checkpointing:
         before = position_of(best)
         position.metrics = before.metrics
         position.by_class = before.by_class
-        return before.epoch
+        return before.step
 
     def _read_best(self) -> Checkpoint | None:
         path = self._job.best_checkpoint

@@ -240,13 +240,14 @@ class Trainer:
         self.setup.job.alive("save")
         metric = self.setup.task.metric_names[0]
         last = self.position.metrics[metric]
-        epoch = self.checkpointing.return_to_best(self.learner, self.position)
-        if epoch is None:
+        step = self.checkpointing.return_to_best(self.learner, self.position)
+        if step is None:
             return
         best = self.position.metrics[metric]
         self.setup.job.record(
             "best_saved",
-            epoch=epoch,
+            step=step,
+            epoch=self.setup.plan.epochs(step),
             metric=metric,
             best=best,
             last=last,
