@@ -21,11 +21,12 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
+from weakref import WeakValueDictionary
 
 from slurmft.core import filesystem
 from slurmft.core.after_import import AfterImport
@@ -148,6 +149,7 @@ def _soft(fd: int, operation: int) -> Any:
 
 
 def _path_of(fd: int) -> str:
+    os.fstat(fd)  # of a closed one it says so, where the link is only absent
     return os.readlink(f"/proc/self/fd/{fd}")
 
 
@@ -208,14 +210,17 @@ class _Held:
     primitive: str
     inode: tuple[int, int]
     held: Any
+    mutex: Any = None
+    """Of the path, for lockf: no other thread opens the file until this lock's is closed."""
 
 
 class _Shim:
     """The `fcntl` that patched modules see, and what this process holds.
 
-    lockf has two traps that flock has not: a process never excludes itself, and closing any
-    descriptor of a file drops its lock. So an inode that is held here counts as locked, and is not
-    even opened; opening, locking and closing happen one at a time.
+    lockf has two traps that the other primitives have not: a process never excludes itself, and
+    closing any descriptor of a file drops its lock. So an inode that is held here by lockf counts
+    as locked, and is not even opened; opening, locking and closing happen one at a time for each
+    path. A file server that is down holds up nobody who locks elsewhere.
     """
 
     def __init__(self) -> None:
@@ -223,6 +228,7 @@ class _Shim:
         self.calls = 0
         self.patched: set[str] = set()
         self._chosen: dict[int, str] = {}
+        self._attempt = threading.local()
         self._forget()
         # a child inherits no POSIX lock
         os.register_at_fork(after_in_child=self._forget)
@@ -234,8 +240,10 @@ class _Shim:
             if entry.primitive == "soft":
                 with contextlib.suppress(AttributeError):
                     entry.held.release = _nothing
-        # A thread that is not in the child may have had the mutex: so the child gets a new one.
-        self.mutex = threading.RLock()
+        # A thread that is not in the child may have had a mutex: so the child gets new ones.
+        self._mutexes: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        # Guards the two tables, and nothing that may wait.
+        self._tables = threading.RLock()
         self.held: dict[int, _Held] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -244,52 +252,138 @@ class _Shim:
     def flock(self, fd: int, operation: int) -> None:
         """Locks or unlocks as `fcntl.flock` does, by the primitive for the file."""
         self.calls += 1
-        with self.mutex:
-            if operation & fcntl.LOCK_UN:
-                entry = self.held.pop(fd, None)
-                if entry is None:  # locked before the shim was installed
-                    fcntl.flock(fd, operation)
-                else:
-                    unlock(fd, entry.primitive, entry.held)
-                return
-            primitive = self._choose(fd, os.fstat(fd).st_dev)
-            # The kernel would grant it: lockf excludes other processes alone.
-            if self.holds(fd):
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            held = lock(fd, primitive, operation)
-            self.held[fd] = _Held(primitive, _inode(fd), held)
+        if operation & fcntl.LOCK_UN:
+            self._unlock(fd, operation)
+            return
+        match self.choose(fd):
+            case "flock":
+                fcntl.flock(fd, operation)
+            case "lockf":
+                mutex = self.mutex_of(_path_of(fd))
+                with mutex:
+                    # The kernel would grant it: lockf excludes other processes alone.
+                    if self.holds(fd, but=fd):
+                        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                    self._take(fd, "lockf", operation, mutex)
+            case primitive:
+                self._take(fd, primitive, operation, None)
 
-    def holds(self, file: str | int) -> bool:
-        """Tells if this process holds a lock file by a primitive other than flock."""
-        if not self.held:
-            return False
+    def _take(self, fd: int, primitive: str, operation: int, mutex: Any) -> None:
+        inode = _inode(fd)
+        self._drop_closed(inode)
+        earlier = self.held.get(fd)
+        if earlier is not None and earlier.primitive == "soft":
+            if primitive == "soft" and earlier.inode == inode:
+                return  # as flock grants it to the descriptor that has it
+            self._drop(fd, earlier)
+        held = lock(fd, primitive, operation)
+        entry = _Held(primitive, inode, held, mutex)
+        self.held[fd] = entry
+        taken = getattr(self._attempt, "taken", None)
+        if taken is not None:
+            taken[fd] = entry
+
+    def _unlock(self, fd: int, operation: int) -> None:
+        entry = self.held.get(fd)
+        if entry is not None and entry.inode != _inode(fd):
+            self._drop(fd, entry)
+            entry = None
+        if entry is None:  # by flock, or locked before the shim was installed
+            fcntl.flock(fd, operation)
+            return
+        # Only then forgotten: who fails to unlock tries again.
+        unlock(fd, entry.primitive, entry.held)
+        self._remove(fd, entry)
+
+    def holds(self, file: str | int, but: int | None = None) -> bool:
+        """Tells if this process holds a lock file by lockf, with another descriptor than `but`."""
         try:
             inode = _inode(file)
         except OSError:
             return False
-        for entry in self.held.values():
-            # flock excludes other descriptors of one process by itself.
-            if entry.inode == inode and entry.primitive != "flock":
+        self._drop_closed(inode)
+        for fd, entry in list(self.held.items()):
+            # The others exclude other descriptors of one process by themselves.
+            if entry.inode == inode and entry.primitive == "lockf" and fd != but:
                 return True
         return False
 
-    def drop_new(self, before: set[int]) -> None:
-        """Forgets locks whose descriptors were closed without an unlock, by a failed acquire."""
-        for fd in set(self.held) - before:
-            entry = self.held.pop(fd)
-            if entry.primitive == "soft":
-                entry.held.release()
+    def must_not_open(self) -> bool:
+        """Tells if there is a lock that the closing of another descriptor of its file drops."""
+        return any(entry.primitive == "lockf" for entry in list(self.held.values()))
 
-    def _choose(self, fd: int, device: int) -> str:
+    def mutex_of(self, path: str) -> Any:
+        """Returns the mutex of a path, which opens, locks and closes it for one thread at a time.
+
+        It lasts while somebody has it, or holds the lock.
+        """
+        real_path = os.path.realpath(path)
+        with self._tables:
+            mutex = self._mutexes.get(real_path)
+            if mutex is None:
+                mutex = threading.RLock()
+                self._mutexes[real_path] = mutex
+            return mutex
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[dict[int, _Held]]:
+        """Gathers the locks that this thread takes within."""
+        outer = getattr(self._attempt, "taken", None)
+        taken: dict[int, _Held] = {}
+        self._attempt.taken = taken
+        try:
+            yield taken
+        finally:
+            self._attempt.taken = outer
+
+    def drop(self, taken: dict[int, _Held]) -> None:
+        """Forgets locks whose descriptors were closed without an unlock, by a failed acquire."""
+        for fd, entry in taken.items():
+            self._drop(fd, entry)
+
+    def _drop_closed(self, inode: tuple[int, int]) -> None:
+        """Forgets locks of a file whose descriptors are closed, or are another file's by now.
+
+        Other files are not asked for: their server may be down.
+        """
+        for fd, entry in list(self.held.items()):
+            if entry.inode == inode and not _is_open(fd, inode):
+                self._drop(fd, entry)
+
+    def _drop(self, fd: int, entry: _Held) -> None:
+        if self._remove(fd, entry) and entry.primitive == "soft":
+            entry.held.release()
+
+    def _remove(self, fd: int, entry: _Held) -> bool:
+        """Removes an entry; tells if it was there: another thread may have reused its number."""
+        with self._tables:
+            if self.held.get(fd) is not entry:
+                return False
+            del self.held[fd]
+            return True
+
+    def choose(self, file: str | int) -> str:
+        """Returns the primitive for a file."""
         if self.primitive != "auto":
             return self.primitive
+        device = os.stat(file).st_dev
         if device not in self._chosen:
-            self._chosen[device] = primitive_for(_path_of(fd))
+            path = file
+            if isinstance(path, int):
+                path = _path_of(path)
+            self._chosen[device] = primitive_for(path)
         return self._chosen[device]
 
     def use(self, primitive: str) -> None:
         self.primitive = primitive
         self._chosen.clear()
+
+
+def _is_open(fd: int, inode: tuple[int, int]) -> bool:
+    try:
+        return _inode(fd) == inode
+    except OSError:
+        return False
 
 
 def _inode(file: str | int) -> tuple[int, int]:
@@ -396,19 +490,41 @@ def _patch(module: ModuleType) -> None:
 def _guard_acquire(acquire: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(acquire)
     def guarded(self: Any) -> None:
-        with _shim.mutex:
-            if _shim.holds(self.lock_file):
-                return  # taken; opening and closing the file would drop the lock
-            before = set(_shim.held)
-            try:
-                acquire(self)
-            finally:  # also where Ctrl-C ends it
-                if self.is_locked:
-                    _look_again(Path(self.lock_file).parent)
-                else:
-                    _shim.drop_new(before)
+        path = _path_of_lock(self)
+        if not _is_by_lockf(path) and not _shim.must_not_open():
+            _try_acquire(acquire, self, path)
+            return
+        with _shim.mutex_of(path):
+            # taken; opening and closing the file would drop the lock
+            if not _shim.holds(path):
+                _try_acquire(acquire, self, path)
 
     return guarded
+
+
+def _try_acquire(acquire: Callable[[Any], None], lock: Any, path: str) -> None:
+    with _shim.attempt() as taken:
+        try:
+            acquire(lock)
+        finally:  # also where Ctrl-C ends it
+            if lock.is_locked:
+                _look_again(Path(path).parent)
+            else:
+                _shim.drop(taken)
+
+
+def _path_of_lock(lock: Any) -> str:
+    """Returns the path that a lock opens: filelock 4 settles it when an acquire begins, earlier
+    versions open the one that they were given, from the present folder."""
+    return str(getattr(lock, "_lock_path", lock.lock_file))
+
+
+def _is_by_lockf(path: str) -> bool:
+    """Tells if a file, which may not be there yet, is locked by lockf."""
+    for place in (path, os.path.dirname(path) or os.curdir):
+        with contextlib.suppress(OSError):
+            return _shim.choose(place) == "lockf"
+    return True  # not known: as if
 
 
 def _look_again(folder: Path) -> None:
@@ -428,7 +544,20 @@ def _look_again(folder: Path) -> None:
 def _guard_release(release: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(release)
     def guarded(self: Any) -> None:
-        with _shim.mutex:  # no thread takes the lock between the unlock and the close
+        entry = _shim.held.get(_descriptor_of(self))
+        if entry is None or entry.mutex is None:
+            release(self)
+            return
+        # no thread takes the lock between the unlock and the close
+        with entry.mutex:
             release(self)
 
     return guarded
+
+
+def _descriptor_of(lock: Any) -> Any:
+    """Returns the descriptor that a lock holds, in filelock since 3.11 and before."""
+    context = getattr(lock, "_context", None)
+    if context is not None:
+        return context.lock_file_fd
+    return lock._lock_file_fd

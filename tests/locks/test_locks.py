@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +88,28 @@ def test_a_second_lock_object_neither_gets_nor_drops_the_lock(
     assert other_process(path, primitive) == "free"
     with filelock.FileLock(path, timeout=0):
         pass
+
+
+@pytest.mark.parametrize(("first", "second"), [("lockf", "ofd"), ("ofd", "lockf")])
+@pytest.mark.usefixtures("unshimmed")
+def test_lockf_and_ofd_exclude_each_other_on_a_node(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    locks.install(first)
+    with filelock.FileLock(tmp_path / "x.lock"):
+        assert other_process(tmp_path / "x.lock", second) == "locked"
+
+
+@pytest.mark.parametrize(("primitive", "rest"), [("lockf", "free"), ("ofd", "locked")])
+@pytest.mark.usefixtures("unshimmed")
+def test_closing_another_descriptor_drops_a_lock_of_lockf_alone(
+    primitive: str, rest: str, tmp_path: Path
+) -> None:
+    """docs/file-locks.md warns of it: the kernel does it."""
+    locks.install(primitive)
+    with filelock.FileLock(tmp_path / "x.lock"):
+        (tmp_path / "x.lock").read_bytes()
+        assert other_process(tmp_path / "x.lock", primitive) == rest
 
 
 @pytest.mark.parametrize("primitive", SHIMMED)
@@ -209,7 +233,7 @@ from slurmft import locks
 locks.install("lockf")
 entered, leave = threading.Event(), threading.Event()
 def hold():
-    with locks._shim.mutex:  # in the middle of an acquire
+    with locks._shim.mutex_of(sys.argv[1]):  # in the middle of an acquire
         entered.set()
         leave.wait()
 thread = threading.Thread(target=hold)
@@ -261,6 +285,200 @@ def test_release_does_not_drop_a_lock_that_another_thread_takes_meanwhile(
     tmp_path: Path,
 ) -> None:
     python(RELEASE, str(tmp_path / "x.lock"))
+
+
+# --- descriptors, folders and servers that change underneath --------------------------------------
+
+
+def opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+@pytest.mark.parametrize("number", ["reused", "new"])
+@pytest.mark.parametrize("primitive", SHIMMED)
+@pytest.mark.usefixtures("unshimmed")
+def test_lock_of_a_descriptor_ends_when_it_is_closed(
+    primitive: str, number: str, tmp_path: Path
+) -> None:
+    """`lock_descriptor` has callers that only close, as flock allows."""
+    locks.install(primitive)
+    path = tmp_path / "x.lock"
+    first = opened(path)
+    assert filelock.lock_descriptor(first, blocking=False)
+    assert other_process(path, primitive) == "locked"
+    os.close(first)
+    if number == "new":
+        other_file = opened(tmp_path / "other")
+        assert other_file == first
+    second = opened(path)
+    assert (second == first) == (number == "reused")
+    assert filelock.lock_descriptor(second, blocking=False)
+    assert other_process(path, primitive) == "locked"
+    filelock.unlock_descriptor(second)
+    assert other_process(path, primitive) == "free"
+    os.close(second)
+    if number == "new":
+        os.close(other_file)
+    assert not locks._shim.held
+
+
+@pytest.mark.parametrize("primitive", SHIMMED)
+@pytest.mark.usefixtures("unshimmed")
+def test_path_of_a_descriptor_that_was_closed_is_free(
+    primitive: str, tmp_path: Path
+) -> None:
+    locks.install(primitive)
+    path = tmp_path / "x.lock"
+    descriptor = opened(path)
+    assert filelock.lock_descriptor(descriptor, blocking=False)
+    os.close(descriptor)
+    with filelock.FileLock(path, timeout=0):
+        assert other_process(path, primitive) == "locked"
+    assert other_process(path, primitive) == "free"
+    assert not list(tmp_path.glob("*.soft"))
+
+
+@pytest.mark.parametrize("primitive", SHIMMED)
+@pytest.mark.usefixtures("unshimmed")
+def test_descriptor_that_is_locked_may_be_locked_again(
+    primitive: str, tmp_path: Path
+) -> None:
+    locks.install(primitive)
+    descriptor = opened(tmp_path / "x.lock")
+    assert filelock.lock_descriptor(descriptor, blocking=False)
+    assert filelock.lock_descriptor(descriptor, blocking=False)
+    filelock.unlock_descriptor(descriptor)
+    os.close(descriptor)
+    assert other_process(tmp_path / "x.lock", primitive) == "free"
+
+
+@pytest.mark.parametrize("primitive", SHIMMED)
+@pytest.mark.usefixtures("unshimmed")
+def test_unlock_that_fails_may_be_tried_again(
+    primitive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks.install(primitive)
+    descriptor, real = opened(tmp_path / "x.lock"), locks.unlock
+
+    def failing(*_: Any) -> None:
+        monkeypatch.setattr(locks, "unlock", real)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert filelock.lock_descriptor(descriptor, blocking=False)
+    monkeypatch.setattr(locks, "unlock", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        filelock.unlock_descriptor(descriptor)
+    filelock.unlock_descriptor(descriptor)
+    assert other_process(tmp_path / "x.lock", primitive) == "free"
+    os.close(descriptor)
+
+
+MOVED = """
+import os, sys, subprocess, threading, filelock
+from slurmft import locks
+folder, elsewhere, primitive, case, other = sys.argv[1:]
+locks.install(primitive)
+
+def other_process(path):
+    done = subprocess.run([sys.executable, "-c", other, path, primitive], stdout=subprocess.PIPE)
+    return done.stdout.decode().strip()
+
+polls = 0
+polled = threading.Condition()
+
+def count():
+    global polls
+    with polled:
+        polls += 1
+        polled.notify_all()
+    return False
+
+def await_polls(number):
+    with polled:
+        assert polled.wait_for(lambda: polls >= number, 60)
+
+def poll():
+    lock = filelock.FileLock("x.lock", poll_interval=0.01)
+    lock.acquire(timeout=60, cancel_check=count)
+    print("taken", flush=True)
+    lock.release()
+
+os.chdir(folder)
+here = filelock.FileLock("x.lock")
+if case == "held here":
+    here.acquire()
+    release = here.release
+else:  # by another process; a lock of the same name is held in the other folder
+    holder = subprocess.Popen(
+        [sys.executable, "-c", other + "\\nsys.stdin.read()", folder + "/x.lock", primitive],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )
+    assert holder.stdout.readline() == b"free\\n"
+    there = filelock.FileLock(elsewhere + "/x.lock")
+    there.acquire()
+    release = holder.communicate
+thread = threading.Thread(target=poll)
+thread.start()
+await_polls(2)
+os.chdir(elsewhere)
+await_polls(polls + 3)
+print(other_process(folder + "/x.lock"), flush=True)
+release()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("case", ["held here", "held elsewhere"])
+@pytest.mark.parametrize("primitive", SHIMMED)
+def test_relative_path_is_that_of_the_folder_where_the_waiting_began(
+    primitive: str, case: str, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    printed = python(MOVED, *map(str, folders), primitive, case, OTHER)
+    assert printed.split() == ["locked", "taken"]
+
+
+@pytest.mark.parametrize("primitive", ["auto", *SHIMMED])
+@pytest.mark.usefixtures("unshimmed")
+def test_slow_open_of_one_lock_holds_up_no_other(
+    primitive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server that is down answers after minutes."""
+    locks.install(primitive)
+    held = filelock.FileLock(tmp_path / "held.lock", thread_local=False)
+    held.acquire()
+    began, is_up = threading.Event(), threading.Event()
+
+    def slow(name: Any, *rest: Any, **named: Any) -> int:
+        if str(name).endswith("slow.lock"):
+            began.set()
+            is_up.wait(PATIENCE_S)
+        return _open(name, *rest, **named)
+
+    def lock_slowly() -> None:
+        with filelock.FileLock(tmp_path / "slow.lock"):
+            pass
+
+    def lock_others() -> None:
+        held.release()
+        with filelock.FileLock(tmp_path / "other.lock", timeout=0):
+            pass
+
+    monkeypatch.setattr(os, "open", slow)
+    waiting = threading.Thread(target=lock_slowly)
+    waiting.start()
+    assert began.wait(PATIENCE_S)
+    others = threading.Thread(target=lock_others)
+    others.start()
+    others.join(10)
+    was_held_up = others.is_alive()
+    is_up.set()
+    waiting.join(PATIENCE_S)
+    others.join(PATIENCE_S)
+    assert not was_held_up
+    assert not locks._shim.held
 
 
 # --- who is covered -------------------------------------------------------------------------------
