@@ -176,6 +176,7 @@ def choose(
     uses_ccl: bool = False,
     part: tuple[int, int] | None = None,
     for_rank: bool = False,
+    is_bound: bool = False,
 ) -> Profile:
     """Decides how a run uses a node.
 
@@ -184,6 +185,7 @@ def choose(
         uses_ccl: the collectives are oneCCL's, which needs cores of its own.
         part: index and number of the simulated nodes that share this machine.
         for_rank: one rank of the node asks, not the task that starts them all.
+        is_bound: MPI has bound this rank to the cores that it sees, as the user wants it.
 
     Raises:
         UsageError: the node does not have what was asked for.
@@ -192,7 +194,9 @@ def choose(
     nproc = job.nproc_per_node
     if nproc is None:
         nproc = _default_nproc(hardware, name, is_part=part is not None)
-    _check_processes(hardware, name, nproc, part, for_rank)
+    # The cores of one rank are not those of all.
+    if name == "gpu" or not is_bound:
+        _check_processes(hardware, name, nproc, part, for_rank)
     cores = list(hardware.cores)
     if part is not None:
         index, count = part
@@ -201,10 +205,16 @@ def choose(
     shares = None
     if name == "gpu":
         shares = _near_gpus(hardware, nproc)
+    if is_bound:
+        # What it sees is its own share. It needs none of the other ranks.
+        shares = [cores] * nproc
     if shares is None:
         # There may be more processes than cores, on a simulated node: these share the first one.
         shares = [_slice(cores, index, nproc) or cores[:1] for index in range(nproc)]
     pinned, pinning = _pinning(hardware, nproc, cores, part)
+    if is_bound:
+        pinned = True
+        pinning = "each process on the cores that MPI has bound it to"
     # Cores can be set aside only if they are certainly this job's.
     communicates = job.nodes > 1 or nproc > 1
     reserves_cores = uses_ccl and pinned and communicates

@@ -60,9 +60,12 @@ def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> b
 
 
 def use_of_node(
-    config: RunConfig, environment: Mapping[str, str], for_rank: bool = False
+    config: RunConfig,
+    environment: Mapping[str, str],
+    for_rank: bool = False,
+    is_bound: bool = False,
 ) -> Profile:
-    """Decides how a run uses this node. `for_rank`: see `profiles.choose`.
+    """Decides how a run uses this node. `for_rank` and `is_bound`: see `profiles.choose`.
 
     Raises:
         UsageError: the node does not have what was asked for.
@@ -75,7 +78,12 @@ def use_of_node(
         part = (int(environment[LOCAL_NODE]), config.job.nodes)
     uses_ccl = binding is not None
     return profiles.choose(
-        node_hardware, config.job, uses_ccl=uses_ccl, part=part, for_rank=for_rank
+        node_hardware,
+        config.job,
+        uses_ccl=uses_ccl,
+        part=part,
+        for_rank=for_rank,
+        is_bound=is_bound,
     )
 
 

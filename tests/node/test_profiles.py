@@ -80,6 +80,17 @@ def test_two_sockets_of_sapphire_rapids(tmp_path: Path) -> None:
     assert settings(profile)[profiles.CORES] == "0-31;32-63"
 
 
+def test_rank_that_mpi_has_bound(tmp_path: Path) -> None:
+    """It sees its own cores alone: fewer than there are ranks on the node."""
+    hardware_of_rank = node(tmp_path, sockets=1, cores=2, threads=1)
+    job = JobConfig(nproc_per_node=4)
+    with pytest.raises(UsageError, match="gives this job 2 core"):
+        choose(hardware_of_rank, job, for_rank=True)
+    profile = choose(hardware_of_rank, job, for_rank=True, is_bound=True)
+    assert profile.cores == ((0, 1),) * 4
+    assert settings(profile)["OMP_NUM_THREADS"] == "2"
+
+
 def test_one_process_a_numa_node(tmp_path: Path) -> None:
     """Sub-NUMA clustering: four parts of two sockets."""
     profile = choose(node(tmp_path, numa_per_socket=2), JobConfig())

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurmft.cluster import local
@@ -93,6 +94,7 @@ class MpiRun(LocalNodes):
         command = mpirun_command(config, hosts, str(run.path))
         # Hydra passes this environment on to the ranks (-genvall).
         os.environ.update(fabric_variables(command[0]))
+        os.environ.update(starter_variables(config.job, os.environ))
         with open(run.logs / "mpirun.log", "ab") as log:
             # The log has earlier attempts, too: a failed start is explained by what comes now.
             start = log.tell()
@@ -113,7 +115,7 @@ class MpiRun(LocalNodes):
         if meeting.get("id") == f"{run.path.name}.{number}":
             add_abort(run)
         else:
-            add_start_failure(run, hosts, code, start)
+            add_start_failure(run, hosts, code, start, starter(os.environ))
         return code
 
     def _signal(self, sig: signal.Signals) -> None:
@@ -127,8 +129,11 @@ class MpiRun(LocalNodes):
             super()._signal(sig)
 
 
-def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> None:
-    """Records that mpirun ended before any rank had begun, with its own output."""
+def add_start_failure(
+    run: RunDir, hosts: list[str], code: int, start: int, by: str
+) -> None:
+    """Records that mpirun ended before any rank had begun, with its own output. `by`: what was to
+    start programs on the hosts."""
     if run.root_failure() is not None:
         return
     text = read_bytes(run.logs / "mpirun.log")[start:].decode(errors="replace")
@@ -140,8 +145,9 @@ def add_start_failure(run: RunDir, hosts: list[str], code: int, start: int) -> N
     reason = "; ".join(lines)
     error = SlurmftError(
         f"mpirun started no rank (exit {code}): {reason}",
-        f"log: {run.logs / 'mpirun.log'}; it must be able to start programs on {', '.join(hosts)} "
-        "without a password: try `ssh HOST true`",
+        f"log: {run.logs / 'mpirun.log'}; programs on {', '.join(hosts)} were to be started by "
+        f"{by}. By ssh it must work without a password: try `ssh HOST true`. Within a job of a "
+        "scheduler its own starter needs none: I_MPI_HYDRA_BOOTSTRAP=slurm (pbs, lsf, sge)",
     )
     run.add(Failure.of("mpirun", error))
 
@@ -248,6 +254,38 @@ def fabric_variables(program: str) -> dict[str, str]:
     return variables
 
 
+_SCHEDULERS = {
+    "SLURM_JOBID": "slurm",
+    "PE_HOSTFILE": "sge",
+    "PBS_NODEFILE": "pbs",
+    "LSB_JOBID": "lsf",
+}
+"""Variable of a scheduler's job -> name that Hydra has for the scheduler's starter of programs."""
+
+
+def starter_variables(job: JobConfig, environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which Intel's mpiexec.hydra starts programs on the hosts as its
+    script `mpirun` would: within a job of a scheduler by the scheduler, where nodes often have no
+    ssh between them. What the user has set stays."""
+    if any(name.startswith(_BOOTSTRAP) for name in environment):
+        return {}
+    # A scheduler knows its nodes by their own names alone.
+    if job.host_suffix:
+        return {}
+    for variable, scheduler in _SCHEDULERS.items():
+        if environment.get(variable):
+            return {_BOOTSTRAP: scheduler}
+    return {}
+
+
+_BOOTSTRAP = "I_MPI_HYDRA_BOOTSTRAP"
+
+
+def starter(environment: Mapping[str, str]) -> str:
+    """Returns the name of what Hydra starts programs on other hosts with."""
+    return environment.get(_BOOTSTRAP, "ssh")
+
+
 def _speaks(path: str, dialect: str) -> bool:
     """Returns whether a program is of the dialect: Intel's has the name `mpirun`, too."""
     if dialect == "intel":
@@ -279,7 +317,9 @@ def _intel(hosts: list[str], nproc: int) -> list[str]:
     options += ["-ppn", str(nproc), "-genvall"]
     # Under a scheduler, -ppn counts only with this.
     options += ["-genv", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "0"]
-    options += ["-genv", "I_MPI_PIN", "0"]  # slurmft binds by the node's profile
+    # slurmft binds by the node's profile, unless the user has MPI bind the ranks.
+    if not rank.binds_ranks(os.environ):
+        options += ["-genv", "I_MPI_PIN", "0"]
     return [*options, "-genv", HOSTS, all_hosts]
 
 
@@ -305,7 +345,9 @@ def plan(config: RunConfig, run: RunDir) -> str:
     hosts = hosts_of(config.job)
     command = shlex.join(mpirun_command(config, hosts, str(run.path)))
     title = "# a process on this machine runs, again after a stop or a fault"
-    return f"{title}\n{command}\n"
+    by = starter(os.environ | starter_variables(config.job, os.environ))
+    note = f"# Intel's mpirun starts programs on the hosts by {by} ({_BOOTSTRAP})"
+    return f"{title}\n{command}\n{note}\n"
 
 
 def submit(config: RunConfig, run: RunDir) -> str:

@@ -101,7 +101,9 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
         # oneCCL over MPI has shared memory; torchrun's has not.
         os.environ.setdefault("CCL_ATL_TRANSPORT", "mpi")
         os.environ.setdefault("CCL_PROCESS_LAUNCHER", "hydra")
-    profile = use_of_node(config, os.environ, for_rank=True)
+    profile = use_of_node(
+        config, os.environ, for_rank=True, is_bound=binds_ranks(os.environ)
+    )
     code = run_child(
         supervisor,
         _child(run, config, place),
@@ -114,6 +116,21 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
         stopped_marker(run).touch()
         return Exit.OK
     return code
+
+
+def binds_ranks(environment: Mapping[str, str]) -> bool:
+    """Returns whether variables of the user's have Intel MPI bind ranks to cores, as
+    I_MPI_PIN_DOMAIN does, also beside I_MPI_PIN=0."""
+    names = [name for name in environment if name.startswith("I_MPI_PIN")]
+    # What we set ourselves, where the user has set none.
+    is_off = environment.get("I_MPI_PIN", "").lower() in _OFF
+    if is_off:
+        names.remove("I_MPI_PIN")
+    return bool(names)
+
+
+_OFF = ("0", "no", "off", "disable")
+"""Values by which a switch of Intel MPI is off."""
 
 
 def _await_stop(supervisor: Supervisor) -> None:

@@ -22,6 +22,8 @@ from slurmft.plugins.mpirun.launcher import (
     fabric_variables,
     hosts_of,
     read_hostfile,
+    starter,
+    starter_variables,
 )
 from slurmft.plugins.mpirun.rank import Place, own_name
 from slurmft.runs import attempts
@@ -384,6 +386,51 @@ def test_hosts_of_their_own(mpi: Mpi, idle_cluster: Cluster, tmp_path: Path) -> 
     assert [rank["host"] for rank in ranks] == idle_cluster.hosts[:2]
 
 
+def test_ranks_that_mpi_binds(mpi: Mpi, tmp_path: Path, hostfile: Path) -> None:
+    """As a published text has it: each rank computes on the cores of its own domain."""
+    dialect, env = mpi
+    if dialect != "intel" or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("I_MPI_PIN_DOMAIN is Intel MPI's, and needs two cores")
+    done = slurmft(
+        *("submit", "--cluster", "mpirun", "--hostfile", str(hostfile), "--follow"),
+        *("--nodes", "1", "--nproc-per-node", "2", "--max-steps", "2"),
+        *("--eval-batch-size", "64", "--runs-dir", str(tmp_path), *FLAGS),
+        env=env | {"I_MPI_PIN_DOMAIN": "[0x1,0x2]"},
+    )
+    assert done.code == 0, done.err
+    ranks = json.loads(done.run.environment.read_text())["ranks"]
+    assert [rank["cores"] for rank in ranks] == ["0", "1"]
+
+
+@pytest.mark.slurm
+def test_within_a_job_of_slurm_without_ssh(
+    mpi: Mpi, idle_cluster: Cluster, tmp_path: Path
+) -> None:
+    """Intel's mpiexec.hydra starts the ranks by srun, as its mpirun does."""
+    dialect, env = mpi
+    if dialect != "intel":
+        pytest.skip("Open MPI asks Slurm itself")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text("#!/bin/sh\nexit 255\n")
+    (folder / "ssh").chmod(0o755)
+    env = env | {
+        "PATH": f"{folder}:{env['PATH']}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    (tmp_path / "hosts").write_text("".join(f"{host}\n" for host in idle_cluster.hosts))
+    command = ["salloc", "--nodes=2", "--nodelist=n1,n2", "--exclusive", "--time=5"]
+    command += [sys.executable, "-m", "slurmft", "submit", "--follow"]
+    command += ["--cluster", "mpirun", "--hostfile", str(tmp_path / "hosts")]
+    command += ["--nodes", "2", "--nproc-per-node", "1", "--max-steps", "2"]
+    command += ["--eval-batch-size", "64", "--runs-dir", str(tmp_path / "runs"), *FLAGS]
+    done = idle_cluster.run(command, env=env, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    ranks = json.loads((run / "environment.json").read_text())["ranks"]
+    assert [rank["host"] for rank in ranks] == idle_cluster.hosts[:2]
+
+
 # --- without mpirun -------------------------------------------------------------------------------
 
 
@@ -536,3 +583,39 @@ def test_mistakes(
     assert done.code == 2
     assert words in done.err
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "ssh"),
+        ({"SLURM_JOBID": "7", "SLURM_JOB_ID": "7"}, "slurm"),
+        ({"PE_HOSTFILE": "/tmp/hosts"}, "sge"),
+        ({"PBS_NODEFILE": "/tmp/nodes", "PBS_ENVIRONMENT": "PBS_BATCH"}, "pbs"),
+        ({"LSB_JOBID": "3"}, "lsf"),
+        ({"SLURM_JOBID": "7", "I_MPI_HYDRA_BOOTSTRAP": "rsh"}, "rsh"),
+        ({"SLURM_JOBID": "7", "I_MPI_HYDRA_BOOTSTRAP_EXEC": "/bin/x"}, "ssh"),
+    ],
+)
+def test_starter_of_programs(environment: dict[str, str], expected: str) -> None:
+    """As the script mpirun of Intel MPI chooses it."""
+    found = starter_variables(JobConfig(), environment)
+    assert starter(environment | found) == expected
+    # A scheduler does not know the names that a fabric has for its nodes.
+    assert starter_variables(JobConfig(host_suffix="-ib0"), environment) == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"I_MPI_PIN": "0"}, False),
+        ({"I_MPI_PIN": "off"}, False),
+        ({"I_MPI_PIN": "1"}, True),
+        ({"I_MPI_PIN_DOMAIN": "[0xf0]"}, True),
+        ({"I_MPI_PIN": "0", "I_MPI_PIN_DOMAIN": "omp"}, True),
+        ({"I_MPI_DEBUG": "5"}, False),
+    ],
+)
+def test_whether_mpi_binds_ranks(environment: dict[str, str], expected: bool) -> None:
+    assert mpi_rank.binds_ranks(environment) is expected
