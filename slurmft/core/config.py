@@ -119,7 +119,7 @@ class JobConfig:
         affects="speed",
         at="rank",
         choices=BACKENDS,
-        commands=("doctor", "doctor node"),
+        commands=("doctor", "doctor node", "render"),
     )
     # --- files, on the login node and on all others
 
@@ -284,6 +284,7 @@ class JobConfig:
         at="node",
         metavar="LINE",
         usual=True,
+        commands=("render",),
     )
     # --- the environment of the job's processes
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import slurmft
 from slurmft.core.config import RunConfig
+from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
 from slurmft.core.options import flag
 
 KINDS = ("pytorchjob", "trainjob")
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 RUNS = "/runs"
 """Where the volume claim is mounted."""
 
@@ -38,6 +40,10 @@ _NAMES = {
     "secret": _SUBDOMAIN,
 }
 """What names of each kind may be in Kubernetes: how many characters, and which."""
+
+_TORCH_FOR_CPUS = "https://download.pytorch.org/whl/cpu"
+_ONECCL = "https://pytorch-extension.intel.com/release-whl/stable/cpu/us/"
+"""Indexes of wheels: torch without CUDA, which PyPI's brings (4 GB), and oneCCL's binding."""
 
 # Host and port of a registry, path, tag, digest. It stands without quotes in shell lines, so that
 # none of a shell's characters may be in it.
@@ -78,6 +84,17 @@ def check(cluster: Namespace, nodes: int) -> None:
                 f"--node-selector {pair!r} is not KEY=VALUE",
                 "such as --node-selector node.kubernetes.io/instance-type=r7iz.metal-16xl",
             )
+    for pair in cluster.variables:
+        name, equals, value = pair.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise UsageError(
+                f"--env {redact(pair)!r} is not NAME=VALUE",
+                "such as --env CCL_WORKER_COUNT=2; secrets go by --secret",
+            )
+        if "\n" in value:
+            raise UsageError(
+                f"the value of --env {name} has several lines", "give it in one line"
+            )
     if cluster.min_nodes is not None and cluster.min_nodes > nodes:
         raise UsageError(
             f"--min-nodes {cluster.min_nodes} of --nodes {nodes}", "from 1 to --nodes"
@@ -108,24 +125,62 @@ def manifest(config: RunConfig, cluster: Namespace) -> str:
         restarts=restarts,
         runs=RUNS,
         user=_USER,
+        command=_command(config, cluster),
     )
 
 
-def dockerfile() -> str:
-    """Returns the Dockerfile of an image with slurmft. It is built in a checkout, or in the folder
-    of the installed package, which has no pyproject.toml: the requirements are then written out."""
-    needs: list[str] = []
-    if not _is_checkout():
-        needs = importlib.metadata.requires("slurmft") or []
-    # An image has no extras: trackers and the like are the user's to add.
-    requirements = [need for need in needs if "extra ==" not in need]
+def _command(config: RunConfig, cluster: Namespace) -> list[str]:
+    """Returns the command of a pod, with the lines of --setup before it."""
+    run = f"{RUNS}/{cluster.name}"
+    command = ["python3", "-u", "-m", "slurmft.plugins.kubernetes.pod"]
+    command += ["/etc/slurmft/config.json", run]
+    if not config.job.setup:
+        return command
+    # `exec`, so that the pod's SIGTERM reaches the program, not the shell.
+    script = "\n".join(["set -e", *config.job.setup, "set +e", 'exec "$@"'])
+    return ["bash", "-c", script, "setup", *command]
+
+
+def dockerfile(config: RunConfig, cluster: Namespace) -> str:
+    """Returns the Dockerfile of an image with slurmft, for pods with GPUs or without, and with
+    oneCCL where the job asks for it. It is built in a checkout, or in the folder of the installed
+    package, which has no pyproject.toml: the requirements are then written out."""
+    uses_ccl = config.job.backend == "ccl" and not cluster.gpus
+    options, packages = _pip_arguments(uses_ccl)
+    reasons = []
+    # GPUs have NCCL, and torch of PyPI is built for them.
+    if not cluster.gpus:
+        reasons.append("torch without CUDA; Intel's OpenMP, for the profile xeon")
+        options += ["--extra-index-url", _TORCH_FOR_CPUS]
+        packages.append("intel-openmp")
+    if uses_ccl:
+        reasons.append("oneCCL's binding, with the last torch that it fits")
+        options += ["--extra-index-url", _ONECCL]
+        packages += ["torch==2.8.*", "oneccl_bind_pt==2.8.*"]
     return _fill(
         "Dockerfile.jinja",
         user=_USER,
         is_checkout=_is_checkout(),
         version=slurmft.__version__,
-        requirements=requirements,
+        reasons=reasons,
+        options=options,
+        packages=packages,
     )
+
+
+def _pip_arguments(uses_ccl: bool) -> tuple[list[str], list[str]]:
+    """Returns pip's options and packages for slurmft itself. `uses_ccl`: with the versions that fit
+    oneCCL's binding."""
+    if _is_checkout():
+        constraints = "constraints-xeon.txt" if uses_ccl else "constraints.txt"
+        return ["-c", constraints], ["."]
+    declared = importlib.metadata.requires("slurmft") or []
+    # An image has no extras: trackers and the like are the user's to add.
+    packages = [need for need in declared if "extra ==" not in need]
+    # An installed package comes with the versions for the newest torch alone.
+    if uses_ccl:
+        return [], packages
+    return ["-c", "slurmft/shipped/constraints.txt"], packages
 
 
 def _is_checkout() -> bool:

@@ -247,7 +247,65 @@ def test_image_and_pod_have_one_user() -> None:
     """Else a new volume, which is root's, cannot be written."""
     pod = pod_of("pytorchjob", render("pytorchjob"))
     group = pod["securityContext"]["fsGroup"]
-    assert f"USER {group}:{group}\n" in manifests.dockerfile()
+    assert f"USER {group}:{group}\n" in dockerfile_of()
+
+
+def dockerfile_of(*more: str) -> str:
+    """The Dockerfile that is printed, as comments before the manifest."""
+    done = slurmft("render", "kubernetes", *FLAGS, *more)
+    assert done.code == 0, done.err
+    _, _, text = done.out.partition("its Dockerfile, which is:\n")
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("# "):
+            break
+        lines.append(line.removeprefix("# "))
+    return "\n".join(lines) + "\n"
+
+
+def test_image_fits_what_the_pods_compute_on() -> None:
+    """CUDA for GPUs alone; oneCCL's binding with a torch that it fits; Intel's OpenMP."""
+    cpus = dockerfile_of()
+    assert "download.pytorch.org/whl/cpu" in cpus
+    assert "intel-openmp" in cpus
+    assert "-c constraints.txt" in cpus
+    assert "oneccl" not in cpus
+    ccl = dockerfile_of("--backend", "ccl")
+    assert "-c constraints-xeon.txt" in ccl
+    assert "torch==2.8" in ccl
+    assert "oneccl_bind_pt==2.8" in ccl
+    assert "pytorch-extension.intel.com" in ccl
+    for on_gpus in (
+        dockerfile_of("--gpus", "2"),
+        dockerfile_of("--gpus", "2", "--backend", "nccl"),
+    ):
+        assert "-c constraints.txt ." in " ".join(on_gpus.split()).replace("\\ ", "")
+        assert "whl/cpu" not in on_gpus
+
+
+@pytest.mark.parametrize("kind", manifests.KINDS)
+def test_pods_as_a_published_manifest_has_them(kind: str, tmp_path: Path) -> None:
+    """oneCCL, its variables, lines before the program, and when to pull the image."""
+    setup = f'echo "it\'s $((1 + 1))" >{tmp_path}/ready'
+    objects = render(
+        kind,
+        *("--backend", "ccl", "--setup", setup, "--image-pull-policy", "Always"),
+        *("--env", "CCL_WORKER_COUNT=4", "--env", "NO=yes: '\"&", "--env", "EMPTY="),
+    )
+    (container,) = pod_of(kind, objects)["containers"]
+    assert container["imagePullPolicy"] == "Always"
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert variables["CCL_WORKER_COUNT"] == "4"
+    assert (variables["NO"], variables["EMPTY"]) == ("yes: '\"&", "")
+    config = RunConfig.from_json(objects["ConfigMap"]["data"]["config.json"])
+    assert config.job.backend == "ccl"
+    *shell, python = container["command"][:5]
+    assert python == "python3"
+    subprocess.run([*shell, "true"], check=True, timeout=10)
+    assert (tmp_path / "ready").read_text() == "it's 2\n"
+    (plain,) = pod_of(kind, render(kind))["containers"]
+    assert "imagePullPolicy" not in plain
+    assert plain["command"][0] == "python3"
 
 
 def test_run_of_the_same_name(tmp_path: Path) -> None:

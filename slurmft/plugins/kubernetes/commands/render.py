@@ -4,6 +4,8 @@ commands to deploy, watch and delete it; --output writes them as files.
 examples:
   slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
       --cpu 32 --memory 128Gi --task emotion --secret hub --output deploy
+  slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
+      --backend ccl --env CCL_WORKER_COUNT=2 --setup "ulimit -n 65536" --recipe spr-squad
   slurmft render kubernetes --kind trainjob --image registry.example.com/slurmft:1 --claim runs
   slurmft render kubernetes --image registry.example.com/mine:1 --claim runs --nodes 4 \\
       -- /app/train.py --epochs 3
@@ -98,6 +100,20 @@ def kubernetes_parser() -> Parser:
         metavar="NAME",
         help="Secret whose keys become variables, such as HF_TOKEN",
     )
+    add(
+        "--env",
+        dest="variables",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment variable of the pods; repeatable",
+    )
+    add(
+        "--image-pull-policy",
+        choices=manifests.PULL_POLICIES,
+        help="when nodes pull the image (default: Kubernetes' own: always for the tag latest, "
+        "else where it is not present)",
+    )
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")
     command.add_options(TrainConfig, "what to train")
     command.add_options(OwnProgram, "or a program of your own, after --", _IN_IMAGE)
@@ -146,12 +162,13 @@ def kubernetes_main(argv: list[str]) -> int:
     if output is None:
         # All but the manifest as comments: the output as a whole can be piped to kubectl.
         image = ["--output DIR writes this and its Dockerfile, which is:"]
-        image += manifests.dockerfile().splitlines()
+        image += manifests.dockerfile(config, arguments).splitlines()
         image.append("")
         print(_commented(image) + manifest.rstrip())
         return Exit.OK
     output.mkdir(parents=True, exist_ok=True)
-    files = {f"{arguments.name}.yaml": manifest, "Dockerfile": manifests.dockerfile()}
+    dockerfile = manifests.dockerfile(config, arguments)
+    files = {f"{arguments.name}.yaml": manifest, "Dockerfile": dockerfile}
     for name, content in files.items():
         (output / name).write_text(content, encoding="utf-8")
     print(f"written to {output}: {', '.join(files)}")
