@@ -24,6 +24,10 @@ _THEIR_STOP = "JITCheckpointCallback"
 _NO_METRICS = ("_runtime", "_per_second", "_preparation_time")
 """Endings of what Trainer reports with the metrics."""
 
+_DIVIDES_BY_STEPS_SINCE_RESUME = hasattr(Trainer, "_finalize_training")
+"""Whether Trainer's train_loss is a mean of the steps since a resume, as since transformers 5; else
+their sum is divided by all steps."""
+
 
 class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Stops, saves and reports progress as the job asks. Outside of a job it does nothing."""
@@ -34,9 +38,12 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._stops = False
         """Whether the process ends after the next checkpoint."""
         self._samples = 0
+        self._first_step = 0
+        """The step from which this training was resumed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._process.metrics = None
+        self._first_step = state.global_step
         self._job.alive("train")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -123,9 +130,9 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             metrics = _metrics(log)
             if metrics:
                 break
-        last = state.log_history[-1]
-        if "train_loss" in last:
-            metrics["train_loss"] = last["train_loss"]
+        train_loss = _train_loss(state, self._first_step)
+        if train_loss is not None:
+            metrics["train_loss"] = train_loss
         self._process.metrics = _with_primary_first(args, metrics)
         self._process.steps_before += state.global_step
         self._job.alive("save")
@@ -215,6 +222,31 @@ def _metrics(logs: dict[str, Any]) -> dict[str, float]:
         if is_of_evaluation and is_number(value):
             metrics[name.removeprefix("eval_")] = value
     return metrics
+
+
+def _train_loss(state: Any, first_step: int) -> float | None:
+    """Returns the mean loss of a training, where Trainer has that of its steps since a resume;
+    None: there is none.
+
+    Of the steps before the resume, those count whose loss was logged.
+    """
+    loss: float | None = state.log_history[-1].get("train_loss")
+    if loss is None or first_step == 0:
+        return loss
+    steps = state.global_step - first_step
+    divisor = steps
+    if not _DIVIDES_BY_STEPS_SINCE_RESUME:
+        divisor = state.global_step
+    total = loss * divisor
+    logged_step = 0
+    for log in state.log_history:
+        if "loss" in log and log["step"] <= first_step:
+            total += log["loss"] * (log["step"] - logged_step)
+            steps += log["step"] - logged_step
+            logged_step = log["step"]
+    if steps == 0:
+        return None
+    return float(total / steps)
 
 
 def _with_primary_first(args: Any, metrics: dict[str, float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -206,6 +207,19 @@ def test_interrupted_run_equals_an_undisturbed_one(
     assert result["primary_metric"] == "accuracy"
     assert result["metrics"].items() >= epochs[-1]["metrics"].items()
     assert epochs[-1]["metrics"]["loss"] == found[-1]["eval_loss"]
+    losses = [row["loss"] for row in undisturbed() if "loss" in row]
+    assert result["metrics"]["train_loss"] == pytest.approx(mean(losses), abs=1e-6)
+
+
+def test_train_loss_of_a_run_that_was_resumed_at_its_end(
+    start: Start, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """Trainer reports 0 for it."""
+    run = make_run(tmp_path)
+    stop(start, run, "1:60")
+    result = finish(start, run)
+    losses = [row["loss"] for row in undisturbed() if "loss" in row]
+    assert result["metrics"]["train_loss"] == pytest.approx(mean(losses), abs=1e-6)
 
 
 def test_two_ranks_stop_after_the_same_step(
