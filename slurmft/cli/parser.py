@@ -150,7 +150,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parses a command line; UsageError for a flag or an argument that it does not have."""
-        arguments, rest = self.parse_known_args(argv)
+        arguments, rest = self.parse_known_args(self._with_values_joined(argv))
         # Flags first: a word after an unknown flag was meant as its value.
         for word in rest:
             # A hyphen alone is a file's name by custom, and no flag.
@@ -160,6 +160,34 @@ class Parser(argparse.ArgumentParser):
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")
         return arguments
+
+    def _with_values_joined(self, argv: list[str]) -> list[str]:
+        """Returns a command line with `--resume-args=--x` in place of `--resume-args --x`.
+
+        argparse takes a word that begins with a hyphen for a flag of this command.
+        """
+        joining = {each.flag for each in self.options.values() if each.takes_flags}
+        joined: list[str] = []
+        for word in argv:
+            if joined and joined[-1] in joining and word.startswith("-"):
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
+
+    def split_at_argument(self, argv: list[str]) -> tuple[list[str], list[str]]:
+        """Splits a command line before the first word that is no flag of this command, and no value
+        of one."""
+        argv = self._with_values_joined(argv)
+        flags = self._option_string_actions
+        index = 0
+        while index < len(argv):
+            flag, equals, _ = argv[index].partition("=")
+            if flag not in flags:
+                break
+            has_value_behind = flags[flag].nargs != 0 and not equals
+            index += 1 + int(has_value_behind)
+        return argv[:index], argv[index:]
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         # argparse takes a "--" out of the values, and would store a list without one.

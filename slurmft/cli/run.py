@@ -16,6 +16,7 @@ How its stop, end and checkpoints are read: docs/your-own-program.md
 """
 
 import os
+import shlex
 
 from slurmft.cli import submit_or_show
 from slurmft.cli.elsewhere import Elsewhere
@@ -26,6 +27,7 @@ from slurmft.core.options import options
 from slurmft.core.site import OPTIONS_OF_ON, all_options, site_file
 from slurmft.programs.description import FLAGS, OwnProgram
 
+_EXAMPLE = "slurmft run --nodes 4 -- train.py --epochs 3"
 ELSEWHERE = Elsewhere.SUBMITS | Elsewhere.SENDS_FOLDER
 
 
@@ -44,13 +46,13 @@ def main(argv: list[str]) -> int:
     flags_end = len(argv)
     if "--" in argv:
         flags_end = argv.index("--")
-    arguments = parser().parse(argv[:flags_end])
+    command = parser()
+    if flags_end == len(argv):
+        _check_separator(command, argv)
+    arguments = command.parse(argv[:flags_end])
     program = argv[flags_end + 1 :]
     if not program:
-        problem = "no -- before the program"
-        if flags_end < len(argv):
-            problem = "no program after --"
-        raise UsageError(problem, "slurmft run --nodes 4 -- train.py --epochs 3")
+        raise UsageError("no program after --", _EXAMPLE)
     from slurmft.programs import submission  # not above: --help need not wait for it
 
     declared = options(JobConfig) | FLAGS
@@ -61,3 +63,17 @@ def main(argv: list[str]) -> int:
         declared |= all_options()
     config = submission.configure(program, flags, declared, not arguments.dry_run)
     return submit_or_show(config, arguments, "run", argv)
+
+
+def _check_separator(command: Parser, argv: list[str]) -> None:
+    """Refuses a command line without --, unless it asks for help or has a wrong flag."""
+    if {"-h", "--help", "--help-all"} & set(argv):
+        return
+    problem = "no -- before the program"
+    flags, words = command.split_at_argument(argv)
+    if not words:
+        raise UsageError(problem, _EXAMPLE)
+    # A flag that is none of slurmft's, before any program, is a typing error.
+    if not words[0].startswith("-") or words[0] == "-m":
+        line = shlex.join(["slurmft", "run", *flags, "--", *words])
+        raise UsageError(f"{problem} {words[0]!r}", line)

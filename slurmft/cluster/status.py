@@ -368,7 +368,8 @@ def _changes(run: RunDir, status: RunStatus) -> dict[str, str]:
     if not status.is_alive:
         return recorded
     if status.state is Phase.REQUEUED or run.awaits_begin():
-        return fingerprint.changes(run.load_config()) | recorded
+        has_run = run.attempt_number() > 0
+        return fingerprint.changes(run.load_config(), has_run) | recorded
     return recorded
 
 

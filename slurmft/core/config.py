@@ -275,6 +275,7 @@ class JobConfig:
         affects="speed",
         at="job",
         metavar="KEY=VALUE",
+        takes_flags=True,
     )
     setup: tuple[str, ...] = option(
         (),

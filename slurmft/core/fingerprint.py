@@ -26,6 +26,9 @@ for folder in reversed([path for path in sys.path if os.path.isdir(path)]):
             versions.update([name.rpartition(".")[0].split("-")[:2]])
 print(json.dumps(versions))"""
 """Program that prints the packages that its Python finds."""
+FOLDER = "folder"
+"""What a fingerprint is of, where it is of an argument of a program: the program itself may write
+there."""
 _WHOLE_BYTES = 2**24
 _BLOCK_BYTES = 2**16
 
@@ -102,14 +105,20 @@ def packages(python: str) -> dict[str, str]:
     return versions
 
 
-def changes(config: RunConfig) -> dict[str, str]:
+def changes(config: RunConfig, has_run: bool = False) -> dict[str, str]:
     """Returns what has changed of a run's data and model, and of slurmft, since its submission.
+
+    Args:
+        has_run: an attempt has begun before: folders that arguments of a program name may have
+            changed by the program.
 
     Returns:
         path, or "slurmft" -> the change in words; without what is as it was.
     """
     changed = {}
     for path, before in config.program.inputs.items():
+        if has_run and before["what"] == FOLDER:
+            continue
         change = _change(Path(path), before)
         if change:
             changed[path] = change

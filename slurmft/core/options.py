@@ -118,6 +118,8 @@ class Option:
     may_be_empty: bool = False
     """True if an empty text is a value. Elsewhere it is refused: it comes of a variable of the
     shell that is not set."""
+    takes_flags: bool = False
+    """True if the value is options of another program: it may begin with hyphens."""
     decides_tokens: bool = False
     """True if the tokens that are made of the data depend on it."""
     sbatch: str | None = None

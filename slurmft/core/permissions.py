@@ -31,6 +31,14 @@ def umask(share_with_group: bool) -> int:
     return 0o077
 
 
+def current_umask() -> int:
+    """Returns the umask of this process."""
+    # It can only be read by setting another.
+    value = os.umask(0o022)
+    os.umask(value)
+    return value
+
+
 def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> None:
     """Makes a folder that is private, or that the user's group can read.
 
@@ -40,8 +48,7 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
     Raises:
         OSError: the folder is there and may not be, or it cannot be made.
     """
-    # A umask can only be read by setting another.
-    user_umask = os.umask(0o022)
+    user_umask = current_umask()
     os.umask(user_umask | 0o022)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -126,6 +126,8 @@ class Failure:
     meetings: int | None = None
     """How many meetings the rank had seen; None where it is not the failure of a rank itself."""
     time: float = field(default_factory=now)
+    checkpoint: str | None = None
+    """The checkpoint that a program of the user's own could not start from."""
 
     @classmethod
     def of(cls, where: str, error: SlurmftError, **details: Any) -> "Failure":

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from slurmft import locks
 from slurmft.core import hooks
 from slurmft.core.files import to_json, write_json
+from slurmft.core.program import OWN
 from slurmft.core.run_files import current_attempt
 from slurmft.core.run_records import record_of
 from slurmft.job import checkpoints, process
@@ -84,11 +85,15 @@ def attach(run_dir: str | Path | None = None) -> "Job":
         process.redirect_output(run, rank)
     heart = process.start_heartbeat(rank)
     try:
-        run.settle_permissions()
+        config = run.load_config()
+        # A program of the user's own writes elsewhere, too, with the user's umask. Others cannot
+        # enter a run directory that is not shared.
+        if config.program.kind != OWN or config.job.share_with_group:
+            run.settle_permissions()
         # Early: threads inherit the cores of the one that starts them.
         bind_rank(os.environ)
         job = Job(run, stop, heart)
-        locks.install(run.load_config().job.file_locks)
+        locks.install(config.job.file_locks)
     except Exception as error:
         meetings = run.meetings(current_attempt())
         code = process.record_failure(error, run, rank, 0, meetings)
@@ -471,10 +476,11 @@ class Job:
     def _timing(self, run: RunDir) -> dict[str, Any]:
         """Returns what result.json says of the attempts of the run."""
         attempt = run.read_attempt()
-        timing: dict[str, Any] = {
-            "wall_s": time.time() - self.began_at,
-            "attempts": 1,
-        }
+        began_at = self.began_at
+        # A training has the seconds of its last attempt, as its phases have.
+        if self.config.program.kind == OWN:
+            began_at = run.first_began_at()
+        timing: dict[str, Any] = {"wall_s": time.time() - began_at, "attempts": 1}
         if attempt is None:  # by hand: no job has begun one
             return timing
         timing["attempts"] = attempt.number

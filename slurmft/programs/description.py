@@ -3,13 +3,12 @@
 # No `from __future__ import annotations`: options are read from the types of their fields.
 
 import dataclasses
-import itertools
-import os
-import re
 import shlex
 import signal
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from slurmft.core import plugins
 from slurmft.core.errors import UsageError
 from slurmft.core.options import Needs, build, check_options, option, options
 from slurmft.core.program import OWN, Program
+from slurmft.programs import checkpoints
 
 MODULE = "slurmft.programs.process"
 """What every rank runs: it starts the program, and stays beside it."""
@@ -40,6 +40,9 @@ class OwnProgram:
     since_ns: int = 0
     """When the newest of its checkpoints and files was written that were there at submission: they
     are of another run."""
+
+    umask: int | None = None
+    """The umask of the user at submission, for what the program writes; None: that of the run."""
 
     env: str | None = option(
         None,
@@ -100,11 +103,12 @@ class OwnProgram:
     )
     resume_args: str | None = option(
         None,
-        "arguments from the second start on, where there is a checkpoint: "
-        "'--resume_from_checkpoint {latest}'",
+        "arguments from the second start on, where there is a checkpoint, {latest}: "
+        "'--resume_from_checkpoint {latest}', '--init_from=resume'",
         affects="nothing",
         at="node",
         metavar="ARGS",
+        takes_flags=True,
         needs=(Needs("checkpoint_dir"),),
         usual=True,
         commands=("render",),
@@ -157,11 +161,6 @@ class OwnProgram:
             )
         if self.resume_args is None:
             return
-        if LATEST not in self.resume_args:
-            raise UsageError(
-                f"--resume-args {self.resume_args!r} does not say where the checkpoint goes",
-                f"write {LATEST} there: --resume-args '--resume_from_checkpoint {LATEST}'",
-            )
         # Here, where it is typed: on a node, a quote without its end would fail the second start.
         try:
             shlex.split(self.resume_args)
@@ -202,12 +201,11 @@ class OwnProgram:
 
     def marked(self) -> "OwnProgram":
         """Returns the description with the time of the newest of its files that are there now."""
-        paths = self._checkpoints()
-        for name in (self.finished_file, self.result_file):
-            if name and self.path(name).exists():
-                paths.append(self.path(name))
-        since_ns = max((path.stat().st_mtime_ns for path in paths), default=0)
-        return dataclasses.replace(self, since_ns=since_ns)
+        times = list(self._candidates().values())
+        for path in self._own_files():
+            if path.exists():
+                times.append(path.stat().st_mtime_ns)
+        return dataclasses.replace(self, since_ns=max(times, default=0))
 
     def has_finished(self) -> bool:
         """Returns whether it has written its --finished-file."""
@@ -224,38 +222,58 @@ class OwnProgram:
             return None
         return path
 
-    def newest_checkpoint(self) -> Path | None:
-        """Returns the newest entry of --checkpoint-dir that this run has written, and that looks
-        whole; None: there is none.
+    def newest_checkpoint(self, passed_over: Collection[str] = ()) -> Path | None:
+        """Returns the newest checkpoint in --checkpoint-dir that this run has written, and that
+        looks whole; None: there is none.
 
-        A folder that lacks a file which the one before it has is half-written.
+        Args:
+            passed_over: checkpoints, as `in_words` names them, from which starts have failed. One
+                of them is returned only where there is no other.
 
         Raises:
             OSError: the folder cannot be read.
         """
-        checkpoints = [path for path in self._checkpoints() if self._is_new(path)]
-        for newer, older in itertools.pairwise(checkpoints):
-            if _kinds_of_files(newer) >= _kinds_of_files(older):
-                return newer
-        if not checkpoints:
-            return None
-        # The oldest: there is none to compare it with.
-        return checkpoints[-1]
+        paths = self.checkpoints()
+        others = [path for path in paths if in_words(path) not in passed_over]
+        return checkpoints.newest_whole(others) or checkpoints.newest_whole(paths)
 
-    def _checkpoints(self) -> list[Path]:
-        """Returns the entries of --checkpoint-dir that may be checkpoints, newest first."""
+    def checkpoints(self) -> list[Path]:
+        """Returns the checkpoints that this run has written, whole or not, newest first.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        times = {}
+        for path, written_ns in self._candidates().items():
+            if written_ns > self.since_ns:
+                times[path] = written_ns
+        return checkpoints.newest_first(times)
+
+    def _candidates(self) -> dict[Path, int]:
+        """Returns the entries of --checkpoint-dir that may be checkpoints, and their times."""
         if self.checkpoint_dir is None:
-            return []
+            return {}
         folder = self.path(self.checkpoint_dir)
         if not folder.is_dir():
-            return []
-        candidates = [path for path in folder.iterdir() if _may_be_checkpoint(path)]
+            return {}
+        return checkpoints.candidates(folder, self._own_files())
 
-        def written_ns(path: Path) -> int:
-            return path.stat().st_mtime_ns
+    def outputs(self) -> list[Path]:
+        """Returns the files and folders that it writes; of a --checkpoint-dir that has code, too,
+        the files of weights."""
+        paths = self._own_files()
+        if self.checkpoint_dir is not None:
+            folder = self.path(self.checkpoint_dir)
+            if not Path(self.file).resolve().is_relative_to(folder.resolve()):
+                paths.append(folder)
+            elif folder.is_dir():
+                paths += checkpoints.weights(folder)
+        return [path.resolve() for path in paths]
 
-        # By time: of names, nobody knows whether step-900 sorts before step-1000.
-        return sorted(candidates, key=written_ns, reverse=True)
+    def _own_files(self) -> list[Path]:
+        """Returns the files that it writes besides checkpoints."""
+        names = (self.finished_file, self.result_file)
+        return [self.path(name) for name in names if name]
 
     def _is_new(self, path: Path) -> bool:
         return path.exists() and path.stat().st_mtime_ns > self.since_ns
@@ -270,6 +288,13 @@ class OwnProgram:
         return [*self.argv, *resume_arguments]
 
 
+def in_words(checkpoint: Path) -> str:
+    """Returns the name of a checkpoint and when it was written: a program may write the same name
+    again."""
+    written = datetime.fromtimestamp(checkpoints.written_ns(checkpoint) / 1e9)
+    return f"{checkpoint.name} ({written.isoformat(sep=' ', timespec='seconds')})"
+
+
 FLAGS = options(OwnProgram)
 """Options of `slurmft run`, besides those of the job."""
 
@@ -280,16 +305,3 @@ OWN_FILES = tuple(name for name, each in FLAGS.items() if each.path == "output")
 def signal_of(name: str) -> signal.Signals:
     """Returns the signal of a name with or without SIG."""
     return signal.Signals[f"SIG{name.removeprefix('SIG')}"]
-
-
-def _may_be_checkpoint(path: Path) -> bool:
-    """Returns whether a name in --checkpoint-dir has a number, and is no temporary one."""
-    is_temporary = path.name.startswith((".", "tmp")) or path.name.endswith(".tmp")
-    return not is_temporary and bool(re.search(r"\d", path.name))
-
-
-def _kinds_of_files(path: Path) -> set[str]:
-    """Returns the names in a folder without their numbers: there may be fewer ranks than before."""
-    if not path.is_dir():
-        return set()
-    return {re.sub(r"\d+", "#", name) for name in os.listdir(path)}

@@ -3,14 +3,12 @@
 import os
 import re
 from collections.abc import Mapping
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from slurmft.core.files import is_number, read_json
 from slurmft.core.options import build
 from slurmft.core.program import Program, ProgramKind
-from slurmft.programs.description import OWN_FILES, OwnProgram
+from slurmft.programs.description import OWN_FILES, OwnProgram, in_words
 
 
 class OwnProgramKind(ProgramKind):
@@ -70,13 +68,6 @@ class OwnProgramKind(ProgramKind):
         if cell is not None:
             return cell
         return arguments(settings)
-
-
-def in_words(checkpoint: Path) -> str:
-    """Returns the name of a checkpoint and when it was written: a program may write the same name
-    again."""
-    written = datetime.fromtimestamp(checkpoint.stat().st_mtime)
-    return f"{checkpoint.name} ({written.isoformat(sep=' ', timespec='seconds')})"
 
 
 def arguments(settings: dict[str, Any]) -> dict[str, str]:

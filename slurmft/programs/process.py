@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from slurmft.core import process
+from slurmft.core.config import JobConfig
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.run_files import Failure, current_attempt
@@ -38,19 +39,32 @@ from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import OUTPUT, Heart
 from slurmft.node.profiles import bind_rank
 from slurmft.programs import node_environment
-from slurmft.programs.description import OwnProgram, signal_of
+from slurmft.programs.description import OwnProgram, in_words, signal_of
 from slurmft.programs.process_group import LOOK_EVERY_S, GroupWatch
+from slurmft.programs.start_point import StartPoint
 from slurmft.runs import log_times
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
 
-_LAST_LINES = 60
+_LAST_LINES = 400
 """Lines of its output that are searched for a traceback."""
 _CHUNK_BYTES = 1 << 16
 _BAR_EVERY_S = 10
 """How often a progress bar is in the log."""
 _END_S = 4
 """How long the program has to end when another rank has failed: torchrun kills after 5 s."""
+_LONGEST_LOADING_S = 600
+"""A program that fails later has loaded its checkpoint."""
+_LOADING = re.compile(
+    r"\bload|_load|serialization|safetensors|resum|restor|from_checkpoint|pickle|corrupt|truncat|"
+    r"unexpected end|EOFError|zip",
+    re.IGNORECASE,
+)
+"""What a program prints that fails while it loads a checkpoint."""
+_LAST_FRAMES = 4
+"""Frames of a traceback in which it is looked for, from the last one on."""
+_LAST_WORDS = 20
+"""Lines of output without a traceback in which it is looked for."""
 _SIGNAL_LAG_S = 1.0
 """How much later than its program a process may hear of a signal to both."""
 
@@ -59,7 +73,7 @@ class OwnProcess:
     """The program as a child of this process."""
 
     def __init__(
-        self, run: RunDir, program: OwnProgram, rank: int, strict: bool = False
+        self, run: RunDir, program: OwnProgram, rank: int, job: JobConfig
     ) -> None:
         self._run = run
         self._program = program
@@ -72,12 +86,19 @@ class OwnProcess:
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._heart = Heart(None)
         self._heartbeat_file: Path | None = None
+        self._began_at = time.monotonic()
+        self._start_point: str | None = None
+        """The checkpoint that the program starts from, in words; None: its beginning."""
         self._group: GroupWatch | None = None
         """Watches the process group of the ranks until it has formed, or was reported missing."""
         # Processes of other kinds need not communicate.
         if program.per == "torchrun":
             self._group = GroupWatch.of_rank(rank, os.environ)
-        self._strict = strict
+        self._strict = job.strict
+        # What it writes outside of the run directory is the user's. -1: as this process's.
+        self._umask = -1
+        if program.umask is not None and not job.share_with_group:
+            self._umask = program.umask
         self._missing_group: SlurmftError | None = None
         """Why --strict ends the program."""
 
@@ -85,7 +106,13 @@ class OwnProcess:
         """Runs the program to its end; returns the exit code of this process."""
         signals.listen(self._on_signal)
         # Signals are heeded by now: a stop is not lost while a slow file system is searched.
-        command = self._program.arguments(self._program.newest_checkpoint())
+        start_point = StartPoint(
+            self._run, self._program, self._rank, lambda: bool(self._stop)
+        )
+        checkpoint = start_point.choose()
+        if checkpoint is not None:
+            self._start_point = in_words(checkpoint)
+        command = self._program.arguments(checkpoint)
         with self._lock:
             # A stop that came before the program began: nothing is lost.
             if self._stop:
@@ -148,6 +175,7 @@ class OwnProcess:
                 stderr=subprocess.STDOUT,
                 # A process group of its own, which `_clear` kills as a whole.
                 start_new_session=True,
+                umask=self._umask,
                 # This process blocks the stop signals, and children inherit that.
                 unblocked=signals.STOP,
             )
@@ -299,24 +327,26 @@ class OwnProcess:
     def _failed(self, code: int) -> int:
         """Records the failure, unless the program, attached, has; returns the exit code."""
         assert self._child is not None
-        where = self._where
         # The names of failures' files: the process, its id, the time.
-        pattern = f"{where.replace(' ', '-')}-{self._child.pid}-*"
+        pattern = f"{self._where.replace(' ', '-')}-{self._child.pid}-*"
         if any(self._run.failures.glob(pattern)):
             return code
         if code < 0:
-            self._run.add(Failure.of(where, self._killed(-code), retry=True))
+            self._run.add(Failure.of(self._where, self._killed(-code), retry=True))
             return 128 - code
         # Many programs end with blank lines: the last line with words is quoted.
         output = [line for line in self._last if line.strip()]
         trace = _trace(output)
-        last = ""
-        if output:
-            last = output[-1].strip()
-        message = f"exit code {code}; last line: {last!r}"
+        text = "\n".join(output[-1:])
+        message = f"exit code {code}; last line: {text.strip()!r}"
         if trace:
-            message = f"{last} (exit code {code})"
-        self._record(where, SlurmftError(redact(message), self._hint, code), trace)
+            text = _error_text(trace)
+            # Of a message of many lines, the first says what happened; advice is at the end.
+            first_line, *_ = text.splitlines()
+            message = f"{first_line.strip()} (exit code {code})"
+        secondary = any(sign in text.lower() for sign in LOST_PEER)
+        error = SlurmftError(redact(message), self._hint, code)
+        self._record(error, trace, secondary)
         return code
 
     def _failed_alone(self, error: SlurmftError) -> int:
@@ -331,21 +361,44 @@ class OwnProcess:
             message += " (out of memory?)"
         return SlurmftError(message, self._hint)
 
-    def _record(self, where: str, error: SlurmftError, trace: str | None) -> None:
+    def _record(self, error: SlurmftError, trace: str | None, secondary: bool) -> None:
         """Records a failure, and asks for no restart where that cannot help."""
         run = self._run
-        secondary = any(sign in error.message.lower() for sign in LOST_PEER)
+        where = self._where
         meetings = run.meetings(current_attempt())
         # Without a checkpoint, torchrun's restart would begin anew, and fail in the same way.
         can_restart = secondary
         if not secondary and run.newest_checkpoint() is not None:
             can_restart = not failed_so_before(run, error, where, 0, meetings)
         failure = Failure.of(
-            where, error, traceback=trace, secondary=secondary, meetings=meetings
+            where,
+            error,
+            traceback=trace,
+            secondary=secondary,
+            meetings=meetings,
+            checkpoint=self._unloadable(trace),
         )
         run.add(failure)
         if not can_restart:
             ask_for_no_restart()
+
+    def _unloadable(self, trace: str | None) -> str | None:
+        """Returns the checkpoint that the program could not load, as far as its output tells; None:
+        it failed of something else."""
+        seconds = time.monotonic() - self._began_at
+        if self._start_point is None or seconds > _LONGEST_LOADING_S:
+            return None
+        lines = list(self._last)[-_LAST_WORDS:]
+        if trace is not None:
+            lines = trace.splitlines()
+            frames = [n for n, line in enumerate(lines) if line.startswith("  File ")]
+            if frames:
+                lines = lines[frames[-_LAST_FRAMES:][0] :]
+        text = "\n".join(lines)
+        name, _, _ = self._start_point.rpartition(" (")
+        if name in text or _LOADING.search(text):
+            return self._start_point
+        return None
 
     @property
     def _where(self) -> str:
@@ -359,12 +412,26 @@ class OwnProcess:
 def _trace(lines: list[str]) -> str | None:
     """Returns the last Python traceback in a log's lines; None without one."""
     begin = None
+    prefix = ""
     for index, line in enumerate(lines):
-        if "Traceback (most recent call" in line:
+        before, sign, _ = line.partition("Traceback (most recent call")
+        if sign:
             begin = index
+            prefix = before
     if begin is None:
         return None
-    return "\n".join(lines[begin:]) + "\n"
+    # torch begins each line with its rank: "[rank0]: Traceback ...".
+    return "".join(f"{line.removeprefix(prefix)}\n" for line in lines[begin:])
+
+
+def _error_text(trace: str) -> str:
+    """Returns the end of a traceback: the error's type and its whole message."""
+    _, *lines = trace.splitlines()
+    for index, line in enumerate(lines):
+        # The lines of frames are indented.
+        if line == line.lstrip():
+            return "\n".join(lines[index:])
+    return trace.strip()
 
 
 def _pass_hangup(*_: object) -> None:
@@ -392,7 +459,7 @@ def main(run_dir: str) -> None:
         config = run.load_own_config()
         program = OwnProgram.of(config.program)
         assert program is not None
-        code = OwnProcess(run, program, rank, config.job.strict).run()
+        code = OwnProcess(run, program, rank, config.job).run()
     except Exception as error:
         code = record_failure(error, run, rank, 0, run.meetings(current_attempt()))
     end(code)

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -81,6 +81,7 @@ def source(
     mode: str = "auto",
     *,
     runs_dir: Path | None = None,
+    outputs: Collection[Path] = (),
     limit_mb: int = LIMIT_MB,
 ) -> Source:
     """Lists the files that would be copied for a program.
@@ -89,6 +90,8 @@ def source(
         program: its file; for a module, the folder that it is imported from.
         mode: one of MODES.
         runs_dir: the folder of run directories, which is never copied.
+        outputs: files and folders that the program writes: they are not copied, unless git tracks
+            them.
         limit_mb: the most that may be copied (MiB), with at most 200 files for each.
 
     Raises:
@@ -103,7 +106,9 @@ def source(
     # Before it is listed, which would take minutes.
     if source.root in (Path("/"), filesystem.absolute("~").resolve()):
         raise _too_large(source, limit_mb)
-    is_left_out = functools.cache(functools.partial(_holds_no_code, runs_dir=runs_dir))
+    is_left_out = functools.cache(
+        functools.partial(_is_left_out, runs_dir=runs_dir, outputs=set(outputs))
+    )
     if source.mode == "git":
         all_names = _files_in_git(source, is_left_out)
     else:
@@ -200,8 +205,9 @@ def _files_in_git(source: Source, is_left_out: Callable[[Path], bool]) -> Iterat
     for entry in git.status(source.root, "-uall"):
         name = entry[3:]  # behind two letters of the status, and a space
         is_untracked = entry.startswith("??")
-        folders_below_root = (source.root / name).parents[: name.count("/")]
-        if is_untracked and any(is_left_out(folder) for folder in folders_below_root):
+        path = source.root / name
+        below_root = [path, *path.parents[: name.count("/")]]
+        if is_untracked and any(is_left_out(each) for each in below_root):
             continue
         source.changed += 1
         if is_untracked:
@@ -216,20 +222,23 @@ def _files_in_folder(
         for entry in entries:
             if entry.name.startswith(".") or entry.name.endswith(".pyc"):
                 continue
+            if is_left_out(Path(entry.path)):
+                continue
             if not entry.is_dir(follow_symlinks=False):
                 yield below + entry.name
-            elif not is_left_out(Path(entry.path)):
+            else:
                 inner = f"{below}{entry.name}/"
                 yield from _files_in_folder(source, is_left_out, inner)
 
 
-def _holds_no_code(folder: Path, runs_dir: Path | None) -> bool:
-    """Returns whether a folder is a cache, a Python environment, a run, or the folder of runs."""
-    if folder.name == "__pycache__" or folder == runs_dir:
+def _is_left_out(path: Path, runs_dir: Path | None, outputs: Collection[Path]) -> bool:
+    """Returns whether a path is an output of the program, or a folder without code: a cache, a
+    Python environment, a run, or the folder of runs."""
+    if path.name == "__pycache__" or path == runs_dir or path in outputs:
         return True
     # By what it holds: the folder of a run may have any name.
-    is_run = read(folder / "config.json", AnyConfig) is not None
-    return is_run or _is_environment(folder)
+    is_run = read(path / "config.json", AnyConfig) is not None
+    return is_run or _is_environment(path)
 
 
 def _is_environment(folder: Path) -> bool:

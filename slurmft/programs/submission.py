@@ -1,6 +1,7 @@
 """From the command line of `slurmft run` to what the nodes need to know."""
 
 import dataclasses
+import itertools
 import os
 import re
 import shlex
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import fingerprint, plugins
+from slurmft.core import fingerprint, permissions, plugins
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
@@ -22,6 +23,9 @@ from slurmft.core.site import merge, site_defaults
 from slurmft.programs import environment, snapshot
 from slurmft.programs.description import FLAGS, OwnProgram
 from slurmft.runs.rundir import RunDir
+
+_MOST_ENTRIES = 100
+"""Of larger folders no fingerprint is taken: it reads up to 16 MiB of each file."""
 
 
 def configure(
@@ -60,6 +64,7 @@ def configure(
     in_container = job.container is not None
     argv, executed, name = command(words, env, in_container)
     settings |= {"argv": argv, "file": executed, "folder": os.getcwd()}
+    settings["umask"] = permissions.current_umask()
     program = _placed(build(OwnProgram, settings), job, words[0])
     if program.integrate:
         program = _integrated(program)
@@ -68,7 +73,7 @@ def configure(
     if accelerate_config:
         environment.check_accelerate(program)
         files.append(accelerate_config)
-    inputs = _inputs(files)
+    inputs = _inputs(files, program)
     paths = [program.folder, *inputs]
     if env:
         paths.append(env)
@@ -152,6 +157,7 @@ def source(config: RunConfig) -> snapshot.Source | None:
         Path(program.file),
         program.snapshot,
         runs_dir=runs_dir,
+        outputs=program.outputs(),
         limit_mb=program.snapshot_limit_mb,
     )
 
@@ -284,20 +290,39 @@ def _name(program: str) -> str:
     return name[:40] or "program"
 
 
-def _inputs(words: list[str]) -> dict[str, dict[str, Any]]:
-    """Returns the fingerprints of the files that the arguments name: a change before a start is
-    reported."""
+def _inputs(words: list[str], program: OwnProgram) -> dict[str, dict[str, Any]]:
+    """Returns the fingerprints of the files and folders that the arguments name: a change before a
+    start is reported."""
+    outputs = program.outputs()
     fingerprints = {}
     for word in words[1:]:
         name = word
         if word.startswith("-"):  # --data=FILE
             _, _, name = word.partition("=")
         path = Path(name)
-        # Code has a snapshot instead.
-        if path.is_file() and not word.endswith(".py"):
+        real = path.resolve()
+        # The program itself has a snapshot.
+        if str(path.absolute()) == program.file or real in outputs:
+            continue
+        if path.is_file():
             facts = fingerprint.of(path)
             fingerprints[os.path.abspath(path)] = facts | {"what": "file"}
+        elif name and path.is_dir() and _is_input(real):
+            facts = fingerprint.of(path)
+            fingerprints[os.path.abspath(path)] = facts | {"what": fingerprint.FOLDER}
     return fingerprints
+
+
+def _is_input(folder: Path) -> bool:
+    """Returns whether a folder may be fingerprinted: it has files of its own, not too many to read,
+    and is not the one in which programs run and write."""
+    if Path.cwd().resolve().is_relative_to(folder):
+        return False
+    with os.scandir(folder) as entries:
+        files = sum(
+            entry.is_file() for entry in itertools.islice(entries, _MOST_ENTRIES + 1)
+        )
+    return 0 < files <= _MOST_ENTRIES
 
 
 def description(config: RunConfig) -> list[str]:

@@ -137,7 +137,7 @@ def _report_changes(run: RunDir, number: int) -> dict[str, str]:
     # A warning is only told: where the files cannot be read, the job starts without it.
     with contextlib.suppress(OSError):
         differences = _record_packages(run, number)
-        differences |= fingerprint.changes(run.load_config())
+        differences |= fingerprint.changes(run.load_config(), number > 1)
         for name, how in differences.items():
             if name not in before:
                 new[name] = how + since
@@ -201,12 +201,6 @@ def _record_result(run: RunDir) -> None:
         metrics = {}
     if metrics is None:
         return
-    began_at = time.time()  # a full disk may have recorded no start
-    for transition in run.history():
-        # The first start: all attempts count.
-        if transition.state == "running":
-            began_at = transition.time
-            break
     result: dict[str, Any] = {
         "metrics": metrics,
         "primary_metric": next(iter(metrics), None),
@@ -216,7 +210,7 @@ def _record_result(run: RunDir) -> None:
         "phases_s": {},
         "nodes": config.job.nodes,
         "attempts": run.attempt_number(),
-        "wall_s": time.time() - began_at,
+        "wall_s": time.time() - run.first_began_at(),
     }
     run.tell(run.result, result, f"result: {result}")
 

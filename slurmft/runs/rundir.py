@@ -421,6 +421,14 @@ class RunDir:
             return []
         return sorted(name for name in names if name.startswith("step-"))
 
+    def first_began_at(self) -> float:
+        """Returns when the first attempt began (Unix seconds, the head node's clock); now, where no
+        start is recorded."""
+        for transition in self.history():
+            if transition.state == "running":
+                return float(transition.time)
+        return time.time()
+
     def newest_checkpoint(self) -> str | None:
         """Returns the name of the checkpoint that a resume starts from: of the run's own, or of
         those that a program writes into its --checkpoint-dir; None: nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 import slurmft as api
+from slurmft.core import fingerprint
 from slurmft.core.errors import UsageError
 from slurmft.node.watchdog import process_state
+from slurmft.programs import submission
 from slurmft.programs.description import OwnProgram
 from slurmft.runs.rundir import RunDir
 from tests.conftest import HOSTILE, Done, assert_two_lines, slurmft
@@ -349,6 +352,8 @@ def test_from_python(here: Path) -> None:
     ("words", "fact"),
     [
         (("--nodes", "2"), "no -- before the program"),
+        (("train.py", "--epochs", "3"), "no -- before the program 'train.py'"),
+        (("--nodse", "2", "train.py"), "--nodse"),
         (("--",), "no program after --"),
         (("--", "nowhere.py"), "no such program: 'nowhere.py'"),
         (("--", "nowhere"), "no such program: 'nowhere'"),
@@ -359,17 +364,43 @@ def test_from_python(here: Path) -> None:
         (("--integrate", "transformers", "--", "true"), "is for Python programs"),
         (("--per", "rank", "--", "true"), "'rank'"),
         (("--stop-signal", "TREM", "--", "true"), "--stop-signal TREM"),
-        (
-            ("--checkpoint-dir", "c", "--resume-args", "--from x", "--", "true"),
-            "does not say where the checkpoint goes",
-        ),
         (("--resume-args", "{latest}", "--", "true"), "needs --checkpoint-dir DIR"),
+        (
+            ("--resume-args", "--resume={latest}", "--", "true"),
+            "--resume-args --resume={latest} needs --checkpoint-dir DIR",
+        ),
+        (("--sbatch", "--no-requeue", "--", "true"), "--sbatch"),
     ],
 )
 def test_bad_input(here: Path, words: tuple[str, ...], fact: str) -> None:
     write(here, "here", "no program")
     assert_two_lines(run(*words, follow=False), fact)
     assert not (here / "runs").exists()
+
+
+def test_argument_that_is_not_utf_8(here: Path) -> None:
+    done = run("--", "true", "a\udcffb", follow=False, imported=False)
+    assert_two_lines(done, "not UTF-8")
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train.py", "--epochs", "3"], "-- train.py --epochs 3"),
+        (
+            ["--nodes", "2", "--exclusive", "-m", "pack.train", "--lr=1"],
+            "--nodes 2 --exclusive -- -m pack.train --lr=1",
+        ),
+        (
+            ["--resume-args", "--from={latest}", "--nodes=2", "train.py"],
+            "'--resume-args=--from={latest}' --nodes=2 -- train.py",
+        ),
+    ],
+)
+def test_line_with_the_separator_is_shown(words: list[str], line: str) -> None:
+    refused = slurmft("run", *words, imported=True)
+    assert refused.err.splitlines()[-1] == f"hint: slurmft run {line}"
 
 
 def test_half_written_checkpoints_are_passed_over(here: Path) -> None:
@@ -393,7 +424,7 @@ def test_half_written_checkpoints_are_passed_over(here: Path) -> None:
     since_ns = own().marked().since_ns
     assert newest(since_ns=since_ns) is None  # of another run
     first = made("checkpoint-10", "model", "rng_0", "rng_1")
-    made("runs", "events.1")  # no number: none
+    made("runs", "events.1")  # logs
     made("tmp-checkpoint-15", "model", "rng_0")
     second = made("checkpoint-20", "model", "rng_0")  # of fewer ranks
     assert newest(since_ns=since_ns) == second
@@ -401,3 +432,111 @@ def test_half_written_checkpoints_are_passed_over(here: Path) -> None:
     assert newest(since_ns=since_ns) == second
     assert old.exists()
     assert first.exists()
+
+
+def test_files_have_the_umask_of_the_user(here: Path) -> None:
+    """Those that a program writes, attached or not; what is in the run directory is private by
+    its folder."""
+    for name, text in {
+        "plain.py": "open('plain', 'w')",
+        "attached.py": "import slurmft\nwith slurmft.attach():\n    open('attached', 'w')",
+    }.items():
+        write(here, name, text)
+        before = os.umask(0o027)
+        try:
+            done = run("--", name, imported=False)
+        finally:
+            os.umask(before)
+        assert done.code == 0, done.err
+        assert (here / name.removesuffix(".py")).stat().st_mode & 0o777 == 0o640
+        assert done.run.path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("is_git", [True, False])
+def test_what_a_program_writes_is_no_code(here: Path, is_git: bool) -> None:
+    """Else a second submission would be refused: its checkpoints are too large to be copied."""
+    write(here, "train.py", "")
+    if is_git:
+        subprocess.run(["git", "init", "-q"], cwd=here, check=True)
+    flags = ("--dry-run", "--snapshot-limit-mb", "1")
+    for name in ("snapshot.pt", "out/step-1/model"):
+        path = here / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(2**21))
+        folder = "." if name == "snapshot.pt" else "out"
+        done = run(*flags, "--checkpoint-dir", folder, "--", "train.py", follow=False)
+        assert done.code == 0, done.err
+        assert ", 1 files" in done.out
+        refused = run(*flags, "--", "train.py", follow=False)
+        assert "is too large to be copied" in refused.err
+        path.unlink()
+
+
+def test_code_and_folders_among_arguments_are_compared(here: Path) -> None:
+    """Not the program's own file, nor a folder in which it writes."""
+    for name in ("train.py", "conf.py", "data/a.txt", "out/step-1.pt"):
+        (here / name).parent.mkdir(exist_ok=True)
+        write(here, name, "x = 1")
+    words = [
+        "train.py",
+        "conf.py",
+        "--data=data",
+        "--out",
+        "out",
+        str(here),
+        "train.py",
+    ]
+    config = submission.configure(words, {"checkpoint_dir": "out"}, {})
+    assert set(config.program.inputs) == {str(here / "conf.py"), str(here / "data")}
+    write(here, "conf.py", "x = 20")
+    write(here, "data/b.txt", "more")
+    changed = fingerprint.changes(config)
+    assert changed.keys() - {"slurmft"} == {str(here / "conf.py"), str(here / "data")}
+    # Once it runs, it may write into a folder.
+    changed = fingerprint.changes(config, has_run=True)
+    assert changed.keys() - {"slurmft"} == {str(here / "conf.py")}
+
+
+def test_first_line_of_a_message_is_shown(here: Path) -> None:
+    """As that of torch.load, which ends with advice; also with the prefix of torch's ranks."""
+    text = """\
+import sys
+def load():
+    lines = ["the file is cut off", "", "  see: the docs", "Check the documentation"]
+    raise RuntimeError("\\n".join(lines))
+try:
+    load()
+except RuntimeError:
+    import traceback
+    for line in traceback.format_exc().splitlines():
+        print("[rank0]: " + line, file=sys.stderr)
+    print("bye", file=sys.stderr)
+sys.exit(1)
+"""
+    write(here, "train.py", text)
+    done = run("--", "train.py")
+    assert done.code == 1
+    assert "error: RuntimeError: the file is cut off (exit code 1)" in done.err
+    assert "Check the documentation" in done.err  # of the traceback
+
+
+def test_time_of_a_program_that_attaches_is_that_of_all_attempts(here: Path) -> None:
+    text = """\
+import os, time
+import slurmft
+with slurmft.attach() as job:
+    if not job.latest_checkpoint():
+        time.sleep(4)
+        with job.checkpoint(1) as folder:
+            (folder / "x").touch()
+        os._exit(75)
+    job.result(score=1.0)
+"""
+    write(here, "train.py", text)
+    done = run("--", "train.py")
+    assert done.code == 0, done.err
+    result = done.run.read_result()
+    assert result is not None
+    assert result["attempts"] == 2
+    starts = [each.time for each in done.run.history() if each.state == "running"]
+    assert result["wall_s"] > starts[1] - starts[0] > 4

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.core.run_files import ATTEMPT
 from slurmft.programs import process
@@ -27,7 +28,7 @@ def own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnProcess:
     monkeypatch.setenv(ATTEMPT, "1")
     run = write_run(tmp_path / "run", state="running")
     program = OwnProgram(argv=("sleep",), file="sleep", folder=str(tmp_path))
-    beside = OwnProcess(run, program, rank=0)
+    beside = OwnProcess(run, program, 0, JobConfig())
     beside._child = cast(Any, SimpleNamespace(pid=4711))
     return beside
 

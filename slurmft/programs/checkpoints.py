@@ -1,0 +1,220 @@
+"""Checkpoints in a folder that only the program knows: which entries are some, and which are whole.
+
+Programs name them as they like: `checkpoint-500/`, `epoch-3.pt`, `ckpt.pt`, `last.ckpt`. Beside
+them lie logs, metrics and final models.
+"""
+
+import contextlib
+import json
+import os
+import re
+import struct
+import time
+from collections.abc import Collection
+from enum import IntEnum
+from pathlib import Path
+
+_TEMPORARY = re.compile(
+    r"^\.|~$|^_?te?mp|([._-])(te?mp|incomplete|lock)([._-]|$)|\.part(ial)?$"
+)
+_LOG_FOLDERS = {
+    "log", "logs", "runs", "wandb", "mlruns", "lightning_logs", "tb_logs", "tensorboard",
+    "events", "samples", "images", "plots", "figures", "code", "src",
+}  # fmt: skip
+"""Names of folders beside checkpoints, in lower case."""
+_TEXTS = {
+    ".json", ".jsonl", ".txt", ".log", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".md",
+    ".html", ".out", ".err", ".py", ".sh", ".png", ".jpg", ".svg", ".pdf",
+}  # fmt: skip
+"""What metrics, settings, logs and plots are written in."""
+_WEIGHTS = {".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npz", ".distcp"}
+"""Formats of which an empty file is not whole."""
+_ZIP = b"PK\x03\x04"
+"""The first bytes of what torch.save and numpy.savez write."""
+_SETTLED_S = 5
+"""A file that has not changed for so long is not being written."""
+_LONGEST_WAIT_S = 30
+
+
+class _Form(IntEnum):
+    """What an entry looks like. Those of the first form that is there are the checkpoints."""
+
+    NUMBERED_FOLDER = 0
+    FILE = 1
+    FOLDER = 2
+    NUMBERED_TEXT = 3
+
+
+def candidates(folder: Path, others: Collection[Path] = ()) -> dict[Path, int]:
+    """Returns the entries of a folder that may be checkpoints, each with when it was written.
+
+    Args:
+        others: files that the program writes there, and that are none.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    times = {}
+    for path in folder.iterdir():
+        if _form(path) is not None and path not in others:
+            times[path] = written_ns(path)
+    return times
+
+
+def weights(folder: Path) -> list[Path]:
+    """Returns the files of a folder that hold weights, by their formats."""
+    return [path for path in folder.iterdir() if path.suffix.lower() in _WEIGHTS]
+
+
+def newest_first(times: dict[Path, int]) -> list[Path]:
+    """Returns those of some candidates that are checkpoints, by when they were written."""
+    by_form: dict[_Form, list[Path]] = {}
+    for path in times:
+        form = _form(path)
+        if form is not None:
+            by_form.setdefault(form, []).append(path)
+    if not by_form:
+        return []
+
+    def age(path: Path) -> tuple[int, list[int], str]:
+        # By time: of names, nobody knows whether step-900 sorts before step-1000. Those of the
+        # same time are sorted by their numbers.
+        numbers = [int(digits) for digits in re.findall(r"\d+", path.name)]
+        return times[path], numbers, path.name
+
+    return sorted(by_form[min(by_form)], key=age, reverse=True)
+
+
+def _form(path: Path) -> _Form | None:
+    """Returns the form of an entry; None: it is no checkpoint."""
+    name = path.name.lower()
+    if _TEMPORARY.search(name) or ".tfevents." in name:
+        return None
+    has_number = bool(re.search(r"\d", name))
+    if path.is_dir():
+        if has_number:
+            return _Form.NUMBERED_FOLDER
+        if name in _LOG_FOLDERS:
+            return None
+        return _Form.FOLDER
+    if path.suffix.lower() in _TEXTS:
+        # A text without a number is a log, or settings.
+        if not has_number:
+            return None
+        return _Form.NUMBERED_TEXT
+    # A name without number and suffix, as of DeepSpeed's `latest`, only points to another one.
+    if not has_number and not path.suffix:
+        return None
+    return _Form.FILE
+
+
+def written_ns(path: Path) -> int:
+    """Returns when a checkpoint was last written: of a folder, when the newest file in it was.
+
+    A folder's own time stays where a file in it is written again. 0: it is gone.
+    """
+    newest = 0
+    for file in [path, *_files(path)]:
+        with contextlib.suppress(FileNotFoundError):
+            newest = max(newest, file.stat().st_mtime_ns)
+    return newest
+
+
+def _files(path: Path) -> list[Path]:
+    """Returns the files of a checkpoint."""
+    if not path.is_dir():
+        return [path]
+    files = []
+    for folder, _, names in os.walk(path):
+        files += [Path(folder, name) for name in names]
+    return files
+
+
+# --- whole or not ---------------------------------------------------------------------------------
+
+
+def newest_whole(checkpoints: list[Path]) -> Path | None:
+    """Returns the first of some checkpoints, newest first, that looks whole; None: none does.
+
+    A folder that lacks a file which the one before it has is half-written, such as the marker that
+    a program writes last.
+    """
+    for index, path in enumerate(checkpoints):
+        older = checkpoints[index + 1 : index + 2]
+        has_all = all(_kinds(path) >= _kinds(before) for before in older)
+        if has_all and _is_readable(path):
+            return path
+    return None
+
+
+def settle(path: Path) -> None:
+    """Waits until a checkpoint has not changed for some seconds: a process that was not killed with
+    the others, or the file server, may still write it."""
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    before = _sizes(path)
+    # By the clock of the file server; of one that is ahead, the wait ends all the same.
+    while time.time() - written_ns(path) / 1e9 < _SETTLED_S:
+        if time.monotonic() > deadline:
+            return
+        time.sleep(1)
+        now = _sizes(path)
+        if now == before:
+            return
+        before = now
+
+
+def _sizes(path: Path) -> dict[str, tuple[int, int]]:
+    sizes = {}
+    for file in _files(path):
+        with contextlib.suppress(FileNotFoundError):
+            about = file.stat()
+            sizes[str(file)] = (about.st_size, about.st_mtime_ns)
+    return sizes
+
+
+def _kinds(path: Path) -> set[str]:
+    """Returns the names in a folder without their numbers: there may be fewer ranks than before."""
+    if not path.is_dir():
+        return set()
+    return {re.sub(r"\d+", "#", name) for name in os.listdir(path)}
+
+
+def _is_readable(path: Path) -> bool:
+    """Returns whether the files of a checkpoint are as long as their formats say."""
+    files = _files(path)
+    return bool(files) and not any(_is_cut_off(file) for file in files)
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Returns whether a file ends too early, by the formats whose files tell their length."""
+    try:
+        with open(path, "rb") as file:
+            first = file.read(8)
+        if not first:
+            return path.suffix.lower() in _WEIGHTS
+        if first.startswith(_ZIP):
+            import zipfile  # a start alone needs it, not the commands
+
+            # It looks for the table of contents, which is written last.
+            return not zipfile.is_zipfile(path)
+        if path.suffix.lower() == ".safetensors":
+            return path.stat().st_size < _safetensors_size(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return True
+    return False
+
+
+def _safetensors_size(path: Path) -> int:
+    """Returns how long a .safetensors file is to be, by its header.
+
+    Raises:
+        ValueError, struct.error: the header itself is cut off.
+    """
+    with open(path, "rb") as file:
+        (header_bytes,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(min(header_bytes, path.stat().st_size)))
+    ends = [0]
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            ends.append(tensor["data_offsets"][1])
+    return int(8 + header_bytes + max(ends))

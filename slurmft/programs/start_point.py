@@ -1,0 +1,190 @@
+"""The checkpoint from which all ranks of a program start: rank 0 chooses it, and tells the others.
+
+A shared file system may show each node another newest one. The ranks exchange it at the address of
+their process group's store, which is free until their programs start.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slurmft.node.rendezvous import LISTEN
+from slurmft.programs import checkpoints
+from slurmft.programs.description import OwnProgram, in_words
+from slurmft.runs.records import warn
+from slurmft.runs.rundir import RunDir
+
+_TIMEOUT_S = 60
+"""How long ranks wait for each other: they start together."""
+_POLL_S = 0.2
+_BACKLOG = 2048
+_CONNECTION_S = 5
+_LONGEST_LINE = 2**16
+
+
+class StartPoint:
+    """One rank's view of the checkpoint from which its program starts."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        program: OwnProgram,
+        rank: int,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._run = run
+        self._program = program
+        self._rank = rank
+        self._is_stopping = is_stopping
+        self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self._host = os.environ.get("MASTER_ADDR", "")
+        self._port = int(os.environ.get("MASTER_PORT") or 0)
+
+    def choose(self) -> Path | None:
+        """Returns the checkpoint, the same on every rank; None: the program starts from its
+        beginning. Ranks that cannot reach each other choose for themselves, with a warning.
+
+        Raises:
+            OSError: --checkpoint-dir cannot be read.
+        """
+        if self._program.resume_args is None:
+            return None
+        if self._world_size == 1 or not self._port:
+            return self._newest()
+        if self._rank == 0:
+            checkpoint = self._newest()
+            self._serve(checkpoint)
+            return checkpoint
+        return self._ask()
+
+    def _newest(self) -> Path | None:
+        """Returns the newest whole checkpoint, and warns where there are newer ones."""
+        written = self._program.checkpoints()
+        if not written:
+            return None
+        checkpoints.settle(written[0])
+        failed = {failure.checkpoint for failure in self._run.all_failures()}
+        passed_over = {name for name in failed if name is not None}
+        checkpoint = self._program.newest_checkpoint(passed_over)
+        if checkpoint == written[0]:
+            return checkpoint
+        newest = in_words(written[0])
+        reason = "is not whole"
+        if newest in passed_over:
+            reason = "could not be loaded"
+        goal = "its beginning"
+        if checkpoint is not None:
+            goal = in_words(checkpoint)
+        self._warn(f"the checkpoint {newest} {reason}: the program starts from {goal}")
+        return checkpoint
+
+    def _warn(self, text: str) -> None:
+        print(f"slurmft: {text}", flush=True)
+        warn(self._run.records, text)
+
+    # --- rank 0 -----------------------------------------------------------------------------------
+
+    def _serve(self, checkpoint: Path | None) -> None:
+        """Answers every other rank once."""
+        name = None
+        if checkpoint is not None:
+            name = checkpoint.name
+        answer = json.dumps({"run": self._run.path.name, "checkpoint": name})
+        # "n1=10.1.0.1": the address on which this node listens; empty for all.
+        _, _, address = os.environ.get(LISTEN, "").partition("=")
+        deadline = time.monotonic() + _TIMEOUT_S
+        missing = set(range(1, self._world_size))
+        try:
+            with socket.create_server(
+                (address, self._port), backlog=_BACKLOG
+            ) as server:
+                server.settimeout(_POLL_S)
+                while missing and time.monotonic() < deadline:
+                    if self._is_stopping():
+                        return
+                    # Also of a connection that ends too early.
+                    with contextlib.suppress(OSError, ValueError):
+                        connection, _ = server.accept()
+                        missing.discard(_answer(connection, answer))
+        except OSError as error:
+            self._warn(f"the ranks cannot agree on a checkpoint: {error}")
+            return
+        if missing:
+            self._warn(
+                f"{len(missing)} ranks have not asked which checkpoint they start from: each "
+                "chooses the newest that its node sees"
+            )
+
+    # --- other ranks ------------------------------------------------------------------------------
+
+    def _ask(self) -> Path | None:
+        """Asks rank 0 for its choice."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < deadline and not self._is_stopping():
+            with contextlib.suppress(OSError, ValueError):
+                answer = self._connect()
+                # Another job's answer is none of rank 0's.
+                if answer["run"] == self._run.path.name:
+                    return self._checkpoint_named(answer["checkpoint"])
+            time.sleep(_POLL_S)
+        if not self._is_stopping():
+            self._warn(
+                f"rank {self._rank} cannot ask rank 0 which checkpoint it starts from: it chooses "
+                "the newest that its node sees"
+            )
+        return self._newest()
+
+    def _connect(self) -> Any:
+        address = (self._host, self._port)
+        with socket.create_connection(address, timeout=_CONNECTION_S) as server:
+            server.sendall(f"{self._rank}\n".encode())
+            answer = json.loads(_line(server))
+        if not isinstance(answer, dict) or {"run", "checkpoint"} - answer.keys():
+            raise ValueError("no answer of a rank")
+        return answer
+
+    def _checkpoint_named(self, name: str | None) -> Path | None:
+        """Returns the path of an entry of --checkpoint-dir, once this node sees it."""
+        if name is None:
+            return None
+        assert self._program.checkpoint_dir is not None
+        # Its last part alone: no answer leads out of the folder.
+        path = self._program.path(self._program.checkpoint_dir) / Path(str(name)).name
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not path.exists() and time.monotonic() < deadline:
+            # To list a folder makes NFS look for new entries.
+            with contextlib.suppress(OSError):
+                os.listdir(path.parent)
+            time.sleep(_POLL_S)
+        return path
+
+
+def _answer(connection: socket.socket, text: str) -> int:
+    """Answers a rank; returns its number.
+
+    Raises:
+        OSError, ValueError: it is no rank, or has gone.
+    """
+    with connection:
+        connection.settimeout(_CONNECTION_S)
+        rank = int(_line(connection))
+        connection.sendall(f"{text}\n".encode())
+        # The other side closes first: this port stays free for the program.
+        connection.recv(1)
+    return rank
+
+
+def _line(connection: socket.socket) -> str:
+    """Reads a line, or what there is of it when the other side closes."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+        data = connection.recv(4096)
+        if not data:
+            break
+        line += data
+    return line.decode(errors="replace")

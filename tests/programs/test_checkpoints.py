@@ -1,0 +1,244 @@
+"""Which entries of --checkpoint-dir are checkpoints, which are whole, and who chooses one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from slurmft.node.rendezvous import free_ports
+from slurmft.programs import checkpoints, start_point
+from slurmft.programs.description import OwnProgram, in_words
+from slurmft.programs.start_point import StartPoint
+from slurmft.runs.rundir import RunDir
+from tests.conftest import records
+from tests.programs.test_own_program import here, lines_of, run
+from tests.support.made_runs import write_run
+from tests.support.own_programs import write
+
+__all__ = ["here"]  # a fixture: each test has a folder of its own, and is in it
+
+
+def own(folder: Path, **more: Any) -> OwnProgram:
+    settings = {"checkpoint_dir": "out", "resume_args": "--resume {latest}"} | more
+    return OwnProgram(argv=("x",), file="x", folder=str(folder), **settings)
+
+
+def make(folder: Path, *names: str) -> None:
+    """Writes files one after another, each a second later."""
+    for second, name in enumerate(names, start=1000):
+        path = folder / "out" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+        os.utime(path, (second, second))
+        if path.parent.name != "out":
+            os.utime(path.parent, (second, second))
+
+
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        (["ckpt.pt"], "ckpt.pt"),  # nanoGPT
+        (["snapshot.pt"], "snapshot.pt"),  # torchrun's example
+        (["epoch=1.ckpt", "last.ckpt"], "last.ckpt"),  # Lightning
+        (["epoch-3.pt", "metrics-3.json"], "epoch-3.pt"),
+        (["epoch-3.pt", "log.txt", "plot.png"], "epoch-3.pt"),
+        # Trainer, at its end
+        (["checkpoint-9/m", "checkpoint-10/m", "model.safetensors"], "checkpoint-10"),
+        (["runs/events.out.tfevents.1", "checkpoint-5/m"], "checkpoint-5"),
+        (["global_step5/m", "latest"], "global_step5"),  # DeepSpeed
+        (["latest/model", "runs/x"], "latest"),
+        (["state-1.json", "state-2.json"], "state-2.json"),
+        (["step_5.pt", "step_6.pt.tmp", "tmp_7.pt", ".step_8.pt"], "step_5.pt"),
+        (["step_5/m", "step_6.tmp/m", "7.orbax-checkpoint-tmp-1/m"], "step_5"),
+        (["config.json", "log.txt", "latest", "runs/x", "events.out.tfevents.7"], None),
+        ([], None),
+    ],
+)
+def test_what_counts(tmp_path: Path, names: list[str], newest: str | None) -> None:
+    make(tmp_path, *names)
+    checkpoint = own(tmp_path).newest_checkpoint()
+    assert (checkpoint and checkpoint.name) == newest
+
+
+def test_ties_go_by_number_and_own_files_are_none(tmp_path: Path) -> None:
+    make(tmp_path, "step-900.pt", "step-1000.pt", "done.bin")
+    for path in (tmp_path / "out").iterdir():
+        os.utime(path, (1000, 1000))
+    program = own(tmp_path, finished_file="out/done.bin")
+    newest = program.newest_checkpoint()
+    assert newest is not None
+    assert newest.name == "step-1000.pt"
+
+
+def test_a_file_that_is_written_again_is_new(tmp_path: Path) -> None:
+    """Also one in a folder, whose own time stays."""
+    for name in ("ckpt.pt", "last/model"):
+        make(tmp_path, name)
+        program = own(tmp_path).marked()
+        assert program.newest_checkpoint() is None  # of another run
+        (tmp_path / "out" / name).write_text("more")
+        newest = program.newest_checkpoint()
+        assert newest == tmp_path / "out" / name.partition("/")[0]
+        (tmp_path / "out" / name).unlink()
+
+
+def save_torch(path: Path) -> None:
+    torch.save({"weights": torch.ones(5000)}, path)
+
+
+def save_safetensors(path: Path) -> None:
+    save_file({"weights": torch.ones(5000)}, path)
+
+
+def save_numpy(path: Path) -> None:
+    with open(path, "wb") as file:
+        numpy.savez(file, weights=numpy.ones(5000))
+
+
+@pytest.mark.parametrize("length", [0, 5, 200, 15000])
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        ("model-{}.pt", save_torch),
+        ("model-{}.safetensors", save_safetensors),
+        ("model-{}.npz", save_numpy),
+        ("checkpoint-{}/pytorch_model.bin", save_torch),
+        ("checkpoint-{}/model.safetensors", save_safetensors),
+    ],
+)
+def test_cut_off(
+    tmp_path: Path, name: str, save: Callable[[Path], None], length: int
+) -> None:
+    """The files are written by the libraries themselves, and cut as by a kill."""
+    paths = [tmp_path / "out" / name.format(step) for step in (1, 2)]
+    for second, path in enumerate(paths, start=1000):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(path)
+        os.utime(path, (second, second))
+        if path.parent.name != "out":
+            os.utime(path.parent, (second, second))
+    entries = sorted((tmp_path / "out").iterdir())
+    assert own(tmp_path).newest_checkpoint() == entries[1]
+    os.truncate(paths[1], length)
+    os.utime(paths[1], (1001, 1001))
+    assert own(tmp_path).newest_checkpoint() == entries[0]
+    os.truncate(paths[0], length)
+    assert own(tmp_path).newest_checkpoint() is None
+
+
+def test_settle_waits_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt.pt"
+    path.write_bytes(b"1")
+    is_over = threading.Event()
+
+    def write_on() -> None:
+        with open(path, "ab", buffering=0) as file:
+            for _ in range(25):
+                is_over.wait(0.1)
+                file.write(b"1")
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    checkpoints.settle(path)
+    size = path.stat().st_size
+    writer.join()
+    assert size == path.stat().st_size == 26
+
+
+def choose_on_ranks(
+    monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, programs: list[OwnProgram]
+) -> list[Path | None]:
+    """Lets each rank of a job choose, all at a time."""
+    [port] = free_ports("1", 1)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("WORLD_SIZE", str(len(programs)))
+    chosen: dict[int, Path | None] = {}
+
+    def choose(rank: int) -> None:
+        point = StartPoint(run_dir, programs[rank], rank, lambda: False)
+        chosen[rank] = point.choose()
+
+    threads = [
+        threading.Thread(target=choose, args=(rank,)) for rank in range(len(programs))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [chosen[rank] for rank in range(len(programs))]
+
+
+def test_all_ranks_start_from_the_choice_of_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those to which the file system does not show it yet, or shows another one."""
+    monkeypatch.setattr(start_point, "_TIMEOUT_S", 5)
+    views = [tmp_path / str(rank) for rank in range(3)]
+    make(views[0], "step-1.pt", "step-2.pt")
+    make(views[1], "step-1.pt")
+    make(views[2], "step-1.pt", "step-2.pt", "step-3.pt")
+    programs = [own(view) for view in views]
+    job = write_run(tmp_path / "run")
+    threading.Timer(1, make, (views[1], "step-1.pt", "step-2.pt")).start()
+    names = [path and path.name for path in choose_on_ranks(monkeypatch, job, programs)]
+    assert names == ["step-2.pt"] * 3
+    programs[0] = own(tmp_path)  # rank 0 sees none
+    assert choose_on_ranks(monkeypatch, job, programs) == [None] * 3
+
+
+@pytest.mark.processes
+def test_a_checkpoint_that_cannot_be_loaded_is_passed_over(here: Path) -> None:
+    """Of a format that does not tell its length; the one before it is tried."""
+    text = """\
+import os, pathlib, pickle, sys
+out = pathlib.Path("out")
+out.mkdir(exist_ok=True)
+if len(sys.argv) > 1:
+    print("loads", sys.argv[2])
+    state = pickle.loads(pathlib.Path(sys.argv[2]).read_bytes())
+    raise SystemExit(0)
+for step in (1, 2):
+    path = out / f"step-{step}.pkl"
+    path.write_bytes(pickle.dumps({"step": step, "weights": list(range(100))}))
+    os.utime(path, (2e9 + step, 2e9 + step))
+os.truncate(path, 50)
+os.utime(path, (2e9 + 2, 2e9 + 2))
+os.kill(os.getpid(), 9)
+"""
+    write(here, "train.py", text)
+    done = run(
+        *("--nodes", "2", "--checkpoint-dir", "out"),
+        *("--resume-args", "--resume {latest}", "--", "train.py"),
+    )
+    assert done.code == 0, done.err
+    loads = [line for line in lines_of(done.run, 0) if line.startswith("loads")]
+    names = [line.rpartition("/")[2] for line in loads]
+    assert names == ["step-2.pkl", "step-1.pkl"]
+    warnings = [record["text"] for record in records(done.run, "warning")]
+    assert any(
+        "step-2.pkl" in text and "could not be loaded" in text for text in warnings
+    )
+
+
+def test_passed_over_ones_are_taken_where_there_is_no_other(tmp_path: Path) -> None:
+    make(tmp_path, "step-1.pt", "step-2.pt")
+    program = own(tmp_path)
+    old, new = reversed(program.checkpoints())
+    assert program.newest_checkpoint([in_words(new)]) == old
+    assert program.newest_checkpoint([in_words(new), in_words(old)]) == new
+
+
+def test_resume_args_without_latest(tmp_path: Path) -> None:
+    make(tmp_path, "ckpt.pt")
+    program = own(tmp_path, resume_args="--init_from=resume")
+    assert program.arguments(program.newest_checkpoint()) == ["x", "--init_from=resume"]
+    assert program.arguments(None) == ["x"]
