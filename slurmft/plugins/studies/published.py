@@ -4,13 +4,15 @@ Such a file has `columns` and `rows`, or several `tables` that have them. No val
 """
 
 import json
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
-from slurmft.core.files import read_text
+from slurmft.core.files import is_number, read_text
 
 CONFIGURATION = "configuration"
 """Column of a chart's bars that are named PRECISION-BATCHSIZE."""
@@ -48,6 +50,65 @@ class PublishedTable:
         if not self.part:
             return self.work
         return f"{self.work}: {with_unit(self.part)}"
+
+
+_THROUGHPUT = "_samples_per_s_per_gpu"
+"""How the column of a throughput of one GPU ends."""
+
+
+def speedups(table: PublishedTable) -> list[float | None]:
+    """Returns of each row the speedup that follows from the throughput of one GPU: over the row
+    with the fewest GPUs that is equal in all else. Empty where a table has no such throughput."""
+    measured = table.columns[-1]
+    if not measured.endswith(_THROUGHPUT) or "gpus" not in table.columns:
+        return []
+    rates: list[float | None] = []
+    bases: dict[str, tuple[float, float]] = {}
+    for row in table.rows:
+        gpus = row["gpus"]
+        rate = row[measured]
+        # A paper may have left a place empty, or written a word there.
+        if not is_number(gpus) or not is_number(rate) or not rate:
+            rates.append(None)
+            continue
+        rates.append(gpus * rate)
+        series = series_of(table, row, "gpus")
+        fewest, _ = bases.get(series, (math.inf, 0.0))
+        if gpus < fewest:
+            bases[series] = (gpus, gpus * rate)
+    found: list[float | None] = []
+    for row, all_gpus_rate in zip(table.rows, rates, strict=True):
+        speedup = None
+        if all_gpus_rate is not None:
+            _, base_rate = bases[series_of(table, row, "gpus")]
+            speedup = all_gpus_rate / base_rate
+        found.append(speedup)
+    return found
+
+
+def series_of(
+    table: PublishedTable, row: dict[str, Any], over: str, measured: Sequence[str] = ()
+) -> str:
+    """Returns the values by which a row is named beside the column `over`: those of all columns
+    that measure nothing."""
+    names = []
+    for name in table.columns:
+        if name in (over, CONFIGURATION, table.columns[-1], *measured):
+            continue
+        names.append(f"{with_unit(name)} {row[name]}")
+    # Its values say themselves what they are.
+    if CONFIGURATION in table.columns:
+        names.insert(0, str(row[CONFIGURATION]))
+    return ", ".join(names)
+
+
+def text_speedups(
+    table: PublishedTable, tables: Iterable[PublishedTable]
+) -> list[PublishedTable]:
+    """Returns the tables of a file that have, in the words of its text, the speedup of a table of
+    throughputs."""
+    kind = table.part.removesuffix(_THROUGHPUT)
+    return [each for each in tables if each.part == f"{kind}_speedup_published_text"]
 
 
 def with_unit(name: str) -> str:

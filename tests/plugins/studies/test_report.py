@@ -329,6 +329,36 @@ def test_published_files_alone() -> None:
     assert charts.count("implies a speedup of 11.9") == 1
 
 
+def test_published_speedups_are_computed_and_plotted(tmp_path: Path) -> None:
+    """Beside those of the text: 10.7 and 11.1 on 16 GPUs."""
+    out = report(PUBLISHED / "mn4_benchmark.json", "--output", tmp_path)
+    assert "written to" in out
+    text = (tmp_path / "tables.txt").read_text()
+    # 16 x 1011 / 1364, and 16 x 1782 / 2559
+    assert re.search(r"^fp16-256 +16 +1011 +11\.86$", text, re.MULTILINE)
+    assert re.search(r"^ +2048 +16 +1782 +11\.14$", text, re.MULTILINE)
+    for said in ("fp16-256 +16 +10.7", "2048 +16 +11.1"):
+        assert re.search(said, text)
+    page = (tmp_path / "report.html").read_text()
+    assert "The text says 10.7 for fp16-256 on 16 GPUs." in page
+    assert "The text says 11.1 for eval batch size 2048 on 16 GPUs." in page
+    names = {file.stem for file in tmp_path.glob("*.svg")}
+    prefix = "published-mn4-benchmark"
+    for measured in ("train", "eval"):
+        rate = f"{measured}-samples-per-s-per-gpu"
+        assert {f"{prefix}-{rate}", f"{prefix}-{rate}-speedup"} <= names
+    assert {f"{prefix}-metric-compute-s", f"{prefix}-broadcast-ms"} <= names
+
+
+@pytest.mark.parametrize(
+    "name", ["mn4_emotion", "icelake_glue", "sapphire_rapids_squad"]
+)
+def test_every_published_table_has_plots(name: str, tmp_path: Path) -> None:
+    report(PUBLISHED / f"{name}.json", "--output", tmp_path)
+    names = [file.stem for file in tmp_path.glob("*.svg")]
+    assert any(stem.endswith("-speedup") for stem in names), names
+
+
 def test_published_beside_ours(tmp_path: Path) -> None:
     for nodes, batch in ((1, 256), (2, 256), (3, 256)):
         write_run(

@@ -39,6 +39,7 @@ from slurmft.plugins.studies.report.measures import (
 )
 from slurmft.plugins.studies.report.plots import Chart, charts_of
 from slurmft.plugins.studies.report.provenance import changes, origins
+from slurmft.plugins.studies.report.published_plots import charts_of_published
 from slurmft.plugins.studies.report.tables import (
     class_tables,
     cost_tables,
@@ -155,6 +156,7 @@ def of_published(tables: Sequence[PublishedTable], title: str = "") -> Section:
         title=_titled(title, f"Published: {first.work}"),
         tables=plain_tables,
         data=data,
+        charts=functools.cache(lambda: charts_of_published(tables)),
         origins=first.footnotes,
     )
 

@@ -5,7 +5,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from slurmft.plugins.studies.cells import DEVICE_FIELDS
-from slurmft.plugins.studies.published import CONFIGURATION, PublishedTable, with_unit
+from slurmft.plugins.studies.published import (
+    CONFIGURATION,
+    PublishedTable,
+    speedups,
+    with_unit,
+)
 from slurmft.plugins.studies.report.departures import departures
 from slurmft.plugins.studies.report.measures import SCALED, Row, metric_name
 from slurmft.plugins.studies.report.tables import state_value
@@ -44,11 +49,14 @@ _MEASURES = {
 
 
 def as_published(table: PublishedTable) -> Table:
-    """Returns a published table, value for value."""
+    """Returns a published table, value for value; with the speedups that follow from it."""
     columns = []
     for name in table.columns:
         values = [row[name] for row in table.rows]
         columns.append(_column(table, name, values))
+    computed = speedups(table)
+    if computed:
+        columns.append(column("speedup_computed", computed, 2))
     return Table(table.name, columns)
 
 
