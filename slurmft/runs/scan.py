@@ -138,7 +138,7 @@ class MeasuredRun:
     @property
     def test_samples(self) -> int:
         """Samples of its test split, which was evaluated once, at the end; 0: there was none."""
-        value = (self.result or {}).get("test_samples")
+        value: Any = (self.result or {}).get("test_samples")
         # A result that was edited may have anything there.
         return int(value) if is_number(value) else 0
 
