@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,41 @@ def write_emotion(folder: Path, train: int, validation: int, more: int = 0) -> P
                 ]
                 file.write(json.dumps({"text": " ".join(words), "label": label}) + "\n")
     return folder
+
+
+RAISING_TASK = """
+from slurmft.train.task_facts import TaskFacts
+from slurmft.train.tasks import sequence
+
+
+class Task(sequence.Task):
+    facts = TaskFacts(labels=("sadness", "joy", "love", "anger", "fear", "surprise"))
+
+    def batch(self, batch, table):
+        longest = int(batch.lengths.max())
+        if longest > 24:
+            raise ValueError(f"a text of {longest} tokens is longer than 24")
+        return batch
+"""
+
+
+def write_raising(folder: Path) -> str:
+    """Writes a task of one's own into a folder, with texts in `data`: the rank that gets the last
+    of them raises, alone.
+
+    Returns:
+        The task's name, as a command in that folder finds it.
+    """
+    data = write_emotion(folder / "data", train=60, validation=8)
+    with open(data / "train.jsonl", "a") as file:
+        file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
+    # A name that Python has not cached.
+    name = f"raising_{os.getpid()}_{next(_numbers)}"
+    (folder / f"{name}.py").write_text(RAISING_TASK)
+    return f"{name}:Task"
+
+
+_numbers = itertools.count()
 
 
 def write_words(folder: Path, train: int, validation: int) -> Path:

@@ -20,7 +20,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.loop.checkpoint import FORM
 from tests.conftest import Done, Following, records, slurmft
 from tests.support import until
-from tests.support.models import write_emotion, write_model
+from tests.support.models import write_emotion, write_model, write_raising
 from tests.support.small_disk import SmallDisk
 from tests.train.test_trainer import assert_gone, emotion, processes_of
 
@@ -297,14 +297,15 @@ def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     assert whole.result["metrics"] == result["metrics"]
 
 
-def test_exception_that_comes_back_ends_the_run(tmp_path: Path) -> None:
+def test_exception_that_comes_back_ends_the_run(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One restart, and no more: at the same step the same would happen for ever."""
-    model = write_model(tmp_path / "model", max_positions=24)
-    data = write_emotion(tmp_path / "data", train=60, validation=8)
-    with open(data / "train.jsonl", "a") as file:
-        file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
+    task = write_raising(tmp_path)
+    monkeypatch.chdir(tmp_path)
     flags = ("--nodes", "2", "--batch-size", "4", "--max-restarts", "5")
-    source = ("--runs-dir", str(tmp_path / "runs"), *emotion(data, model))
+    task_flags = ("--task", task, "--data", "data", "--model", str(tiny_model))
+    source = ("--cluster", "local", "--runs-dir", str(tmp_path / "runs"), *task_flags)
     done = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
     assert done.code == 1
     assert done.err.count("Traceback") == 1

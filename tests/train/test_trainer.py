@@ -23,7 +23,7 @@ from slurmft.train.loop.environment import import_times
 from slurmft.train.loop.setup import choose_precision
 from tests.conftest import HOSTILE, Done, Following, records, slurmft
 from tests.support import PATIENCE_S, until
-from tests.support.models import LABELS, write_emotion, write_model
+from tests.support.models import LABELS, write_emotion, write_model, write_raising
 
 pytestmark = pytest.mark.processes
 
@@ -311,15 +311,15 @@ def test_synthetic_model_comes_with_its_tokenizer(tmp_path: Path) -> None:
     assert tokenizer("w5 w17 nosuchword")["input_ids"] == [2, 5, 17, 1, 3]
 
 
-def test_rank_that_raises(tmp_path: Path, tiny_data: Path) -> None:
-    """One text longer than the model's positions: the rank that gets it raises, alone."""
-    model = write_model(tmp_path / "model", max_positions=24)
-    data = write_emotion(tmp_path / "data", train=60, validation=8)
-    with open(data / "train.jsonl", "a") as file:
-        file.write(json.dumps({"text": "word1 " * 40, "label": 0}) + "\n")
-    done = train(
-        tmp_path, *emotion(data, model), "--nodes", "2", "--batch-size", "4", *EXACT
-    )
+def test_rank_that_raises(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One text that the task refuses: the rank that gets it raises, alone."""
+    task = write_raising(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    source = ("--task", task, "--data", "data", "--model", str(tiny_model))
+    sizes = ("--nodes", "2", "--batch-size", "4")
+    done = train(tmp_path / "runs", *source, *sizes, *EXACT)
     assert done.code == 1
     assert done.err.count("Traceback") == 1
     last = done.err.splitlines()[-2]

@@ -21,6 +21,10 @@ Array = np.ndarray
 
 IGNORED = -100
 """Label of a token that the loss leaves out, as torch's losses know it."""
+_FIRST = 64
+"""Samples among which a model is tried out with the shortest ones."""
+_FEW = 4
+"""Number of these."""
 _ARRAYS = ("tokens", "offsets", "labels", "types", "token_labels", "label_counts")
 
 
@@ -109,6 +113,31 @@ class TokenTable:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        lengths = np.diff(self.offsets)
+        return int(lengths.max())
+
+    def few(self, most_tokens: int | None = None) -> TokenTable:
+        """Returns the shortest of the first samples, without labels: a model is tried out with
+        them.
+
+        Args:
+            most_tokens: tokens of each that are kept; None: all.
+        """
+        first = np.arange(min(len(self), _FIRST))
+        order = np.argsort(self.lengths(first), kind="stable")
+        tokens = []
+        types = []
+        for sample in order[:_FEW]:
+            begin, end = self.offsets[sample : sample + 2]
+            places = slice(begin, end)
+            tokens.append(self.tokens[places][:most_tokens])
+            if self.types is not None:
+                types.append(self.types[places][:most_tokens])
+        return TokenTable.build(tokens, types=types or None)
+
     # --- on disk ----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
@@ -147,6 +176,7 @@ class TokenTable:
         pad_id: int,
         multiple: int = 1,
         least: int = 0,
+        left: bool = False,
     ) -> Batch:
         """Returns samples padded to the longest of them.
 
@@ -155,14 +185,14 @@ class TokenTable:
             pad_id: token id of the padding.
             multiple: the padded length is a multiple of this; tensor cores like 8.
             least: the padded length is at least this.
+            left: padding is before the samples, not behind them.
         """
         lengths = self.lengths(indices)
         # Division of negative numbers rounds up.
         rounded_up = -(-int(lengths.max()) // multiple) * multiple
         width = max(rounded_up, least)
-        # True at tokens: padding is on the right
-        mask = np.arange(width) < lengths[:, None]
-        spread = partial(self.padded, indices=indices, width=width)
+        mask = _token_mask(lengths, width, left)
+        spread = partial(self.padded, indices=indices, width=width, left=left)
         return self._batch(indices, spread, pad_id, attention_mask=mask)
 
     def packed(self, indices: Array) -> Batch:
@@ -221,17 +251,25 @@ class TokenTable:
             padded_tokens=inputs["input_ids"].size,
         )
 
-    def padded(self, values: Array, indices: Array, width: int, fill: int) -> Array:
+    def padded(
+        self,
+        values: Array,
+        indices: Array,
+        width: int,
+        fill: int,
+        left: bool = False,
+    ) -> Array:
         """Returns values of the tokens of samples, padded: int64, (batch, width).
 
         Args:
             values: one for each token of the table: (total,).
             indices: which samples: int64, (batch,).
             fill: stands behind a sample's last token.
+            left: it stands before the first one instead.
         """
         rows = np.full((len(indices), width), fill, dtype=np.int64)
         lengths = self.lengths(indices)
-        is_token = np.arange(width) < lengths[:, None]
+        is_token = _token_mask(lengths, width, left)
         # A mask takes its values row by row, in which order `places` has them.
         rows[is_token] = values[self.places(indices)]
         return rows
@@ -296,6 +334,15 @@ class Batch:
             values = part.view(tensor.dtype)
             copies[name] = values.view(tensor.shape)
         return dataclasses.replace(self, inputs=inputs, targets=targets)
+
+
+def _token_mask(lengths: Array, width: int, left: bool) -> Array:
+    """Returns which places of padded samples hold a token: bool, (batch, width)."""
+    places = np.arange(width)
+    if left:
+        places = places[::-1]
+    mask: Array = places < lengths[:, None]
+    return mask
 
 
 def _flat(rows: Iterable[Any] | None, dtype: type) -> Array | None:

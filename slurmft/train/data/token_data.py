@@ -46,6 +46,11 @@ class TokenData:
             tables.append(self.test.validation)
         return tables
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample of all splits."""
+        return max(table.longest for table in self.tables)
+
     def read_texts(self) -> Any:
         """Returns `texts`, which stay on disk until then: one rank alone wants them."""
         if self.folder is None:

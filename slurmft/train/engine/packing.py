@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from slurmft.train.data.tables import TokenTable
 from slurmft.train.engine import fused_layers, gpu_layers, packed_attention
 from slurmft.train.engine.fused_layers import Layer, Rows, layer_of
 from slurmft.train.engine.gpu_layers import GpuLayers
@@ -42,7 +44,7 @@ PACKED = ("input_ids", "position_ids", "token_type_ids")
 ENCODERS = ("encoder", "transformer")
 """Names that BERT, DistilBERT and their relatives have for the module that all layers are in."""
 
-TABLES = ("position_embeddings", "wpe")
+TABLES = ("position_embeddings", "wpe", "embed_positions")
 """Names that models have for their table of positions."""
 
 BY_MODULE = {
@@ -68,7 +70,7 @@ class Form(enum.Enum):
     """Form in which a head gets the hidden states (1, T, hidden)."""
 
     FIRST = "the first token of each sequence: (B, 1, hidden)"
-    LAST = "its last token: (B, 1, hidden)"
+    LAST = "its last token that is none of padding: (B, 1, hidden)"
     FLAT = "all tokens, as they are"
     ROWS = "padded with zeros: (B, longest, hidden)"
 
@@ -93,8 +95,10 @@ class Packing:
         it."""
         self._inputs: dict[str, Tensor] | None = None
         """Inputs of the packed batch under way."""
+        self._lasts: Tensor | None = None
+        """Tokens of that batch that `Form.LAST` takes: int64, (B,)."""
         self._wrapped: list[tuple[Any, str]] = []
-        self._position_count, self._first_position = _positions(self.base)
+        self._position_count, self._first_position = position_limits(self.base)
         self._parameters = inspect.signature(self.base.forward).parameters
         self._configs: list[tuple[Any, str]] = []
         """Configurations of the model's modules, and the attention that each had."""
@@ -197,9 +201,16 @@ class Packing:
         for name in PACKED:
             if name in named:
                 self._inputs[name] = named.pop(name)
+        if self.form is Form.LAST:
+            self._lasts = self._last_of_text(ids.squeeze(0))
         named["input_ids"] = self._shaped(ids)
         if self.form is Form.ROWS:
-            named["attention_mask"] = self._shaped(torch.ones_like(ids))
+            mask = self._shaped(torch.ones_like(ids))
+            named["attention_mask"] = mask
+            # Heads may look for it, and not at the mask.
+            pad = self._pad_id
+            if pad:
+                named["input_ids"] = named["input_ids"].masked_fill(mask == 0, pad)
         try:
             return forward(*args, **named)
         finally:
@@ -258,7 +269,29 @@ class Packing:
             case Form.FIRST:
                 return take(rows, layout.firsts).unsqueeze(1)
             case Form.LAST:
-                return take(rows, layout.lasts).unsqueeze(1)
+                assert self._lasts is not None
+                return take(rows, self._lasts).unsqueeze(1)
+
+    @property
+    def _pad_id(self) -> int | None:
+        config = self.model.config.get_text_config()
+        pad: int | None = getattr(config, "pad_token_id", None)
+        return pad
+
+    def _last_of_text(self, ids: Tensor) -> Tensor:
+        """Returns the last token of each sequence that is none of padding, which transformers'
+        heads look for, also where a tokenizer ends texts with that token: int64, (B,).
+
+        It is the first token where all are of padding.
+        """
+        layout = _layout()
+        if self._pad_id is None:
+            return layout.lasts
+        places = torch.arange(len(ids), device=ids.device)
+        text_places = places.masked_fill(ids == self._pad_id, -1)
+        # Of each place, the last one of text up to it; it may be of the sequence before.
+        last_so_far = text_places.cummax(0).values
+        return torch.maximum(last_so_far[layout.lasts], layout.firsts)
 
     def _narrowed(self, forward: Callable[..., Any], *rows: Tensor) -> Any:
         """The forward of the module of the last layer from which on there are first tokens
@@ -365,10 +398,34 @@ class Packing:
                 difference = self._difference(sample, expected)
             else:
                 difference = self._difference_or_inf(sample, expected)
+            # Texts may end with the token of padding, for which some heads look.
+            if self.form is Form.LAST and not difference:
+                difference = self._difference_or_inf(*self._padding_at_end())
             if not difference:
                 break
         if self.form is Form.FIRST:
             self._compute_first_only(sample, expected)
+        return difference
+
+    def _padding_at_end(self) -> tuple["_Sample", Any]:
+        """Returns texts that end with the token of padding, and the outputs for them."""
+        sample = _Sample.of(self.model, *_SAMPLE_LENGTHS, ends_with_padding=True)
+        return sample, self.model(**sample.padded)
+
+    @torch.no_grad()
+    def difference_for(self, table: TokenTable, pad_id: int) -> float:
+        """Returns the largest difference of outputs for samples, packed and padded.
+
+        0: they are the same. The model is left in the mode that it has.
+        """
+        was_training = self.model.training
+        self.model.eval()  # dropout would make outputs differ
+        packed = table.packed(np.arange(len(table)))
+        padded = table.batch(packed.indices, pad_id)
+        mask = padded.inputs["attention_mask"].bool()
+        sample = _Sample(padded.inputs, packed.inputs, mask)
+        difference = self._difference(sample, self.model(**sample.padded))
+        self.model.train(was_training)
         return difference
 
     def _difference_or_inf(self, sample: "_Sample", expected: Any) -> float:
@@ -386,7 +443,7 @@ class Packing:
         for name in compared & expected.keys():
             padded = sample.real(expected[name])
             packed = sample.real(output[name])
-            differences.append(_difference(padded, packed))
+            differences.append(difference(padded, packed))
         return max(differences)
 
     def _compute_first_only(self, sample: "_Sample", expected: Any) -> None:
@@ -424,7 +481,7 @@ class Packing:
         sample = _Sample.of(self.model, 9, max(10, length))
         with _few_layers(self.base):
             expected = self.base(**sample.padded).last_hidden_state
-            return _difference(sample.real(expected), self._states(sample))
+            return difference(sample.real(expected), self._states(sample))
 
     def _states(self, sample: "_Sample") -> Tensor:
         """Returns hidden states: (tokens, hidden)."""
@@ -454,7 +511,7 @@ class Packing:
         known_layers[-1].first_only = self.is_first_token_only
         self._wrap(self.encoder, "forward", self._encoded)
         self.layers = known_layers
-        if _difference(before, self._states(sample)):
+        if difference(before, self._states(sample)):
             self.layers = []
 
 
@@ -520,11 +577,15 @@ def _encoder(base: Any) -> Any:
     return None
 
 
-def _positions(base: Any) -> tuple[int, int]:
+def position_limits(base: Any) -> tuple[int, int]:
     """Returns how many tokens of a text have a position in the model's table, and the position of
     the first."""
     for name, module in base.named_modules():
         if name.rpartition(".")[2] in TABLES and isinstance(module, torch.nn.Embedding):
+            # BART's and OPT's add to positions by themselves
+            offset = getattr(module, "offset", 0)
+            if offset:
+                return module.num_embeddings - offset, 0
             first = 0
             # RoBERTa's positions begin behind that of padding
             if module.padding_idx is not None:
@@ -544,7 +605,7 @@ def _forms(logits: Tensor | None) -> list[Form]:
     return [Form.ROWS]
 
 
-def _difference(expected: Tensor, output: Tensor) -> float:
+def difference(expected: Tensor, output: Tensor) -> float:
     """Returns the largest difference; 0 where it is rounding alone."""
     if expected.shape != output.shape:
         return torch.inf
@@ -580,7 +641,12 @@ class _Sample:
     """Places of the padded ones that hold a token: bool, (B, L)."""
 
     @classmethod
-    def of(cls, model: Any, *lengths: int) -> "_Sample":
+    def of(
+        cls,
+        model: Any,
+        *lengths: int,
+        ends_with_padding: bool = False,
+    ) -> "_Sample":
         longest = lengths[-1]
         ends = torch.tensor(lengths)[:, None]
         mask = torch.arange(longest) < ends
@@ -592,6 +658,8 @@ class _Sample:
         # No token of a text may be that of padding: heads and positions look for it.
         tokens = tokens + (tokens == pad)
         tokens = tokens.masked_fill(~mask, pad)
+        if ends_with_padding:
+            tokens = tokens.scatter(1, ends - 1, pad)
         positions = torch.arange(longest).expand(mask.shape)[mask]
         return cls(
             padded={"input_ids": tokens, "attention_mask": mask.long()},

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from accelerate.utils import set_seed
 
+from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.engine import cpu, lora, packing
 from slurmft.train.engine.model_flops import ModelFlops
@@ -17,6 +18,8 @@ from slurmft.train.loop.state import Tensors
 
 _TENSOR_CORES = 8
 """Lengths of padded batches are a multiple of this, where they fill tensor cores."""
+_MOST_TOKENS = 32
+"""Tokens of a sample that a model with a head of tokens is tried out with."""
 
 
 class LoadedModel:
@@ -43,8 +46,10 @@ class LoadedModel:
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
         self.trained_parameters: int = sum(trained)
         self.flops = ModelFlops.of(model)
+        self._check_lengths()
         # Before the table is trimmed: packing is tried out with tokens that no data need have.
         self.packing = self._pack(fuses)
+        self._pads_left = self._choose_side()
         self.vocabulary = None
         if trims:
             self.vocabulary = self._trim()
@@ -55,16 +60,100 @@ class LoadedModel:
         if setup.world.device.type == "cpu":
             cpu.replace_dropout(model)
 
+    def _check_lengths(self) -> None:
+        """Raises UsageError where a text of any split has more tokens than the model has
+        positions: it would be met after hours."""
+        # Tokens of a task of the user's own, whatever it cuts its texts to.
+        longest = self._setup.data.longest
+        base = getattr(self.model, "base_model", self.model)
+        most, _ = packing.position_limits(base)
+        if longest > most:
+            raise UsageError(
+                f"a text of {longest:,} tokens is longer than the {most:,} positions of the model",
+                f"cut texts: --max-length {most}",
+            )
+
     def _pack(self, fuses: bool) -> packing.Packing | None:
         """Makes the model compute without padding, if asked to; a warning, where it cannot."""
         if self._setup.config.batching not in ("packed", "grouped"):
             return None
-        longest = max(_longest(table) for table in self._setup.data.tables)
-        packed = packing.pack(self.model, fuses, longest)
+        data = self._setup.data
+        packed = packing.pack(self.model, fuses, data.longest)
         if isinstance(packed, packing.Packing):
-            return packed
+            # A head may see in real texts what those that it was tried out with do not have.
+            first_samples = data.train.few(self._most_tokens)
+            difference = packed.difference_for(first_samples, data.pad_id)
+            if not difference:
+                return packed
+            packed.undo()
+            name = type(self.model).__name__
+            packed = (
+                f"{name} gives other outputs without padding for samples of the training data "
+                f"(they differ by {difference:.2g})"
+            )
         self._setup.job.warn(f"{packed}; batches are padded to their longest sample")
         return None
+
+    @property
+    def _most_tokens(self) -> int | None:
+        """Tokens of each sample that the model is tried out with; None: all.
+
+        Logits of a vocabulary, for every token, take gigabytes; and such heads look at each token
+        by itself.
+        """
+        if self._setup.data.train.token_labels is None:
+            return None
+        return _MOST_TOKENS
+
+    @torch.no_grad()
+    def _choose_side(self) -> bool:
+        """Returns whether padding is to stand before texts: where a head reads the last place of a
+        batch, as XLNet's, so that a text has the outputs that it has alone.
+
+        A warning, where it has others with padding on either side.
+        """
+        data = self._setup.data
+        can_generate = getattr(self.model, "can_generate", None)
+        # Other models than transformers' take other arguments; labels of tokens have their places.
+        if self.packing or can_generate is None or data.train.token_labels is not None:
+            return False
+        if can_generate():  # its head is of tokens, its decoder wants targets
+            return False
+        table = data.train.few()
+        was_training = self.model.training
+        self.model.eval()
+        differences = self._differences_by_side(table)
+        self.model.train(was_training)
+        if not differences:
+            return False
+        right, left = differences
+        if right and left:
+            name = type(self.model).__name__
+            self._setup.job.warn(
+                f"{name} gives other outputs for a text in a padded batch than for the text alone "
+                f"(they differ by {right:.2g})"
+            )
+        return bool(right and not left)
+
+    def _differences_by_side(self, table: TokenTable) -> list[float]:
+        """Returns how much logits of texts differ from those that each has alone, with padding
+        behind the texts, and before them; nothing where there is one row of logits for a token."""
+        pad_id = self._setup.data.pad_id
+        alone = []
+        for sample in range(len(table)):
+            inputs = table.batch(np.array([sample]), pad_id).inputs
+            logits = self.model(**inputs).get("logits")
+            if logits is None or logits.ndim != 2:
+                return []
+            alone.append(logits)
+        expected = torch.cat(alone)
+        differences = []
+        for left in (False, True):
+            samples = np.arange(len(table))
+            inputs = table.batch(samples, pad_id, left=left).inputs
+            logits = self.model(**inputs)["logits"]
+            differences.append(packing.difference(expected, logits))
+        return differences
 
     def _trim(self) -> TrimmedVocabulary | None:
         vocabulary = TrimmedVocabulary.trim(self.model, self._setup.data)
@@ -118,8 +207,14 @@ class LoadedModel:
             multiple = _TENSOR_CORES
         shortest = 0
         if setup.config.batching == "padded":
-            shortest = setup.config.max_length or _longest(table)
-        return table.batch(samples, setup.data.pad_id, multiple, shortest)
+            shortest = setup.config.max_length or table.longest
+        return table.batch(
+            samples,
+            setup.data.pad_id,
+            multiple,
+            shortest,
+            self._pads_left,
+        )
 
     def sent(self, batch: Batch, table: TokenTable) -> Batch:
         """Returns a batch on the device, which the model gets next."""
@@ -129,12 +224,6 @@ class LoadedModel:
             lengths = torch.from_numpy(table.lengths(batch.indices))
             self.packing.expect(lengths, device)
         return batch.to(device)
-
-
-def _longest(table: TokenTable) -> int:
-    """Returns the tokens of the longest sample."""
-    lengths = np.diff(table.offsets)
-    return int(lengths.max())
 
 
 def recompute_activations(model: Any) -> None:

@@ -1,8 +1,10 @@
 """Tasks on real data: rows, tokenizer and model that a configuration names."""
 
+import functools
+import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -162,10 +164,29 @@ class Pretrained(Task):
     # --- tokens -----------------------------------------------------------------------------------
 
     def longest(self, tokenizer: Any) -> int:
-        """Returns the most tokens of a sample."""
+        """Returns the most tokens of a sample: those of --max-length, fewer where the model takes
+        no more."""
         return min(
-            int(required(self.config, "max_length")), int(tokenizer.model_max_length)
+            int(required(self.config, "max_length")),
+            int(tokenizer.model_max_length),
+            self._positions,
         )
+
+    @functools.cached_property
+    def _positions(self) -> int:
+        """Tokens of a text that the model has positions for. Many tokenizers do not say it."""
+        import torch
+        from transformers import AutoConfig, AutoModel
+
+        from slurmft.train.engine.packing import position_limits  # it imports torch
+
+        model_config = self.load(AutoConfig.from_pretrained)
+        try:
+            with torch.device("meta"):  # modules without weights
+                model = AutoModel.from_config(model_config, trust_remote_code=False)
+        except ValueError:  # a configuration of no base model
+            return sys.maxsize
+        return position_limits(model)[0]
 
     def encode(
         self,
@@ -206,9 +227,10 @@ class Pretrained(Task):
             encoded = tokenizer(**named, truncation=True, max_length=longest)
             is_cut += are_cut(encoded)
             # Arrays at once: lists of Python's numbers take several times their room.
-            ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
-            types_of_part = encoded.get("token_type_ids", ())
-            types += [np.asarray(row, dtype=np.int8) for row in types_of_part]
+            for row in filled(encoded["input_ids"], tokenizer.pad_token_id):
+                ids.append(np.asarray(row, dtype=np.int32))
+            for row in filled(encoded.get("token_type_ids", ()), 0):
+                types.append(np.asarray(row, dtype=np.int8))
         self.warn_of_cuts(is_cut, what, longest)
         if len(texts) > 1 and self.tells_texts_apart(tokenizer):
             return ids, types
@@ -256,6 +278,7 @@ class Pretrained(Task):
             "data": data_of_splits,
             "tokenizer": tokenizer,
             "types": self.tells_texts_apart(self.tokenizer()),
+            "longest": self.longest(self.tokenizer()),
             "code": [(path.name, fingerprint(path)) for path in code],
             "versions": [
                 version(name) for name in ("transformers", "tokenizers", "pyarrow")
@@ -273,7 +296,11 @@ class Pretrained(Task):
         if tokenizer.pad_token_id is None and self.eos_may_pad:
             tokenizer.pad_token = tokenizer.eos_token
         if tokenizer.pad_token_id is None:
-            raise UsageError(f"{what} has no padding token")
+            raise UsageError(
+                f"{what} has no padding token",
+                "set pad_token in its tokenizer_config.json, to a token of its vocabulary that no "
+                "text has",
+            )
         if self.needs_offsets and not tokenizer.is_fast:
             raise UsageError(f"{what} does not tell where tokens are")
         return tokenizer
@@ -323,7 +350,21 @@ class Pretrained(Task):
         # new weights, which LoRA trains whole
         model.missing_keys = loading["missing_keys"]
         model.stored_dtype = stored_dtype
+        self._name_padding(model)
         return model
+
+    def _name_padding(self, model: Any) -> None:
+        """Tells a model the token of padding, where its configuration does not.
+
+        Decoders are published without it, and their heads for classes look for the last token
+        before the padding. After loading: a table of embeddings that is made with it would not
+        train that token.
+        """
+        text_config = model.config.get_text_config()
+        # A token that ends texts as well is no padding to a language model.
+        if self.eos_may_pad or getattr(text_config, "pad_token_id", None) is not None:
+            return
+        text_config.pad_token_id = self.tokenizer().pad_token_id
 
     def load(self, load: Callable[..., Loaded], **settings: Any) -> Loaded:
         """Returns what a `from_pretrained` of transformers loads for --model."""
@@ -347,6 +388,19 @@ def dtype_of(model_config: Any) -> Any:
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
     return dtype
+
+
+def filled(rows: Iterable[Any], token: int) -> Iterator[Any]:
+    """Yields rows of numbers, with `token` alone for those without any.
+
+    A text may have no tokens, where the tokenizer puts none before or behind it; a model takes at
+    least one, and of a batch that is padded it would get padding.
+    """
+    for row in rows:
+        if len(row):
+            yield row
+        else:
+            yield [token]
 
 
 def are_cut(encoded: Any) -> list[bool]:

@@ -16,7 +16,7 @@ from slurmft.train.login.cells import label_ids
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import NAN, check_numbers
-from slurmft.train.tasks.pretrained import Pretrained, are_cut
+from slurmft.train.tasks.pretrained import Pretrained, are_cut, filled
 
 # Places in a prediction, which counts for a whole text: entities that are predicted rightly, that
 # are predicted, that are true; words whose label is right, and all words.
@@ -73,11 +73,13 @@ class Task(Pretrained):
             max_length=longest,
         )
         self.warn_of_cuts(are_cut(encoded), what, longest)
+        ids = list(filled(encoded["input_ids"], tokenizer.pad_token_id))
         words_of_tokens = []
         for encoding in encoded.encodings:
             places = first_of_word(encoding.word_ids)
-            words_of_tokens.append(np.array(places))
-        return encoded["input_ids"], words_of_tokens
+            words_of_tokens.append(places)
+        # No word begins with a token that stands for a text without any.
+        return ids, [np.array(row) for row in filled(words_of_tokens, -1)]
 
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForTokenClassification

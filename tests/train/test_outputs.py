@@ -1,0 +1,276 @@
+"""Outputs are those of plain transformers: of any head, any tokenizer, and any text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from slurmft.core.errors import UsageError
+from slurmft.train import tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.data.tables import TokenTable
+from slurmft.train.data.token_data import TokenData
+from slurmft.train.engine import packing
+from slurmft.train.engine.packing import Form
+from slurmft.train.loop.loaded_model import LoadedModel
+from tests.conftest import slurmft
+from tests.support.models import write_decoder, write_model, write_pairs, write_splits
+from tests.train.test_trainer import EXACT, train
+
+PAD = "<|system|>"
+"""The decoder's token of padding."""
+PAD_ID = 4
+
+
+def decoder_of(folder: Path, ends_with_pad: bool = False) -> Path:
+    """A Llama as Qwen's are published: its configuration names no padding, its tokenizer does.
+
+    Args:
+        ends_with_pad: the tokenizer ends texts with that token, as that of Qwen3-Embedding does.
+    """
+    write_decoder(folder, pad=PAD, initializer_range=0.2)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["pad_token_id"] is None
+    if ends_with_pad:
+        file = str(folder / "tokenizer.json")
+        tokenizer = Tokenizer.from_file(file)
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"$A {PAD}", special_tokens=[(PAD, PAD_ID)]
+        )
+        tokenizer.save(file)
+    return folder
+
+
+def sentences(folder: Path, *more: str, train: int = 40, validation: int = 20) -> Path:
+    """Texts in three classes; some more of them in both splits."""
+    sizes = {"train": train, "validation": validation}
+    write_pairs(folder, ("text", None), 3, sizes)
+    for split in sizes:
+        with open(folder / f"{split}.jsonl", "a") as file:
+            for text in more:
+                file.write(json.dumps({"text": text, "label": 0}) + "\n")
+    return folder
+
+
+def rows_of(folder: Path, split: str) -> list[dict[str, Any]]:
+    text = (folder / f"{split}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def accuracy_by_pipeline(model: Path, data: Path) -> float:
+    """The accuracy of a saved model, by transformers alone, a text at a time."""
+    classify = transformers.pipeline("text-classification", str(model), device="cpu")
+    rows = [row for row in rows_of(data, "validation") if row["text"]]
+    predicted = [classify(row["text"])[0]["label"] for row in rows]
+    return float(
+        np.mean([p == str(r["label"]) for p, r in zip(predicted, rows, strict=True)])
+    )
+
+
+TASK = ("--task", "text-classification", "--learning-rate", "0.01", "--epochs", "2")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ends_with_pad", [False, True])
+def test_decoders_as_classifiers(ends_with_pad: bool, tmp_path: Path) -> None:
+    """The result is that of the saved model, by transformers' pipeline and by `slurmft predict`;
+    with packed batches and with padded ones."""
+    model = decoder_of(tmp_path / "model", ends_with_pad)
+    data = sentences(tmp_path / "data", train=80, validation=60)
+    source = ("--data", str(data), "--model", str(model), "--batch-size", "8")
+    losses = []
+    for batching in ("packed", "dynamic"):
+        done = train(
+            tmp_path / batching, *TASK, *source, *EXACT, "--batching", batching
+        )
+        assert done.code == 0, done.err
+        assert "other outputs" not in done.err
+        accuracy = done.result["metrics"]["accuracy"]
+        assert accuracy == accuracy_by_pipeline(done.run.model, data)
+        losses.append(done.result["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    output = tmp_path / "predictions.jsonl"
+    file = str(data / "validation.jsonl")
+    flags = ("--output", str(output), "--cluster", "local", "--follow")
+    runs = ("--runs-dir", str(tmp_path / "predictions"))
+    predicted = slurmft(
+        "predict", str(done.run.path), file, *flags, *runs, imported=True
+    )
+    assert predicted.code == 0, predicted.err
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert np.mean([row["prediction"] == str(row["label"]) for row in rows]) == accuracy
+
+
+@pytest.mark.processes
+def test_a_text_without_tokens(tmp_path: Path) -> None:
+    """It is the token of padding alone: what a padded batch of transformers would have."""
+    model = decoder_of(tmp_path / "model")
+    data = sentences(tmp_path / "data", "")
+    source = ("--data", str(data), "--model", str(model), "--batch-size", "8")
+    done = train(tmp_path / "runs", *TASK, *source, *EXACT)
+    assert done.code == 0, done.err
+    loaded = TokenData.load(done.run.tokens)
+    assert loaded.train.tokens[loaded.train.offsets[-2] :].tolist() == [PAD_ID]
+
+
+def test_words_without_tokens(tmp_path: Path) -> None:
+    row: dict[str, Any] = {"tokens": [], "tags": []}
+    rows = [{"tokens": ["joy", "word1"], "tags": ["B-X", "O"]}, row]
+    data = write_splits(tmp_path / "data", {"train": rows * 2, "validation": rows})
+    model = decoder_of(tmp_path / "model")
+    config = TrainConfig.resolve(
+        task="token-classification", data=str(data), model=str(model)
+    )
+    table = tasks.get(config).prepare().train
+    assert table.lengths(np.arange(4)).tolist() == [2, 1, 2, 1]
+    assert table.label_counts is not None
+    assert table.label_counts.tolist() == [2, 0, 2, 0]
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+def write_long(folder: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A model of 24 positions, whose tokenizer does not say so; a longer text in validation."""
+    model = write_model(tmp_path / "model", max_positions=24)
+    file = model / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config.pop("model_max_length", None)
+    file.write_text(json.dumps(config))
+    sentences(folder)
+    long_text = {"text": "word1 " * 40, "label": 0}
+    with open(folder / "validation.jsonl", "a") as validation:
+        validation.write(json.dumps(long_text) + "\n")
+    return folder, model
+
+
+def test_texts_are_cut_to_the_positions_of_the_model(tmp_path: Path) -> None:
+    """As transformers' run_glue.py does, and told."""
+    folder, model = write_long(tmp_path / "data", tmp_path)
+    config = TrainConfig.resolve(
+        task="text-classification", data=str(folder), model=str(model)
+    )
+    data = tasks.get(config).prepare()
+    assert data.longest == 24
+    assert any("are cut to 24 tokens" in text for text in data.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "most"),
+    [
+        ("Bert", {}, 40),
+        ("Roberta", {"pad_token_id": 1}, 38),
+        ("MPNet", {}, 38),
+        ("GPT2", {"n_positions": 40}, 40),
+        ("OPT", {"ffn_dim": 8, "word_embed_proj_dim": 8}, 40),
+        ("Llama", {}, None),
+        ("T5", {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2}, None),
+    ],
+)
+def test_positions_of_families(
+    name: str, sizes: dict[str, int], most: int | None
+) -> None:
+    """The longest text is computed, and one more token is not; or there is no limit."""
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    common = {"vocab_size": 60, "intermediate_size": 8, "max_position_embeddings": 40}
+    config = getattr(transformers, f"{name}Config")(**(small | common | sizes))
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    limit, _ = packing.position_limits(model)
+    assert (limit > 10**6) == (most is None)
+    if most is None:
+        return
+    assert limit == most
+    model(input_ids=torch.full((1, most), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, most + 1), 5))
+
+
+def test_longer_texts_of_other_tasks_are_refused_at_once(tmp_path: Path) -> None:
+    """A task of one's own may cut its texts otherwise."""
+    data: Any = type("Data", (), {"longest": 25})
+    loaded: Any = LoadedModel.__new__(LoadedModel)
+    loaded.model = AutoModelForSequenceClassification.from_pretrained(
+        write_model(tmp_path / "model", max_positions=24)
+    )
+    loaded._setup = type("Setup", (), {"data": data})
+    with pytest.raises(UsageError, match="25 tokens is longer than the 24 positions"):
+        loaded._check_lengths()
+
+
+# --- heads that look for padding ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT2"])
+def test_heads_that_look_for_the_last_token(name: str) -> None:
+    """Texts that end with the token of padding, have it within, or are nothing else."""
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    more = {"intermediate_size": 48, "max_position_embeddings": 40, "num_labels": 3}
+    if name == "GPT2":
+        heads = {"num_attention_heads": 4}
+    config = getattr(transformers, f"{name}Config")(**(sizes | heads | more))
+    config.initializer_range = 0.2
+    config.pad_token_id = PAD_ID
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForSequenceClassification")(config).eval()
+    packed = packing.pack(model)
+    assert isinstance(packed, packing.Packing), packed
+    assert packed.form is Form.LAST
+    texts = [[7, 8, PAD_ID], [9, PAD_ID, 11, 12], [PAD_ID] * 2, [5], [PAD_ID, 6]]
+    table = TokenTable.build(texts)
+    assert packed.difference_for(table, PAD_ID) == 0
+    expected = []
+    for text in texts:  # the reference, each text alone
+        expected.append(model(input_ids=torch.tensor([text])).logits)
+    batch = table.packed(np.arange(len(texts)))
+    packed.expect(batch.lengths, torch.device("cpu"))
+    output = model(**batch.inputs).logits
+    assert packing.difference(torch.cat(expected)[batch.indices], output) == 0
+
+
+@pytest.mark.processes
+def test_a_head_that_reads_the_last_place(tmp_path: Path) -> None:
+    """XLNet's: padding stands before its texts, and its result is that of the pipeline."""
+    folder = tmp_path / "model"
+    write_model(folder)
+    torch.manual_seed(0)
+    config = transformers.XLNetConfig(
+        vocab_size=60, d_model=32, n_layer=2, n_head=4, d_inner=48, dropout=0.0,
+        summary_last_dropout=0.0, initializer_range=0.3, pad_token_id=0,
+    )  # fmt: skip
+    transformers.XLNetModel(config).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.save_pretrained(folder)
+    data = sentences(tmp_path / "data", train=80, validation=60)
+    source = ("--data", str(data), "--model", str(folder), "--batch-size", "8")
+    done = train(tmp_path / "runs", *TASK, *source, *EXACT)
+    assert done.code == 0, done.err
+    accuracy = accuracy_by_pipeline(done.run.model, data)
+    assert done.result["metrics"]["accuracy"] == accuracy
+
+
+def test_padding_on_either_side() -> None:
+    table = TokenTable.build([[1, 2, 3], [4]], [0, 1])
+    for left, rows in ((False, [[1, 2, 3], [4, 9, 9]]), (True, [[1, 2, 3], [9, 9, 4]])):
+        batch = table.batch(np.arange(2), 9, left=left)
+        assert batch.inputs["input_ids"].tolist() == rows
+        is_token = batch.inputs["input_ids"] != 9
+        assert torch.equal(batch.inputs["attention_mask"].bool(), is_token)
+
+
+def test_few_samples_to_try_a_model_with() -> None:
+    lengths = [5, 9, 1, 7, 3, 8, *itertools.repeat(2, 70)]
+    table = TokenTable.build([range(length) for length in lengths])
+    few = table.few()
+    assert few.lengths(np.arange(len(few))).tolist() == [1, 2, 2, 2]
+    assert table.few(1).tokens.tolist() == [0, 0, 0, 0]
