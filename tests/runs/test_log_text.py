@@ -324,7 +324,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, int, str]:
     the command's exit code and what it printed."""
     top = tmp_path_factory.mktemp("failed")
     model = write_model(top / "model")
-    name = write_raising(top)
+    name = write_raising(top / "project")
     flags = ("--nodes", "2", "--batch-size", "4", "--seed", "1", "--max-restarts", "0")
     task = (
         "--task",
@@ -337,7 +337,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, int, str]:
         "1",
     )
     where = ("--cluster", "local", "--runs-dir", str(top / "runs"))
-    with contextlib.chdir(top):
+    with contextlib.chdir(top / "project"):
         job = Following(*where, *flags, *task, imported=True)
     until(job.run.rank_log(0).exists, every_s=0.02)
     command = [sys.executable, "-m", "slurmft", "logs", str(job.run.path), "--follow"]

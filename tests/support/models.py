@@ -147,8 +147,8 @@ class Task(sequence.Task):
 
 
 def write_raising(folder: Path) -> str:
-    """Writes a task of one's own into a folder, with texts in `data`: the rank that gets the last
-    of them raises, alone.
+    """Writes a task of one's own into a new folder, with texts in `data`: the rank that gets the
+    last of them raises, alone.
 
     Returns:
         The task's name, as a command in that folder finds it.

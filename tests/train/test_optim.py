@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.optim import AdamW
 
 from slurmft.core.errors import UsageError
@@ -178,6 +180,65 @@ def test_changes_are_all_that_differs_from_published() -> None:
         assert {k: published[k] for k in recipe if k in published} == {
             k: v for k, v in recipe.items() if k in published
         }
+
+
+SMALL = {
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}  # fmt: skip
+T5_SIZES = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("BertForSequenceClassification", SMALL),
+        ("MPNetForSequenceClassification", SMALL),
+        ("DebertaV2ForSequenceClassification", SMALL),
+        ("ModernBertForSequenceClassification", SMALL | {"pad_token_id": 0}),
+        ("Qwen3ForSequenceClassification", SMALL | {"head_dim": 8}),
+        ("GPT2ForSequenceClassification", {"n_embd": 16, "n_layer": 1, "n_head": 2}),
+        ("T5ForConditionalGeneration", T5_SIZES | {"num_heads": 2}),
+        (
+            "XLNetForSequenceClassification",
+            {"vocab_size": 40, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 8},
+        ),
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_weights_that_decay_are_those_of_trainer(
+    name: str, sizes: dict[str, int], optimizer: str
+) -> None:
+    head = next(h for h in ("ForSequence", "ForConditional") if h in name)
+    config = getattr(transformers, f"{name.partition(head)[0]}Config")(**sizes)
+    model = getattr(transformers, name)(config)
+    trainer: Any = transformers.Trainer
+    expected = set(trainer.get_decay_parameter_names(None, model))
+    names = {id(p): n for n, p in model.named_parameters()}
+    made = make_optimizer(model, plan(optimizer=optimizer, weight_decay=0.1))
+    decayed = set()
+    for group in made.param_groups:
+        if group["weight_decay"]:
+            decayed |= {names[id(p)] for p in group["params"]}
+    assert decayed == expected & set(names.values())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.06, 0.25])
+@pytest.mark.parametrize("steps", [1, 3, 7, 32, 33])
+def test_warm_up_is_that_of_trainer(ratio: float, steps: int, tmp_path: Path) -> None:
+    arguments = transformers.TrainingArguments(str(tmp_path), warmup_steps=ratio)
+    warmup = arguments.get_warmup_steps(steps)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([weight], lr=1.0)
+    of = plan(warmup_ratio=ratio, max_steps=steps, lr_schedule="constant")
+    scheduler = make_scheduler(optimizer, of)
+    for step in range(steps):
+        expected = min(1.0, step / max(1, warmup))
+        assert scheduler.get_last_lr()[0] == pytest.approx(expected)
+        optimizer.step()
+        scheduler.step()
 
 
 def test_weights_of_muon() -> None:

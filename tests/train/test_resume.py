@@ -301,8 +301,8 @@ def test_exception_that_comes_back_ends_the_run(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One restart, and no more: at the same step the same would happen for ever."""
-    task = write_raising(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    task = write_raising(tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
     flags = ("--nodes", "2", "--batch-size", "4", "--max-restarts", "5")
     task_flags = ("--task", task, "--data", "data", "--model", str(tiny_model))
     source = ("--cluster", "local", "--runs-dir", str(tmp_path / "runs"), *task_flags)

@@ -404,6 +404,29 @@ def test_rows_that_are_wrong(
     assert message in str(error.value)
 
 
+def test_questions_are_stripped_on_the_left_alone(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As run_qa.py does: blanks at the end are tokens of some tokenizers."""
+    row = GOOD | {"question": "  joy word0 "}
+    rows = {"train": [row], "validation": [row]}
+    task = squad_task(write_splits(tmp_path / "data", rows), tiny_model)
+    tokenizer = task.tokenizer()
+    questions = []
+
+    class Recorder:
+        def __call__(self, texts: list[str], *more: Any, **named: Any) -> Any:
+            questions.extend(texts)
+            return tokenizer(texts, *more, **named)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+    monkeypatch.setattr(task, "tokenizer", Recorder)
+    task.prepare()
+    assert set(questions) == {"joy word0 "}
+
+
 def test_missing_column_is_found_before_the_job(
     tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -315,8 +315,8 @@ def test_rank_that_raises(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One text that the task refuses: the rank that gets it raises, alone."""
-    task = write_raising(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    task = write_raising(tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
     source = ("--task", task, "--data", "data", "--model", str(tiny_model))
     sizes = ("--nodes", "2", "--batch-size", "4")
     done = train(tmp_path / "runs", *source, *sizes, *EXACT)

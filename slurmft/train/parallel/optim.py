@@ -1,5 +1,7 @@
 """The optimizer and its schedule, in optimizer steps; and its state, as files hold it."""
 
+import math
+import re
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,12 @@ from transformers import get_scheduler
 from slurmft.train.loop.state import Tensors
 from slurmft.train.loop.step_plan import Plan
 from slurmft.train.parallel.muon import Groups, MuonAdamW
+
+_NO_DECAY = re.compile(
+    r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)",
+    re.IGNORECASE,
+)
+"""Names of weights that do not decay, as transformers' Trainer has them."""
 
 
 def make_optimizer(
@@ -23,6 +31,7 @@ def make_optimizer(
         divided: see `MuonAdamW`.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
+    decaying = decaying_weights(model)
     # Fused: a few kernels for all weights, where a plain loop has several for each.
     make_adamw = partial(
         AdamW,
@@ -32,7 +41,7 @@ def make_optimizer(
         fused=True,
     )
     if plan.optimizer == "adamw":
-        return make_adamw(decay_groups(trained, plan))
+        return make_adamw(decay_groups(trained, decaying, plan))
     hidden = hidden_matrices(model)
     # By identity: `==` of two weights compares their numbers.
     in_hidden = {id(p) for p in hidden}
@@ -41,10 +50,10 @@ def make_optimizer(
     below_head = [p for p in others if id(p) in in_base]
     of_head = [p for p in others if id(p) not in in_base]
     # Embeddings, norms and biases learn at AdamW's rate; the head at Muon's.
-    slower_groups = decay_groups(below_head, plan)
+    slower_groups = decay_groups(below_head, decaying, plan)
     for group in slower_groups:
         group["lr"] = plan.adamw_learning_rate
-    head_groups = decay_groups(of_head, plan)
+    head_groups = decay_groups(of_head, decaying, plan)
     muon_group = {"params": hidden, "weight_decay": plan.config.weight_decay}
     adamw = make_adamw([*slower_groups, *head_groups])
     return MuonAdamW([muon_group], adamw, plan.learning_rate, divided)
@@ -62,13 +71,31 @@ def steps_taken(optimizer: Optimizer) -> int:
     return max(counts)
 
 
-def decay_groups(weights: list[torch.nn.Parameter], plan: Plan) -> Groups:
-    """Returns weights by whether they decay: biases and norms (one dimension) do not."""
-    matrices = [p for p in weights if p.ndim > 1]
-    vectors = [p for p in weights if p.ndim <= 1]
+def decaying_weights(model: torch.nn.Module) -> set[int]:
+    """Returns the identities of the weights that decay, by the rule of transformers' Trainer: no
+    norms, and none whose name has "bias", such as the relative positions of T5 and MPNet."""
+    in_norms = set()
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            in_norms.update(map(id, module.parameters()))
+    decaying = set()
+    for name, weight in model.named_parameters():
+        if id(weight) not in in_norms and not _NO_DECAY.search(name):
+            decaying.add(id(weight))
+    return decaying
+
+
+def decay_groups(
+    weights: list[torch.nn.Parameter],
+    decaying: set[int],
+    plan: Plan,
+) -> Groups:
+    """Returns weights in two groups: those that decay, and those that do not."""
+    decayed = [p for p in weights if id(p) in decaying]
+    others = [p for p in weights if id(p) not in decaying]
     return [
-        {"params": matrices, "weight_decay": plan.config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": plan.config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
 
 
@@ -101,7 +128,8 @@ def make_scheduler(optimizer: Any, plan: Plan) -> Any:
     warmup = config.warmup_steps
     if warmup is None:
         ratio = config.warmup_ratio or 0.0
-        warmup = round(ratio * total)
+        # Up, as transformers' Trainer: of 3 steps, a tenth is one.
+        warmup = math.ceil(ratio * total)
     # transformers' "constant" has no warm-up.
     name = config.lr_schedule
     if name == "constant":

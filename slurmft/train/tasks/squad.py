@@ -106,7 +106,7 @@ class Task(Pretrained):
             part = questions[first : first + ROWS_AT_ONCE]
             self._check_room(tokenizer, part, longest, stride)
             encoded = tokenizer(
-                [question.question.strip() for question in part],
+                [question.question.lstrip() for question in part],
                 [question.context for question in part],
                 truncation="only_second",
                 max_length=longest,
@@ -138,7 +138,7 @@ class Task(Pretrained):
         # window would get further in the context.
         special_tokens = tokenizer.num_special_tokens_to_add(pair=True)
         room = longest - special_tokens - stride
-        texts = [question.question.strip() for question in questions]
+        texts = [question.question.lstrip() for question in questions]
         all_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
         for question, ids in zip(questions, all_ids, strict=True):
             if len(ids) >= room:
