@@ -389,6 +389,70 @@ def test_a_row_that_the_template_refuses(tmp_path: Path, decoder: Path) -> None:
         task_of(data, decoder).prepare()
 
 
+NO_END = (
+    "{% for m in messages %}<|{{ m.role }}|> {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""As GLM-4's: nothing ends a turn but the next one."""
+THINKS = CHAT_TEMPLATE.removesuffix("<|assistant|>{% endif %}") + (
+    "<|assistant|> <think>{% endif %}"
+)
+"""As DeepSeek-R1's: the prompt goes on otherwise than turns begin."""
+
+
+def test_a_template_that_ends_no_turn(tmp_path: Path) -> None:
+    """The model learns where it is to stop, and the log says so."""
+    model = write_decoder(tmp_path / "model", template=NO_END)
+    messages = [USER, ANSWER, USER, ANSWER]
+    data = write_rows(tmp_path / "data", {"messages": messages})
+    task = task_of(data, model)
+    prepared = task.prepare()
+    answer = ANSWER["content"].split()
+    assert learnt(task, prepared) == [[*answer, *answer, "<|end|>"]]
+    assert "ends no turn: '<|end|>' is learnt" in prepared.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        (
+            THINKS,
+            [USER, ANSWER],
+            "row 1: the chat template .* otherwise than the beginning",
+        ),
+        ("{{ messages.nothing.at_all }}", [USER, ANSWER], "template .* refuses it"),
+        ("{{ 1 + 'a' }}", [USER, ANSWER], "template .* refuses it"),
+        (
+            CHAT_TEMPLATE,
+            [ANSWER, USER, ANSWER],
+            "row 1 has a first message of the assistant",
+        ),
+    ],
+)
+@pytest.mark.parametrize("beside", [True, False])
+def test_chats_that_cannot_be_learnt_are_refused_at_submission(
+    template: str,
+    messages: list[dict[str, str]],
+    message: str,
+    beside: bool,
+    tmp_path: Path,
+) -> None:
+    """And in the job, which is the first to see data of the hub; wherever the template is."""
+    model = write_decoder(tmp_path / "model", template=template)
+    if not beside:
+        (file,) = model.glob("*chat_template*")
+        config = json.loads((model / "tokenizer_config.json").read_text())
+        config["chat_template"] = file.read_text()
+        (model / "tokenizer_config.json").write_text(json.dumps(config))
+        file.unlink()
+    data = write_rows(tmp_path / "data", {"messages": messages})
+    with pytest.raises(UsageError, match=message) as error:
+        inputs.check(config_of(data, model))
+    assert error.value.hint
+    with pytest.raises(UsageError, match=message):
+        task_of(data, model).prepare()
+
+
 def test_an_encoder_is_refused(tmp_path: Path, tiny_model: Path, decoder: Path) -> None:
     data = write_documents(tmp_path / "data", 20, 5)
     made = task_of(data, decoder, "causal-lm").prepare()

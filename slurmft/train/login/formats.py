@@ -13,6 +13,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.cells import check_texts, is_empty, label_numbers, wrong_label
+from slurmft.train.login.chats import local_template, written
 from slurmft.train.login.rows import SQUAD_COLUMNS
 from slurmft.train.own_task import facts
 
@@ -49,6 +50,11 @@ class RowFormat(ABC):
         Raises:
             UsageError: a value that cannot be right.
         """
+
+    def check_with_model(self, values: Columns, where: str) -> None:
+        """Checks the first rows of a split with what the login node has of the model; raises
+        UsageError. Here, nothing."""
+        return
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         """Yields the labels that are classes, each with the number of its row."""
@@ -230,6 +236,8 @@ class Words(RowFormat):
 
 # --- conversations, texts that become texts -------------------------------------------------------
 
+_WRITTEN_ROWS = 50
+"""Rows that a submission has the chat template write: it may refuse almost all."""
 ROLES = ("system", "developer", "user", "tool", "assistant")
 
 
@@ -237,11 +245,22 @@ ROLES = ("system", "developer", "user", "tool", "assistant")
 class Chats(RowFormat):
     """Conversations: lists of messages."""
 
+    model: str | None = None
+    """The model whose chat template writes them."""
+
     @classmethod
     def of(cls, train: TrainConfig) -> RowFormat:
         if train.preset == "completion":
             return Targets.of(train)
-        return cls(_given(train.text_column))
+        return cls(_given(train.text_column), model=train.model)
+
+    def check_with_model(self, values: Columns, where: str) -> None:
+        write = local_template(self.model)
+        if write is None:
+            return
+        first_rows = values[0][:_WRITTEN_ROWS]
+        for row, messages in enumerate(first_rows, start=1):
+            written(write, messages, f"{where!r}: row {row}", self.model)
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []
@@ -256,13 +275,18 @@ class Chats(RowFormat):
         """Returns the texts of the assistant; UsageError where a message cannot be right."""
         answers = []
         try:
-            for message in messages:
+            for place, message in enumerate(messages):
                 role = message["role"]
                 text = message["content"] + ""  # raises TypeError where it is no string
                 if role not in ROLES:
                     raise self._wrong(where, row, f"a message of the role {role!r}")
-                if role == "assistant":  # these are what the model learns
-                    answers.append(text)
+                if role != "assistant":
+                    continue
+                # Templates write no prompt of no message.
+                if place == 0:
+                    what = "a first message of the assistant, which answers nothing"
+                    raise self._wrong(where, row, what)
+                answers.append(text)  # these are what the model learns
         except (TypeError, KeyError):
             raise self._wrong(
                 where,

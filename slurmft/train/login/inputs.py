@@ -227,6 +227,8 @@ def _read_split(where: str, chunks: Chunks, form: RowFormat) -> Split:
         # Messages count rows from 1.
         first_row = split.rows + 1
         split.without_text += form.check(values, where, first_row)
+        if first_row == 1:
+            form.check_with_model(values, where)
         split.labels.add(form.labels(values, first_row))
         split.texts.add(form.texts(values))
         split.rows += len(values[0])

@@ -12,7 +12,7 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
-from slurmft.core.hub import is_local
+from slurmft.core.hub import hub_cache, is_local
 from slurmft.core.permissions import user_name
 from slurmft.train import ipex
 from slurmft.train.config import TrainConfig
@@ -129,6 +129,22 @@ def check_packages(train: TrainConfig) -> None:
                 f"{what} needs packages that are not installed: {projects}",
                 f"leave it out, or {shlex.quote(sys.executable)} -m pip install {projects}",
             )
+
+
+def tokenizer_file(model: str) -> Path | None:
+    """Returns the file of a model's tokenizer, in its folder or the hub's cache; None: there is
+    none."""
+    folders = [Path(model)]
+    if not is_local(model):
+        folder_name = model.replace("/", "--")
+        cached = hub_cache() / f"models--{folder_name}" / "snapshots"
+        folders = sorted(cached.glob("*"))
+    # Of several revisions any will do: it only estimates lengths.
+    for folder in reversed(folders):
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            return file
+    return None
 
 
 # --- data -----------------------------------------------------------------------------------------

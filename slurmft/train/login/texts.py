@@ -7,13 +7,12 @@ import heapq
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 from slurmft.core.files import read_json
-from slurmft.core.hub import hub_cache, is_local
 from slurmft.train.login.formats import Text
+from slurmft.train.login.sources import tokenizer_file
 
 SAMPLE = 5000
 """Most texts of a split that are tokenized to look at their lengths."""
@@ -155,7 +154,7 @@ class LocalTokenizer:
         is slow."""
         if model is None:
             return None
-        file = _tokenizer_file(model)
+        file = tokenizer_file(model)
         if file is None:
             return None
         from tokenizers import Tokenizer
@@ -172,17 +171,3 @@ class LocalTokenizer:
         if not isinstance(most, int):
             most = _NO_LIMIT
         return cls(tokenizer, most)
-
-
-def _tokenizer_file(model: str) -> Path | None:
-    folders = [Path(model)]
-    if not is_local(model):
-        folder_name = model.replace("/", "--")
-        cached = hub_cache() / f"models--{folder_name}" / "snapshots"
-        folders = sorted(cached.glob("*"))
-    # Of several revisions any will do: it only estimates lengths.
-    for folder in reversed(folders):
-        file = folder / "tokenizer.json"
-        if file.is_file():
-            return file
-    return None

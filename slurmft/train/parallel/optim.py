@@ -101,7 +101,8 @@ def decay_groups(
 
 def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Returns the weights between embeddings and head: matrices of the base model that are no
-    table."""
+    table, and that decay."""
+    decaying = decaying_weights(model)
     in_tables = set()
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
@@ -109,7 +110,8 @@ def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     matrices = []
     for weight in _base(model).parameters():
         is_matrix = weight.ndim == 2 and id(weight) not in in_tables
-        if is_matrix and weight.requires_grad:
+        # XLNet has biases of two dimensions.
+        if is_matrix and weight.requires_grad and id(weight) in decaying:
             matrices.append(weight)
     return matrices
 

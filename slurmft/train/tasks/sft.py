@@ -6,6 +6,7 @@ end-of-text token.
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED, TokenTable
 from slurmft.train.login.cells import describe_rows
+from slurmft.train.login.chats import has_end, written
 from slurmft.train.login.sources import no_chat_template
 from slurmft.train.tasks import causal_lm
 from slurmft.train.tasks.hub import Rows
@@ -25,12 +27,17 @@ class Sample(NamedTuple):
     text: str
     learnt: list[tuple[int, int]]
     """First character of each part, and the one behind its last."""
+    is_ended: bool = False
+    """What ends its last part is in the text; else the end-of-text token is put behind it."""
 
 
 class Task(causal_lm.Task):
     """Chats; or, with the preset completion, prompts and completions."""
 
     needs_offsets = True
+
+    _unended = 0
+    """Chats of the split under way whose template writes nothing that ends a turn."""
 
     @property
     def _is_chat(self) -> bool:
@@ -43,6 +50,7 @@ class Task(causal_lm.Task):
         labels: list[Any] = []
         left_out: list[int] = []
         cut = 0
+        self._unended = 0
         samples = self._samples(tokenizer, rows)
         for row, tokens, next_tokens in self._encoded(tokenizer, samples):
             if len(tokens) > longest:
@@ -66,6 +74,11 @@ class Task(causal_lm.Task):
         learnt = (np.concatenate(labels) != IGNORED).sum()
         total = sum(len(sample) for sample in ids)
         counts = f"{len(ids):,} samples, {learnt:,} of {total:,} tokens learnt"
+        if self._unended:
+            counts += (
+                f"; the chat template ends no turn: {tokenizer.eos_token!r} is learnt behind the "
+                f"last one of {self._unended:,} samples"
+            )
         note = f"{rows.where!r}: {counts}"
         if cut or left_out:
             note += f"; {remark}"
@@ -107,51 +120,22 @@ class Task(causal_lm.Task):
             UsageError: the template refuses the conversation, or begins turns otherwise than the
                 prompt that a model continues.
         """
-        prompts, texts = self._written(tokenizer, messages, what)
+        write = partial(tokenizer.apply_chat_template, tokenize=False)
+        prompts, texts = written(write, messages, what, self.config.model)
         parts = []
         for prompt, text in zip(prompts, texts, strict=True):
             parts.append((len(prompt), len(text)))
         conversation = texts[-1]
+        turns = []
+        for place, message in enumerate(messages, start=1):
+            if message["role"] == "assistant":
+                turns.append(has_end(texts[len(turns)], messages[:place]))
         # Else what was read before a turn depends on the turns after it.
         if all(conversation.startswith(text) for text in [*prompts, *texts]):
-            yield Sample(row, conversation, parts)
+            yield Sample(row, conversation, parts, is_ended=turns[-1])
             return
-        for text, part in zip(texts, parts, strict=True):
-            yield Sample(row, text, [part])
-
-    def _written(
-        self,
-        tokenizer: Any,
-        messages: list[dict[str, str]],
-        what: str,
-    ) -> tuple[list[str], list[str]]:
-        """Returns for each turn of the assistant the text before it, and the text up to its end."""
-        from jinja2 import TemplateError
-
-        template = f"{what}: the chat template of {self.config.model!r}"
-
-        def write(part: list[dict[str, str]], **options: Any) -> str:
-            return str(tokenizer.apply_chat_template(part, tokenize=False, **options))
-
-        prompts: list[str] = []
-        texts: list[str] = []
-        try:
-            for i, message in enumerate(messages):
-                if message["role"] == "assistant":
-                    prompts.append(write(messages[:i], add_generation_prompt=True))
-                    texts.append(write(messages[: i + 1]))
-        except TemplateError as error:  # as of a role that it does not know
-            raise UsageError(
-                f"{template} refuses it: {error}",
-                "change the row, or the template (chat_template.jinja beside the tokenizer)",
-            ) from error
-        if not all(map(str.startswith, texts, prompts)):
-            raise UsageError(
-                f"{template} writes turns of the assistant otherwise than the beginning that a "
-                "model continues",
-                "give a chat template whose add_generation_prompt is what turns begin with",
-            )
-        return prompts, texts
+        for text, part, is_ended in zip(texts, parts, turns, strict=True):
+            yield Sample(row, text, [part], is_ended)
 
     def _encoded(
         self,
@@ -167,9 +151,10 @@ class Task(causal_lm.Task):
             for sample, encoding in zip(part, encoded.encodings, strict=True):
                 ids = encoding.ids
                 is_learnt = _is_learnt(encoding.offsets, sample.learnt)
-                if not self._is_chat:  # the token that ends it is learnt, too
+                if not sample.is_ended:  # the token that ends it is learnt, too
                     # may be the tokenizer's, or be added here
                     ids = self.ended(tokenizer, ids)
+                    self._unended += self._is_chat
                     # The last token is now the end-of-text token, whoever put it there.
                     is_learnt = np.append(is_learnt[: len(ids) - 1], True)
                 tokens = np.array(ids, dtype=np.int32)
