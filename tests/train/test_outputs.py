@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -24,7 +25,13 @@ from slurmft.train.engine import packing
 from slurmft.train.engine.packing import Form
 from slurmft.train.loop.loaded_model import LoadedModel
 from tests.conftest import slurmft
-from tests.support.models import write_decoder, write_model, write_pairs, write_splits
+from tests.support.models import (
+    write_decoder,
+    write_model,
+    write_pairs,
+    write_splits,
+    write_words,
+)
 from tests.train.test_trainer import EXACT, train
 
 PAD = "<|system|>"
@@ -274,3 +281,45 @@ def test_few_samples_to_try_a_model_with() -> None:
     few = table.few()
     assert few.lengths(np.arange(len(few))).tolist() == [1, 2, 2, 2]
     assert table.few(1).tokens.tolist() == [0, 0, 0, 0]
+
+
+# --- weights that the loss does not use -----------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
+def test_weights_that_the_loss_does_not_use(task: str, tmp_path: Path) -> None:
+    """Two ranks train as one does: what is not used neither moves nor decays."""
+    folder = write_model(tmp_path / "model")
+    torch.manual_seed(0)
+    if task == "text-classification":
+        config: Any = transformers.XLNetConfig(
+            vocab_size=60, d_model=32, n_layer=1, n_head=4, d_inner=48, pad_token_id=0,
+        )  # fmt: skip
+        transformers.XLNetModel(config).save_pretrained(folder)
+        unused = "transformer.mask_emb"
+        data = sentences(tmp_path / "data")
+    else:
+        # Its pooler is loaded, and no head of words reads it.
+        config = transformers.BigBirdConfig(
+            vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=48, max_position_embeddings=64,
+        )  # fmt: skip
+        transformers.BigBirdModel(config).save_pretrained(folder)
+        unused = "bert.pooler.weight"
+        data = write_words(tmp_path / "data", train=40, validation=20)
+    source = ("--task", task, "--data", str(data), "--model", str(folder))
+    flags = ("--epochs", "2", "--learning-rate", "0.01", "--weight-decay", "0.1")
+    weights = []
+    for nodes, batch in (("1", "8"), ("2", "4")):
+        sizes = ("--nodes", nodes, "--batch-size", batch)
+        done = train(tmp_path / nodes, *source, *flags, *EXACT, *sizes)
+        assert done.code == 0, done.err
+        weights.append(load_file(done.run.model / "model.safetensors"))
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], rtol=0.02, atol=1e-3)
+    before = load_file(folder / "model.safetensors")
+    short = unused.partition(".")[2]
+    if unused in weights[0]:
+        assert torch.equal(weights[1][unused], before[short])

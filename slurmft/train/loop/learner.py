@@ -28,6 +28,11 @@ STEADIER = (
 )
 """What to do where numbers are no longer finite."""
 
+_TRIED = 64
+"""Samples of which the shortest one shows which weights the loss uses."""
+_UNFINISHED = "Expected to have finished reduction"
+"""Part of what torch's DistributedDataParallel says where a weight got no gradient."""
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -72,6 +77,8 @@ class Learner:
             setup.plan,
             divided=strategy.has_equal_gradients,
         )
+        if strategy.waits_for_all_gradients:
+            strategy.may_lack_gradients = self._may_lack_gradients()
         if setup.config.ipex:
             model, self.optimizer = ipex.optimize(model, self.optimizer)
         self.model = strategy.wrap(self._accelerator, model, self.optimizer)
@@ -87,6 +94,31 @@ class Learner:
         is_whole = self._strategy.keeps_whole_model
         self.loaded = LoadedModel(self._setup, trims=is_whole, fuses=is_whole)
         self._strategy.divide(self.loaded.model)
+
+    def _may_lack_gradients(self) -> bool:
+        """Returns whether the loss leaves weights unused that train, as those of BigBird's pooler
+        where words have labels; all ranks are told alike."""
+        table = self._table
+        first = np.arange(min(len(table), _TRIED))
+        if table.label_counts is not None:  # one without a label has no loss
+            first = first[table.label_counts[first] > 0]
+        # Short: on a GPU node, too, the model is still on the CPU.
+        order = np.argsort(table.lengths(first), kind="stable")
+        sample = first[order[:1]]
+        if not len(sample):
+            return False
+        model = self.loaded.model
+        was_training = model.training
+        model.eval()  # means of batch norms stay as they are
+        batch = self._task.batch(self.loaded.batch(table, sample), table)
+        self.loaded.expect(batch, table, torch.device("cpu"))
+        loss, _ = self._task.loss(model(**batch.inputs), batch)
+        model.train(was_training)
+        used = _weights_in_graph(loss)
+        unused = [
+            p for p in model.parameters() if p.requires_grad and id(p) not in used
+        ]
+        return any(self._world.all_values(float(len(unused))))
 
     @property
     def steps(self) -> int:
@@ -161,7 +193,17 @@ class Learner:
             weight: that of each term of the loss.
         """
         batch = self.loaded.sent(batch, self._table)
-        output = self.model(**batch.inputs)
+        try:
+            output = self.model(**batch.inputs)
+        except RuntimeError as error:
+            if _UNFINISHED not in str(error):
+                raise
+            raise SlurmftError(
+                f"the loss of step {self.steps} did not use all weights of the model, which ranks "
+                "wait for",
+                "switch off what leaves layers out (layerdrop in the model's config.json), or use "
+                "--shard full",
+            ) from error
         loss, count = self._task.loss(output, batch)
         # Once: to read the count waits for the device.
         if not self._has_checked_count:
@@ -272,6 +314,22 @@ class Learner:
         if not largest.isfinite():
             problem = f"weights are not finite after step {self.steps}"
             raise SlurmftError(problem, STEADIER)
+
+
+def _weights_in_graph(loss: torch.Tensor) -> set[int]:
+    """Returns the identities of the weights that a loss has gradients of."""
+    weights = set()
+    seen = set()
+    functions: list[Any] = [loss.grad_fn]
+    while functions:
+        function = functions.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        if hasattr(function, "variable"):  # where the gradient of a weight arrives
+            weights.add(id(function.variable))
+        functions += [each for each, _ in function.next_functions]
+    return weights
 
 
 def make_accelerator(setup: Setup) -> Accelerator:

@@ -220,10 +220,14 @@ class LoadedModel:
         """Returns a batch on the device, which the model gets next."""
         device = self._setup.world.device
         self.batch_tokens = batch.tokens
+        self.expect(batch, table, device)
+        return batch.to(device)
+
+    def expect(self, batch: Batch, table: TokenTable, device: torch.device) -> None:
+        """Announces a batch to the model, which computes it on a device."""
         if self.packing:
             lengths = torch.from_numpy(table.lengths(batch.indices))
             self.packing.expect(lengths, device)
-        return batch.to(device)
 
 
 def recompute_activations(model: Any) -> None:

@@ -74,7 +74,7 @@ def steps_taken(optimizer: Optimizer) -> int:
 def decaying_weights(model: torch.nn.Module) -> set[int]:
     """Returns the identities of the weights that decay, by the rule of transformers' Trainer: no
     norms, and none whose name has "bias", such as the relative positions of T5 and MPNet."""
-    in_norms = set()
+    in_norms: set[int] = set()
     for module in model.modules():
         if isinstance(module, torch.nn.LayerNorm):
             in_norms.update(map(id, module.parameters()))

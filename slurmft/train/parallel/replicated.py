@@ -73,13 +73,15 @@ class Alone(Replicated):
 class Ddp(Replicated):
     """Ranks sum their gradients by torch's DistributedDataParallel."""
 
+    waits_for_all_gradients = True
+
     def wrap(
         self,
         accelerator: Any,
         model: Any,
         optimizer: torch.optim.Optimizer,
     ) -> Any:
-        accelerator.ddp_handler = _ddp_options(model)
+        accelerator.ddp_handler = _ddp_options(model, self.may_lack_gradients)
         ddp = accelerator.prepare_model(model)
         if self.sends == "bf16":
             # By another name: DDP refuses this hook without NCCL.
@@ -95,7 +97,10 @@ class Ddp(Replicated):
         rehearse()
 
 
-def _ddp_options(model: Any) -> DistributedDataParallelKwargs:
+def _ddp_options(
+    model: Any,
+    may_lack_gradients: bool,
+) -> DistributedDataParallelKwargs:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     # Small models are sent in several parts, too: the first while the backward pass goes on.
     # A gradient in fp32 has 4 bytes; in whichever format they are sent, buckets hold these.
@@ -107,4 +112,6 @@ def _ddp_options(model: Any) -> DistributedDataParallelKwargs:
         broadcast_buffers=any(buffer.is_floating_point() for buffer in model.buffers()),
         # Gradients lie in the buckets themselves: there is no second copy of them.
         gradient_as_bucket_view=True,
+        # Each step then looks through its graph for weights that get none.
+        find_unused_parameters=may_lack_gradients,
     )

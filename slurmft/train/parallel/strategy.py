@@ -37,6 +37,8 @@ class Strategy(ABC):
     """Whole gradients, not yet sent, would need the memory that sharding saves."""
     evaluates_together = False
     """A rank without samples computes, too: the others wait for its shares."""
+    waits_for_all_gradients = False
+    """A weight that the loss does not use must be known beforehand: the others wait for it."""
     has_equal_gradients = True
     """All ranks have the same gradients when the optimizer makes its step."""
 
@@ -48,6 +50,8 @@ class Strategy(ABC):
         """
         self.world = world
         self.sends = sends
+        self.may_lack_gradients = False
+        """Weights have no gradients in some steps, or in any."""
 
     # --- a model becomes what trains --------------------------------------------------------------
 

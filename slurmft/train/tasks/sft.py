@@ -126,7 +126,7 @@ class Task(causal_lm.Task):
         for prompt, text in zip(prompts, texts, strict=True):
             parts.append((len(prompt), len(text)))
         conversation = texts[-1]
-        turns = []
+        turns: list[bool] = []
         for place, message in enumerate(messages, start=1):
             if message["role"] == "assistant":
                 turns.append(has_end(texts[len(turns)], messages[:place]))
