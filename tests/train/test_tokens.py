@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score
 
 from slurmft.core.errors import UsageError
 from slurmft.train import tasks
@@ -14,9 +20,11 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import IGNORED
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
-from slurmft.train.tasks.tokens import Task, entities
-from tests.conftest import Done, records
-from tests.support.models import write_splits, write_words
+from slurmft.train.predict.heads import kind_of
+from slurmft.train.tasks.tags import are_entities, entities, scheme
+from slurmft.train.tasks.tokens import Task
+from tests.conftest import Done, records, slurmft
+from tests.support.models import LABELS, WORDS, write_splits, write_words
 from tests.train.test_trainer import EXACT, train
 
 TASK = ("--task", "token-classification")
@@ -156,6 +164,117 @@ def test_entities() -> None:
         ("O O", []),
     ):
         assert list(entities(labels.split())) == expected, labels
+
+
+SCHEMES = {
+    # Two entities of type X, the second one right behind the first, and one of type Y.
+    "IOB1": "I-X I-X B-X O I-Y",
+    "IOB2": "B-X I-X B-X O B-Y",
+    "IOE1": "I-X E-X I-X O I-Y",
+    "IOE2": "I-X E-X E-X O E-Y",
+    "IOBES": "B-X E-X S-X O S-Y",
+    "BILOU": "B-X L-X U-X O U-Y",
+}
+
+
+@pytest.mark.parametrize("separator", ["-", "_"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_schemes_of_entities(name: str, separator: str) -> None:
+    """seqeval's strict mode found the same in 2,000 random texts of each scheme."""
+    labels = SCHEMES[name].replace("-", separator).split()
+    assert are_entities(labels)
+    assert scheme(labels, [labels]) == name
+    assert list(entities(labels)) == [("X", 0, 1), ("X", 2, 2), ("Y", 4, 4)]
+
+
+@pytest.mark.parametrize(
+    "names", [["NOUN", "VERB", "O"], ["O"], ["B-X", "NOUN"], ["0", "1"], ["X", "I"]]
+)
+def test_plain_tags(names: list[str]) -> None:
+    assert not are_entities(names)
+
+
+def write_tags(folder: Path, tags: dict[str, str]) -> Path:
+    """Words whose tag follows from the word."""
+    draw = random.Random(0)
+
+    def row() -> dict[str, Any]:
+        chosen = draw.choices([*tags, *WORDS[len(LABELS) :]], k=draw.randint(2, 6))
+        return {"tokens": chosen, "tags": [tags.get(word, "O") for word in chosen]}
+
+    sizes = {"train": 200, "validation": 60}
+    return write_splits(
+        folder, {k: [row() for _ in range(n)] for k, n in sizes.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("tags", "noted"),
+    [
+        ({"joy": "NOUN", "love": "VERB", "fear": "VERB"}, "plain tags"),
+        ({"joy": "U-X", "love": "U-Y", "fear": "U-Y"}, "scheme BILOU"),
+        ({"joy": "B_X", "love": "B_Y", "fear": "B_Y"}, "scheme IOB2"),
+    ],
+)
+@pytest.mark.processes
+def test_tags_of_any_scheme_are_learnt_and_predicted(
+    tags: dict[str, str], noted: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    data = write_tags(tmp_path / "data", tags)
+    flags = ("--epochs", "6", "--batch-size", "8", "--learning-rate", "0.01")
+    done = run(tmp_path / "runs", data, tiny_model, *flags)
+    metrics = done.result["metrics"]
+    is_plain = noted == "plain tags"
+    first = "accuracy" if is_plain else "entity_f1"
+    assert done.result["primary_metric"] == first
+    assert metrics[first] > 0.9
+    assert noted in done.run.rank_log(0).read_text()
+    output = tmp_path / "predictions.jsonl"
+    file = data / "validation.jsonl"
+    where = ("--cluster", "local", "--follow", "--runs-dir", str(tmp_path / "more"))
+    predicted = slurmft(
+        *("predict", str(done.run.path), str(file), "--output", str(output), *where),
+        imported=True,
+    )
+    assert predicted.code == 0, predicted.err
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    if is_plain:  # the scores of what was predicted, by scikit-learn
+        predictions = [tag for row in rows for tag in row["prediction"]]
+        true = [tag for row in rows for tag in row["tags"]]
+        assert metrics["accuracy"] == pytest.approx(accuracy_score(true, predictions))
+        f1 = f1_score(true, predictions, average="macro")
+        assert metrics["f1_macro"] == pytest.approx(f1)
+        return
+    right = 0
+    predicted_count = 0
+    true_count = 0
+    for row in rows:
+        found = {(e["entity"], e["first"], e["last"]) for e in row["prediction"]}
+        true_entities = set(entities(row["tags"]))
+        right += len(found & true_entities)
+        predicted_count += len(found)
+        true_count += len(true_entities)
+    expected = 2 * right / (predicted_count + true_count)
+    assert metrics["entity_f1"] == pytest.approx(expected)
+
+
+def test_a_word_without_tokens_has_no_label(tmp_path: Path, tiny_model: Path) -> None:
+    """The words behind it keep theirs."""
+    rows = [{"tokens": ["joy", "word1"], "tags": ["NOUN", "O"]}] * 2
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
+    task = task_of(data, tiny_model)
+    table = task.unlabelled(task.tokenizer(), [[["joy", "", "love"]]])
+    prepared = dataclasses.replace(
+        task.prepare(), validation=table, labels=["NOUN", "O", "VERB"]
+    )
+    kind = kind_of(task, prepared)
+    logits = torch.zeros(1, len(table.tokens), 3)
+    logits[0, 1, 0] = logits[0, 2, 2] = 1.0
+    output = SimpleNamespace(logits=logits)
+    batch = table.batch(np.arange(1), prepared.pad_id)
+    values = kind.predict(lambda **_: output, batch, prepared).numpy()
+    columns = kind.columns([["joy", "", "love"]], values)
+    assert columns["prediction"] == [["NOUN", None, "VERB"]]
 
 
 def test_scores(words: Path, tiny_model: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from slurmft.train.data.tables import IGNORED, Batch
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.task_facts import module_name
-from slurmft.train.tasks.tokens import entities
+from slurmft.train.tasks.tags import are_entities, entities
 
 Columns = dict[str, list[Any]]
 
@@ -38,11 +38,13 @@ def kind_of(task: Any, data: TokenData) -> Kind:
             columns = partial(_several_labels, data.labels)
             return Kind(shape, np.float64, _probabilities, columns)
         case "tokens":
-            counts = data.validation.label_counts
-            assert counts is not None  # of rows of words
-            most = int(counts.max())
+            places = data.validation.token_labels
+            assert places is not None  # of rows of words
+            most = max(0, int(places.max())) + 1
             predict = partial(_labels_of_words, most)
-            columns = partial(_entities, data.labels)
+            columns = partial(_tags, data.labels)
+            if are_entities(data.labels):
+                columns = partial(_entities, data.labels)
             return Kind((most,), np.int64, predict, columns)
         case "seq2seq":
             # `generate` returns the token that starts the decoder, too.
@@ -129,36 +131,53 @@ def _labels_of_words(
     batch: Batch,
     data: TokenData,
 ) -> torch.Tensor:
-    """Returns the label of each word, and -1 behind the last: (batch, most)."""
+    """Returns the label of each word, and -1 where it has none: behind the last, and where a word
+    has no tokens: (batch, most)."""
     output = model(**batch.inputs)
     logits = output.logits.flatten(0, -2)
-    labels_of_tokens = batch.targets["labels"].flatten()
-    # The first token of a word stands for it: only that one has a label.
-    is_first_token = labels_of_tokens != IGNORED
+    places_of_tokens = batch.targets["labels"].flatten()
+    # The first token of a word stands for it: only that one has the word's place.
+    is_first_token = places_of_tokens != IGNORED
     labels = logits[is_first_token].argmax(-1)
+    places = places_of_tokens[is_first_token]
     # Labels of all texts lie one after the other.
     counts = data.validation.label_counts
     assert counts is not None  # of rows of words
     word_counts = counts[batch.indices].tolist()
     rows = torch.full((len(word_counts), most), -1)
     labels_of_texts = labels.cpu().split(word_counts)
-    for row, labels_of_text in enumerate(labels_of_texts):
-        rows[row, : len(labels_of_text)] = labels_of_text
+    places_of_texts = places.cpu().split(word_counts)
+    for row, words in enumerate(places_of_texts):
+        rows[row, words] = labels_of_texts[row]
     return rows
 
 
 def _entities(names: list[str], rows: Sequence[Any], values: np.ndarray) -> Columns:
     predictions = []
     for words, labels in zip(rows, values, strict=True):
-        label_names = [names[i] for i in labels if i >= 0]  # -1 is behind the last word
-        spans = entities(label_names)
-        predictions.append([_entity(words, *span) for span in spans])
+        (places,) = np.nonzero(labels >= 0)  # the others have no label
+        spans = entities([names[i] for i in labels[places]])
+        spans_of_text = []
+        for kind, first, last in spans:
+            spans_of_text.append(_entity(words, kind, places[first], places[last]))
+        predictions.append(spans_of_text)
+    return {"prediction": predictions}
+
+
+def _tags(names: list[str], rows: Sequence[Any], values: np.ndarray) -> Columns:
+    """Returns the label of each word; None where it has none: it was cut off, or has no tokens."""
+    predictions = []
+    for words, labels in zip(rows, values, strict=True):
+        tags: list[str | None] = [None] * len(words)
+        for place in np.flatnonzero(labels >= 0):
+            tags[place] = names[labels[place]]
+        predictions.append(tags)
     return {"prediction": predictions}
 
 
 def _entity(words: Sequence[str], kind: str, first: int, last: int) -> dict[str, Any]:
     text = " ".join(words[first : last + 1])
-    return {"entity": kind, "first": first, "last": last, "text": text}
+    return {"entity": kind, "first": int(first), "last": int(last), "text": text}
 
 
 # --- texts ----------------------------------------------------------------------------------------

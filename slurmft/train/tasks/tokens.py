@@ -1,10 +1,11 @@
 """Token classification: a label for each word of a text, as of named entities.
 
 A word's first token has its label, its other tokens have none, as in transformers' run_ner.py.
-Entities are read from the labels as seqeval reads them (B-, I-, O; its default mode).
+Entities are read from labels as seqeval reads them; labels that are of no entities, such as parts
+of speech, are classes of words (see `tags`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,26 +18,39 @@ from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import NAN, check_numbers
 from slurmft.train.tasks.pretrained import Pretrained, are_cut, filled
+from slurmft.train.tasks.tags import are_entities, entities, scheme
 
 # Places in a prediction, which counts for a whole text: entities that are predicted rightly, that
 # are predicted, that are true; words whose label is right, and all words.
 RIGHT_ENTITIES, PREDICTED, TRUE, RIGHT_WORDS, WORDS = range(5)
+# Of plain tags it is (3, classes): words of each class that are predicted rightly, that are
+# predicted, that are true; one after the other.
 
 
 class Task(Pretrained):
     """Words with labels, from a hub data set or a local folder."""
 
-    metric_names = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
-    prediction_shape = (5,)
+    # Of entities; `model` has those of plain tags.
+    metric_names: tuple[str, ...] = (
+        "entity_f1",
+        "entity_precision",
+        "entity_recall",
+        "accuracy",
+    )
+    prediction_shape: tuple[int, ...] = (5,)
     needs_offsets = True
+    _has_noted_scheme = False
 
     def found_labels(self, train: Rows) -> list[str]:
         """Returns the labels that occur, and for each entity that begins (B-) the one that goes on
         (I-)."""
-        names = set(super().found_labels(train))
-        for name in list(names):
+        label_names = super().found_labels(train)
+        if not are_entities(label_names):
+            return label_names
+        names = set(label_names)
+        for name in label_names:
             # In a small file every entity may have one word; others may be longer.
-            if name.startswith("B-"):
+            if name.startswith("B"):
                 names.add("I" + name[1:])
         return sorted(names)
 
@@ -45,17 +59,25 @@ class Task(Pretrained):
         what = f"texts of {rows.where!r}"
         tokens, words_of_tokens = self._encoded(tokenizer, words, what)
         token_labels = []
+        names_of_texts = []
         pairs = zip(labels, words_of_tokens, strict=True)
         for row, (labels_of_row, places) in enumerate(pairs, start=1):
             ids = label_ids(labels_of_row, names, f"{rows.where}: row {row}")
             # The place -1, of tokens that begin no word, is that of IGNORED.
             token_labels.append(np.array([*ids, IGNORED])[places])
+            names_of_texts.append([names[i] for i in ids])
+        if not self._has_noted_scheme:  # the training data is the first
+            self._has_noted_scheme = True
+            self.notes.append(_scheme_note(names, names_of_texts))
         return TokenTable.build(tokens, token_labels=token_labels)
 
     def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
         tokens, words_of_tokens = self._encoded(tokenizer, texts[0], "texts")
-        # Any label will do: that a token has one says that a word begins with it.
-        token_labels = [np.where(places < 0, IGNORED, 0) for places in words_of_tokens]
+        # The place of the word that begins with a token stands for its label, see
+        # `predict.heads`: there are words without tokens.
+        token_labels = [
+            np.where(places < 0, IGNORED, places) for places in words_of_tokens
+        ]
         return TokenTable.build(tokens, token_labels=token_labels)
 
     def _encoded(
@@ -85,6 +107,9 @@ class Task(Pretrained):
         from transformers import AutoModelForTokenClassification
 
         maps = label_maps(data.labels)
+        if not are_entities(data.labels):
+            self.metric_names = ("accuracy", "f1_macro")
+            self.prediction_shape = (3 * len(data.labels),)
         return self.pretrained(AutoModelForTokenClassification, **maps)
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
@@ -102,12 +127,17 @@ class Task(Pretrained):
         # Words of all texts lie one after the other.
         ends = np.cumsum(counts[batch.indices])[:-1]
         texts = zip(np.split(true, ends), np.split(predicted, ends), strict=True)
-        return torch.tensor([_counts(*text, data.labels) for text in texts])
+        count = _counts
+        if not are_entities(data.labels):
+            count = _counts_of_classes
+        return torch.tensor([count(*text, data.labels) for text in texts])
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         """Returns the metrics of entities, which are right where type and both ends are; and of
-        words."""
+        words; of plain tags those of words alone."""
         check_numbers(predictions)
+        if not are_entities(data.labels):
+            return _scores_of_words(predictions.sum(axis=0))
         sums = predictions.sum(axis=0).tolist()
         right = sums[RIGHT_ENTITIES]
         # Where no entity is predicted, or none is true, `right` is 0 and so is the share.
@@ -159,23 +189,39 @@ def _counts(true: np.ndarray, predicted: np.ndarray, names: list[str]) -> list[i
     ]
 
 
-def entities(labels: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yields type, first and last word of every entity.
+def _counts_of_classes(
+    true: np.ndarray, predicted: np.ndarray, names: list[str]
+) -> list[int]:
+    """Returns the prediction of one text with plain tags, see `RIGHT_ENTITIES`."""
+    classes = len(names)
+    if (predicted == NAN).any():
+        return [NAN] * (3 * classes)
+    counts = []
+    for labels in (true[true == predicted], predicted, true):
+        counts += np.bincount(labels, minlength=classes).tolist()
+    return counts
 
-    It begins with B- or S-, or with another prefix that nothing before it explains; I- and E- of
-    its type continue it, and E- and S- end it.
+
+def _scores_of_words(counts: np.ndarray) -> dict[str, float]:
+    """Returns accuracy and macro F1 of words, as scikit-learn defines them; a class that is found
+    neither among predictions nor labels does not count.
+
+    Args:
+        counts: sums over all texts, see `RIGHT_ENTITIES`.
     """
-    begin = 0
-    kind = None  # of the entity under way
-    has_ended = True
-    # an O behind the last word ends what is under way
-    for i, label in enumerate([*labels, "O"]):
-        prefix, _, label_kind = label.partition("-")
-        continues = not has_ended and label_kind == kind and prefix in ("I", "E")
-        if kind is not None and not continues:
-            yield kind, begin, i - 1
-            kind = None
-        if prefix in ("B", "I", "E", "S") and kind is None:
-            begin = i
-            kind = label_kind
-        has_ended = prefix in ("E", "S")
+    right, predicted, true = counts.reshape(3, -1)
+    occurring = predicted + true
+    f1 = 2 * right[occurring > 0] / occurring[occurring > 0]
+    f1_macro = 0.0
+    if len(f1):  # else there are no words
+        f1_macro = float(f1.mean())
+    return {
+        "accuracy": float(right.sum() / max(true.sum(), 1)),
+        "f1_macro": f1_macro,
+    }
+
+
+def _scheme_note(names: list[str], texts: list[list[str]]) -> str:
+    if not are_entities(names):
+        return "labels of words: plain tags, of no scheme of entities (B-, I-, O)"
+    return f"labels of words: entities, in the scheme {scheme(names, texts)}"
