@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.engine.vocab_trim import TrimmedVocabulary
+from slurmft.train.engine.vocab_trim import TrimmedVocabulary, check_tokens
 from tests.train.test_packing import make
 
 WORDS = 10_000
@@ -89,7 +89,7 @@ def test_a_token_that_the_model_does_not_know_is_an_error() -> None:
     with pytest.raises(
         UsageError, match="makes token 9999, but the model knows 9000 tokens"
     ):
-        TrimmedVocabulary.trim(make("Bert", vocab_size=9000), data(0))
+        check_tokens(make("Bert", vocab_size=9000), data(0))
 
 
 def test_small_gains_are_left() -> None:

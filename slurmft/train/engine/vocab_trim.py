@@ -60,9 +60,6 @@ class TrimmedVocabulary:
         Returns:
             None: it gains nothing. A text: why it cannot be done, as the model gave other outputs;
             it is left as it was.
-
-        Raises:
-            UsageError: the data has a token that the model does not know.
         """
         try:
             module = model.get_input_embeddings()
@@ -163,12 +160,26 @@ def _set(module: torch.nn.Embedding, weight: Tensor) -> None:
     module.num_embeddings = len(weight)
 
 
-def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
-    """Returns the tokens that a run can look up: int64, (rows,), sorted.
+def check_tokens(model: Any, data: TokenData) -> None:
+    """Raises UsageError where the data has a token that a model does not know: to look it up is an
+    error that says nothing of its cause."""
+    try:
+        module = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # a model that does not say
+        return
+    if not isinstance(module, torch.nn.Embedding):
+        return
+    largest = max(int(table.tokens.max()) for table in data.tables)
+    if largest >= module.num_embeddings:
+        raise UsageError(
+            f"the tokenizer makes token {largest}, but the model knows {module.num_embeddings} "
+            "tokens only",
+            "give --model a folder with a model and the tokenizer that belongs to it",
+        )
 
-    Raises:
-        UsageError: the model does not know one of them.
-    """
+
+def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
+    """Returns the tokens that a run can look up: int64, (rows,), sorted."""
     is_used = np.zeros(module.num_embeddings, dtype=bool)
     # Batches have padding, which tables do not.
     is_used[data.pad_id] = True
@@ -177,12 +188,6 @@ def _tokens(data: TokenData, module: torch.nn.Embedding) -> Tensor:
     for table in data.tables:
         for start in range(0, len(table.tokens), _TOKENS_AT_ONCE):
             part = table.tokens[start : start + _TOKENS_AT_ONCE]
-            if part.max() >= len(is_used):
-                raise UsageError(
-                    f"the tokenizer makes token {part.max()}, but the model knows {len(is_used)} "
-                    "tokens only",
-                    "give --model a folder with a model and the tokenizer that belongs to it",
-                )
             is_used[part] = True
     return torch.from_numpy(is_used.nonzero()[0])
 

@@ -12,7 +12,7 @@ from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.engine import cpu, lora, packing
 from slurmft.train.engine.model_flops import ModelFlops
 from slurmft.train.engine.saved_weights import SAVED_DTYPES, save_whole
-from slurmft.train.engine.vocab_trim import TrimmedVocabulary
+from slurmft.train.engine.vocab_trim import TrimmedVocabulary, check_tokens
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import Tensors
 
@@ -46,6 +46,7 @@ class LoadedModel:
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
         self.trained_parameters: int = sum(trained)
         self.flops = ModelFlops.of(model)
+        check_tokens(model, setup.data)
         self._check_lengths()
         # Before the table is trimmed: packing is tried out with tokens that no data need have.
         self.packing = self._pack(fuses)

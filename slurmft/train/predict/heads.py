@@ -145,8 +145,8 @@ def _labels_of_words(
     assert counts is not None  # of rows of words
     word_counts = counts[batch.indices].tolist()
     rows = torch.full((len(word_counts), most), -1)
-    labels_of_texts = labels.cpu().split(word_counts)
-    places_of_texts = places.cpu().split(word_counts)
+    labels_of_texts = torch.split(labels.cpu(), word_counts)
+    places_of_texts = torch.split(places.cpu(), word_counts)
     for row, words in enumerate(places_of_texts):
         rows[row, words] = labels_of_texts[row]
     return rows
