@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from slurmft.core.errors import UsageError
 from slurmft.train import tasks
@@ -19,7 +20,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import IGNORED
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.engine import packing
-from slurmft.train.login import inputs
+from slurmft.train.login import chats, inputs
 from slurmft.train.login.sources import localize
 from slurmft.train.tasks.causal_lm import Task, _losses
 from tests.conftest import Done, records
@@ -451,6 +452,31 @@ def test_chats_that_cannot_be_learnt_are_refused_at_submission(
     assert error.value.hint
     with pytest.raises(UsageError, match=message):
         task_of(data, model).prepare()
+
+
+def test_templates_are_rendered_as_transformers_does(tmp_path: Path) -> None:
+    """With all that templates may use, white space alike."""
+    template = """
+    {%- for m in messages %}
+        {%- if loop.index > 3 %}{% break %}{% endif %}
+        {%- if m.role == "assistant" %}
+    {% generation %}{{ m | tojson }}{% endgeneration %}
+        {% else %}
+    {{ bos_token }}{{ m.content | trim | upper }} {{ tools is none }}
+        {% endif %}
+    {%- endfor %}
+    {{- eos_token if not add_generation_prompt else strftime_now("%Y") }}
+    """
+    model = write_decoder(tmp_path / "model", template=template)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    write = chats.local_template(str(model))
+    assert write is not None
+    messages = [USER, ANSWER | {"content": "Ä <&>"}, USER, ANSWER]
+    for prompt in (True, False):
+        expected = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=prompt
+        )
+        assert write(messages, add_generation_prompt=prompt) == expected
 
 
 def test_an_encoder_is_refused(tmp_path: Path, tiny_model: Path, decoder: Path) -> None:
