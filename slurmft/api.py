@@ -235,7 +235,7 @@ def run(*words: str | os.PathLike[str], **given: Any) -> Run:
 
 def submit_config(config: RunConfig, call: str) -> Run:
     """Submits the job of a configuration; `call` is the Python call, for the records."""
-    cluster = cluster_submit.check(config.job)
+    cluster = cluster_submit.check(config)
     provenance = cluster_submit.provenance_of(call)
     return Run(cluster_submit.submit_with(config, cluster, provenance).path)
 

@@ -177,7 +177,7 @@ def submit_or_show(
     from slurmft.cli.parser import print_json
     from slurmft.cluster import launcher, submit
 
-    cluster = submit.check(config.job)
+    cluster = submit.check(config)
     if arguments.dry_run and arguments.json:
         print(config.to_json())
         return Exit.OK

@@ -19,27 +19,31 @@ from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint, hooks, permissions
-from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
+from slurmft.core.config import RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import read_bytes, write_bytes, write_text
-from slurmft.core.program import OWN
+from slurmft.core.program import OWN, kind_of
 from slurmft.core.run_files import Submission
 from slurmft.core.site import site_file
 from slurmft.core.text import in_bytes
-from slurmft.node import start
+from slurmft.node import ccl, start
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.runs import request
 from slurmft.runs.rundir import RunDir
 
 
-def check(job: JobConfig) -> str:
+def check(config: RunConfig) -> str:
     """Checks that a job can be submitted from here; returns the cluster that it will run on.
     SlurmftError where this cluster, environment or site does not support an option."""
+    job = config.job
     cluster = cluster_launcher.choose(job.cluster)
     container.check(job, cluster)
     hooks.check(job, cluster)
+    # An image, or modules that --setup loads, may have what this machine lacks.
+    if job.container is None and not job.setup:
+        ccl.check(job.backend, kind_of(config.program).python)
     return cluster
 
 
@@ -288,7 +292,8 @@ def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
     if run.attempt.exists():
         flags = dict.fromkeys(dependency.KINDS, ()) | flags
     job = with_absolute_paths(old.job.replaced(flags))
-    return dataclasses.replace(old, job=job), check(job)
+    config = dataclasses.replace(old, job=job)
+    return config, check(config)
 
 
 def _alone(run: RunDir) -> contextlib.AbstractContextManager[Any]:

@@ -75,7 +75,7 @@ def start_heartbeat(rank: int) -> Heart:
     heart = Heart(folder / f"beat-{rank}")
     stacks = open(folder / f"stacks-{rank}", "w")  # noqa: SIM115 - open as long as the rank
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    heartbeat.note_process(folder, rank, os.getpid())
     return heart
 
 

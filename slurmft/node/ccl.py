@@ -3,13 +3,18 @@
 The last upstream release is for torch 2.8; sites that pin that have wheels or builds of their own.
 """
 
+import functools
+import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmft.core import process
 from slurmft.core.errors import UsageError
 from slurmft.node.hardware import host_name
 
@@ -17,12 +22,36 @@ MODULE = "oneccl_bindings_for_pytorch"
 """Importing it registers the backend."""
 # The torch that its last release is for.
 _LAST_TORCH = "2.8"
+MARK = "ccl"
+"""File in the folder of a node's task: its ranks may use oneCCL."""
+# How long ranks take to end when they are killed.
+_END_S = 2.0
 NETWORK_VARIABLES = {"FI_PROVIDER": "^shm,sm2"}
 """Variables for runs on several nodes. Where libfabric finds no fabric, as without libibverbs, it
 may take shared memory for the network; nodes then wait for each other for ever. Intel MPI has
 shared memory of its own."""
+_WHEELS = "https://pytorch-extension.intel.com/release-whl/stable/cpu/us/"
 # Variables that a shell itself sets or changes.
 _SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")
+# Prints what another Python finds, without slurmft, which it may lack.
+_FIND = f"""
+import json
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+def version_of(package):
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+spec = find_spec({MODULE!r})
+answer = {{"origin": spec and spec.origin, "torch": version_of("torch")}}
+answer["version"] = version_of("oneccl_bind_pt")
+print(json.dumps(answer))
+"""
+# A Python on a file system that is slow takes so long at most.
+_FIND_S = 60
 # Sources a script, and prints the variables. Arguments left in place would be the script's.
 _SOURCE = 'script=$1; shift; source "$script" >/dev/null 2>&1; env -0'
 
@@ -33,6 +62,8 @@ class Binding:
 
     version: str | None
     torch: str
+    origin: str
+    """File of its module."""
 
     @property
     def mismatch(self) -> str | None:
@@ -48,9 +79,7 @@ class Binding:
         Of variables that are set already, only lists that the script extends are returned:
         mpirun's own I_MPI_ROOT must not be replaced by that of a library in the binding.
         """
-        origin = _origin()
-        assert origin is not None  # a binding without a file would not have been found
-        script = Path(origin).parent / "env" / "setvars.sh"
+        script = Path(self.origin).parent / "env" / "setvars.sh"
         if not script.is_file():
             return {}
         # The script must not be $0: it would take that for being run, not sourced, and refuse.
@@ -72,21 +101,33 @@ def _minor(text: str) -> list[str]:
     return re.findall(r"\d+", text)[:2]  # "2.9.0a0+git" has 2 and 9
 
 
-def find() -> Binding | None:
-    """Finds the installed binding, if any."""
-    if _origin() is None:
-        return None
-    return Binding(_version("oneccl_bind_pt"), _version("torch") or "unknown")
-
-
-def _origin() -> str | None:
-    """Returns the binding's file, without importing it; None: it is not installed."""
+def find(python: str = sys.executable) -> Binding | None:
+    """Finds the binding that is installed for a Python, if any, without importing it."""
+    if python != sys.executable:
+        return _find_elsewhere(python)
     from importlib.util import find_spec
 
     spec = find_spec(MODULE)
-    if spec is None:
+    if spec is None or spec.origin is None:
         return None
-    return spec.origin
+    torch = _version("torch") or "unknown"
+    return Binding(_version("oneccl_bind_pt"), torch, spec.origin)
+
+
+@functools.cache
+def _find_elsewhere(python: str) -> Binding | None:
+    """Has another Python look for its binding."""
+    printed = process.output([python, "-c", _FIND], _FIND_S) or ""
+    # What the Python imports at its start may print, too: the answer is the last line.
+    last_line = printed.rstrip().rpartition("\n")[2]
+    try:
+        answer = json.loads(last_line)
+    except ValueError:
+        return None
+    if answer["origin"] is None:
+        return None
+    torch = answer["torch"] or "unknown"
+    return Binding(answer["version"], torch, answer["origin"])
 
 
 def _version(package: str) -> str | None:
@@ -98,24 +139,36 @@ def _version(package: str) -> str | None:
         return None
 
 
-def choose(backend: str, has_gpu: bool) -> Binding | None:
+def choose(backend: str, has_gpu: bool, python: str = sys.executable) -> Binding | None:
     """Returns the binding if this node is to be prepared for oneCCL. With "auto", GPUs come first.
 
     The ranks agree on the collectives that a run uses (`slurmft.job.backend`): another node may
     lack the binding.
+
+    Args:
+        python: that of the program, whose packages count.
 
     Raises:
         UsageError: ccl was requested, and cannot be used.
     """
     if backend not in ("auto", "ccl") or (backend == "auto" and has_gpu):
         return None
-    binding = find()
+    binding = find(python)
     problem = problem_of(binding)
     if problem is None:
         return binding
     if backend == "ccl":
         raise UsageError(f"--backend ccl on {host_name()}: {problem}", hint())
     return None
+
+
+def check(backend: str, python: str) -> None:
+    """Raises UsageError where a Python of this machine cannot use oneCCL, and is asked to."""
+    if backend != "ccl":
+        return
+    problem = problem_of(find(python))
+    if problem is not None:
+        raise UsageError(f"--backend ccl: {problem}", hint())
 
 
 def problem_of(binding: Binding | None) -> str | None:
@@ -126,6 +179,7 @@ def problem_of(binding: Binding | None) -> str | None:
 
 
 def hint() -> str:
+    """Returns what to do where oneCCL cannot be used."""
     torch = _minor(_version("torch") or _LAST_TORCH)
     if [int(n) for n in torch] > [int(n) for n in _LAST_TORCH.split(".")]:
         return (
@@ -134,7 +188,7 @@ def hint() -> str:
         )
     return (
         f"install oneccl_bind_pt=={'.'.join(torch)}.* from Intel's index of wheels "
-        "(https://pytorch-extension.intel.com), or use --backend gloo"
+        f"({_WHEELS}), or use --backend gloo"
     )
 
 
@@ -142,6 +196,33 @@ def interface_variables(interface: str) -> dict[str, str]:
     """Returns the variables that bind oneCCL to a network interface: its libfabric may take
     loopback, and wait for ever."""
     return {"FI_TCP_IFACE": interface, "CCL_KVS_IFACE": interface}
+
+
+def remove_shared_memory(pids: Iterable[int], place: Path) -> None:
+    """Removes the memory that this user's processes shared by libfabric, and did not remove.
+
+    Its provider `shm` leaves a file of 64 MiB, PID:UID:NUMBER, of each process that ends while its
+    communicators live, also where it succeeds.
+
+    Args:
+        pids: processes that have ended, or are about to.
+        place: folder of the shared memory.
+    """
+    deadline = time.monotonic() + _END_S
+    for pid in pids:
+        while _is_alive(pid) and time.monotonic() < deadline:
+            time.sleep(_END_S / 40)
+        # Another process may have the number by now.
+        if _is_alive(pid):
+            continue
+        for file in place.glob(f"{pid}:{os.getuid()}:*"):
+            if file.lstat().st_uid == os.getuid():
+                file.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    fields = process.stat(pid)
+    return fields is not None and fields[0] != "Z"
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:

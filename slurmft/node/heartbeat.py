@@ -26,6 +26,23 @@ def hardware_file(folder: Path) -> Path:
     return folder / "hardware.json"
 
 
+def note_process(folder: Path, rank: int, pid: int) -> None:
+    """Notes the process of a rank in the folder of its node; those before it stay noted."""
+    with open(folder / f"pid-{rank}", "a") as file:
+        file.write(f"{pid}\n")
+
+
+def processes(folder: Path, rank: int) -> list[int]:
+    """Returns the processes that a rank has had on this node, the last one at the end."""
+    text = (folder / f"pid-{rank}").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+def ranks(folder: Path) -> list[int]:
+    """Returns the ranks that have started on this node."""
+    return sorted(int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*"))
+
+
 OUTPUT = "output"
 """Phase of beats that are lines of output, from a program that reports no steps."""
 

@@ -72,7 +72,8 @@ def use_of_node(
     """
     node_hardware = hardware.detect(environment)
     uses_gpus = profiles.name_of(node_hardware, config.job) == "gpu"
-    binding = ccl.choose(config.job.backend, uses_gpus)
+    python = kind_of(config.program).python
+    binding = ccl.choose(config.job.backend, uses_gpus, python)
     part = None
     if LOCAL_NODE in environment:  # a simulated node: it has a part of this machine
         part = (int(environment[LOCAL_NODE]), config.job.nodes)
@@ -126,7 +127,7 @@ def run_child(
 ) -> int:
     """Runs the child in the environment of this node's ranks; returns the task's exit code."""
     kind = kind_of(config.program)
-    environment = training_environment(profile, rendezvous, os.environ)
+    environment = training_environment(profile, rendezvous, os.environ, kind.python)
     is_chosen = "HF_HUB_OFFLINE" in environment
     # Many compute nodes have no way out: libraries would retry for each file of a model.
     if config.program.needs_hub and not is_chosen and not hub_in_reach():
@@ -142,6 +143,8 @@ def run_child(
         environment |= locks.environment(config.job.file_locks, environment)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         environment[RUN_DIR] = str(supervisor.run.path)
+        if profile.uses_ccl:
+            (watchdog.folder / ccl.MARK).touch()
         write_json(heartbeat.hardware_file(watchdog.folder), profile.hardware.facts())
         if supervisor.stop_signal:
             environment[signals.STOPPING] = str(supervisor.stop_signal)
@@ -150,11 +153,17 @@ def run_child(
 
 
 def training_environment(
-    profile: Profile, rendezvous: Rendezvous, environment: Mapping[str, str]
+    profile: Profile,
+    rendezvous: Rendezvous,
+    environment: Mapping[str, str],
+    python: str = sys.executable,
 ) -> dict[str, str]:
     """Returns the environment of torchrun and its processes.
 
     Variables that the user has set take precedence over what is found here, but not over flags.
+
+    Args:
+        python: that of the program, whose packages count.
     """
     variables = profiles.merge(profile.settings(), environment)
     variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
@@ -174,7 +183,7 @@ def training_environment(
     variables |= environment
     if rendezvous.interface is not None:  # the flag --interface
         variables |= interface_variables
-    if profile.uses_ccl and (binding := ccl.find()):
+    if profile.uses_ccl and (binding := ccl.find(python)):
         variables |= binding.environment()
     return variables
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurmft.core import process
 from slurmft.core.text import duration
-from slurmft.node import heartbeat
+from slurmft.node import ccl, heartbeat
 from slurmft.runs.rundir import RunDir
 
 # States of a process that got SIGSTOP, or that is being debugged.
@@ -135,19 +135,20 @@ class Watchdog:
         return f"{text}{py_spy or kernel_view(pid)}\n"
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.folder)
 
     def ranks(self) -> list[int]:
         """Lists the ranks of this node that have started, by number."""
-        pid_files = self.folder.glob("pid-*")
-        return sorted(int(file.name.removeprefix("pid-")) for file in pid_files)
+        return heartbeat.ranks(self.folder)
 
     def _stacks(self, rank: int) -> Path:
         return self.folder / f"stacks-{rank}"
 
     def _pid(self, rank: int) -> int:
-        text = (self.folder / f"pid-{rank}").read_text()
-        return int(text or 0)  # empty for a moment, while the rank writes it
+        pids = heartbeat.processes(self.folder, rank)
+        if not pids:  # for a moment, while the rank writes it
+            return 0
+        return pids[-1]
 
     def _is_late(self, rank: int, beat: heartbeat.Beat) -> bool:
         waited_s = time.monotonic() - max(beat.time, self._awake_since)
@@ -180,8 +181,19 @@ def remove_stale(place: Path) -> None:
         # slurmft-NAMESPACE-PID-RANDOM
         owner, _, _ = folder.name.removeprefix(_prefix()).partition("-")
         if owner.isdigit() and process_state(int(owner)) == "gone":
-            # another user's cannot be removed
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Removes the folder of a task, and the memory that its ranks have left behind."""
+    # Another user's cannot be removed, and may be closed.
+    with contextlib.suppress(OSError, ValueError):
+        if (folder / ccl.MARK).exists():
+            pids = []
+            for rank in heartbeat.ranks(folder):
+                pids += heartbeat.processes(folder, rank)
+            ccl.remove_shared_memory(pids, folder.parent)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def process_state(pid: int) -> str:

@@ -158,7 +158,7 @@ class OwnProcess:
         if folder is not None:
             self._heart = Heart(self._heartbeat_file, OUTPUT)
             # For the node's watchdog, which looks at the program and not at this process.
-            (folder / f"pid-{self._rank}").write_text(str(child.pid))
+            heartbeat.note_process(folder, self._rank, child.pid)
         return child
 
     def _start_process(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from slurmft.node.hardware import Hardware, as_list
 from slurmft.node.profiles import Profile, bind_rank, choose
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.node.task import training_environment
-from tests.conftest import Done, records, slurmft
+from tests.conftest import Done, assert_two_lines, records, slurmft
 from tests.support.ccl import BINDING, SETVARS, stand_in, torch_version
 from tests.support.cluster import Cluster
 
@@ -583,7 +584,11 @@ def test_ccl_is_wired(tmp_path: Path) -> None:
     done = train_on_ccl(tmp_path, "--max-steps", "2", PMI_RANK="0", PMI_SIZE="1")
     assert done.code == 0, done.err
     assert done.result["backend"] == "ccl"  # auto takes it
-    assert "made by the stand-in" in done.run.rank_log(1).read_text()
+    for rank in (0, 1):
+        log = done.run.rank_log(rank).read_text()
+        assert "made by the stand-in" in log
+        (pid,) = re.findall(r"process (\d+)", log)
+        assert not list(Path("/dev/shm").glob(f"{pid}:*"))
 
 
 @pytest.mark.processes
@@ -599,6 +604,27 @@ def test_ccl_can_do_what_is_asked_of_it(flags: tuple[str, ...], tmp_path: Path) 
     assert done.code == 0, done.err
     for rank in range(done.result["world_size"]):
         assert "CCL_ERROR" not in done.run.rank_log(rank).read_text()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("more", [(), ("--setup", "true")])
+def test_ccl_that_is_not_here(more: tuple[str, ...], tmp_path: Path) -> None:
+    """Refused before there is a run, unless --setup may load a module that has it."""
+    flags = (
+        "--cluster",
+        "local",
+        "--backend",
+        "ccl",
+        "--runs-dir",
+        str(tmp_path / "r"),
+    )
+    done = slurmft("submit", "--dry-run", *flags, *more)
+    if more:
+        assert done.code == 0, done.err
+    else:
+        problem = "--backend ccl: oneccl_bindings_for_pytorch is not installed"
+        assert_two_lines(done, problem)
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.processes

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.node import watchdog
-from slurmft.node.heartbeat import Heart, read
+from slurmft.node import ccl, watchdog
+from slurmft.node.heartbeat import Heart, note_process, read
 from slurmft.node.watchdog import Watchdog
 
 
@@ -116,6 +116,38 @@ def test_ranks_that_connect_have_no_more_time_than_a_step(
     beats.beat(1, "train")
     clock.sleep(dog, 105)
     assert dog.check() is not None
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("uses_ccl", [True, False])
+def test_shared_memory_of_ranks_that_ended(uses_ccl: bool, tmp_path: Path) -> None:
+    """Also of those before a restart, and of a task that was killed; nobody else's."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    first = subprocess.Popen(["true"])
+    first.wait()
+    user = os.getuid()
+    left = {f"{ended.pid}:{user}:0", f"{ended.pid}:{user}:1", f"{first.pid}:{user}:0"}
+    others = {
+        f"{os.getpid()}:{user}:0",
+        f"{ended.pid}:{user + 1}:0",
+        f"{ended.pid}1:{user}:0",
+        f"{ended.pid}",
+        "libpod_lock",
+    }
+    for name in left | others:
+        (tmp_path / name).touch()
+    folder = tmp_path / f"{watchdog._prefix()}{ended.pid}-abc"
+    folder.mkdir()
+    note_process(folder, 0, first.pid)
+    note_process(folder, 0, ended.pid)
+    note_process(folder, 1, os.getpid())
+    if uses_ccl:
+        (folder / ccl.MARK).touch()
+    watchdog.remove_stale(tmp_path)
+    assert not folder.exists()
+    found = {file.name for file in tmp_path.iterdir()}
+    assert found == (others if uses_ccl else left | others)
 
 
 def test_limit_grows_with_the_steps(clock: Clock, dog: Watchdog) -> None:

@@ -26,6 +26,7 @@ from slurmft.runs.rundir import RunDir
 from tests.conftest import assert_two_lines
 from tests.programs.test_own_program import here, lines_of, run
 from tests.support import PATIENCE_S
+from tests.support.ccl import stand_in
 from tests.support.own_programs import write
 
 pytestmark = pytest.mark.processes
@@ -152,6 +153,27 @@ def test_program_has_its_own_python(here: Path, words: tuple[str, ...]) -> None:
     said = "\n".join(lines_of(done.run, 0))
     assert f"theirs {env} {env} {env}/bin\n0 {sys.executable}\n" in f"{said}\n"
     assert done.result["metrics"] == {"score": 1}
+
+
+@pytest.mark.parametrize("backend", ["auto", "ccl"])
+def test_oneccl_is_that_of_its_environment(here: Path, backend: str) -> None:
+    """slurmft's own Python has none."""
+    env = make_venv(here / "env")
+    text = "import os; print(os.environ.get('FROM_SETVARS'), os.environ.get('{}'))"
+    write(here, "x.py", text.format("CCL_ATL_TRANSPORT"))
+    flags = ("--profile", "cpu", "--backend", backend, "--env", "env")
+    done = run(*flags, "--", "x.py")
+    if backend == "auto":
+        assert lines_of(done.run, 0)[-1] == "None None"
+    else:
+        assert_two_lines(done, "oneccl_bindings_for_pytorch is not installed")
+    stand_in(site(env), "2.8.0")
+    torch = site(env) / "torch-2.8.0+cpu.dist-info"
+    torch.mkdir()
+    (torch / "METADATA").write_text("Name: torch\nVersion: 2.8.0+cpu\n")
+    done = run(*flags, "--", "x.py")
+    assert done.code == 0, done.out + done.err
+    assert lines_of(done.run, 0)[-1] == "yes ofi"
 
 
 def test_other_programs_have_its_path(here: Path) -> None:

@@ -95,7 +95,7 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
             else:
                 # Only the seed differs: to configure it again would check all data again.
                 config = _with_next_seed(configs[key, 1], repeat)
-            job = replace(config.job, cluster=check(config.job))
+            job = replace(config.job, cluster=check(config))
             configs[key, repeat] = replace(config, job=job)
         except UsageError as error:
             where = f"the cell {spec.label(cell)!r} of {study.path.name}"
