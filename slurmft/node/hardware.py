@@ -170,7 +170,7 @@ def detect(environment: Mapping[str, str], root: Path = Path("/")) -> Hardware:
         machine_cpus=len(present) or len(mask),
         slurm_cpus=granted_cpus,
         quota_cpus=_quota_cpus(root),
-        memory_mib=_memory_mib(root),
+        memory_mib=memory_mib(root),
         gpus=tuple(described.get(gpu.name, gpu) for gpu in gpus),
         interfaces=tuple(network.name for network in networks(root)),
     )
@@ -286,7 +286,8 @@ def _quota_cpus(root: Path) -> float | None:
     return min(quotas, default=None)
 
 
-def _memory_mib(root: Path) -> int:
+def memory_mib(root: Path) -> int:
+    """Returns the memory of the node that this process may have."""
     limits = []
     total = re.search(r"MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "")
     if total:

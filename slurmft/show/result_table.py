@@ -127,6 +127,16 @@ def _model_speed(r: Values) -> str:
     return f"{speed:,.3g} TFLOP/s in training"
 
 
+def _saved_model(r: Values) -> str:
+    compared = r["saved_model"]
+    samples = compared["samples"]
+    difference = compared["largest_difference"]
+    return (
+        f"by transformers its outputs for {samples:d} validation samples differ by "
+        f"{difference:.1g} at most"
+    )
+
+
 _ROWS: dict[str, Callable[[Values], str]] = {
     "predictions": lambda r: f"{r['output']:s}",
     "train loss": lambda r: f"{r['loss']:.4f}",
@@ -140,6 +150,7 @@ _ROWS: dict[str, Callable[[Values], str]] = {
     "evaluate": lambda r: _rates(r, "evaluate"),
     "tokens": _tokens,
     "model": _model_speed,
+    "saved model": _saved_model,
     "peak memory": _memory,
     "time": _time,
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -23,13 +24,19 @@ from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.engine import packing
 from slurmft.train.engine.packing import Form
+from slurmft.train.login.sources import localize
+from slurmft.train.loop import saved_model
 from slurmft.train.loop.loaded_model import LoadedModel
 from tests.conftest import slurmft
 from tests.support.models import (
+    write_copies,
     write_decoder,
+    write_documents,
     write_model,
     write_pairs,
+    write_seq2seq_model,
     write_splits,
+    write_squad,
     write_words,
 )
 from tests.train.test_trainer import EXACT, train
@@ -105,6 +112,10 @@ def test_decoders_as_classifiers(ends_with_pad: bool, tmp_path: Path) -> None:
         accuracy = done.result["metrics"]["accuracy"]
         assert accuracy == accuracy_by_pipeline(done.run.model, data)
         losses.append(done.result["loss"])
+        compared = done.result["saved_model"]
+        assert compared["samples"] == 4
+        assert compared["largest_difference"] < 1e-4
+        assert "saved model  " in done.out
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     output = tmp_path / "predictions.jsonl"
     file = str(data / "validation.jsonl")
@@ -322,3 +333,83 @@ def test_weights_that_the_loss_does_not_use(task: str, tmp_path: Path) -> None:
     short = unused.partition(".")[2]
     if unused in after:
         assert torch.equal(after[unused], before[short])
+
+
+# --- the saved model ------------------------------------------------------------------------------
+
+
+class Job:
+    """What a run says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.warnings: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def run_of(folder: Path, task_name: str, data: Path, model: Path, **given: Any) -> Any:
+    """The setup of a run on one rank, and its model, which is saved."""
+    config = TrainConfig.resolve(
+        task=task_name, data=str(data), model=str(model), **given
+    )
+    task = tasks.get(localize(config))
+    world = SimpleNamespace(device=torch.device("cpu"), is_main=True)
+    run_dir = SimpleNamespace(model=folder / "saved")
+    setup: Any = SimpleNamespace(
+        config=config, data=task.prepare(), task=task, world=world, job=Job(),
+        run_dir=run_dir, precision="fp32",
+    )  # fmt: skip
+    loaded = LoadedModel(setup)
+    loaded.save(run_dir.model)
+    return setup, loaded
+
+
+@pytest.mark.parametrize("batching", ["packed", "dynamic", "padded"])
+@pytest.mark.parametrize(
+    "name",
+    ["text-classification", "token-classification", "squad", "seq2seq", "causal-lm"],
+)
+def test_a_saved_model_is_compared(
+    name: str, batching: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    """One that is another, by a single layer, is told; whatever the task and its batches."""
+    model = tiny_model
+    data = tmp_path / "data"
+    given: dict[str, Any] = {"batching": batching, "max_length": 32}
+    match name:
+        case "token-classification":
+            write_words(data, 40, 20)
+        case "squad":
+            write_squad(data, 40, 20)
+            given |= {"doc_stride": 8}
+        case "seq2seq":
+            model = write_seq2seq_model(tmp_path / "t5")
+            write_copies(data, 40, 20)
+        case "causal-lm":
+            model = write_decoder(tmp_path / "decoder")
+            write_documents(data, 40, 20)
+        case _:
+            sentences(data)
+    setup, loaded = run_of(tmp_path, name, data, model, **given)
+    compared = saved_model.compare(setup, loaded)
+    assert setup.job.warnings == [] or "without padding" in setup.job.warnings[0]
+    assert compared is not None
+    assert compared["largest_difference"] < 1e-4
+    file = setup.run_dir.model / "model.safetensors"
+    weights = load_file(file)
+    for key, weight in weights.items():
+        if weight.ndim == 2 and "embed" not in key and "shared" not in key:
+            weights[key] = weight.roll(1, 0)
+    save_file(weights, file, {"format": "pt"})
+    compared = saved_model.compare(setup, loaded)
+    assert compared is not None
+    assert compared["largest_difference"] > 0.01
+    assert "gives other outputs than the trained one" in setup.job.warnings[-1]
+    file.write_bytes(b"")
+    assert saved_model.compare(setup, loaded) is None
+    assert "could not be compared" in setup.job.warnings[-1]

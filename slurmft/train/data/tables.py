@@ -119,6 +119,12 @@ class TokenTable:
         lengths = np.diff(self.offsets)
         return int(lengths.max())
 
+    def few_samples(self) -> Array:
+        """Returns the shortest of the first samples, see `few`."""
+        first = np.arange(min(len(self), _FIRST))
+        order = np.argsort(self.lengths(first), kind="stable")
+        return order[:_FEW]
+
     def few(self, most_tokens: int | None = None) -> TokenTable:
         """Returns the shortest of the first samples, without labels: a model is tried out with
         them.
@@ -126,11 +132,9 @@ class TokenTable:
         Args:
             most_tokens: tokens of each that are kept; None: all.
         """
-        first = np.arange(min(len(self), _FIRST))
-        order = np.argsort(self.lengths(first), kind="stable")
         tokens = []
         types = []
-        for sample in order[:_FEW]:
+        for sample in self.few_samples():
             begin, end = self.offsets[sample : sample + 2]
             places = slice(begin, end)
             tokens.append(self.tokens[places][:most_tokens])

@@ -180,13 +180,13 @@ class LoadedModel:
         """
         if self.vocabulary:
             weights = self.vocabulary.state_dict(self.model)
-        dtype = self._save_dtype()
+        dtype = self.save_dtype()
         if self.adapter:
             self.adapter.save(folder, weights, self._setup.config.merge, dtype)
         else:
             save_whole(self.model, folder, weights, dtype)
 
-    def _save_dtype(self) -> torch.dtype:
+    def save_dtype(self) -> torch.dtype:
         """Returns the type of the saved weights."""
         name = self._setup.config.save_dtype
         if name != "auto":
@@ -216,6 +216,11 @@ class LoadedModel:
             shortest,
             self._pads_left,
         )
+
+    def padded(self, table: TokenTable, samples: np.ndarray) -> Batch:
+        """Returns samples as any model of transformers takes them, on the CPU."""
+        pad_id = self._setup.data.pad_id
+        return table.batch(samples, pad_id, left=self._pads_left)
 
     def sent(self, batch: Batch, table: TokenTable) -> Batch:
         """Returns a batch on the device, which the model gets next."""

@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from slurmft.job import Job
 from slurmft.train.data.stream import bucket_by_length, epoch_order, prepared
 from slurmft.train.loop import checkpoint as checkpoints
+from slurmft.train.loop import saved_model
 from slurmft.train.loop.checkpointing import Checkpointing, Stopped
 from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import Generators
@@ -268,6 +269,12 @@ class Trainer:
             facts["classes"] = at.by_class
         facts["pipeline"] = setup.task.facts.pipeline or setup.config.preset
         save_model(setup, self.learner.loaded, self.strategy)
+        # A sharded model is in parts on all ranks.
+        if self.strategy.keeps_whole_model:
+            loaded = self.learner.loaded
+            facts["saved_model"] = setup.world.on_main(
+                lambda: saved_model.compare(setup, loaded)
+            )
         # Last: a run with a result has finished, whatever happens after it (`has_finished`).
         result = PatientSave(setup.job, setup.world, "the result", _RESULT_BYTES)
         result.run(partial(self.reporter.finish, facts, at.metrics | at.test))
