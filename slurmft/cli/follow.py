@@ -9,6 +9,7 @@ examples:
 """
 
 import sys
+from collections.abc import Collection
 
 from slurmft.cli import next_commands
 from slurmft.cli.elsewhere import Elsewhere
@@ -28,24 +29,30 @@ def follow(run: RunDir, only_new: bool = False) -> int:
     """Shows progress until the job of a run ends; returns the exit code of the job."""
     job = JobWatch(run)
     try:
-        cluster_follow.follow(job, Progress(), only_new)
+        output = cluster_follow.follow(job, Progress(), only_new)
     except KeyboardInterrupt:
         # Ctrl-C is meant for this process alone: the job has a group of its own, or other nodes.
         then = next_commands(run.path)
         print(f"\nno longer following; job {job.job_id} continues. {then}")
         # As a shell counts a death by SIGINT: a script sees that the job has not ended.
         return 130
-    return show_outcome(job)
+    return show_outcome(job, output)
 
 
-def show_outcome(job: JobWatch) -> int:
-    """Shows how an ended job ended: its result, or its error; returns its exit code."""
+def show_outcome(job: JobWatch, output: Collection[str] = ()) -> int:
+    """Shows how an ended job ended: its result, or its error; returns its exit code.
+
+    Args:
+        output: lines of the program that are on the screen, and need not be shown again.
+    """
     try:
         result = job.outcome()
     except SlurmftError as error:
         # Notes first: the error and what to do about it stay on the screen, below a traceback.
-        for text in (*getattr(error, "__notes__", ()), f"error: {error}"):
-            print(text, file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            if not _is_in(note, output):
+                print(note, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return int(error.code)
     print(result_table(result))
     # A prediction, or a program of one's own, leaves no model.
@@ -56,6 +63,11 @@ def show_outcome(job: JobWatch) -> int:
     for line in hooks.next_commands(job.run):
         print(f"  {line}")
     return Exit.OK
+
+
+def _is_in(note: str, output: Collection[str]) -> bool:
+    """Tells if each line of a note is in an output."""
+    return {line.rstrip() for line in note.splitlines()} <= set(output)
 
 
 def parser() -> Parser:

@@ -1,6 +1,8 @@
 """Shows the progress of a run until its job ends."""
 
 import math
+from collections import deque
+from collections.abc import Collection
 
 from slurmft.cluster.job_state import LOST
 from slurmft.cluster.wait import JobWatch
@@ -11,15 +13,21 @@ from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import read_log_head
 from slurmft.show.progress import Progress
 
+# More than a traceback has.
+_LAST_LINES = 1000
+
 
 def follow(
     job: JobWatch,
     progress: Progress,
     only_new: bool = False,
     timeout_s: float = math.inf,
-) -> None:
+) -> Collection[str]:
     """Shows the last records of a run and those to come, or only these, by its run directory and
-    its job's state; TimeoutError where the job has not ended by then."""
+    its job's state; TimeoutError where the job has not ended by then.
+
+    Returns the last lines of the program's output that it has shown.
+    """
     run = job.run
     reader = RecordReader(run.records)
     recent = reader.read_recent(Start)
@@ -29,6 +37,7 @@ def follow(
     if not kind.attaches and not progress.only_bar:
         log = log_of_rank(run, 0)
     last_news = ""
+    output: deque[str] = deque(maxlen=_LAST_LINES)
     try:
         if not only_new:
             for record in recent:
@@ -46,16 +55,18 @@ def follow(
                 if log is None or isinstance(record, Text):
                     progress.show(record)
             if log is not None:
-                _show_lines(log, progress)
+                _show_lines(log, progress, output)
     finally:
         progress.close()
+    return output
 
 
-def _show_lines(log: LogFile, progress: Progress) -> None:
+def _show_lines(log: LogFile, progress: Progress, output: deque[str]) -> None:
     for line in log.lines(whole=False):
         # The heads that slurmft writes at the start of each attempt are no output of the program.
         if not read_log_head(line.text):
             progress.say(line.text)
+            output.append(line.text.rstrip())
 
 
 def _news(job: JobWatch) -> str:

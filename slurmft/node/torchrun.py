@@ -55,8 +55,7 @@ def bind_stores(served: list[Any] | None = None) -> None:
         if address and host_name == host:
             host_name = address
         if address and is_master:
-            server = socket.create_server((address, port), backlog=_BACKLOG)
-            rest["master_listen_fd"] = server.detach()
+            rest["master_listen_fd"] = _listen(address, port)
             host_name = address
         created = original(host_name, port, world_size, is_master, **rest)
         if is_master and served is not None:
@@ -65,6 +64,21 @@ def bind_stores(served: list[Any] | None = None) -> None:
 
     for module in modules:
         module.__dict__["TCPStore"] = store
+
+
+def _listen(address: str, port: int) -> int:
+    """Returns the descriptor of a socket that listens.
+
+    Raises:
+        RuntimeError: it cannot, as torch's own store has it, whose callers do not catch OSError.
+    """
+    try:
+        return socket.create_server((address, port), backlog=_BACKLOG).detach()
+    except OSError as error:
+        raise RuntimeError(
+            f"{socket.gethostname()} cannot listen on {address}, port {port}: "
+            f"{error.strerror or error}; see what has it there: ss -tlnp"
+        ) from error
 
 
 def wait_for_clients(served: list[Any], timeout_s: float = _LEAVE_TIMEOUT_S) -> None:

@@ -254,6 +254,9 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
         if failure is None:
             return _no_progress(stalled, reason)
         return _no_progress(stalled, reason, failure.code)
+    is_lost = was_stopped and run.newest_checkpoint() is None
+    if is_lost and (failure is None or failure.secondary):
+        reason += ": it will start again"
     return Outcome("requeued", reason, Exit.STOPPED)
 
 
@@ -329,8 +332,8 @@ def saved(run: RunDir) -> str:
         return f"the newest checkpoint is {checkpoint}"
     place = kind_of(run.load_config().program).checkpoint_place()
     if place:
-        return f"the newest checkpoint is none in {place}: it will start again"
-    return "the newest checkpoint is none: it will start again"
+        return f"the newest checkpoint is none in {place}"
+    return "the newest checkpoint is none"
 
 
 def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:

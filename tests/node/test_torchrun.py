@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from slurmft.node.rendezvous import LISTEN
 from tests.support import PATIENCE_S
 
 pytestmark = pytest.mark.processes
@@ -60,3 +62,37 @@ def test_a_store_outlives_its_clients() -> None:
 
 def test_a_client_that_stays_is_not_waited_for_forever() -> None:
     assert serve(timeout_s=0.1, stay_s=PATIENCE_S) == "ended\n"
+
+
+TAKEN = """
+import socket
+from slurmft.node import torchrun
+
+taken = socket.create_server(("127.0.0.1", 0))
+port = taken.getsockname()[1]
+torchrun.bind_stores()
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+
+parameters = RendezvousParameters("c10d", f"localhost:{port}", "id", 1, 1, is_host="true")
+try:
+    create_backend(parameters)
+except RendezvousConnectionError as error:
+    assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in str(
+        error.__cause__
+    )
+    print("refused")
+"""
+
+
+def test_a_port_that_is_taken_in_between_is_an_error_of_the_rendezvous() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TAKEN],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=os.environ | {LISTEN: "localhost=127.0.0.1"},
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("refused\n", 0), done.stderr

@@ -171,6 +171,14 @@ def test_stop_before_the_first_checkpoint(tmp_path: Path) -> None:
     assert end(run, Exit.STOPPED).reason == words
 
 
+def test_run_that_ends_without_a_checkpoint_promises_no_start(tmp_path: Path) -> None:
+    run = make(tmp_path, requeue=False)
+    begin(run)
+    words = "stopped; the newest checkpoint is none; not requeued (--no-requeue)"
+    assert end(run, Exit.STOPPED).reason == words
+    assert "start again" not in attempts.saved(run)
+
+
 def test_error_of_the_run_is_final(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
