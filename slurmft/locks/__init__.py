@@ -16,6 +16,7 @@ import errno
 import fcntl
 import functools
 import importlib.util
+import inspect
 import json
 import os
 import struct
@@ -133,11 +134,12 @@ def _soft(fd: int, operation: int) -> Any:
     from filelock import SoftFileLock, Timeout
 
     path = _path_of(fd) + ".soft"
-    try:
+    options: dict[str, Any] = {}
+    # Not in versions before 3.11, where a refused option leaves half an object behind.
+    if "thread_local" in inspect.signature(SoftFileLock.__init__).parameters:
         # Any thread may release it, as with the other primitives.
-        soft_lock = SoftFileLock(path, thread_local=False)
-    except TypeError:  # before 3.11
-        soft_lock = SoftFileLock(path)
+        options["thread_local"] = False
+    soft_lock = SoftFileLock(path, **options)
     timeout_s = -1  # for ever
     if operation & fcntl.LOCK_NB:
         timeout_s = 0
@@ -149,7 +151,7 @@ def _soft(fd: int, operation: int) -> Any:
 
 
 def _path_of(fd: int) -> str:
-    os.fstat(fd)  # of a closed one it says so, where the link is only absent
+    os.stat(fd)  # of a closed one it says so, where the link is only absent
     return os.readlink(f"/proc/self/fd/{fd}")
 
 
