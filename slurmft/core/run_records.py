@@ -70,6 +70,8 @@ class TrainingStart(Start):
     trained_parameters: int | None = None
     vocabulary: Vocabulary | None = None
     imports_s: ImportTimes | None = None
+    best_by: str | None = None
+    """What the best checkpoint has, where --metric decides: "lowest mse"."""
     data: list[str] = field(default_factory=list)
     """What the data has, in lines."""
 

@@ -138,6 +138,8 @@ def describe_start(start: Start) -> str:
         )
     summary = f"{start.task} on {where}: {', '.join(settings)}"
     lines = [*start.data, summary]
+    if start.best_by:
+        lines.append(f"the best checkpoint is the one with the {start.best_by}")
     if start.imports_s:
         import_times = imports(start.imports_s, start.nodes)
         lines.append(f"imports took {import_times}")

@@ -4,6 +4,7 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from slurmft.core.options import (
 )
 from slurmft.core.program import Program
 from slurmft.train import own_task
+from slurmft.train.metric_spec import MetricSpec, parsed
 from slurmft.train.recipes import fill, named
 from slurmft.train.task_facts import TASKS
 
@@ -576,6 +578,16 @@ class TrainConfig:
         ),
         predicts="reset",
     )
+    metric: tuple[str, ...] = option(
+        (),
+        "a metric of the package evaluate: its name on the hub, or the folder of its script; "
+        "repeatable, and the first decides which checkpoint is the best",
+        affects="result",
+        at="rank",
+        metavar="NAME|DIR[:ARGUMENT=VALUE,...]",
+        path="input",
+        predicts="reset",
+    )
     early_stopping: int | None = option(
         None,
         "end after this many evaluations in a row without a new best",
@@ -600,6 +612,8 @@ class TrainConfig:
         check_credentials(self)
         local_steps(self.grad_comm)
         evaluation_period(self.evaluate_every)
+        if self.metric:
+            _check_predictions(parsed(self.metric), self.task)
         if self.saves_adapter and self.model is None:
             raise UsageError(
                 f"--lora needs a model, and --task {self.task} makes up its own, which is not "
@@ -629,7 +643,16 @@ class TrainConfig:
     def program(self) -> Program:
         """Returns the built-in program with these options, as the toolkit knows it."""
         sources = [name for name in (self.model, self.data) if name is not None]
+        metrics = parsed(self.metric)
+        # Of a folder with arguments the folder alone.
+        sources += [metric.name for metric in metrics]
         local = [name for name in sources if is_local(name)]
+        # JSON has no tuples.
+        lists = {
+            name: list(getattr(self, name))
+            for name, each in options(TrainConfig).items()
+            if each.is_repeatable
+        }
         # Of MODULE:CLASS the class alone.
         name = self.task.rpartition(":")[2]
         return Program(
@@ -639,7 +662,7 @@ class TrainConfig:
             module="slurmft.train.rank",
             needs_hub=len(local) < len(sources),
             paths=tuple(local),
-            settings=dataclasses.asdict(self) | {"task_option": list(self.task_option)},
+            settings=dataclasses.asdict(self) | lists,
         )
 
 
@@ -767,3 +790,13 @@ def _check_has_classes(given: str, task: str, cure: str) -> None:
         raise UsageError(problem, "leave it out")
     if facts.rows not in ("Texts", "Words") or facts.labels == ():
         raise UsageError(f"{what}: it has no classes", "leave it out")
+
+
+def _check_predictions(metrics: Sequence[MetricSpec], task: str) -> None:
+    """Raises UsageError where the predictions of a task are none that metrics take."""
+    if not own_task.facts(task).predictions:
+        raise UsageError(
+            f"--metric {metrics[0].text!r} cannot be used with --task {task}: its evaluation has "
+            "losses, and no predictions",
+            "leave it out; the task has metrics of its own",
+        )

@@ -29,6 +29,9 @@ class TaskFacts:
     metrics: tuple[str, ...] = ("accuracy",)
     """Where it has labels: names in `slurmft.train.tasks.metrics`, of which the first decides which
     checkpoint is the best."""
+    predictions: str = "classes"
+    """Kind of its predictions, for --metric: classes, numbers, flags (0 or 1 of each class), tags
+    (classes of words), answers, texts; "": none of them. See `evaluate_metrics.examples`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """For a task of your own: options whose defaults differ from those of text-classification."""
 

@@ -460,6 +460,38 @@ def code_before(ada: User, eve: User) -> None:
     assert [taken_by(ada, program, runs) for _ in range(2)] == ["mine 1\n", "mine 1\n"]
 
 
+# --- scripts of metrics ---------------------------------------------------------------------------
+
+
+@attack(
+    GROUP,
+    "plants the script of a metric that you name with `--metric`, in a shared `HF_HOME`",
+    "refused; nothing of it runs",
+)
+def metric_in_a_shared_cache(ada: User, eve: User) -> None:
+    code = (
+        "from slurmft.train.metric_spec import MetricSpec\n"
+        "from slurmft.train.tasks.evaluate_metrics import EvaluateMetric\n"
+        "try: EvaluateMetric.load(MetricSpec.parse('planted'))\n"
+        "except Exception as error: print(error)"
+    )
+    attacked = "print('attacked')"
+    # Hers; and one of Ada's that a group can write, with a file of Eve's.
+    for owner, folder_mode in ((eve, 0o755), (ada, 0o775)):
+        home = owner.home / "shared metrics"
+        place = home / "modules/evaluate_modules/metrics/evaluate-metric--planted"
+        script = owner.write(place / ("a" * 64) / "planted.py", attacked)
+        for folder in script.parents:
+            if folder.is_relative_to(home / "modules"):
+                owner.write(folder / "__init__.py", attacked)
+        if owner is ada:
+            script.parent.chmod(folder_mode)
+            os.chown(script, eve.uid, eve.uid)
+        printed = ada.python(code, HF_HOME=str(home), HF_HUB_OFFLINE="1")
+        assert "attacked" not in printed
+        assert "the script of a metric is code: refused" in printed
+
+
 @pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)
 def test_attack(users: tuple[User, User], each: Attack) -> None:
     each.carry_out(*users)

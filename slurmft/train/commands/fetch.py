@@ -6,6 +6,7 @@ examples:
   slurmft fetch roberta-base --task mrpc                        another model, the recipe's data
   slurmft fetch distilbert-base-uncased dair-ai/emotion
   slurmft fetch me/model me/texts --task text-classification
+  slurmft fetch --metric f1 --metric rouge                      metrics of the package evaluate
 
 The caches are where $HF_HOME says; jobs must see the same folder. Local folders are only checked.
 """
@@ -21,10 +22,11 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
 from slurmft.core.hub import is_local
 from slurmft.core.options import build, options
-from slurmft.train import recipes
+from slurmft.train import metric_spec, recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
-from slurmft.train.login.sources import localize
+from slurmft.train.login.metrics import trial
+from slurmft.train.login.sources import check_installed, localize
 
 ELSEWHERE = Elsewhere.PLAIN
 
@@ -44,6 +46,12 @@ def parser() -> Parser:
     task = "what they are for (default: emotion)"
     # Not checked here: the task may be of another package, which `recipes.fill` looks up.
     command.add_argument("--task", metavar="NAME", help=task)
+    command.add_argument(
+        "--metric",
+        metavar="NAME",
+        action="append",
+        help="a metric of the package evaluate, by its name on the hub; repeatable",
+    )
     return command
 
 
@@ -54,7 +62,8 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
         UsageError: the arguments name nothing, or nothing of the hub; a local folder is not as a
             run needs it.
     """
-    typed = typed_options(arguments, options(TrainConfig))
+    names = options(TrainConfig).keys() - {"metric"}
+    typed = typed_options(arguments, names)
     flags = {}
     for name, value in typed.items():
         if value is not None:
@@ -100,9 +109,36 @@ def load(train: TrainConfig, offline: bool) -> None:
         )
 
 
+def fetch_metrics(texts: list[str]) -> None:
+    """Downloads the scripts of metrics, and what they load; then loads them without the hub.
+
+    Raises:
+        UsageError: one of them cannot be loaded.
+    """
+    check_installed({"--metric": ("evaluate",)})
+    names = [metric_spec.localized(text) for text in texts]
+    of_hub = [spec.text for spec in metric_spec.parsed(names) if not spec.is_local]
+    print("fetching metrics", flush=True)
+    # Those of the cache, too: the hub may have a newer script.
+    for offline, metrics in ((False, of_hub), (True, names)):
+        if not metrics:
+            continue
+        request = {"metrics": metrics, "refresh": not offline}
+        report = trial(request, offline)
+        if "message" in report:
+            raise UsageError(report["message"], report["hint"])
+    for line in report["lines"]:
+        print(line, flush=True)
+
+
 def main(argv: list[str]) -> int:
     """Downloads what the caches lack, then loads all again without the hub."""
-    train = configure(parser().parse(argv))
+    arguments = parser().parse(argv)
+    if arguments.metric:
+        fetch_metrics(arguments.metric)
+        if not (arguments.model or arguments.data or arguments.task):
+            return Exit.OK
+    train = configure(arguments)
     needs_hub = False
     for name in (train.model, train.data):
         if name is None:

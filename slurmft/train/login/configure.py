@@ -37,6 +37,11 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         processes = job.nodes * processes_per_node
         checked_inputs = inputs.check(train, processes)
         program = dataclasses.replace(program, inputs=checked_inputs)
+    # An image may have what this environment lacks.
+    if train.metric and job.container is None:
+        from slurmft.train.login import metrics
+
+        metrics.check(train)
     return RunConfig(program=program, job=job)
 
 

@@ -15,6 +15,7 @@ from slurmft.core.files import read_json
 from slurmft.core.hub import is_local
 from slurmft.core.terminal import overwritten
 from slurmft.core.text import some
+from slurmft.train import metric_spec
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.cells import Labels, describe_rows, label_ids
 from slurmft.train.login.formats import RowFormat, format_of
@@ -145,7 +146,20 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
     if train.model is not None and is_local(train.model):
         fingerprint_of_model = _fingerprint(Path(train.model))
         inputs[train.model] = fingerprint_of_model | {"what": "model"}
+    for metric in metric_spec.parsed(train.metric):
+        if metric.is_local:
+            fingerprint_of_script = _fingerprint(Path(metric.name))
+            inputs[metric.name] = fingerprint_of_script | {"what": "metric"}
     return inputs
+
+
+def classes(train: TrainConfig) -> list[str]:
+    """Returns the names of the classes of local data; none where labels are no classes, or the
+    training data was not read to its end."""
+    form = format_of(train)
+    path = find_split(Path(str(train.data)), facts(train.task).splits[0])
+    sha256 = _fingerprint(path)["sha256"]
+    return _check_labels(train.task, form, [_read_file(str(path), sha256, form)])
 
 
 def look(

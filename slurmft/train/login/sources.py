@@ -14,7 +14,7 @@ from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import hub_cache, is_local
 from slurmft.core.permissions import user_name
-from slurmft.train import ipex
+from slurmft.train import ipex, metric_spec
 from slurmft.train.config import TrainConfig
 from slurmft.train.own_task import facts
 
@@ -49,6 +49,8 @@ def localize(train: TrainConfig) -> TrainConfig:
         folder = _folder("--model", train.model)
         _check_model(train, train.model, folder)
         changes["model"] = str(folder)
+    metrics = [metric_spec.localized(text) for text in train.metric]
+    changes["metric"] = tuple(metrics)
     return dataclasses.replace(train, **changes)
 
 
@@ -120,6 +122,17 @@ def check_packages(train: TrainConfig) -> None:
         packages["--lora"] = ("peft",)
     if train.load_in_4bit:
         packages["--load-in-4bit"] = ("bitsandbytes",)
+    if train.metric:
+        packages["--metric"] = ("evaluate",)
+    check_installed(packages)
+
+
+def check_installed(packages: dict[str, tuple[str, ...]]) -> None:
+    """Raises UsageError where one of the packages that options need is not installed.
+
+    Args:
+        packages: the option -> names of packages.
+    """
     for what, names in packages.items():
         # Looked for, not imported: some take seconds, and import torch.
         missing = [name for name in names if importlib.util.find_spec(name) is None]

@@ -19,6 +19,7 @@ from slurmft.train.data.stream import prepared
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.named_metrics import NamedMetrics
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import State, Tensors
 from slurmft.train.loop.timers import PhaseClock
@@ -89,12 +90,14 @@ class Evaluator:
         clock: PhaseClock,
         evaluates_together: bool = False,
         note_progress: Callable[[int, int], None] | None = None,
+        named_metrics: NamedMetrics | None = None,
     ) -> None:
         """
         Args:
             evaluates_together: a rank without samples computes, too (see `Strategy`).
             note_progress: called with the number of samples that this rank has predicted, and with
                 that of all it has to; None: the run's records get them.
+            named_metrics: the metrics of --metric.
         """
         self._setup = setup
         self._world = setup.world
@@ -103,6 +106,7 @@ class Evaluator:
         self._clock = clock
         self._evaluates_together = evaluates_together
         self._note_progress = note_progress or self._record_progress
+        self._named_metrics = named_metrics
         self._recorded_at = 0.0
         self._predicted: list[Predicted] = []
         """Of the evaluation under way: from before a resume, then of every batch of this rank."""
@@ -138,7 +142,11 @@ class Evaluator:
         def compute() -> tuple[dict[str, float], dict[str, Any]]:
             assert values is not None  # on the main rank, which alone computes
             self._clock.enter("metric")
-            metrics = task.compute(values, data)
+            metrics: dict[str, float] = {}
+            # The deciding one is the first.
+            if self._named_metrics:
+                metrics |= self._named_metrics.compute(values, data)
+            metrics |= task.compute(values, data)
             by_class = task.by_class(values, data)
             self._clock.enter("broadcast")
             return metrics, by_class

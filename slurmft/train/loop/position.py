@@ -34,6 +34,8 @@ class Position:
     """The best value of the task's first metric."""
     since_best: int = 0
     """Evaluations since the best one."""
+    missing_since_best: int = 0
+    """How many of them had no value to compare, see `note_missing`."""
 
     def state(self) -> State:
         return State(dataclasses.asdict(self))
@@ -48,9 +50,16 @@ class Position:
         if self._improves(value, lower_is_better):
             self.best = value
             self.since_best = 0
+            self.missing_since_best = 0
             return True
         self.since_best += 1
         return False
+
+    def note_missing(self) -> None:
+        """Counts an evaluation whose first metric failed: it is not the best, and says nothing
+        about whether training still helps."""
+        self.since_best += 1
+        self.missing_since_best += 1
 
     def _improves(self, value: float, lower_is_better: bool) -> bool:
         # No comparison with NaN is true: as the first value it would stay the best for good.

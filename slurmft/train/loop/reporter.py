@@ -77,11 +77,13 @@ class Reporter:
         setup: Setup,
         loaded: LoadedModel,
         imports_s: float | None,
+        best_by: str | None = None,
     ) -> None:
         """
         Args:
             imports_s: seconds from the start of this rank, or of the process that it was forked
                 from, until its imports were done.
+            best_by: see `TrainingStart`.
         """
         self._job = setup.job
         self._run_dir = setup.run_dir
@@ -92,6 +94,7 @@ class Reporter:
         self.clock = PhaseClock(setup.world.device)
         self.counts = Counts()
         self._imports_s = imports_s
+        self._best_by = best_by
         self._own_clock = OwnClock(loaded.model, setup.world.device)
         self._ran_before_s = 0.0
         self._window = _Window(None)
@@ -143,16 +146,16 @@ class Reporter:
             "learning_rate": plan.learning_rate,
             "optimizer_reason": plan.optimizer_reason,
             "step_samples": plan.step_samples,
+            "best_by": self._best_by,
         }
         self._job.record("start", self._facts | {"data": self._data_words()})
         self._warn_of_nodes(ranks)
 
     def _data_words(self) -> list[str]:
         """Returns what the data has, in lines: as submission found it, where it was read there."""
-        config = self._plan.config
         lines = []
         for path, fingerprint in self._job.config.program.inputs.items():
-            if path != config.model:
+            if fingerprint["what"] not in ("model", "metric"):
                 lines.append(f"{Path(path).name}: {fingerprint['what']}")
         if lines:
             return lines

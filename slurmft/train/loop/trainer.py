@@ -23,6 +23,7 @@ from slurmft.train.loop.checkpointing import Checkpointing, Stopped
 from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import Generators
 from slurmft.train.loop.learner import Learner
+from slurmft.train.loop.named_metrics import Deciding, NamedMetrics
 from slurmft.train.loop.out_of_memory import explained
 from slurmft.train.loop.position import Position
 from slurmft.train.loop.reporter import Reporter
@@ -83,12 +84,15 @@ class Trainer:
     position: Position
     learner: Learner
     evaluator: Evaluator
+    deciding: Deciding
     reporter: Reporter
     checkpointing: Checkpointing
 
     @classmethod
     def build(cls, setup: Setup, imports_s: float | None = None) -> "Trainer":
         """Makes the parts, as at the start of a run."""
+        # First: it may end the run, and the model takes longer.
+        named_metrics = NamedMetrics(setup)
         strategy = choose_strategy(
             setup.config,
             setup.world,
@@ -97,13 +101,15 @@ class Trainer:
         )
         position = Position()
         learner = Learner(setup, strategy)
-        reporter = Reporter(setup, learner.loaded, imports_s)
+        best_by = named_metrics.best_by
+        reporter = Reporter(setup, learner.loaded, imports_s, best_by)
         evaluator = Evaluator(
             setup,
             learner.loaded,
             setup.task,
             reporter.clock,
             strategy.evaluates_together,
+            named_metrics=named_metrics,
         )
         # The reporter comes first: it raises where a loss is not finite, and no part is saved then.
         # The generators come last: other parts draw from them while they are restored.
@@ -120,6 +126,7 @@ class Trainer:
             position=position,
             learner=learner,
             evaluator=evaluator,
+            deciding=named_metrics.deciding,
             reporter=reporter,
             checkpointing=Checkpointing(setup, strategy.saver(setup.job), parts),
         )
@@ -195,10 +202,14 @@ class Trainer:
         at.metrics, at.by_class = self.evaluator.measure(self.setup.data, boundary)
         at.evaluated = at.step
         self.reporter.epoch(self.setup.plan.epochs(at.step), at.metrics)
-        task = self.setup.task
+        deciding = self.deciding
+        is_best = False
         # The value is the same on every rank, and so are the decisions.
-        value = at.metrics[task.metric_names[0]]
-        is_best = at.note_evaluation(value, task.lower_is_better)
+        if deciding.has_value(at.metrics):
+            value = at.metrics[deciding.name]
+            is_best = at.note_evaluation(value, deciding.lower_is_better)
+        else:
+            at.note_missing()
         self._choose_phase()
         # After the phase is chosen: a resume from it does not evaluate again.
         if is_best:
@@ -209,11 +220,12 @@ class Trainer:
         at = self.position
         patience = self.setup.config.early_stopping
         is_last = at.step == self.setup.plan.total_steps
-        stops_early = patience is not None and at.since_best >= patience
+        worse = at.since_best - at.missing_since_best
+        stops_early = patience is not None and worse >= patience
         at.phase = "done" if is_last or stops_early else "train"
         if stops_early and not is_last:
-            metric = self.setup.task.metric_names[0]
-            evaluations = at.since_best
+            metric = self.deciding.name
+            evaluations = worse
             self.setup.job.record(
                 "early_stop",
                 step=at.step,
@@ -239,7 +251,7 @@ class Trainer:
     def _return_to_best(self) -> None:
         """Takes the weights and the metrics of the best evaluation."""
         self.setup.job.alive("save")
-        metric = self.setup.task.metric_names[0]
+        metric = self.deciding.name
         last = self.position.metrics[metric]
         step = self.checkpointing.return_to_best(self.learner, self.position)
         if step is None:

@@ -13,6 +13,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.task_facts import TaskDeclaration
+from slurmft.train.tasks.evaluate_metrics import MetricInputs
 from slurmft.train.tasks.metrics import NAN, SCORES, by_class, check_numbers
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Task(TaskDeclaration):
 
     metric_names: tuple[str, ...] = ("accuracy",)
     """Names of the metrics; the first one decides which checkpoint is the best."""
+    metric_suffixes: tuple[str, ...] = ("",)
+    """What the names of the metrics of each validation split end with."""
     lower_is_better: bool = False
     """The best value of the first metric is the lowest."""
     prediction_dtype: np.dtype[Any] = np.dtype(np.int64)
@@ -146,6 +149,22 @@ class Task(TaskDeclaration):
         check_numbers(predictions)
         labels = data.validation.labels
         return {name: SCORES[name](predictions, labels) for name in self.metric_names}
+
+    def metric_inputs(
+        self,
+        predictions: np.ndarray,
+        data: TokenData,
+    ) -> dict[str, list[MetricInputs]]:
+        """Returns predictions and references for the metrics of --metric, in the forms that
+        `evaluate_metrics.examples` has for `TaskFacts.predictions`.
+
+        Returns:
+            What the names of a validation split's metrics end with -> its forms.
+        """
+        labels = data.validation.labels
+        if predictions.shape != labels.shape:
+            return {"": []}
+        return {"": [MetricInputs(predictions.tolist(), labels.tolist())]}
 
     def by_class(
         self,

@@ -15,6 +15,7 @@ from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.tasks.evaluate_metrics import MetricInputs, text_inputs
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import check_numbers
 from slurmft.train.tasks.pretrained import Pretrained
@@ -25,6 +26,8 @@ ROUGE = ("rouge1", "rouge2", "rougeL")
 LENGTHS = slice(3, 5)
 CORRECT = slice(5, 9)
 TOTAL = slice(9, 13)
+NO_TOKEN = -1
+"""Behind the tokens of a text, which follow with --metric."""
 _PRINTED_SAMPLES = 3
 """Number of samples of which an evaluation prints the texts."""
 
@@ -43,6 +46,12 @@ class Task(Pretrained):
             self.metric_names = ("rougeL", "rouge1", "rouge2", "bleu")
         else:
             self.metric_names = ("bleu", "rougeL", "rouge1", "rouge2")
+
+        # --metric takes texts: their tokens travel beside what our own metrics need.
+        self._kept_tokens = 0
+        if config.metric:
+            self._kept_tokens = 1 + int(required(config, "max_target_length"))
+            self.prediction_shape = (TOTAL.stop + self._kept_tokens,)
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
         sources, targets = self.values(rows)
@@ -107,7 +116,7 @@ class Task(Pretrained):
 
     def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
         """Returns what the metrics need of the texts that the model generates: float64,
-        (batch, 13), see `LENGTHS`."""
+        (batch, 13), see `LENGTHS`; with --metric their tokens as well."""
         has_nan = torch.zeros(len(batch.indices), dtype=torch.bool, device=model.device)
 
         # The scores of each generated token pass through here, before the best one is chosen.
@@ -133,6 +142,10 @@ class Task(Pretrained):
         pairs = zip(texts, references, strict=True)
         scores = [scores_of(text, reference) for text, reference in pairs]
         predictions = torch.tensor(scores, dtype=torch.float64)
+        if self._kept_tokens:
+            kept = predictions.new_full((len(texts), self._kept_tokens), NO_TOKEN)
+            kept[:, : tokens.shape[1]] = tokens
+            predictions = torch.cat((predictions, kept), dim=1)
         return predictions.masked_fill(has_nan.cpu()[:, None], torch.nan)
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
@@ -143,6 +156,16 @@ class Task(Pretrained):
         values = dict(zip(ROUGE, percentages, strict=True))
         values["bleu"] = bleu(predictions)
         return {name: values[name] for name in self.metric_names}
+
+    def metric_inputs(
+        self,
+        predictions: np.ndarray,
+        data: TokenData,
+    ) -> dict[str, list[MetricInputs]]:
+        tokens = predictions[:, TOTAL.stop :].astype(np.int64)
+        ids = [row[row != NO_TOKEN] for row in tokens]
+        texts = self._decoder.batch_decode(ids, skip_special_tokens=True)
+        return {"": text_inputs(texts, data.read_texts())}
 
 
 def _targets(table: TokenTable) -> TokenTable:

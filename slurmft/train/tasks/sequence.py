@@ -1,5 +1,6 @@
 """Texts, or pairs of texts, put into classes or on a scale: emotion, GLUE, the user's own data."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import Batch
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.tasks.base import label_maps
+from slurmft.train.tasks.evaluate_metrics import MetricInputs
 from slurmft.train.tasks.metrics import SCORES, check_numbers
 from slurmft.train.tasks.pretrained import Pretrained
 
@@ -27,11 +29,11 @@ class Task(Pretrained):
             # rounded numbers would tie, which correlations see
             self.evaluates_in_fp32 = True
         # "", or of MNLI's two validations: "_matched", "_mismatched".
-        self.suffixes = [
+        self.metric_suffixes = tuple(
             split.removeprefix("validation") for split in self.facts.splits[1:]
-        ]
+        )
         names = []
-        for suffix in self.suffixes:
+        for suffix in self.metric_suffixes:
             names += [metric + suffix for metric in self.facts.metrics]
         self.metric_names = tuple(names)
 
@@ -66,18 +68,33 @@ class Task(Pretrained):
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         """Returns the metrics of every validation split."""
         check_numbers(predictions)
+        values = {}
+        for suffix, predicted, labels in self._splits(predictions, data):
+            for metric in self.facts.metrics:
+                values[metric + suffix] = SCORES[metric](predicted, labels)
+        return values
+
+    def metric_inputs(
+        self,
+        predictions: np.ndarray,
+        data: TokenData,
+    ) -> dict[str, list[MetricInputs]]:
+        inputs = {}
+        for suffix, predicted, labels in self._splits(predictions, data):
+            inputs[suffix] = [MetricInputs(predicted.tolist(), labels.tolist())]
+        return inputs
+
+    def _splits(
+        self, predictions: np.ndarray, data: TokenData
+    ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Yields suffix, predictions and labels of every validation split."""
         # The splits lie one after the other in one table.
         ends = np.cumsum(data.sizes)[:-1]
         predictions_of_splits = np.split(predictions, ends)
         labels_of_splits = np.split(data.validation.labels, ends)
-        values = {}
-        splits = zip(
-            self.suffixes,
+        yield from zip(
+            self.metric_suffixes,
             predictions_of_splits,
             labels_of_splits,
             strict=True,
         )
-        for suffix, predicted, labels in splits:
-            for metric in self.facts.metrics:
-                values[metric + suffix] = SCORES[metric](predicted, labels)
-        return values

@@ -19,6 +19,7 @@ from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import Question
 from slurmft.train.tasks import metrics
+from slurmft.train.tasks.evaluate_metrics import MetricInputs, answer_inputs
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.pretrained import Pretrained
 
@@ -179,13 +180,25 @@ class Task(Pretrained):
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         metrics.check_numbers(predictions)
         texts = data.read_texts()
-        answers_of_model = answers(
-            predictions,
-            data.validation,
-            texts,
-            self.may_have_none,
-        )
+        answers_of_model = self._answers(predictions, data, texts)
         return metrics.squad(answers_of_model, texts["answers"], self.may_have_none)
+
+    def metric_inputs(
+        self,
+        predictions: np.ndarray,
+        data: TokenData,
+    ) -> dict[str, list[MetricInputs]]:
+        texts = data.read_texts()
+        answers_of_model = self._answers(predictions, data, texts)
+        return {"": answer_inputs(answers_of_model, texts)}
+
+    def _answers(
+        self,
+        predictions: np.ndarray,
+        data: TokenData,
+        texts: dict[str, Any],
+    ) -> list[str]:
+        return answers(predictions, data.validation, texts, self.may_have_none)
 
 
 def without_padding(
@@ -242,6 +255,8 @@ def texts_of(questions: list[Question]) -> dict[str, Any]:
         "contexts": contexts,
         "context": [numbers[question.context] for question in questions],
         "answers": [question.answers for question in questions],
+        "ids": [question.id for question in questions],
+        "starts": [question.starts for question in questions],
     }
 
 

@@ -15,6 +15,7 @@ from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.cells import label_ids
 from slurmft.train.tasks.base import label_maps
+from slurmft.train.tasks.evaluate_metrics import MetricInputs, tag_inputs
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import NAN, check_numbers
 from slurmft.train.tasks.pretrained import Pretrained, are_cut, filled
@@ -109,11 +110,16 @@ class Task(Pretrained):
         maps = label_maps(data.labels)
         if not are_entities(data.labels):
             self.metric_names = ("accuracy", "f1_macro")
-            self.prediction_shape = (3 * len(data.labels),)
+        length = _count_places(data.labels)
+        # --metric takes the labels of all words: they travel beside the counts.
+        if self.config.metric:
+            length += _most_words(data)
+        self.prediction_shape = (length,)
         return self.pretrained(AutoModelForTokenClassification, **maps)
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
-        """Returns what the metrics need of each text: int64, (batch, 5); see `RIGHT_ENTITIES`."""
+        """Returns what the metrics need of each text: int64, (batch, 5), see `RIGHT_ENTITIES`; with
+        --metric also the labels of its words."""
         counts = data.validation.label_counts
         assert counts is not None  # of a table whose tokens have labels
         labels = batch.targets["labels"].flatten()
@@ -130,15 +136,24 @@ class Task(Pretrained):
         count = _counts
         if not are_entities(data.labels):
             count = _counts_of_classes
-        return torch.tensor([count(*text, data.labels) for text in texts])
+        rows = []
+        for true_of_text, predicted_of_text in texts:
+            row = count(true_of_text, predicted_of_text, data.labels)
+            if self.config.metric:
+                row += predicted_of_text.tolist()
+            # As many numbers for each text, however few words it has.
+            (length,) = self.prediction_shape
+            rows.append(row + [IGNORED] * (length - len(row)))
+        return torch.tensor(rows)
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         """Returns the metrics of entities, which are right where type and both ends are; and of
         words; of plain tags those of words alone."""
         check_numbers(predictions)
+        counts = predictions[:, : _count_places(data.labels)].sum(axis=0)
         if not are_entities(data.labels):
-            return _scores_of_words(predictions.sum(axis=0))
-        sums = predictions.sum(axis=0).tolist()
+            return _scores_of_words(counts)
+        sums = counts.tolist()
         right = sums[RIGHT_ENTITIES]
         # Where no entity is predicted, or none is true, `right` is 0 and so is the share.
         precision = right / max(sums[PREDICTED], 1)
@@ -152,6 +167,41 @@ class Task(Pretrained):
             "entity_recall": recall,
             "accuracy": sums[RIGHT_WORDS] / max(sums[WORDS], 1),
         }
+
+    def metric_inputs(
+        self,
+        predictions: np.ndarray,
+        data: TokenData,
+    ) -> dict[str, list[MetricInputs]]:
+        table = data.validation
+        assert table.token_labels is not None
+        predicted = []
+        true = []
+        for row, begin, end in zip(
+            predictions, table.offsets, table.offsets[1:], strict=False
+        ):
+            labels = table.token_labels[begin:end]
+            labels_of_words = labels[labels != IGNORED].tolist()
+            true.append(labels_of_words)
+            labels_of_row = row[_count_places(data.labels) :]
+            predicted.append(labels_of_row[: len(labels_of_words)].tolist())
+        return {"": tag_inputs(predicted, true, data.labels)}
+
+
+def _count_places(labels: list[str]) -> int:
+    """Returns how many places of a prediction are counts, see `RIGHT_ENTITIES`."""
+    if are_entities(labels):
+        return WORDS + 1
+    return 3 * len(labels)
+
+
+def _most_words(data: TokenData) -> int:
+    """Returns the most words of a text that is evaluated."""
+    tables = [data.validation]
+    if data.test:
+        tables.append(data.test.validation)
+    counts = [table.label_counts for table in tables if table.label_counts is not None]
+    return max(int(each.max()) for each in counts)
 
 
 def first_of_word(words: Sequence[int | None]) -> list[int]:

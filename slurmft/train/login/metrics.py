@@ -1,0 +1,135 @@
+"""The look at --metric before a job waits in a queue: scripts, arguments, what they take.
+
+`evaluate` imports torch. So metrics are tried in a process of their own, and only where there are
+any.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+from slurmft.core.errors import SlurmftWarning, UsageError
+from slurmft.core.hub import is_local
+from slurmft.train import metric_spec
+from slurmft.train.config import TrainConfig
+from slurmft.train.login import inputs
+from slurmft.train.own_task import facts
+
+_TRIAL_S = 300.0
+"""How long the trial may take: the imports take seconds, a metric that loads a model more."""
+
+
+def check(train: TrainConfig) -> None:
+    """Tries the metrics that are on this machine on a few samples; the nodes load the others.
+
+    Raises:
+        UsageError: one of them does not take the predictions of the task, lacks an argument, fails,
+            or returns no number.
+    """
+    here = []
+    modules = metric_spec.modules_folder()
+    for spec in metric_spec.parsed(train.metric):
+        if spec.is_local or metric_spec.is_cached(spec, modules):
+            here.append(spec.text)
+            continue
+        absent = f"--metric {spec.text!r} is not in the cache of scripts"
+        fetch = f"slurmft fetch --metric {spec.name}"
+        if _is_offline():
+            raise UsageError(f"{absent}, and the hub is not asked (offline)", fetch)
+        warnings.warn(
+            f"{absent} yet: nodes without internet need {fetch}",
+            SlurmftWarning,
+            stacklevel=3,
+        )
+    if not here:
+        return
+    kind = facts(train.task).predictions
+    classes = _classes(train)
+    needs_classes = kind in ("classes", "flags", "tags")
+    request = {
+        "metrics": here,
+        "deciding": train.metric[0],
+        "task": train.task,
+        "kind": kind,
+        "classes": classes,
+        "computes": classes is not None or not needs_classes,
+    }
+    contents = [_content(text) for text in here]
+    # As a job without internet would try them, and without a wait for the hub.
+    report = _kept_trial(json.dumps(request), tuple(contents))
+    if "message" in report:
+        raise UsageError(report["message"], report["hint"])
+
+
+def _is_offline() -> bool:
+    names = ("HF_HUB_OFFLINE", "HF_EVALUATE_OFFLINE")
+    return any(
+        os.environ.get(each, "").upper() in ("1", "ON", "YES", "TRUE") for each in names
+    )
+
+
+def _classes(train: TrainConfig) -> tuple[str, ...] | None:
+    """Returns the names of the classes; None where they are not known before the job."""
+    labels = facts(train.task).labels
+    if labels is not None:
+        return labels
+    if train.data is None or not is_local(train.data):
+        return None
+    return tuple(inputs.classes(train)) or None
+
+
+def _content(text: str) -> str:
+    """Returns the script of a metric of the user's own; "" for one of the hub."""
+    spec = metric_spec.MetricSpec.parse(text)
+    if not spec.is_local:
+        return ""
+    return metric_spec.script(spec).read_text(encoding="utf-8", errors="replace")
+
+
+# The cells of a study have the same metrics; `contents` makes it forget a script that has changed.
+@functools.cache
+def _kept_trial(request: str, contents: tuple[str, ...]) -> dict[str, Any]:
+    return trial(json.loads(request), offline=True)
+
+
+def trial(request: dict[str, Any], offline: bool) -> dict[str, Any]:
+    """Loads metrics in a process of their own, and tries them on a few samples.
+
+    Args:
+        request: see `slurmft.train.metric_trial`.
+        offline: ask the hub for nothing.
+
+    Returns:
+        `message` and `hint` of what is wrong; or `lines`, what each metric takes.
+    """
+    environment = dict(os.environ)
+    if offline:
+        environment |= {"HF_HUB_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
+    command = [sys.executable, "-m", "slurmft.train.metric_trial", json.dumps(request)]
+    what = f"--metric {', '.join(request['metrics'])}"
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"{what} took more than {_TRIAL_S:.0f} s for a few samples"
+        return {"message": problem, "hint": "choose another metric"}
+    # What scripts print comes before it.
+    last_line = done.stdout.rstrip().rpartition("\n")[2]
+    try:
+        report: dict[str, Any] = json.loads(last_line)
+    except ValueError:
+        last_words = done.stderr.strip().rpartition("\n")[2]
+        problem = f"{what} cannot be tried: {last_words}"
+        return {"message": problem, "hint": "correct its script, or leave it out"}
+    return report

@@ -1,0 +1,157 @@
+"""Metrics that --metric names, beside those of the task: computed on the main rank alone."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slurmft.train import metric_spec
+from slurmft.train.data.token_data import TokenData
+from slurmft.train.loop.generators import rng_state, set_rng_state
+from slurmft.train.loop.setup import Setup
+from slurmft.train.tasks.evaluate_metrics import EvaluateMetric, MetricError, examples
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """The metric that decides which checkpoint is the best."""
+
+    name: str
+    """Its name among the metrics of an evaluation."""
+    lower_is_better: bool
+    may_be_missing: bool = False
+    """An evaluation may have no value of it."""
+
+    def has_value(self, metrics: dict[str, float]) -> bool:
+        """Returns whether an evaluation can be compared with others."""
+        if not self.may_be_missing:
+            return True
+        return not math.isnan(metrics.get(self.name, math.nan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A metric that has passed its trial."""
+
+    metric: EvaluateMetric
+    form: int
+    """Number of the form of predictions that it takes."""
+    names: dict[str, str]
+    """The number that it returns -> its name in results."""
+
+
+class NamedMetrics:
+    """The metrics of --metric; none where it is not given. All ranks make the same calls.
+
+    A metric that fails on a few samples ends the run before it trains; one that fails later has no
+    value in that evaluation, and training goes on.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        """Raises UsageError where a metric cannot be used; on every rank."""
+        self._setup = setup
+        self._loaded: list[_Loaded] = []
+        task = setup.task
+        self.deciding = Deciding(task.metric_names[0], task.lower_is_better)
+        if setup.config.metric:
+            self.deciding = setup.world.on_main(self._load)
+
+    def _load(self) -> Deciding:
+        """Loads and tries all metrics; returns the one that decides. On the main rank."""
+        setup = self._setup
+        task = setup.task
+        # It takes seconds, and the other ranks wait.
+        setup.job.alive("evaluate")
+        forms = examples(task.facts.predictions, self._classes())
+        decides = None
+        for spec in metric_spec.parsed(setup.config.metric):
+            metric = EvaluateMetric.load(spec, seed=setup.config.seed)
+            form = metric.form(forms, setup.config.task)
+            numbers = list(metric.compute(forms[form]))
+            loaded = _Loaded(metric, form, spec.value_names(numbers))
+            self._loaded.append(loaded)
+            if decides is None:
+                value = spec.deciding(numbers)
+                name = self._result_name(loaded, value, task.metric_suffixes[0])
+                decides = Deciding(name, spec.is_lower_better(value), True)
+        assert decides is not None  # there is a metric
+        return decides
+
+    @property
+    def best_by(self) -> str | None:
+        """What the best checkpoint has, in words; None: the task's own metric decides."""
+        if not self.deciding.may_be_missing:
+            return None
+        order = "highest"
+        if self.deciding.lower_is_better:
+            order = "lowest"
+        return f"{order} {self.deciding.name}"
+
+    def _classes(self) -> list[str] | None:
+        """Returns the names of the classes of the data; their numbers where they have no names."""
+        data = self._setup.data
+        labels = data.validation.labels
+        if data.labels or labels.dtype.kind != "i" or not labels.size:
+            return data.labels or None
+        return [str(number) for number in range(int(labels.max()) + 1)]
+
+    def _result_name(self, loaded: _Loaded, value: str, suffix: str) -> str:
+        """Returns the name of a number among the metrics of an evaluation."""
+        spec = loaded.metric.spec
+        names = loaded.names
+        # A metric may return other numbers of other samples.
+        if value not in names:
+            names = spec.value_names([*names, value])
+        name = names[value] + suffix
+        # Both are shown where the task computes one of this name itself.
+        if name in self._setup.task.metric_names:
+            return f"evaluate_{name}"
+        return name
+
+    def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
+        """Returns the values of all metrics, the deciding one first; NaN where there is none, with
+        a warning. On the main rank."""
+        if not self._loaded:
+            return {}
+        setup = self._setup
+        generators = rng_state(setup.world.device)
+        values: dict[str, float] = {self.deciding.name: math.nan}
+        try:
+            inputs = setup.task.metric_inputs(predictions, data)
+            for loaded in self._loaded:
+                for suffix, forms in inputs.items():
+                    values |= self._compute(loaded, forms, suffix)
+        finally:
+            # What a script draws must not change the training.
+            set_rng_state(generators, setup.world.device)
+        return values
+
+    def _compute(
+        self, loaded: _Loaded, forms: list[Any], suffix: str
+    ) -> dict[str, float]:
+        spec = loaded.metric.spec
+        numbers = dict.fromkeys(loaded.names, math.nan)
+        try:
+            if loaded.form >= len(forms):
+                raise MetricError(
+                    f"--metric {spec.text!r}: --task {self._setup.config.task} has no predictions "
+                    "for it",
+                    "write metric_inputs() of the task",
+                )
+            numbers |= loaded.metric.compute(forms[loaded.form])
+        except MetricError as error:
+            self._warn(error.message)
+        else:
+            missing = [name for name, value in numbers.items() if math.isnan(value)]
+            if missing:
+                self._warn(f"--metric {spec.text!r} gives NaN for {', '.join(missing)}")
+        return {
+            self._result_name(loaded, name, suffix): value
+            for name, value in numbers.items()
+        }
+
+    def _warn(self, text: str) -> None:
+        self._setup.job.warn(
+            f"{text}; this evaluation has no value of it, and is not compared for the best by it"
+        )

@@ -1,0 +1,407 @@
+"""Metrics of the package `evaluate`: their scripts, what they take, the numbers that they return.
+
+`evaluate` is imported here alone, and only where --metric names a metric: it takes seconds. Its
+scripts are code: those of a cache are executed after a look at who can have written them, see
+`check_trusted`.
+"""
+
+import contextlib
+import inspect
+import numbers
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmft.core import permissions
+from slurmft.core.errors import SlurmftError, UsageError, one_line
+from slurmft.train.metric_spec import MetricSpec, is_cached, script
+
+
+@dataclass(frozen=True, slots=True)
+class MetricInputs:
+    """Predictions and references of samples, in a form that some metrics take."""
+
+    predictions: list[Any]
+    references: list[Any]
+
+
+class MetricError(UsageError):
+    """A metric that cannot be used, or has no value."""
+
+
+# --- what metrics take ----------------------------------------------------------------------------
+
+
+def examples(kind: str, classes: Sequence[str] | None) -> list[MetricInputs]:
+    """Returns a few samples in every form of a kind of predictions, to try a metric on.
+
+    Args:
+        kind: see `TaskFacts.predictions`.
+        classes: names of the classes; None: they are not known, and nor is what a metric makes of
+            such samples.
+    """
+    count = len(classes or ("0", "1"))
+    # Every class occurs, and half of the predictions are right.
+    references = [*range(count), *range(count)]
+    predicted = [*range(count), *range(1, count), 0]
+    match kind:
+        case "classes":
+            return [MetricInputs(predicted, references)]
+        case "numbers":
+            return [MetricInputs([0.5, 1.0, 2.5, 3.5], [0.5, 1.5, 2.0, 4.0])]
+        case "flags":
+            return [MetricInputs(_flags(predicted), _flags(references))]
+        case "tags":
+            names = list(classes or ("O", "B-X", "I-X"))
+            return tag_inputs([predicted, references], [references, references], names)
+        case "answers":
+            contexts = {"answers": [["a cat"], ["two dogs"]], "starts": [[3], [0]]}
+            return answer_inputs(["a cat", "dogs"], {"ids": ["1", "2"], **contexts})
+        case "texts":
+            texts = ["the cat sat on the mat", "a dog barks at the moon today"]
+            targets = ["a cat sat on the mat", "the dog barks at the moon"]
+            return text_inputs(texts, targets)
+    return []
+
+
+def _flags(classes: list[int]) -> list[list[int]]:
+    count = max(classes) + 1
+    return [[int(number == each) for number in range(count)] for each in classes]
+
+
+def tag_inputs(
+    predictions: Sequence[Sequence[int]],
+    references: Sequence[Sequence[int]],
+    names: Sequence[str],
+) -> list[MetricInputs]:
+    """Returns the labels of words, of each text: as names (seqeval), or as numbers of all words
+    (accuracy)."""
+
+    def named(texts: Sequence[Sequence[int]]) -> list[list[str]]:
+        return [[names[number] for number in text] for text in texts]
+
+    def joined(texts: Sequence[Sequence[int]]) -> list[int]:
+        return [number for text in texts for number in text]
+
+    return [
+        MetricInputs(named(predictions), named(references)),
+        MetricInputs(joined(predictions), joined(references)),
+    ]
+
+
+def answer_inputs(
+    answers: Sequence[str], texts: Mapping[str, Any]
+) -> list[MetricInputs]:
+    """Returns the answers to questions, as the metrics squad and squad_v2 take them.
+
+    Args:
+        texts: see `squad.texts_of`.
+    """
+    with_none = []
+    predictions = []
+    references = []
+    columns = zip(answers, texts["ids"], texts["answers"], texts["starts"], strict=True)
+    for answer, number, gold, starts in columns:
+        prediction = {"id": number, "prediction_text": answer}
+        predictions.append(prediction)
+        # As transformers' run_qa.py: the answer is empty where there is none.
+        with_none.append(prediction | {"no_answer_probability": 0.0})
+        gold_answers = {"text": gold, "answer_start": starts}
+        references.append({"id": number, "answers": gold_answers})
+    return [
+        MetricInputs(predictions, references),
+        MetricInputs(with_none, references),
+    ]
+
+
+def text_inputs(texts: list[str], targets: list[str]) -> list[MetricInputs]:
+    """Returns texts and their targets, as rouge takes them, and as sacrebleu does."""
+    return [
+        MetricInputs(texts, targets),
+        MetricInputs(texts, [[target] for target in targets]),
+    ]
+
+
+def fits(feature: Any, value: Any) -> bool:
+    """Returns whether a value is what a feature of a metric takes, without a conversion.
+
+    `evaluate` converts: a class would become a text, and the number 0.9 the class 0.
+    """
+    # What a list has in it: [feature], or List and Sequence of datasets.
+    element = getattr(feature, "feature", None)
+    if isinstance(feature, list | tuple):
+        element = feature[0]
+    # The values of a list of dictionaries are a dictionary of lists.
+    if isinstance(element, dict):
+        feature = {name: [part] for name, part in element.items()}
+    if isinstance(feature, dict):
+        if not isinstance(value, dict) or feature.keys() != value.keys():
+            return False
+        return all(fits(part, value[name]) for name, part in feature.items())
+    if element is not None:
+        return isinstance(value, list) and all(fits(element, each) for each in value)
+    dtype = str(getattr(feature, "dtype", ""))
+    match value:
+        case str():
+            return "string" in dtype
+        case int():
+            return dtype.startswith(("int", "uint", "float"))
+        case float():
+            return dtype.startswith("float")
+    return False
+
+
+# --- a metric -------------------------------------------------------------------------------------
+
+
+class EvaluateMetric:
+    """A metric of `evaluate`, loaded."""
+
+    def __init__(self, spec: MetricSpec, module: Any) -> None:
+        self.spec = spec
+        self._module = module
+        features = module.features
+        self._features = features if isinstance(features, list) else [features]
+
+    @classmethod
+    def load(
+        cls,
+        spec: MetricSpec,
+        seed: int | None = None,
+        refresh: bool = False,
+    ) -> "EvaluateMetric":
+        """Loads a metric: of the cache if it is there, else of the hub.
+
+        Args:
+            seed: of what the metric draws.
+            refresh: ask the hub all the same.
+
+        Raises:
+            MetricError: it is nowhere, or its script does not run.
+        """
+        what = f"--metric {spec.text!r}"
+        try:
+            module = _load(spec, seed, refresh)
+        except SlurmftError:
+            raise
+        # A script may do anything, and end the process.
+        except (Exception, SystemExit) as error:
+            reason = _reason(error)
+            if not spec.is_local and _is_absent(error):
+                raise MetricError(
+                    f"{what} is not in the cache, and was not found on the hub: {reason}",
+                    f"on the login node: slurmft fetch --metric {spec.name}; or give the folder "
+                    "of its script",
+                ) from error
+            raise MetricError(
+                f"{what} cannot be loaded: {reason}",
+                "install what it imports, correct its script, or leave it out",
+            ) from error
+        metric = cls(spec, module)
+        metric._check_arguments()
+        return metric
+
+    def _check_arguments(self) -> None:
+        """Raises MetricError for an argument that the metric does not have."""
+        parameters = inspect.signature(self._module._compute).parameters.values()
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return
+        names = {each.name for each in parameters} - self._feature_names()
+        unknown = sorted(self.spec.arguments.keys() - names)
+        if unknown:
+            known = ", ".join(sorted(names)) or "none"
+            raise MetricError(
+                f"--metric {self.spec.text!r}: {self.spec.name} has no argument "
+                f"{', '.join(unknown)}",
+                f"it has {known}",
+            )
+
+    def _feature_names(self) -> set[str]:
+        return {name for features in self._features for name in features}
+
+    def describe(self) -> str:
+        """Returns what it takes, in words."""
+        return _described(self._features[0])
+
+    def form(self, forms: Sequence[MetricInputs], task: str) -> int:
+        """Returns the number of the first form of predictions that the metric takes.
+
+        Raises:
+            MetricError: it takes none.
+        """
+        for number, form in enumerate(forms):
+            example = {
+                "predictions": form.predictions[0],
+                "references": form.references[0],
+            }
+            if any(fits(dict(features), example) for features in self._features):
+                return number
+        raise MetricError(
+            f"--metric {self.spec.text!r} does not take the predictions of --task {task}: it takes "
+            f"{self.describe()}",
+            self._other_form(),
+        )
+
+    def _other_form(self) -> str:
+        """Returns the advice for a metric that takes something else."""
+        if self.spec.configuration is None and not self.spec.is_local:
+            return (
+                "some metrics have a configuration for it, as f1:multilabel,average=macro; else "
+                "choose another metric"
+            )
+        return "choose another metric or configuration"
+
+    def compute(self, inputs: MetricInputs) -> dict[str, float]:
+        """Returns the numbers of the metric, or the one that `value=` takes.
+
+        Raises:
+            MetricError: the metric raises an error, or returns no number.
+        """
+        what = f"--metric {self.spec.text!r}"
+        try:
+            result = self._module.compute(
+                predictions=inputs.predictions,
+                references=inputs.references,
+                **self.spec.arguments,
+            )
+        except (Exception, SystemExit) as error:
+            problem = f"{what} failed: {_reason(error)}"
+            raise MetricError(problem, "give its arguments, or leave it out") from error
+        # Some metrics return the number itself.
+        if not isinstance(result, Mapping):
+            result = {self.spec.short_name: result}
+        values = dict(_numbers(result))
+        chosen = self.spec.value
+        if chosen is not None and chosen in values:
+            return {chosen: values[chosen]}
+        if chosen is None and values:
+            return values
+        returned = _shape(result)
+        hint = "give arguments with which it returns one, as average=macro"
+        if values:
+            hint = f"its numbers are {', '.join(values)}"
+        sought = "no single number" if chosen is None else f"no number {chosen}"
+        raise MetricError(f"{what} returns {sought}, but {returned}", hint)
+
+
+def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
+    # Where the hub is out of reach, evaluate would try it for each file of a script.
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        os.environ.setdefault("HF_EVALUATE_OFFLINE", "1")
+    import evaluate
+    from evaluate import loading
+
+    evaluate.logging.set_verbosity_error()
+    evaluate.logging.disable_progress_bar()
+    modules = Path(evaluate.config.HF_MODULES_CACHE)
+    name = spec.name
+    if spec.is_local:
+        name = str(script(spec))
+    is_offline = evaluate.config.HF_EVALUATE_OFFLINE
+    # Code is nobody else's to write, whatever the umask of the user is.
+    umask = os.umask(0o022)
+    os.umask(umask | 0o022)
+    try:
+        # What was fetched counts, in every attempt of a run.
+        uses_cache = is_cached(spec, modules) and not refresh
+        evaluate.config.HF_EVALUATE_OFFLINE = is_offline or uses_cache
+        imported = loading.evaluation_module_factory(name)
+    finally:
+        evaluate.config.HF_EVALUATE_OFFLINE = is_offline
+        os.umask(umask)
+    check_trusted(modules, imported.module_path)
+    metric_class = loading.import_main_class(imported.module_path)
+    if metric_class is None:
+        problem = (
+            f"--metric {spec.text!r}: the script has no subclass of evaluate.Metric"
+        )
+        raise UsageError(problem, "write one, with _info() and _compute()")
+    # In memory: files in a cache of several nodes would need locks.
+    module = metric_class(
+        config_name=spec.configuration,
+        keep_in_memory=True,
+        hash=imported.hash,
+        seed=seed,
+    )
+    module.download_and_prepare()
+    return module
+
+
+def check_trusted(modules: Path, module_path: str) -> None:
+    """Looks at all files that are executed when a module of evaluate's cache is imported.
+
+    Args:
+        modules: folder of the cache.
+
+    Raises:
+        UsageError: somebody else can have written them, as in a cache that a group shares.
+    """
+    folder = modules
+    # evaluate_modules.metrics.NAME.HASH.NAME: the last is a file, and Python imports the others.
+    for part in module_path.split(".")[:-1]:
+        _check_own(folder / "__init__.py")
+        folder = folder / part
+    for path in sorted(folder.rglob("*.py")):
+        _check_own(path)
+
+
+def _check_own(path: Path) -> None:
+    try:
+        with permissions.own_folder(path.parent) as folder:
+            os.close(permissions.open_own(path, folder))
+    except permissions.NotOwnError as error:
+        raise UsageError(
+            f"the script of a metric is code: {error.message}",
+            f"{error.hint}; or a cache of your own: export HF_MODULES_CACHE=DIR, slurmft fetch",
+        ) from error
+
+
+def _is_absent(error: BaseException) -> bool:
+    return isinstance(error, FileNotFoundError | ConnectionError)
+
+
+def _reason(error: BaseException) -> str:
+    """Returns an error of a script in one line; of long messages their beginning."""
+    line = " ".join(one_line(error).split())
+    text = " ".join(str(error).split())
+    # evaluate's own messages are whole sentences.
+    if isinstance(error, FileNotFoundError | ConnectionError | ImportError) and text:
+        line = text
+    elif isinstance(error, OSError) and error.filename:
+        line += f": {str(error.filename)!r}"
+    if len(line) > 300:
+        line = f"{line[:300]} ..."
+    return line
+
+
+def _numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields the numbers of a result; not the lists and dictionaries, as of each class."""
+    for name, value in result.items():
+        number = value
+        # Of numpy and torch; arrays of several values have no item.
+        if hasattr(value, "item"):
+            with contextlib.suppress(ValueError, RuntimeError):
+                number = value.item()
+        is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
+        if is_number:
+            yield str(name), float(number)
+
+
+def _shape(result: Mapping[str, Any]) -> str:
+    """Returns what a result is, in words."""
+    if not result:
+        return "an empty dictionary"
+    return ", ".join(f"{key} ({type(each).__name__})" for key, each in result.items())
+
+
+def _described(features: Mapping[str, Any]) -> str:
+    """Returns the features of a metric in words."""
+    parts = []
+    for name, feature in features.items():
+        dtype = getattr(feature, "dtype", None)
+        if not isinstance(dtype, str) or hasattr(feature, "feature"):
+            dtype = " ".join(str(feature).split())
+        parts.append(f"{name}: {dtype}")
+    return ", ".join(parts)

@@ -1,0 +1,562 @@
+"""--metric: the package evaluate's metrics beside our own, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slurmft.core.errors import UsageError
+from slurmft.train import metric_spec, tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.login import sources
+from slurmft.train.login.configure import configure
+from slurmft.train.loop.generators import rng_state
+from slurmft.train.loop.named_metrics import NamedMetrics
+from slurmft.train.metric_spec import MetricSpec
+from slurmft.train.task_facts import TASKS
+from slurmft.train.tasks.evaluate_metrics import (
+    EvaluateMetric,
+    MetricError,
+    check_trusted,
+    examples,
+)
+from tests.conftest import assert_two_lines, records, slurmft
+from tests.support.metric_scripts import SCRIPTS, cache_script, write_script
+from tests.support.models import (
+    LABELS,
+    write_copies,
+    write_many_labels,
+    write_seq2seq_model,
+    write_squad,
+    write_words,
+)
+from tests.train.test_tasks import glue
+from tests.train.test_trainer import EXACT, train
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("my metrics")
+    for name in SCRIPTS:
+        write_script(folder, name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty cache, and no hub."""
+    import evaluate
+
+    folder = tmp_path_factory.mktemp("hf")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HF_MODULES_CACHE", "XDG_CACHE_HOME"):
+            patch.delenv(name, raising=False)
+        patch.setenv("HF_HOME", str(folder))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        # It has read the variables already, if another test has imported it.
+        patch.setattr(evaluate.config, "HF_MODULES_CACHE", folder / "modules")
+        patch.setattr(evaluate.config, "HF_METRICS_CACHE", folder / "metrics")
+        patch.setattr(evaluate.config, "HF_EVALUATE_OFFLINE", True)
+        patch.setattr(sys, "path", list(sys.path))
+        (folder / "modules").mkdir()
+        yield folder
+
+
+# --- values of --metric ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "configuration", "arguments", "label"),
+    [
+        ("f1", "f1", None, {}, "f1"),
+        ("f1:average=macro", "f1", None, {"average": "macro"}, "f1_macro"),
+        ("glue:mrpc", "glue", "mrpc", {}, "glue_mrpc"),
+        (
+            "f1:multilabel,average=none,labels=[0, 2]",
+            "f1",
+            "multilabel",
+            {"average": None, "labels": [0, 2]},
+            "f1_multilabel_average_None_labels_-0-2-",
+        ),
+        ("mse:squared=false", "mse", None, {"squared": False}, "mse_squared_False"),
+        ("me/stars:most=5", "me/stars", None, {"most": 5}, "stars_most_5"),
+        ("ter:better=lower,value=score", "ter", None, {}, "ter"),
+        ("./my/stars", "./my/stars", None, {}, "stars"),
+        ("./my/stars.py:x=a.b", "./my/stars.py", None, {"x": "a.b"}, "stars_a.b"),
+    ],
+)
+def test_forms(
+    text: str,
+    name: str,
+    configuration: str | None,
+    arguments: dict[str, Any],
+    label: str,
+) -> None:
+    spec = MetricSpec.parse(text)
+    assert (spec.name, spec.configuration, spec.arguments) == (
+        name,
+        configuration,
+        arguments,
+    )
+    assert spec.label == label
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["f1:average=macro,average=micro"], "'average=micro' is unclear"),
+        (["f1:a,b"], "'b' is unclear"),
+        (["f1:"], "'' is unclear"),
+        (["f1:1=2"], "'1=2' is unclear"),
+        ([":x=1"], "names no metric"),
+        (["mse:better=less"], "neither lower nor higher"),
+        (["f1", "f1"], "have one name in results"),
+        (["f1", "me/f1"], "have one name in results"),
+    ],
+)
+def test_forms_that_are_refused(texts: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TrainConfig.resolve(task="emotion", metric=tuple(texts))
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "deciding", "is_lower"),
+    [
+        ("f1:average=macro", ["f1"], "f1_macro", False),
+        ("seqeval", ["overall_precision", "overall_f1"], "seqeval_overall_f1", False),
+        ("glue:mrpc", ["accuracy", "f1"], "glue_mrpc_f1", False),
+        ("rouge", ["rouge1", "rougeL"], "rouge_rougeL", False),
+        ("ter", ["score", "num_edits"], "ter_score", True),
+        ("mse", ["mse"], "mse", True),
+        ("mse:better=higher", ["mse"], "mse", False),
+        ("./my/stars:better=lower", ["off"], "stars", True),
+        ("./my/stars", ["off", "mse"], None, False),
+        ("squad:value=exact_match", ["exact_match"], "squad_exact_match", False),
+    ],
+)
+def test_which_value_decides(
+    text: str, values: list[str], deciding: str | None, is_lower: bool
+) -> None:
+    """And whether the lowest is the best."""
+    spec = MetricSpec.parse(text)
+    if deciding is None:
+        with pytest.raises(UsageError) as error:
+            spec.deciding(values)
+        assert error.value.hint == "name it: --metric ./my/stars:value=off"
+        return
+    value = spec.deciding(values)
+    assert spec.value_names(values)[value] == deciding
+    assert spec.is_lower_better(value) == is_lower
+
+
+# --- metrics that agree with ours -----------------------------------------------------------------
+
+
+def values_of(
+    task: Any, data: Any, predictions: np.ndarray, metric: Path, arguments: str = ""
+) -> dict[str, float]:
+    """What a metric of evaluate gives for predictions of a task."""
+    loaded = EvaluateMetric.load(MetricSpec.parse(f"{metric}{arguments}"))
+    kind = task.facts.predictions
+    form = loaded.form(examples(kind, data.labels or None), task.config.task)
+    values = {}
+    for suffix, forms in task.metric_inputs(predictions, data).items():
+        for name, value in loaded.compute(forms[form]).items():
+            values[name + suffix] = value
+    return values
+
+
+def task_of(name: str, data: Path, model: Path, **given: Any) -> Any:
+    config = TrainConfig.resolve(task=name, data=str(data), model=str(model), **given)
+    return tasks.get(sources.localize(config))
+
+
+@pytest.mark.parametrize(
+    ("task_name", "compared"),
+    [
+        ("sst2", {"accuracy": ("accuracy", "", "accuracy")}),
+        ("mnli", {"accuracy_mismatched": ("accuracy", "", "accuracy_mismatched"),
+                  "accuracy_matched": ("accuracy", "", "accuracy_matched")}),
+        ("mrpc", {"f1": ("f1", "", "f1"), "accuracy": ("accuracy", "", "accuracy")}),
+        ("cola", {"matthews_correlation": ("matthews_correlation", "", "matthews_correlation")}),
+        ("stsb", {"pearson": ("correlations", "", "pearson"),
+                  "spearman": ("correlations", "", "spearman")}),
+    ],
+)  # fmt: skip
+def test_texts_as_ours(
+    task_name: str,
+    compared: dict[str, tuple[str, str, str]],
+    tmp_path: Path,
+    tiny_model: Path,
+    scripts: Path,
+    home: Path,
+) -> None:
+    """To the last digit."""
+    task = task_of(task_name, glue(tmp_path / "data", task_name, 67), tiny_model)
+    data = task.prepare()
+    rng = np.random.default_rng(3)
+    predictions: Any = rng.permutation(data.validation.labels)
+    if task_name == "stsb":
+        predictions = predictions + rng.normal(size=len(predictions))
+    ours = task.compute(predictions, data)
+    for name, (script, arguments, value) in compared.items():
+        theirs = values_of(task, data, predictions, scripts / script, arguments)
+        assert theirs[value] == ours[name], name
+
+
+def test_many_labels_as_ours(
+    tmp_path: Path, tiny_model: Path, scripts: Path, home: Path
+) -> None:
+    write_many_labels(tmp_path / "data", train=40, validation=53)
+    task = task_of("multi-label", tmp_path / "data", tiny_model)
+    data = task.prepare()
+    rng = np.random.default_rng(3)
+    predictions = rng.permutation(data.validation.labels).astype(np.int64)
+    ours = task.compute(predictions, data)
+    for name in ("micro", "macro"):
+        arguments = f":multilabel,average={name}"
+        theirs = values_of(task, data, predictions, scripts / "f1", arguments)
+        assert theirs["f1"] == ours[f"f1_{name}"]
+    theirs = values_of(task, data, predictions, scripts / "accuracy", ":multilabel")
+    assert theirs["accuracy"] == ours["subset_accuracy"]
+    with pytest.raises(MetricError, match="does not take the predictions") as error:
+        values_of(task, data, predictions, scripts / "accuracy")
+    assert "configuration" in str(error.value.hint)
+
+
+def predicted(task: Any, data: Any) -> np.ndarray:
+    """What a model of random weights predicts."""
+    torch.manual_seed(3)
+    model = task.model(data).eval()
+    batch = data.validation.batch(np.arange(len(data.validation)), data.pad_id)
+    with torch.inference_mode():
+        values = task.evaluate(model, task.batch(batch, data.validation), data)
+    return np.asarray(values.numpy())
+
+
+def test_words_as_ours(
+    tmp_path: Path, tiny_model: Path, scripts: Path, home: Path
+) -> None:
+    """As names and as numbers; words that were cut off have no label."""
+    data_folder = write_words(tmp_path / "data", train=60, validation=31)
+    given = {"metric": (str(scripts / "tags"),), "max_length": 12}
+    task = task_of("token-classification", data_folder, tiny_model, **given)
+    data = task.prepare()
+    predictions = predicted(task, data)
+    assert predictions.shape == (31, *task.prediction_shape)
+    ours = task.compute(predictions, data)
+    theirs = values_of(task, data, predictions, scripts / "tags")
+    assert theirs == {"overall_accuracy": ours["accuracy"]}
+    theirs = values_of(task, data, predictions, scripts / "accuracy")
+    assert theirs == {"accuracy": ours["accuracy"]}
+    plain = task_of("token-classification", data_folder, tiny_model, max_length=12)
+    assert plain.compute(predicted(plain, data), data) == ours
+
+
+@pytest.mark.extra("training")
+def test_entities_as_seqeval(tmp_path: Path, tiny_model: Path, home: Path) -> None:
+    """By its own package, on the labels that its metric would get."""
+    from seqeval.metrics import f1_score, precision_score, recall_score
+
+    folder = write_words(tmp_path / "data", train=60, validation=200)
+    given = {"metric": ("seqeval",)}
+    task = task_of("token-classification", folder, tiny_model, **given)
+    data = task.prepare()
+    predictions = predicted(task, data)
+    names = task.metric_inputs(predictions, data)[""][0]
+    ours = task.compute(predictions, data)
+    for name, score in (
+        ("entity_f1", f1_score),
+        ("entity_precision", precision_score),
+        ("entity_recall", recall_score),
+    ):
+        assert ours[name] == score(names.references, names.predictions)
+
+
+def test_answers_as_ours(
+    tmp_path: Path, tiny_model: Path, scripts: Path, home: Path
+) -> None:
+    folder = write_squad(tmp_path / "data", train=20, validation=40)
+    sizes = {"max_length": 24, "doc_stride": 8}
+    task = task_of("squad", folder, tiny_model, **sizes)
+    data = task.prepare()
+    predictions = predicted(task, data)
+    ours = task.compute(predictions, data)
+    theirs = values_of(task, data, predictions, scripts / "squad")
+    assert theirs["f1"] == pytest.approx(ours["squad_f1"], abs=1e-12)
+    assert theirs["exact_match"] == ours["squad_exact_match"]
+
+
+def test_generated_texts_as_ours(tmp_path: Path, scripts: Path, home: Path) -> None:
+    folder = write_copies(tmp_path / "data", train=40, validation=23)
+    model = write_seq2seq_model(tmp_path / "bart", "bart")
+    given = {"metric": (str(scripts / "sacrebleu"),), "max_target_length": 8}
+    task = task_of("seq2seq", folder, model, **given)
+    data = task.prepare()
+    predictions = predicted(task, data)
+    assert predictions.shape == (23, *task.prediction_shape)
+    ours = task.compute(predictions, data)
+    theirs = values_of(task, data, predictions, scripts / "sacrebleu")
+    assert list(theirs) == ["score", "sys_len"]  # counts are a list
+    assert theirs["score"] == pytest.approx(ours["bleu"], abs=1e-12)
+    # The texts are those that were scored, not others of the same tokens.
+    texts = task.metric_inputs(predictions, data)[""][0].predictions
+    assert max(map(len, texts)) > 0
+
+
+# --- metrics that cannot be used ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", sorted({facts.predictions for facts in TASKS.values()} - {""})
+)
+def test_every_kind_of_predictions_has_a_metric(
+    kind: str, scripts: Path, home: Path
+) -> None:
+    """And all of them refuse a metric of another kind, which evaluate would convert to."""
+    takes = {
+        "classes": "accuracy", "flags": "accuracy:multilabel", "numbers": "mse", "tags": "tags",
+        "answers": "squad", "texts": "sacrebleu",
+    }  # fmt: skip
+    fitting = {
+        "classes": {"classes", "numbers"},
+        "tags": {"tags", "classes", "numbers"},
+    }
+    forms = examples(kind, ["a", "b", "c"])
+    for other, name in takes.items():
+        metric = EvaluateMetric.load(MetricSpec.parse(f"{scripts}/{name}"))
+        if other in fitting.get(kind, {kind}):
+            assert metric.compute(forms[metric.form(forms, "x")])
+        else:
+            with pytest.raises(
+                MetricError, match="does not take the predictions of --task x"
+            ):
+                metric.form(forms, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("f1", "Target is multiclass but average='binary'", "give its arguments"),
+        ("f1:average=none", "returns no single number, but f1 (ndarray)", "average=macro"),
+        ("f1:value=precision,average=macro", "no number precision", "its numbers are f1"),
+        ("lists", "no single number, but each (list)", "average=macro"),
+        ("ends", "failed: SystemExit(3)", "leave it out"),
+    ],
+)  # fmt: skip
+def test_computations_that_are_refused(
+    text: str, message: str, hint: str, scripts: Path, home: Path
+) -> None:
+    metric = EvaluateMetric.load(MetricSpec.parse(f"{scripts}/{text}"))
+    with pytest.raises(MetricError) as error:
+        metric.compute(examples("classes", LABELS)[0])
+    assert message in error.value.message
+    assert hint in str(error.value.hint)
+
+
+def test_a_metric_may_return_the_number_itself(scripts: Path, home: Path) -> None:
+    metric = EvaluateMetric.load(MetricSpec.parse(f"{scripts}/bare"))
+    assert metric.compute(examples("classes", LABELS)[0]) == {"bare": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("{scripts}/f1:averag=macro", "has no argument averag", "it has average, pos_label"),
+        ("{scripts}", "the folder has several scripts|no script in it", "FILE.py"),
+        ("./nowhere", "no such folder", "FILE.py"),
+        ("precision", "is not in the cache", "slurmft fetch --metric precision"),
+        ("{scripts}/both", "several numbers, none of which is known to decide: left, right",
+         "both.py:value=left"),
+    ],
+)  # fmt: skip
+@pytest.mark.processes
+def test_submission_tells(
+    text: str,
+    message: str,
+    hint: str,
+    scripts: Path,
+    home: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+) -> None:
+    flags = {
+        "task": "emotion",
+        "data": str(tiny_data),
+        "model": str(tiny_model),
+        "metric": (text.format(scripts=scripts),),
+    }
+    with pytest.raises(UsageError, match=message) as error:
+        configure(flags)
+    assert hint in str(error.value.hint)
+
+
+def test_package_that_is_absent(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        UsageError, match=r"--metric needs packages .*: evaluate"
+    ) as error:
+        sources.check_packages(TrainConfig.resolve(metric=("f1",)))
+    assert "pip install evaluate" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    "task", [name for name, facts in TASKS.items() if not facts.predictions]
+)
+def test_task_without_predictions(task: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot be used with --task {task}"):
+        TrainConfig.resolve(task=task, data="d/e", metric=("f1",))
+
+
+def test_script_that_others_can_write_is_not_executed(
+    home: Path, tmp_path: Path
+) -> None:
+    script = cache_script(home, "accuracy")
+    spec = MetricSpec.parse("accuracy")
+    assert EvaluateMetric.load(spec).spec.name == "accuracy"
+    module = f"evaluate_modules.metrics.evaluate-metric--accuracy.{'a' * 64}.accuracy"
+    check_trusted(home / "modules", module)
+    paths = [script, *script.parents][: len(script.relative_to(home).parts)]
+    for path in paths:
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o020)
+        with pytest.raises(UsageError, match="others can write") as error:
+            check_trusted(home / "modules", module)
+        path.chmod(mode)
+        assert "HF_MODULES_CACHE" in str(error.value.hint)
+    check_trusted(home / "modules", module)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_what_a_metric_draws_does_not_change_the_training(
+    scripts: Path, home: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    """And a value that is NaN is told, and leaves the others as they are."""
+    metrics = (str(scripts / "draws"), str(scripts / "accuracy"))
+    task = task_of("sst2", glue(tmp_path / "data", "sst2"), tiny_model, metric=metrics)
+    data = task.prepare()
+    said: list[str] = []
+    world = SimpleNamespace(on_main=lambda work: work(), device=torch.device("cpu"))
+    job = SimpleNamespace(alive=lambda phase: None, warn=said.append)
+    setup: Any = SimpleNamespace(
+        task=task, data=data, config=task.config, world=world, job=job
+    )
+    metrics_of_run = NamedMetrics(setup)
+    before = rng_state(world.device)
+    values = metrics_of_run.compute(data.validation.labels, data)
+    assert rng_state(world.device) == before
+    assert np.isnan(values["draws"])
+    assert values["evaluate_accuracy"] == 1.0
+    assert "gives NaN for draws" in said[0]
+    assert not metrics_of_run.deciding.has_value(values)
+
+
+@pytest.mark.processes
+def test_run(
+    scripts: Path, home: Path, tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """The first metric decides, the lowest value is the best; it fails once, which does not stop
+    the run early. The main rank alone executes it."""
+    cache_script(home, "f1")
+    metrics = (
+        *("--metric", f"{scripts}/distance:better=lower"),
+        *("--metric", "f1:average=macro", "--metric", str(scripts / "accuracy")),
+    )
+    done = train(
+        tmp_path,
+        *("--task", "text-classification", "--text-column", "text", "--label-column", "label"),
+        *("--data", str(tiny_data), "--model", str(tiny_model), "--nodes", "2", *EXACT, *metrics),
+        *("--epochs", "4", "--batch-size", "16", "--early-stopping", "1"),
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "the best checkpoint is the one with the lowest distance" in done.out
+    evaluations = [record["metrics"] for record in records(done.run, "epoch")]
+    assert [each["distance"] for each in evaluations] == [2.0, None, 4.0]
+    for each in evaluations:
+        assert each["evaluate_f1_macro"] == each["f1_macro"]
+        assert each["evaluate_accuracy"] == each["accuracy"]
+    (warning,) = [
+        each["text"]
+        for each in records(done.run, "warning")
+        if "distance" in each["text"]
+    ]
+    assert "no luck" in warning
+    assert done.result["metrics"] == evaluations[0]  # the best
+    assert done.result["primary_metric"] == "distance"
+    assert done.result["best_by"] == "lowest distance"
+    logs = done.run.path / "logs"
+    assert "distance of 67" in (logs / "rank-000.log").read_text()
+    assert "distance of" not in (logs / "rank-001.log").read_text()
+    inputs = json.loads(done.run.config.read_text())["program"]["inputs"]
+    assert inputs[str(scripts / "distance" / "distance.py")]["what"] == "metric"
+
+
+@pytest.fixture
+def hub(scripts: Path, tmp_path: Path) -> Iterator[str]:
+    """A hub that has the script of one metric, in the place where evaluate looks for it."""
+    import evaluate
+
+    version = evaluate.__version__
+    folder = (
+        tmp_path
+        / "hub"
+        / "spaces"
+        / "evaluate-metric"
+        / "f1"
+        / "resolve"
+        / f"v{version}"
+    )
+    folder.mkdir(parents=True)
+    (folder / "f1.py").write_bytes((scripts / "f1" / "f1.py").read_bytes())
+
+    class Handler(SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            self.send_header("ETag", '"1"')
+            super().end_headers()
+
+        def log_message(self, format: str, *values: object) -> None:
+            pass
+
+    handler = partial(Handler, directory=str(tmp_path / "hub"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.processes
+def test_fetch(
+    hub: str,
+    tmp_path: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it downloads is enough for a job without internet; a name that is none is told."""
+    home = tmp_path / "hf"
+    monkeypatch.setenv("HF_HOME", str(home))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    absent = slurmft("fetch", "--metric", "nonsense", env={"HF_ENDPOINT": hub})
+    assert_two_lines(absent, "--metric 'nonsense' is not in the cache")
+    done = slurmft("fetch", "--metric", "f1", env={"HF_ENDPOINT": hub})
+    assert done.code == 0, done.err
+    assert "f1: predictions: int32, references: int32" in done.out
+    assert metric_spec.is_cached(MetricSpec.parse("f1"), home / "modules")
+    flags = {"task": "emotion", "data": str(tiny_data), "model": str(tiny_model)}
+    configure(flags | {"metric": ("f1:average=macro",)})
+    with pytest.raises(UsageError, match="Target is multiclass"):
+        configure(flags | {"metric": ("f1",)})
