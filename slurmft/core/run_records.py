@@ -160,7 +160,7 @@ class BestSaved(Record):
     epoch: float
     metric: str
     best: float
-    last: float
+    last: NullIsNaN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

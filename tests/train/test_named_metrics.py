@@ -403,7 +403,7 @@ def test_submission_tells(
 
 
 def test_package_that_is_absent(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         UsageError, match=r"--metric needs packages .*: evaluate"
     ) as error:
