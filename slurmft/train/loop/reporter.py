@@ -153,9 +153,11 @@ class Reporter:
 
     def _data_words(self) -> list[str]:
         """Returns what the data has, in lines: as submission found it, where it was read there."""
+        data = self._plan.config.data
         lines = []
         for path, fingerprint in self._job.config.program.inputs.items():
-            if fingerprint["what"] not in ("model", "metric"):
+            # A model is an input as well, and so is the script of a metric.
+            if data is not None and Path(path).is_relative_to(data):
                 lines.append(f"{Path(path).name}: {fingerprint['what']}")
         if lines:
             return lines

@@ -220,12 +220,11 @@ class Trainer:
         at = self.position
         patience = self.setup.config.early_stopping
         is_last = at.step == self.setup.plan.total_steps
-        worse = at.since_best - at.missing_since_best
-        stops_early = patience is not None and worse >= patience
+        evaluations = at.since_best - at.missing_since_best
+        stops_early = patience is not None and evaluations >= patience
         at.phase = "done" if is_last or stops_early else "train"
         if stops_early and not is_last:
             metric = self.deciding.name
-            evaluations = worse
             self.setup.job.record(
                 "early_stop",
                 step=at.step,
