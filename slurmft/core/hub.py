@@ -15,6 +15,12 @@ def is_local(name: str) -> bool:
     return hub_id is None or os.path.exists(os.path.expanduser(name))
 
 
+def is_hub_offline() -> bool:
+    """Returns True if the user, or the node's task, has told the libraries to ask the hub for
+    nothing."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 def hub_in_reach(timeout_s: float = 10.0) -> bool:
     """Returns True if the hub answers this node, through the proxy that is set.
 

@@ -480,6 +480,7 @@ def test_run(
         *("--task", "text-classification", "--text-column", "text", "--label-column", "label"),
         *("--data", str(tiny_data), "--model", str(tiny_model), "--nodes", "2", *EXACT, *metrics),
         *("--epochs", "4", "--batch-size", "16", "--early-stopping", "1"),
+        imported=False,
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "the best checkpoint is the one with the lowest distance" in done.out

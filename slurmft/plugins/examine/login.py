@@ -207,7 +207,7 @@ def packages() -> list[Check]:
 def hub() -> list[Check]:
     """Checks that models and data can be fetched from here."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if core_hub.is_hub_offline():
         return [ok("hub", "not checked: HF_HUB_OFFLINE is set; runs use the caches")]
     hint = "runs use the caches, or folders: --model DIR, --data DIR"
     # The timeout of the request does not cover a name server that does not answer.

@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from slurmft.core.errors import SlurmftWarning, UsageError
-from slurmft.core.hub import is_local
+from slurmft.core.hub import is_hub_offline, is_local
 from slurmft.train import metric_spec
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
@@ -38,7 +38,7 @@ def check(train: TrainConfig) -> None:
             continue
         absent = f"--metric {spec.text!r} is not in the cache of scripts"
         fetch = f"slurmft fetch --metric {spec.name}"
-        if _is_offline():
+        if is_hub_offline():
             raise UsageError(f"{absent}, and the hub is not asked (offline)", fetch)
         warnings.warn(
             f"{absent} yet: nodes without internet need {fetch}",
@@ -63,13 +63,6 @@ def check(train: TrainConfig) -> None:
     report = _kept_trial(json.dumps(request), tuple(contents))
     if "message" in report:
         raise UsageError(report["message"], report["hint"])
-
-
-def _is_offline() -> bool:
-    names = ("HF_HUB_OFFLINE", "HF_EVALUATE_OFFLINE")
-    return any(
-        os.environ.get(each, "").upper() in ("1", "ON", "YES", "TRUE") for each in names
-    )
 
 
 def _classes(train: TrainConfig) -> tuple[str, ...] | None:
@@ -108,7 +101,7 @@ def trial(request: dict[str, Any], offline: bool) -> dict[str, Any]:
     """
     environment = dict(os.environ)
     if offline:
-        environment |= {"HF_HUB_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
+        environment["HF_HUB_OFFLINE"] = "1"
     command = [sys.executable, "-m", "slurmft.train.metric_trial", json.dumps(request)]
     what = f"--metric {', '.join(request['metrics'])}"
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from slurmft.core import permissions
 from slurmft.core.errors import SlurmftError, UsageError, one_line
+from slurmft.core.hub import is_hub_offline
 from slurmft.train.metric_spec import MetricSpec, is_cached, script
 
 
@@ -287,9 +288,6 @@ class EvaluateMetric:
 
 
 def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
-    # Where the hub is out of reach, evaluate would try it for each file of a script.
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        os.environ.setdefault("HF_EVALUATE_OFFLINE", "1")
     import evaluate
     from evaluate import loading
 
@@ -299,7 +297,9 @@ def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
     name = spec.name
     if spec.is_local:
         name = str(script(spec))
-    is_offline = evaluate.config.HF_EVALUATE_OFFLINE
+    was_offline = evaluate.config.HF_EVALUATE_OFFLINE
+    # evaluate has a variable of its own, and would try the hub for each file of a script.
+    is_offline = was_offline or is_hub_offline()
     # Code is nobody else's to write, whatever the umask of the user is.
     umask = os.umask(0o022)
     os.umask(umask | 0o022)
@@ -309,7 +309,7 @@ def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
         evaluate.config.HF_EVALUATE_OFFLINE = is_offline or uses_cache
         imported = loading.evaluation_module_factory(name)
     finally:
-        evaluate.config.HF_EVALUATE_OFFLINE = is_offline
+        evaluate.config.HF_EVALUATE_OFFLINE = was_offline
         os.umask(umask)
     check_trusted(modules, imported.module_path)
     metric_class = loading.import_main_class(imported.module_path)
