@@ -91,8 +91,6 @@ class Trainer:
     @classmethod
     def build(cls, setup: Setup, imports_s: float | None = None) -> "Trainer":
         """Makes the parts, as at the start of a run."""
-        # First: it may end the run, and the model takes longer.
-        named_metrics = NamedMetrics(setup)
         strategy = choose_strategy(
             setup.config,
             setup.world,
@@ -101,6 +99,8 @@ class Trainer:
         )
         position = Position()
         learner = Learner(setup, strategy)
+        # With the model a task knows which metrics it has.
+        named_metrics = NamedMetrics(setup)
         best_by = named_metrics.best_by
         reporter = Reporter(setup, learner.loaded, imports_s, best_by)
         evaluator = Evaluator(
