@@ -99,7 +99,6 @@ def test_trainer_script(
         *(
             "--train_file",
             str(tiny_data / "train.jsonl"),
-            "--use_cpu",
             "--output_dir",
             "out",
         ),

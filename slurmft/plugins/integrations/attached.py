@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from slurmft.core.errors import Exit
+from slurmft.core.errors import Exit, SlurmftError
 from slurmft.job import attach
 
 
@@ -29,6 +29,21 @@ class Attached:
         atexit.register(self._end)
         self._excepthook = sys.excepthook
         sys.excepthook = self._fail
+
+    def check_world_size(self, world_size: int, library: str, hint: str) -> None:
+        """Refuses to train where the library does not see the processes of the job.
+
+        The process group does not show it: the job forms one for its stops.
+
+        Raises:
+            SlurmftError: the library sees more processes, or fewer; `hint` is what to do.
+        """
+        if self.in_job and world_size != self.job.world_size:
+            raise SlurmftError(
+                f"the job has {self.job.world_size} processes, and the Trainer of {library} has "
+                f"{world_size}: each would train alone",
+                hint,
+            )
 
     def stop(self) -> None:
         """Ends the process as stopped."""

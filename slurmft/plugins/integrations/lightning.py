@@ -10,7 +10,6 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.trainer import Trainer
 
-from slurmft.core.errors import SlurmftError
 from slurmft.plugins.integrations.attached import add_to_all, attached
 
 
@@ -26,12 +25,11 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
         if not self._process.in_job:
             return
-        if trainer.world_size != self._job.world_size:
-            raise SlurmftError(
-                f"the job has {self._job.world_size} processes, and Lightning's Trainer has "
-                f"{trainer.world_size}: each would train alone",
-                "give Trainer the devices=, num_nodes= and strategy= of the job",
-            )
+        self._process.check_world_size(
+            trainer.world_size,
+            "Lightning",
+            "give Trainer the devices=, num_nodes= and strategy= of the job",
+        )
         # Lightning would take the signals itself, and on Slurm requeue the job a second time.
         trainer._signal_connector.register_signal_handlers = lambda: None
         if stage == "fit":

@@ -42,6 +42,11 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """The step from which this training was resumed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._process.check_world_size(
+            args.world_size,
+            "transformers",
+            "on CPUs: TrainingArguments(use_cpu=True), or ACCELERATE_USE_CPU=true",
+        )
         self._process.metrics = None
         self._first_step = state.global_step
         self._job.alive("train")

@@ -173,5 +173,7 @@ def test_trainer_without_the_jobs_processes_is_refused(
     run = make_run(tmp_path, max_restarts=0)
     assert start(run, script, tmp_path / "out", ranks=2).end() != Exit.OK
     failure = run.all_failures()[0]
-    assert "the job has 2 processes, and Lightning's Trainer has 1" in failure.message
+    assert (
+        "the job has 2 processes, and the Trainer of Lightning has 1" in failure.message
+    )
     assert failure.traceback is None

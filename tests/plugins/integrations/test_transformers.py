@@ -232,6 +232,18 @@ def test_two_ranks_stop_after_the_same_step(
     assert result["world_size"] == 2
 
 
+def test_trainer_that_does_not_see_the_other_ranks_is_refused(
+    start: Start, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, max_restarts=0)
+    assert start(run, ranks=2, use_cpu=False).end() != Exit.OK
+    failure = run.all_failures()[0]
+    assert (
+        "the job has 2 processes, and the Trainer of transformers has 1"
+        in failure.message
+    )
+
+
 def test_killed_run_resumes_from_the_newest_whole_checkpoint(
     start: Start, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
