@@ -44,6 +44,8 @@ OF_OTHERS = {
     "--config_file": "accelerate",
     "--frozen": "uv",
     "--save_steps": "Trainer",
+    "--init_from": "nanoGPT",
+    "--resume": "many programs",
     "--slurm": "the tests",
     "--lab": "the tests",
     "--extra": "the tests",
