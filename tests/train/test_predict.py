@@ -233,6 +233,7 @@ def test_a_prediction_keeps_no_option_of_adapters(
     settings = config.program.settings
     for name, each in options(TrainConfig).items():
         if each.predicts == "reset":
-            assert settings[name] == each.default
+            # As JSON holds it.
+            assert settings[name] == json.loads(json.dumps(each.default))
     assert settings["precision"] == "fp32"
     assert settings["text_column"] == "text"

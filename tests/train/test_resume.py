@@ -169,7 +169,7 @@ PARTS = {
     "position": [
         *("step", "epoch", "batch", "phase", "evaluated"),
         *("metrics", "by_class", "test"),
-        *("best", "since_best"),
+        *("best", "since_best", "missing_since_best"),
     ],
     "learner": ["optimizer", "lora", "scheduler", "scaler"],
     "evaluator": ["samples"],

@@ -180,12 +180,23 @@ def folder_of_task(folder: Path, task: str) -> Path:
     """Returns the folder of a task within a folder of the data of several, as the hub has GLUE's
     tasks in one data set; a folder that has data itself stays as it is."""
     below = folder / task
-    if not re.fullmatch(r"[\w-]+", task) or not below.is_dir():
+    if not re.fullmatch(r"[\w-]+", task):
         return folder
+    try:
+        has_data_below = below.is_dir() and not _has_data(folder, task)
+    except PermissionError:  # which `find_split` reports
+        return folder
+    if has_data_below:
+        return below
+    return folder
+
+
+def _has_data(folder: Path, task: str) -> bool:
+    """Returns whether a folder has a data file of the task."""
     for split in facts(task).splits:
         if any((folder / f"{split}{suffix}").is_file() for suffix in SUFFIXES):
-            return folder
-    return below
+            return True
+    return False
 
 
 def find_split(folder: Path, split: str) -> Path:
