@@ -129,6 +129,7 @@ def test_dry_run_tells_it(
         assert ("1 of the 4 CPUs of each node, " + WARNING in done.out) is is_told
 
 
+@pytest.mark.extra("sbatch")
 @pytest.mark.slurm
 def test_published_recipes_on_nodes_that_give_a_task_one_cpu(
     idle_cluster: Cluster, tmp_path: Path, tiny_model: Path

@@ -74,6 +74,7 @@ def test_one_evaluation_ends_no_training_early() -> None:
         TrainConfig(evaluate_every="end", early_stopping=1)
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 def test_training_does_not_depend_on_evaluations(
     tmp_path: Path, tiny_data: Path, tiny_model: Path

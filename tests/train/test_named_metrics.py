@@ -539,6 +539,7 @@ def hub(scripts: Path, tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.extra("caches")
 @pytest.mark.processes
 def test_fetch(
     hub: str,

@@ -94,6 +94,7 @@ def accuracy_by_pipeline(model: Path, data: Path) -> float:
 TASK = ("--task", "text-classification", "--learning-rate", "0.01", "--epochs", "2")
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 @pytest.mark.parametrize("ends_with_pad", [False, True])
 def test_decoders_as_classifiers(ends_with_pad: bool, tmp_path: Path) -> None:
@@ -297,6 +298,7 @@ def test_few_samples_to_try_a_model_with() -> None:
 # --- weights that the loss does not use -----------------------------------------------------------
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 @pytest.mark.parametrize("task", ["text-classification", "token-classification"])
 def test_weights_that_the_loss_does_not_use(task: str, tmp_path: Path) -> None:
