@@ -1,7 +1,6 @@
 """Intel's extension for PyTorch (`--ipex`), for sites that have it: its project has ended."""
 
 import importlib
-import importlib.metadata
 from typing import Any
 
 from slurmft.core.errors import UsageError
@@ -18,6 +17,8 @@ def check_device(is_cpu: bool) -> None:
 
 def check_package() -> None:
     """Raises UsageError where the extension is not installed, or not for this torch."""
+    import importlib.metadata  # 20 ms, which every submission would pay
+
     hint = "leave --ipex out, or pip install -c constraints-xeon.txt '.[xeon]'"
     try:
         release = importlib.metadata.version(_PACKAGE)

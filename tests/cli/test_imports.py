@@ -73,3 +73,18 @@ def test_commands_import_nothing_heavy() -> None:
         assert imports[name] == set(), name
     for name, modules in imports.items():
         assert modules & set(HEAVY) == COMPUTES.get(name, set()), name
+
+
+def test_a_dry_run_imports_no_metadata_of_packages() -> None:
+    """`importlib.metadata` takes as long as the interpreter itself."""
+    command = ("-m", "slurmft", "submit", "--cluster", "local", "--dry-run")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "slurmft.cluster.submit" in imported
+    assert not imported & {"importlib.metadata", "tempfile", "zipfile"}
