@@ -334,7 +334,7 @@ def check_reachable(
         try:
             connection = socket.create_connection((head, port), timeout=connect_s)
             # Of a connection that answers nothing, the time-out of the connect ends the wait, too.
-            answer = _first_line(connection)
+            answer = first_line(connection)
             answered_id = answer
             if attempts:
                 answered_id, _, _ = answer.rpartition(".")
@@ -356,11 +356,11 @@ def check_reachable(
     )
 
 
-def _first_line(connection: socket.socket) -> str:
+def first_line(connection: socket.socket, most_bytes: int = _LONGEST_LINE) -> str:
     """Reads up to a line break, and nothing after it: that is for whoever has the connection
     next."""
     line = b""
-    while not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+    while not line.endswith(b"\n") and len(line) < most_bytes:
         byte = connection.recv(1)
         if not byte:
             break

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurmft.node.rendezvous import LISTEN
+from slurmft.node.rendezvous import LISTEN, first_line
 from slurmft.programs import checkpoints
 from slurmft.programs.description import OwnProgram, in_words
 from slurmft.runs.records import warn
@@ -143,7 +143,7 @@ class StartPoint:
         address = (self._host, self._port)
         with socket.create_connection(address, timeout=_CONNECTION_S) as server:
             server.sendall(f"{self._rank}\n".encode())
-            answer = json.loads(_line(server))
+            answer = json.loads(first_line(server, _LONGEST_LINE))
         if not isinstance(answer, dict) or {"run", "checkpoint"} - answer.keys():
             raise ValueError("no answer of a rank")
         return answer
@@ -172,19 +172,8 @@ def _answer(connection: socket.socket, text: str) -> int:
     """
     with connection:
         connection.settimeout(_CONNECTION_S)
-        rank = int(_line(connection))
+        rank = int(first_line(connection))
         connection.sendall(f"{text}\n".encode())
         # The other side closes first: this port stays free for the program.
         connection.recv(1)
     return rank
-
-
-def _line(connection: socket.socket) -> str:
-    """Reads a line, or what there is of it when the other side closes."""
-    line = b""
-    while not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
-        data = connection.recv(4096)
-        if not data:
-            break
-        line += data
-    return line.decode(errors="replace")

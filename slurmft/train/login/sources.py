@@ -193,10 +193,12 @@ def folder_of_task(folder: Path, task: str) -> Path:
 
 def _has_data(folder: Path, task: str) -> bool:
     """Returns whether a folder has a data file of the task."""
-    for split in facts(task).splits:
-        if any((folder / f"{split}{suffix}").is_file() for suffix in SUFFIXES):
-            return True
-    return False
+    return any(_files_of_split(folder, split) for split in facts(task).splits)
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    paths = [folder / f"{split}{suffix}" for suffix in SUFFIXES]
+    return [path for path in paths if path.is_file()]
 
 
 def find_split(folder: Path, split: str) -> Path:
@@ -205,18 +207,15 @@ def find_split(folder: Path, split: str) -> Path:
     Raises:
         UsageError: the folder is closed to this user, or has no such file, or several.
     """
-    names = [split + suffix for suffix in SUFFIXES]
     try:
-        files = []
-        for name in names:
-            if (folder / name).is_file():
-                files.append(folder / name)
+        files = _files_of_split(folder, split)
     except PermissionError:
         raise UsageError(
             f"the data folder {str(folder)!r} is closed to {user_name(os.geteuid())}",
             "ask its owner to open it, or copy the data",
         ) from None
     if not files:
+        names = [split + suffix for suffix in SUFFIXES]
         raise UsageError(
             f"the data folder {str(folder)!r} has no {split} file",
             f"looked for {', '.join(names)}",
