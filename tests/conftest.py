@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from slurmft.core.run_files import ATTEMPT
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from tests.support import PATIENCE_S, layers, prepared, reaping, until
@@ -274,14 +275,15 @@ _test_numbers = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def same_process() -> Iterator[None]:
-    """Commands that run within this process settle its umask, and block stop signals: both are
-    inherited by what later tests start."""
+    """Commands that run within this process settle its umask, block stop signals, and begin
+    attempts: all are inherited by what later tests start."""
     umask = os.umask(0o022)
     os.umask(umask)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
     os.umask(umask)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    os.environ.pop(ATTEMPT, None)
 
 
 @pytest.fixture(autouse=True)

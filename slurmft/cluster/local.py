@@ -21,7 +21,6 @@ from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import write_json, write_text
-from slurmft.core.run_files import ATTEMPT
 from slurmft.node import rendezvous, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
 from slurmft.runs import attempts
@@ -81,11 +80,10 @@ class LocalNodes:
     def _attempt(self, run: RunDir) -> int:
         nodes = run.load_config().job.nodes
         hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
-        number = attempts.begin(run, hosts, str(os.getpid()))
+        attempts.begin(run, hosts, str(os.getpid()))
         # Looked for at each attempt: what was free before may be taken now.
         ports = rendezvous.free_ports(str(os.getpid()))
         shared = {
-            ATTEMPT: str(number),
             rendezvous.HOSTS: ",".join(hosts),
             rendezvous.PORT_VARIABLE: ",".join(map(str, ports)),
         }

@@ -14,7 +14,7 @@ from slurmft.core import fingerprint, hooks
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import kind_of
-from slurmft.core.run_files import Attempt, Failure, current_attempt
+from slurmft.core.run_files import ATTEMPT, Attempt, Failure, current_attempt
 from slurmft.core.text import some
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
@@ -31,9 +31,13 @@ class Outcome:
     """The next state of a run after an attempt."""
 
     state: str
-    """finished, failed, cancelled or requeued."""
+    """finished, failed, cancelled, requeued or superseded."""
     reason: str
     code: int
+
+
+SUPERSEDED = "superseded"
+"""The state of an outcome that is not recorded: the run belongs to a later attempt."""
 
 
 # --- the start ------------------------------------------------------------------------------------
@@ -83,7 +87,8 @@ def _claim(run: RunDir, submission: int, job: str) -> str:
 
 
 def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
-    """Opens an attempt; returns its number. `check_turn` comes first.
+    """Opens an attempt, which this process and those that it starts then belong to; returns its
+    number. `check_turn` comes first.
 
     Raises:
         SlurmftError: the attempts before made no progress; or something has changed since the
@@ -121,6 +126,7 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     if number > 1:
         reason = f"attempt {number} {where}"
     run.set_state("running", reason, attempt=number, checkpoint=run.newest_checkpoint())
+    os.environ[ATTEMPT] = str(number)
     return number
 
 
@@ -181,11 +187,18 @@ def _record_packages(run: RunDir, number: int) -> dict[str, str]:
 
 
 def end(run: RunDir, outcome: Outcome) -> Callable[[], None]:
-    """Records what becomes of a run, and notifies the user."""
+    """Records what becomes of a run, and notifies the user, while the run is this attempt's."""
+    if outcome.state == SUPERSEDED:
+        print(f"slurmft: {outcome.reason}", file=sys.stderr)
+        return _nothing
     if outcome.state == "finished":
         _record_result(run)
     run.set_state(outcome.state, outcome.reason, outcome.code)
     return hooks.state_changed(run)
+
+
+def _nothing() -> None:
+    """Waits for no plugin: none was started."""
 
 
 def _record_result(run: RunDir) -> None:
@@ -220,6 +233,8 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
 
     Nothing is recorded yet: see `end`. `restarts`: how often Slurm has started this job again.
     """
+    if run.is_superseded(current_attempt()):
+        return Outcome(SUPERSEDED, "a later attempt has begun", code)
     if code == Exit.OK:
         return Outcome("finished", "", Exit.OK)
     state = run.get_state()

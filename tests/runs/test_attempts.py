@@ -265,7 +265,7 @@ def test_starts_that_were_not_recorded_count(
     run.set_state("requeued", avoided=True)  # a start, too
     begin(run, restarts=2)
     ballast = fill(small_disk)
-    monkeypatch.setenv(ATTEMPT, str(begin(run, restarts=3)))
+    begin(run, restarts=3)
     assert int(os.environ[ATTEMPT]) > run.attempt_number() == 2
     # Two are on record without a checkpoint, and this one is not.
     assert "in 3 attempts" in attempts.decide(run, Exit.STOPPED, restarts=3).reason
@@ -278,6 +278,22 @@ def test_starts_that_were_not_recorded_count(
     # that of the last one on record: Slurm's count is no matter
     monkeypatch.setenv(ATTEMPT, "2")
     assert attempts.decide(run, Exit.STOPPED, restarts=5).state == "requeued"
+
+
+@pytest.mark.parametrize("code", [Exit.OK, Exit.FAILED, Exit.STOPPED])
+def test_superseded_attempt_leaves_the_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """However it ends, with a failure that its own end caused: the run is the later attempt's."""
+    run = make(tmp_path, requeue=False)
+    begin(run)
+    fail(run, secondary=True)
+    begin(run, restarts=1)
+    history = run.history()
+    monkeypatch.setenv(ATTEMPT, "1")
+    outcome = end(run, code)
+    assert (outcome.state, outcome.code) == (attempts.SUPERSEDED, code)
+    assert run.history() == history
 
 
 def test_failures_are_those_of_the_own_attempt(

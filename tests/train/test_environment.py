@@ -26,6 +26,11 @@ def test_a_thousand_ranks_take_less_than_a_megabyte(
         "_cpu",
         lambda root, n: hardware.Cpu(number=n, socket=0, numa=0, core=(0, n)),
     )
+    fabrics = tuple(
+        hardware.Network(name=f"hsn{n}", infiniband=False, speed_mbit_s=200_000)
+        for n in range(4)
+    )
+    monkeypatch.setattr(hardware, "networks", lambda root: fabrics)
     monkeypatch.setenv(
         profiles.CORES, ";".join(",".join(map(str, range(256))) for _ in range(8))
     )

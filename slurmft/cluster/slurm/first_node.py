@@ -17,7 +17,15 @@ from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.node import rendezvous, signals
 from slurmft.runs import log_times
-from slurmft.runs.attempts import Outcome, await_failure, begin, check_turn, decide, end
+from slurmft.runs.attempts import (
+    SUPERSEDED,
+    Outcome,
+    await_failure,
+    begin,
+    check_turn,
+    decide,
+    end,
+)
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 
@@ -137,9 +145,6 @@ def end_attempt(run: RunDir, code: int) -> int:
         print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)
         return code
     await_failure(run, code)
-    if run.is_superseded(current_attempt()):
-        print("slurmft: a later attempt has begun", file=sys.stderr)
-        return code
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     outcome = decide(run, code, restarts)
     if outcome.state == "requeued":
@@ -152,7 +157,7 @@ def end_attempt(run: RunDir, code: int) -> int:
         outcome = Outcome("failed", reason, Exit.FAILED)
     wait_for_plugins = end(run, outcome)
     # A full disk or a lost file system takes no record: Slurm keeps the reason then.
-    if run.get_state().state != outcome.state:
+    if outcome.state not in (SUPERSEDED, run.get_state().state):
         summary = f"{outcome.state}: {outcome.reason}"
         commands.note(own_job_id(os.environ), summary)
     wait_for_plugins()

@@ -52,8 +52,7 @@ def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
         return run_ranks(supervisor)
     # Before the others can meet this pod: `join` tells them the number.
     host = host_name()
-    number = attempts.begin(run, [host], host)
-    os.environ[ATTEMPT] = str(number)
+    attempts.begin(run, [host], host)
     try:
         code = run_ranks(supervisor)
     except Exception as error:

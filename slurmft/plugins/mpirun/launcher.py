@@ -20,7 +20,7 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_bytes, read_json, read_text
 from slurmft.core.filesystem import absolute
-from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
+from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node.rendezvous import HOSTS
 from slurmft.plugins.mpirun import rank
 from slurmft.plugins.mpirun.options import MpiOptions
@@ -90,7 +90,6 @@ class MpiRun(LocalNodes):
         config = run.load_config()
         hosts = hosts_of(config.job)
         number = attempts.begin(run, hosts, str(os.getpid()))
-        os.environ[ATTEMPT] = str(number)
         command = mpirun_command(config, hosts, str(run.path))
         # Hydra passes this environment on to the ranks (-genvall).
         os.environ.update(fabric_variables(command[0]))
