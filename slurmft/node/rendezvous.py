@@ -333,8 +333,7 @@ def check_reachable(
         connect_s = min(left_s, _CONNECT_S)
         try:
             connection = socket.create_connection((head, port), timeout=connect_s)
-            # Of a connection that answers nothing, the time-out of the connect ends the wait, too.
-            answer = first_line(connection)
+            answer = first_line(connection, connect_s)
             answered_id = answer
             if attempts:
                 answered_id, _, _ = answer.rpartition(".")
@@ -356,15 +355,28 @@ def check_reachable(
     )
 
 
-def first_line(connection: socket.socket, most_bytes: int = _LONGEST_LINE) -> str:
+def first_line(
+    connection: socket.socket,
+    timeout_s: float,
+    most_bytes: int = _LONGEST_LINE,
+) -> str:
     """Reads up to a line break, and nothing after it: that is for whoever has the connection
-    next."""
+    next.
+
+    Raises:
+        OSError: there is no whole line in time, however many bytes have come.
+    """
+    before = connection.gettimeout()
+    deadline = time.monotonic() + timeout_s
     line = b""
     while not line.endswith(b"\n") and len(line) < most_bytes:
+        # 0 would make the socket non-blocking.
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
         byte = connection.recv(1)
         if not byte:
             break
         line += byte
+    connection.settimeout(before)
     return line.decode(errors="replace").strip()
 
 

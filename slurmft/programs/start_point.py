@@ -5,14 +5,16 @@ their process group's store, which is free until their programs start.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from slurmft.core.decode import loads
 from slurmft.node.rendezvous import LISTEN, first_line
 from slurmft.programs import checkpoints
 from slurmft.programs.description import OwnProgram, in_words
@@ -24,7 +26,7 @@ _TIMEOUT_S = 60
 _POLL_S = 0.2
 _BACKLOG = 2048
 _CONNECTION_S = 5
-_LONGEST_LINE = 2**16
+_LONGEST_LINE = 2**13
 
 
 class StartPoint:
@@ -94,7 +96,7 @@ class StartPoint:
         name = None
         if checkpoint is not None:
             name = checkpoint.name
-        answer = json.dumps({"run": self._run.path.name, "checkpoint": name})
+        answer = _Answer(self._run.path.name, name)
         # "n1=10.1.0.1": the address on which this node listens; empty for all.
         _, _, address = os.environ.get(LISTEN, "").partition("=")
         deadline = time.monotonic() + _TIMEOUT_S
@@ -107,10 +109,10 @@ class StartPoint:
                 while missing and time.monotonic() < deadline:
                     if self._is_stopping():
                         return
-                    # Also of a connection that ends too early.
+                    # Nobody has connected; or who has is no rank, or has gone.
                     with contextlib.suppress(OSError, ValueError):
                         connection, _ = server.accept()
-                        missing.discard(_answer(connection, answer))
+                        missing.discard(_send(answer, connection))
         except OSError as error:
             self._warn(f"the ranks cannot agree on a checkpoint: {error}")
             return
@@ -126,11 +128,12 @@ class StartPoint:
         """Asks rank 0 for its choice."""
         deadline = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline and not self._is_stopping():
+            # Rank 0 does not listen yet; or another process does.
             with contextlib.suppress(OSError, ValueError):
                 answer = self._connect()
-                # Another job's answer is none of rank 0's.
-                if answer["run"] == self._run.path.name:
-                    return self._checkpoint_named(answer["checkpoint"])
+                if answer.checkpoint is None:
+                    return None
+                return self._seen(answer.checkpoint)
             time.sleep(_POLL_S)
         if not self._is_stopping():
             self._warn(
@@ -139,24 +142,31 @@ class StartPoint:
             )
         return self._newest()
 
-    def _connect(self) -> Any:
+    def _connect(self) -> "_Answer":
+        """Returns the answer of rank 0.
+
+        Raises:
+            OSError, ValueError: nobody answers, or not as rank 0 of this run does.
+        """
         address = (self._host, self._port)
         with socket.create_connection(address, timeout=_CONNECTION_S) as server:
             server.sendall(f"{self._rank}\n".encode())
-            answer = json.loads(first_line(server, _LONGEST_LINE))
-        if not isinstance(answer, dict) or {"run", "checkpoint"} - answer.keys():
-            raise ValueError("no answer of a rank")
-        return answer
+            line = first_line(server, _CONNECTION_S, _LONGEST_LINE)
+        return _Answer.parse(line, self._run.path.name)
 
-    def _checkpoint_named(self, name: str | None) -> Path | None:
-        """Returns the path of an entry of --checkpoint-dir, once this node sees it."""
-        if name is None:
-            return None
+    def _seen(self, name: str) -> Path:
+        """Returns the path of a checkpoint, when this node sees it; with a warning, where it does
+        not in time."""
         assert self._program.checkpoint_dir is not None
-        # Its last part alone: no answer leads out of the folder.
-        path = self._program.path(self._program.checkpoint_dir) / Path(str(name)).name
+        path = self._program.path(self._program.checkpoint_dir) / name
         deadline = time.monotonic() + _TIMEOUT_S
-        while not path.exists() and time.monotonic() < deadline:
+        while not path.exists():
+            if time.monotonic() > deadline:
+                # The program gets it all the same: it may load it on rank 0 alone.
+                self._warn(
+                    f"rank {self._rank} does not see the checkpoint {name} that rank 0 starts from"
+                )
+                break
             # To list a folder makes NFS look for new entries.
             with contextlib.suppress(OSError):
                 os.listdir(path.parent)
@@ -164,16 +174,53 @@ class StartPoint:
         return path
 
 
-def _answer(connection: socket.socket, text: str) -> int:
-    """Answers a rank; returns its number.
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What rank 0 tells the other ranks, as a line of JSON."""
+
+    run: str
+    """Name of the run's folder."""
+    checkpoint: str | None
+    """Name of an entry of --checkpoint-dir; None: the program starts from its beginning."""
+
+    def line(self) -> str:
+        return json.dumps(dataclasses.asdict(self)) + "\n"
+
+    @classmethod
+    def parse(cls, line: str, run: str) -> "_Answer":
+        """Reads an answer to a rank of a run.
+
+        Raises:
+            ValueError: it is no answer, or one of another run. Any process of the network may
+                listen in place of rank 0: no answer leads out of the folder.
+        """
+        try:
+            answer = loads(line, cls)
+        except RecursionError:
+            raise ValueError("brackets within brackets") from None
+        if answer.run != run:
+            raise ValueError(f"an answer of the run {answer.run!r}")
+        name = answer.checkpoint
+        if name is not None and not _is_entry(name):
+            raise ValueError(f"{name!r} is no name of a checkpoint")
+        return answer
+
+
+def _is_entry(name: str) -> bool:
+    """Returns whether a text can be the name of a file or folder in a folder."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def _send(answer: _Answer, connection: socket.socket) -> int:
+    """Sends an answer to a rank; returns the rank's number.
 
     Raises:
         OSError, ValueError: it is no rank, or has gone.
     """
     with connection:
+        rank = int(first_line(connection, _CONNECTION_S))
         connection.settimeout(_CONNECTION_S)
-        rank = int(first_line(connection))
-        connection.sendall(f"{text}\n".encode())
+        connection.sendall(answer.line().encode())
         # The other side closes first: this port stays free for the program.
         connection.recv(1)
     return rank

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from slurmft.node.rendezvous import free_ports
+from slurmft.node.rendezvous import first_line, free_ports
 from slurmft.programs import checkpoints, start_point
 from slurmft.programs.description import OwnProgram, in_words
+from slurmft.programs.process import is_of_loading
 from slurmft.programs.start_point import StartPoint
 from slurmft.runs.rundir import RunDir
 from tests.conftest import records
@@ -195,6 +199,84 @@ def test_all_ranks_start_from_the_choice_of_rank_0(
     assert choose_on_ranks(monkeypatch, job, programs) == [None] * 3
 
 
+NO_ANSWERS = (
+    *('"', "[]", "{}", '{"run": "run"}', "[" * 5000),
+    '{"run": "other", "checkpoint": "step-1.pt"}',
+    *(
+        f'{{"run": "run", "checkpoint": {name}}}'
+        for name in ('".."', '"."', '""', '"../out"', '"\\u0000"', "1", "[]")
+    ),
+)
+
+
+def test_answers_that_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may listen on the port before rank 0 does."""
+    monkeypatch.setattr(start_point, "_POLL_S", 0.01)
+    make(tmp_path, "step-1.pt", "step-2.pt")
+    server = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def answer() -> None:
+        """Answers the same rank, which asks again."""
+        for text in (*NO_ANSWERS, '{"run": "run", "checkpoint": "step-1.pt"}'):
+            connection, _ = server.accept()
+            with connection:
+                first_line(connection, 5)
+                connection.sendall(f"{text}\n".encode())
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    job = write_run(tmp_path / "run")
+    checkpoint = StartPoint(job, own(tmp_path), 1, lambda: False).choose()
+    assert checkpoint == tmp_path / "out" / "step-1.pt"
+    thread.join()
+    server.close()
+
+
+def test_a_checkpoint_that_a_node_does_not_see_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a folder that each node has for itself: the program may load it on rank 0 alone."""
+    monkeypatch.setattr(start_point, "_TIMEOUT_S", 1)
+    views = [tmp_path / str(rank) for rank in range(2)]
+    make(views[0], "step-1.pt")
+    job = write_run(tmp_path / "run")
+    chosen = choose_on_ranks(monkeypatch, job, [own(view) for view in views])
+    assert [path and path.name for path in chosen] == ["step-1.pt"] * 2
+    [warning] = records(job, "warning")
+    assert "rank 1 does not see the checkpoint step-1.pt" in warning["text"]
+
+
+def test_a_client_that_dribbles_does_not_hold_up_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_point, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(start_point, "_CONNECTION_S", 0.3)
+    make(tmp_path, "step-1.pt")
+    [port] = free_ports("1", 1)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def dribble() -> None:
+        with contextlib.suppress(OSError):
+            time.sleep(0.1)
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as client:
+                for _ in range(50):
+                    client.sendall(b"1")
+                    time.sleep(0.1)
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    begin = time.monotonic()
+    StartPoint(write_run(tmp_path / "run"), own(tmp_path), 0, lambda: False).choose()
+    assert time.monotonic() - begin < 2.5
+    thread.join()
+
+
 @pytest.mark.processes
 def test_a_checkpoint_that_cannot_be_loaded_is_passed_over(here: Path) -> None:
     """Of a format that does not tell its length; the one before it is tried."""
@@ -227,6 +309,28 @@ os.kill(os.getpid(), 9)
     assert any(
         "step-2.pkl" in text and "could not be loaded" in text for text in warnings
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        ('  File "t.py", line 105, in step\nValueError: no such shape', "10", False),
+        ('  File "t.py", line 9\n    print(last_loss)\nKeyError: 1', "last", False),
+        ("RuntimeError: CUDA out of memory: 12 GiB", "1", False),
+        ("    for batch in train_loader:\nValueError: empty", "a.pt", False),
+        ("    for x, y in zip(a, b):\nValueError: shapes", "a.pt", False),
+        ("failed reading zip archive: no central directory", "a.pt", True),
+        ("zipfile.BadZipFile: File is not a zip file", "a.pt", True),
+        ("FileNotFoundError: [Errno 2] No such file: 'out/10/model'", "10", True),
+        ("ValueError: '/data/out/last': no header", "last", True),
+        ('    state = parse("ckpt.bin")\nValueError: bad magic', "ckpt.bin", True),
+        ("    state = torch.load(path)\nKeyError: 'model'", "10", True),
+        ("safetensors_rust.SafetensorError: header too large", "10", True),
+    ],
+)
+def test_failures_to_load(text: str, name: str, expected: bool) -> None:
+    """A checkpoint is passed over only for these; its name alone may be a number or a word."""
+    assert is_of_loading(text, name) == expected
 
 
 def test_passed_over_ones_are_taken_where_there_is_no_other(tmp_path: Path) -> None:
