@@ -56,11 +56,11 @@ _END_S = 4
 _LONGEST_LOADING_S = 600
 """A program that fails later has loaded its checkpoint."""
 _LOADING = re.compile(
-    r"\bload|_load|serialization|safetensors|resum|restor|from_checkpoint|pickle|corrupt|truncat|"
-    r"unexpected end|EOFError|zip",
+    r"(\b|_)load(?!er)|serialization|safetensors|resum|restor|from_checkpoint|pickle|corrupt|"
+    r"truncat|unexpected end|EOFError|zipfile|zip archive",
     re.IGNORECASE,
 )
-"""What a program prints that fails while it loads a checkpoint."""
+"""What a program prints that fails while it loads a checkpoint; not a loader of data, or zip()."""
 _LAST_FRAMES = 4
 """Frames of a traceback in which it is looked for, from the last one on."""
 _LAST_WORDS = 20
@@ -86,14 +86,12 @@ class OwnProcess:
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._heart = Heart(None)
         self._heartbeat_file: Path | None = None
-        self._began_at = time.monotonic()
+        self._began_at = math.inf
+        """When the program was started."""
         self._start_point: str | None = None
         """The checkpoint that the program starts from, in words; None: its beginning."""
         self._group: GroupWatch | None = None
         """Watches the process group of the ranks until it has formed, or was reported missing."""
-        # Processes of other kinds need not communicate.
-        if program.per == "torchrun":
-            self._group = GroupWatch.of_rank(rank, os.environ)
         self._strict = job.strict
         # What it writes outside of the run directory is the user's. -1: as this process's.
         self._umask = -1
@@ -119,6 +117,7 @@ class OwnProcess:
                 note_stopped()
                 return Exit.OK
             self._child = self._start(command)
+            self._began_at = time.monotonic()
         assert self._child.stdout is not None
         log = log_times.StampedLog(1)
         # A thread of its own reads: a full pipe would block the program, for which this one waits.
@@ -126,8 +125,7 @@ class OwnProcess:
             target=self._read, args=(self._child.stdout, log), daemon=True
         )
         reader.start()
-        if self._group is not None:
-            threading.Thread(target=self._watch_group, daemon=True).start()
+        self._watch_group()
         code = self._child.wait()
         self._clear()
         # a process that left its session may hold the pipe open for ever
@@ -267,9 +265,21 @@ class OwnProcess:
         self._clear()
 
     def _watch_group(self) -> None:
+        """Starts to watch, in the background, whether the ranks form a process group."""
+        # Processes of other kinds need not communicate.
+        if self._program.per != "torchrun":
+            return
+        group = GroupWatch.of_rank(self._rank, os.environ)
+        if group is not None:
+            self._group = group
+            threading.Thread(
+                target=self._await_group, args=(group,), daemon=True
+            ).start()
+
+    def _await_group(self, group: GroupWatch) -> None:
         """Waits for the process group of the ranks; reports once that none has formed."""
         while self._group is not None:
-            if self._group.look():
+            if group.look():
                 self._group = None
                 return
             self._report_missing_group()
@@ -277,9 +287,11 @@ class OwnProcess:
 
     def _report_missing_group(self, at_end: bool = False) -> None:
         """Warns where no process group has formed; with --strict, ends the program."""
-        if self._group is None:
+        # Read once: the thread that waits for the group may set it to None meanwhile.
+        group = self._group
+        if group is None:
             return
-        problem = self._group.problem(at_end)
+        problem = group.problem(at_end)
         if problem is None:
             return
         self._group = None
@@ -394,9 +406,8 @@ class OwnProcess:
             frames = [n for n, line in enumerate(lines) if line.startswith("  File ")]
             if frames:
                 lines = lines[frames[-_LAST_FRAMES:][0] :]
-        text = "\n".join(lines)
         name, _, _ = self._start_point.rpartition(" (")
-        if name in text or _LOADING.search(text):
+        if is_of_loading("\n".join(lines), name):
             return self._start_point
         return None
 
@@ -407,6 +418,17 @@ class OwnProcess:
     @property
     def _hint(self) -> str:
         return f"log: {self._run.rank_log(self._rank)}"
+
+
+def is_of_loading(text: str, checkpoint: str) -> bool:
+    """Returns whether the output of a program that failed is about loading a checkpoint.
+
+    Args:
+        checkpoint: name of the checkpoint. As part of a path or a literal it is the checkpoint;
+            elsewhere a name such as `10` or `last` may be anything.
+    """
+    mention = rf"[/'\"]{re.escape(checkpoint)}(?!\w)"
+    return bool(_LOADING.search(text) or re.search(mention, text))
 
 
 def _trace(lines: list[str]) -> str | None:

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from slurmft.core.config import JobConfig
+from slurmft.node import signals
+from slurmft.programs import process_group
+from slurmft.programs.description import OwnProgram
+from slurmft.programs.process import OwnProcess
 from slurmft.programs.process_group import GroupWatch
+from slurmft.programs.start_point import StartPoint
 from tests.conftest import records
 from tests.programs.test_own_program import here, lines_of, run
+from tests.support.made_runs import write_run
 from tests.support.own_programs import write
 
 __all__ = ["here"]  # a fixture: each test has a folder of its own, and is in it
@@ -105,6 +112,24 @@ def test_patience(
     monkeypatch.setattr(time, "monotonic", lambda: now + seconds)
     problem = watch.problem(at_end)
     assert (problem is not None) == is_reported
+
+
+@pytest.mark.processes
+def test_patience_begins_with_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while the ranks still choose the checkpoint that they start from."""
+    monkeypatch.setattr(process_group, "_SHORTEST_S", 1)
+    monkeypatch.setattr(signals, "listen", lambda on_signal: None)
+    monkeypatch.setattr(StartPoint, "choose", lambda self: time.sleep(1.1))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    job = write_run(tmp_path / "run")
+    program = OwnProgram(
+        argv=("true",), file="true", folder=str(tmp_path), per="torchrun"
+    )
+    assert OwnProcess(job, program, 0, JobConfig()).run() == 0
+    assert not records(job, "warning")
 
 
 @pytest.mark.parametrize(
