@@ -30,7 +30,7 @@ Place = Literal["submission", "job", "node", "rank"]
 Path = Literal["input", "output", "there"]
 Prediction = Literal["kept", "flag", "reset"]
 Count = Literal["devices", "batch", "work"]
-Command = Literal["data", "doctor", "doctor node", "doctor locks", "render"]
+Command = Literal["data", "fetch", "doctor", "doctor node", "doctor locks", "render"]
 
 TYPE_NAMES: dict[type, str] = {
     str: "a text",

@@ -115,6 +115,30 @@ class TrainConfig:
         path="input",
         usual=True,
     )
+    validation_fraction: float | None = option(
+        None,
+        "part of the training data that is the validation split, where there is none",
+        affects="both",
+        at="rank",
+        metavar="FRACTION",
+        above=0,
+        below=1,
+        predicts="reset",
+        usual=True,
+        decides_tokens=True,
+        commands=("data", "fetch"),
+    )
+    data_seed: int = option(
+        42,
+        "seed of the rows that --validation-fraction draws; --seed leaves them as they are",
+        affects="result",
+        at="rank",
+        least=0,
+        most=2**32 - 1,
+        predicts="reset",
+        decides_tokens=True,
+        commands=("data", "fetch"),
+    )
     text_column: str | None = option(
         None,
         "column that holds the text",
@@ -612,6 +636,8 @@ class TrainConfig:
         check_credentials(self)
         local_steps(self.grad_comm)
         evaluation_period(self.evaluate_every)
+        if self.validation_fraction is not None:
+            _check_has_validation(self.task)
         if self.metric:
             _check_predictions(parsed(self.metric), self.task)
         if self.saves_adapter and self.model is None:
@@ -757,6 +783,24 @@ def local_steps(grad_comm: str) -> int | None:
             "give local:2 or more",
         )
     return steps
+
+
+def _check_has_validation(task: str) -> None:
+    """Raises UsageError where a task has no validation split that could be taken from its training
+    data."""
+    what = f"--validation-fraction cannot be used with --task {task}"
+    splits = own_task.facts(task).splits
+    if not splits:
+        raise UsageError(f"{what}: it generates its data", "leave it out")
+    if splits != ("train", "validation"):
+        problem = f"{what}: its splits are {', '.join(splits)}"
+        raise UsageError(problem, "leave it out, and give a file of each")
+    # `tasks.Pretrained` reads rows; a task may read its data in a way of its own.
+    if task not in TASKS and not hasattr(own_task.load(task), "rows"):
+        raise UsageError(
+            f"{what}, which does not read rows as slurmft.train.tasks.Pretrained does",
+            "divide the data in prepare() of the task",
+        )
 
 
 def _check_class_weights(task: str) -> None:

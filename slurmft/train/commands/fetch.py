@@ -52,7 +52,10 @@ def parser() -> Parser:
         action="append",
         help="a metric of the package evaluate, by its name on the hub; repeatable",
     )
-    return command
+    names = [
+        name for name, each in options(TrainConfig).items() if "fetch" in each.commands
+    ]
+    return command.add_options(TrainConfig, "how the data is read", names)
 
 
 def configure(arguments: argparse.Namespace) -> TrainConfig:
@@ -92,7 +95,13 @@ def load(train: TrainConfig, offline: bool) -> None:
     Raises:
         SlurmftError: the process failed.
     """
-    values = {"task": train.task, "model": train.model, "data": train.data}
+    values = {
+        "task": train.task,
+        "model": train.model,
+        "data": train.data,
+        "validation_fraction": train.validation_fraction,
+        "data_seed": train.data_seed,
+    }
     command = [sys.executable, "-m", "slurmft.train.prefetch", to_json(values)]
     environment = dict(os.environ)
     if offline:

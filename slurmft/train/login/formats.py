@@ -60,6 +60,15 @@ class RowFormat(ABC):
         """Yields the labels that are classes, each with the number of its row."""
         yield from ()
 
+    def classes(self, values: Columns) -> Sequence[Any] | None:
+        """Returns the class of each row; None where rows have none, or several."""
+        return None
+
+    def groups(self, values: Columns) -> Sequence[Any] | None:
+        """Returns what of each row other rows may have, too, and only one split may have; here,
+        nothing."""
+        return None
+
     def texts(self, values: Columns) -> Iterable[Text]:
         """Returns what a model reads of each row: to look at lengths, and for duplicates."""
         return values[0]
@@ -110,6 +119,9 @@ class Texts(RowFormat):
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         if self.has_classes:
             yield from enumerate(values[-1], start)
+
+    def classes(self, values: Columns) -> Sequence[Any] | None:
+        return values[-1] if self.has_classes else None
 
     def texts(self, values: Columns) -> Iterable[Text]:
         texts, _ = self.parts(values)
@@ -172,6 +184,9 @@ class ManyLabels(Texts):
                     None,
                     "a text without classes has the labels []",
                 )
+
+    def classes(self, values: Columns) -> Sequence[Any] | None:
+        return None
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         _, columns = self.parts(values)
@@ -342,6 +357,10 @@ class Questions(RowFormat):
         for cells in zip(*values, strict=True):
             Question.of(cells, where, self.may_have_none)
         return empty
+
+    def groups(self, values: Columns) -> Sequence[Any] | None:
+        # A context has several questions: a model must not be tried on one that it has read.
+        return values[2]
 
     def texts(self, values: Columns) -> Iterable[Text]:
         return zip(*values[1:3], strict=True)

@@ -1,6 +1,7 @@
 """The look at data before a job waits in a queue: rows that ranks would refuse, likely mistakes."""
 
 import functools
+import itertools
 import os
 import time
 import warnings
@@ -22,6 +23,7 @@ from slurmft.train.login.formats import RowFormat, format_of
 from slurmft.train.login.rows import read_chunks
 from slurmft.train.login.sources import find_split, may_have_test
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
+from slurmft.train.login.validation_part import Part
 from slurmft.train.own_task import facts
 
 CHECK_S = 10.0
@@ -57,6 +59,16 @@ class Split:
     """Tokens of its texts; None: there is no tokenizer here."""
     cut: str = ""
     """Remark on how many texts are longer than what is kept of them."""
+    part: str = ""
+    """Says which rows of its file it has; "": all."""
+
+    @property
+    def title(self) -> str:
+        """Its name in messages, as text in quotes."""
+        title = repr(self.where)
+        if self.part:
+            title += f" ({self.name})"
+        return title
 
     def count_tokens(self, train: TrainConfig, local: LocalTokenizer | None) -> None:
         """Counts the tokens of a sample of the texts, if there is a tokenizer."""
@@ -137,9 +149,16 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
     if train.data is not None and is_local(train.data):
         splits, remarks = look(train, processes)
         for split in splits:
+            what = split.summary()
+            if split.part:
+                what = f"{split.name}, {split.part}: {what}"
+            # The file has two parts: the second line goes behind the first.
+            if split.where in inputs:
+                inputs[split.where]["what"] += f"; {what}"
+                continue
             # By it the job sees whether a file has changed since its submission.
             fingerprint_of_file = _fingerprint(Path(split.where))
-            inputs[split.where] = fingerprint_of_file | {"what": split.summary()}
+            inputs[split.where] = fingerprint_of_file | {"what": what}
         for remark in remarks:
             # The level is that of who called `configure`.
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
@@ -157,9 +176,8 @@ def classes(train: TrainConfig) -> list[str]:
     """Returns the names of the classes of local data; none where labels are no classes, or the
     training data was not read to its end."""
     form = format_of(train)
-    path = find_split(Path(str(train.data)), facts(train.task).splits[0])
-    sha256 = _fingerprint(path)["sha256"]
-    return _check_labels(train.task, form, [_read_file(str(path), sha256, form)])
+    split = _read_local(train, facts(train.task).splits[0], form)
+    return _check_labels(train.task, form, [split])
 
 
 def look(
@@ -182,9 +200,7 @@ def look(
         if read_hub_split and not is_local(data):
             where, chunks = read_hub_split(train, name)
             return _read_split(where, chunks, form)
-        path = find_split(Path(data), name)
-        sha256 = _fingerprint(path)["sha256"]
-        return _read_file(str(path), sha256, form)
+        return _read_local(train, name, form)
 
     splits = {name: read(name) for name in facts(train.task).splits}
     # The training data is named first; the others are compared with it.
@@ -225,27 +241,90 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {error.filename!r}: {error.strerror}") from None
 
 
+def _read_local(train: TrainConfig, name: str, form: RowFormat) -> Split:
+    """Reads and checks a split of local data."""
+    part = Part.of(train, name)
+    source = name
+    if part is not None:
+        source = facts(train.task).splits[0]
+    path = find_split(Path(str(train.data)), source)
+    sha256 = _fingerprint(path)["sha256"]
+    return _read_file(str(path), sha256, form, part)
+
+
 @functools.lru_cache  # the cells of a study have the same data
-def _read_file(path: str, sha256: str, form: RowFormat) -> Split:
+def _read_file(
+    path: str,
+    sha256: str,
+    form: RowFormat,
+    part: Part | None,
+) -> Split:
     """Reads a file; `sha256` makes the cache forget a file that has changed."""
+    is_of_part = None
+    description = ""
+    if part is not None:
+        is_of_part, description = _rows_of_part(path, form, part)
     chunks = read_chunks(Path(path), form.columns)
-    return _read_split(path, chunks, form)
+    split = _read_split(path, chunks, form, is_of_part)
+    split.part = description
+    return split
 
 
-def _read_split(where: str, chunks: Chunks, form: RowFormat) -> Split:
-    """Reads and checks a split, as far as it can in `CHECK_S`; shows its progress on a terminal."""
+def _rows_of_part(path: str, form: RowFormat, part: Part) -> tuple[list[bool], str]:
+    """Returns for each row of a file whether it is of a part of it, and in words how it is drawn.
+
+    The file is read to its end, however long that takes: how many rows a class has is known there.
+    """
+    labels = Labels(path)
+    rows = 0
+    classes: list[Any] = []
+    groups: list[Any] = []
+    for _, values in read_chunks(Path(path), form.columns):
+        form.check(values, path, rows + 1)
+        labels.add(form.labels(values, rows + 1))
+        classes += form.classes(values) or ()
+        groups += form.groups(values) or ()
+        rows += len(values[0])
+    labels.check_empty()
+    is_of_part = part.rows(rows, classes or None, groups or None, path)
+    return is_of_part, part.description(classes or None)
+
+
+def _read_split(
+    where: str,
+    chunks: Chunks,
+    form: RowFormat,
+    is_of_part: Sequence[bool] | None = None,
+) -> Split:
+    """Reads and checks a split, as far as it can in `CHECK_S`; shows its progress on a terminal.
+
+    Args:
+        is_of_part: for each row whether it is of the split; None: all are.
+    """
     split = Split(where, Labels(where))
+    rows_before = 0
     began = time.monotonic()
     progress_s = 0.0
     for share, values in chunks:
-        # Messages count rows from 1.
-        first_row = split.rows + 1
-        split.without_text += form.check(values, where, first_row)
+        # Messages count rows from 1, and all rows of the file.
+        first_row = rows_before + 1
+        rows_before += len(values[0])
+        without_text = form.check(values, where, first_row)
         if first_row == 1:
             form.check_with_model(values, where)
-        split.labels.add(form.labels(values, first_row))
-        split.texts.add(form.texts(values))
-        split.rows += len(values[0])
+        labels = form.labels(values, first_row)
+        texts = form.texts(values)
+        count = len(values[0])
+        if is_of_part is not None:
+            chosen = is_of_part[first_row - 1 : rows_before]
+            without_text = [row for row in without_text if is_of_part[row - 1]]
+            labels = (pair for pair in labels if is_of_part[pair[0] - 1])
+            texts = itertools.compress(texts, chosen)
+            count = sum(chosen)
+        split.without_text += without_text
+        split.labels.add(labels)
+        split.texts.add(texts)
+        split.rows += count
         # Part of a file is better than a submission that nobody waits for.
         elapsed_s = time.monotonic() - began
         if share < 1 and elapsed_s > CHECK_S:
@@ -285,7 +364,7 @@ def _check_labels(task: str, form: RowFormat, splits: Sequence[Split]) -> list[s
 
 def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
     """Yields what looks like a mistake in one split, `train` being that of the training data."""
-    where = repr(split.where)
+    where = split.title
     if split.share < 1:
         yield (
             f"{where}: the first {split.share:.0%} were checked, {split.rows:,} rows, in "
@@ -324,7 +403,7 @@ def _warnings_of_run(
         return
     if first.rows < processes:
         raise UsageError(
-            f"{first.where!r} has {first.rows:,} rows for {processes:,} processes",
+            f"{first.title} has {first.rows:,} rows for {processes:,} processes",
             "fewer --nodes or --nproc-per-node; each process needs a row",
         )
     batch_size = train.batch_size or 1
@@ -333,7 +412,7 @@ def _warnings_of_run(
         step_samples = min(step_samples, train.max_global_batch_size)
     if first.rows < step_samples:
         yield (
-            f"{first.where!r} has {first.rows:,} rows, fewer than the {step_samples:,} of an "
+            f"{first.title} has {first.rows:,} rows, fewer than the {step_samples:,} of an "
             "optimizer step: an epoch is one step (smaller --batch-size)"
         )
     if classes and train.model is not None and is_local(train.model):

@@ -16,6 +16,11 @@ from slurmft.core.hub import hub_cache, is_local
 from slurmft.core.permissions import user_name
 from slurmft.train import ipex, metric_spec
 from slurmft.train.config import TrainConfig
+from slurmft.train.login.validation_part import (
+    VALIDATION,
+    has_validation,
+    splits_of_data,
+)
 from slurmft.train.own_task import facts
 
 SUFFIXES = (
@@ -42,8 +47,7 @@ def localize(train: TrainConfig) -> TrainConfig:
     check_given(train)
     if train.data is not None and is_local(train.data):
         folder = folder_of_task(_folder("--data", train.data), train.task)
-        for split in facts(train.task).splits:
-            find_split(folder, split)  # raises where it is missing
+        _check_splits(train, folder)
         changes["data"] = str(folder)
     if train.model is not None and is_local(train.model):
         folder = _folder("--model", train.model)
@@ -52,6 +56,23 @@ def localize(train: TrainConfig) -> TrainConfig:
     metrics = [metric_spec.localized(text) for text in train.metric]
     changes["metric"] = tuple(metrics)
     return dataclasses.replace(train, **changes)
+
+
+def _check_splits(train: TrainConfig, folder: Path) -> None:
+    """Raises UsageError where a folder lacks a split, or has one that is to be made."""
+    for split in splits_of_data(train):
+        find_split(folder, split)
+    if train.validation_fraction is None:
+        return
+    files = _files_of_split(folder, VALIDATION)
+    if files:
+        raise has_validation(train, str(files[0]))
+    file = find_split(folder, facts(train.task).splits[0])
+    if ".txt" in file.suffixes:
+        raise UsageError(
+            f"--validation-fraction takes rows, and {str(file)!r} is one text",
+            "divide it into train.txt and validation.txt, or write it as a .jsonl of documents",
+        )
 
 
 def _folder(flag: str, name: str) -> Path:
@@ -201,6 +222,15 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
+class NoSplitError(UsageError):
+    """The data has no such split."""
+
+    def __init__(self, problem: str, split: str, hint: str) -> None:
+        if split == VALIDATION:
+            hint += "; --validation-fraction 0.1 takes it from the training data"
+        super().__init__(problem, hint)
+
+
 def find_split(folder: Path, split: str) -> Path:
     """Returns the file of one split of a local data set.
 
@@ -216,8 +246,9 @@ def find_split(folder: Path, split: str) -> Path:
         ) from None
     if not files:
         names = [split + suffix for suffix in SUFFIXES]
-        raise UsageError(
+        raise NoSplitError(
             f"the data folder {str(folder)!r} has no {split} file",
+            split,
             f"looked for {', '.join(names)}",
         )
     if len(files) > 1:  # which one is meant would be a guess

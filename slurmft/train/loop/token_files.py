@@ -8,7 +8,7 @@ from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.job import Job
 from slurmft.train import tasks, token_cache
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.login.sources import may_have_test
+from slurmft.train.login.sources import NoSplitError, may_have_test
 
 
 def fill(folder: Path, task: tasks.Task, job: Job) -> None:
@@ -64,7 +64,7 @@ def _make_test(folder: Path, task: tasks.Task, job: Job) -> None:
     test.known_labels = TokenData.load(folder).labels or None
     try:
         test.prepare().save(folder / "test")
+    except NoSplitError:
+        pass  # it is optional
     except UsageError as error:
-        # As `find_split`, and `Source` of the hub, say it: a test split is optional.
-        if "has no test" not in error.message:
-            job.warn(f"the test split is not evaluated: {error.message}")
+        job.warn(f"the test split is not evaluated: {error.message}")

@@ -1,7 +1,8 @@
 """Rows and models from the hub, its caches, or local folders."""
 
+import itertools
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,11 @@ from slurmft.core import permissions
 from slurmft.core.errors import UsageError
 from slurmft.core.hub import hub_cache, is_local
 from slurmft.train.login.rows import no_column, read_columns
-from slurmft.train.login.sources import find_split, no_safetensors
+from slurmft.train.login.sources import (
+    NoSplitError,
+    find_split,
+    no_safetensors,
+)
 
 Loaded = TypeVar("Loaded")
 
@@ -27,6 +32,8 @@ class Rows:
     """Name of the split in messages."""
     names: dict[str, list[str]] = field(default_factory=dict)
     """Column -> names of its classes, where the data set has them."""
+    numbers: Sequence[int] | None = None
+    """Numbers of the rows in the data, for messages; None: 1, 2, and so on."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -39,6 +46,20 @@ class Rows:
         if isinstance(values, list):
             return values
         return list(values.to_pylist())
+
+    def number(self, place: int) -> int:
+        """Returns the number of a row in the data; `place` counts from 0."""
+        if self.numbers is None:
+            return place + 1
+        return self.numbers[place]
+
+    def chosen(self, is_chosen: Sequence[bool], columns: Sequence[str]) -> "Rows":
+        """Returns some of the rows, with the columns of these names."""
+        chosen = {}
+        for name in columns:
+            chosen[name] = list(itertools.compress(self.column(name), is_chosen))
+        numbers = list(itertools.compress(range(1, len(self) + 1), is_chosen))
+        return Rows(chosen, self.where, self.names, numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +78,8 @@ class Source:
             columns: names of the columns to read; a data set of the hub gives all.
 
         Raises:
-            UsageError: there is no such split or column, or the split has no rows.
+            UsageError: there is no such column, or the split has no rows.
+        NoSplitError: there is no such split.
         """
         if is_local(self.name):  # by our reader, which names the row that is wrong
             path = find_split(Path(self.name), split)
@@ -71,6 +93,14 @@ class Source:
         columns_of_table = {name: table.column(name) for name in table.column_names}
         return Rows(columns_of_table, where, _class_names(dataset))
 
+    def has(self, split: str) -> bool:
+        """Returns whether there is such a split."""
+        try:
+            self.files(split)
+        except NoSplitError:
+            return False
+        return True
+
     def files(self, split: str) -> list[Path]:
         """Returns the files that hold a split's rows."""
         if is_local(self.name):
@@ -79,7 +109,7 @@ class Source:
         return [Path(file["filename"]) for file in dataset.cache_files]
 
     def _dataset(self, split: str) -> Any:
-        """Returns a split as a Dataset of the library; UsageError where there is none."""
+        """Returns a split as a Dataset of the library; NoSplitError where there is none."""
         from datasets import load_dataset
 
         def load() -> Any:
@@ -89,7 +119,7 @@ class Source:
                 # "Unknown" or "unknown": datasets has no type for it.
                 if "nknown split" in str(error):
                     problem = f"--data {self.name!r} has no {split} split"
-                    raise UsageError(problem, str(error)) from error
+                    raise NoSplitError(problem, split, str(error)) from error
                 raise
 
         return from_hub("--data", self.name, load)

@@ -20,6 +20,12 @@ from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.formats import format_of
+from slurmft.train.login.validation_part import (
+    VALIDATION,
+    Part,
+    has_validation,
+    splits_of_data,
+)
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import Task, set_dropout
 from slurmft.train.tasks.hub import Loaded, Rows, Source, from_hub
@@ -30,6 +36,7 @@ _SHARED_CODE = (
     "login/cells.py",
     "login/formats.py",
     "login/rows.py",
+    "login/validation_part.py",
 )
 """Code that decides the tokens, besides this folder's."""
 _ROWS_AT_ONCE = 10_000
@@ -102,7 +109,27 @@ class Pretrained(Task):
 
     def rows(self, split: str) -> Rows:
         """Returns a split's rows; UsageError where there is no such split, or it has none."""
-        return self._source.rows(split, self.form.columns)
+        part = Part.of(self.config, split)
+        if part is None:
+            return self._source.rows(split, self.form.columns)
+        return self._rows_of_part(part)
+
+    def _rows_of_part(self, part: Part) -> Rows:
+        """Returns the rows of the training data that are of a part of it."""
+        if self._source.has(VALIDATION):
+            raise has_validation(self.config, self._source.name)
+        rows = self._source.rows(self.facts.splits[0], self.form.columns)
+        # All of them, so that messages have the numbers of rows in the data.
+        values = self.values(rows)
+        classes = self.form.classes(values)
+        if classes is not None:
+            Labels(rows.where, classes).check_empty()
+        groups = self.form.groups(values)
+        is_chosen = part.rows(len(rows), classes, groups, rows.where)
+        if part.is_validation:
+            count = f"{sum(is_chosen):,} of the {len(rows):,} rows of {rows.where!r}"
+            self.notes.append(f"validation: {count}, {part.description(classes)}")
+        return rows.chosen(is_chosen, self.form.columns)
 
     @property
     def _source(self) -> Source:
@@ -159,7 +186,7 @@ class Pretrained(Task):
                 warnings.warn(remark, SlurmftWarning, stacklevel=2)
         # Only where the task or the data set says what a number stands for.
         by_number = self.facts.labels is not None or column in rows.names
-        return label_ids(values, names, rows.where, by_number)
+        return label_ids(values, names, rows.where, by_number, rows.numbers)
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -255,7 +282,8 @@ class Pretrained(Task):
         for name, declared in options(TrainConfig).items():
             if declared.decides_tokens:
                 settings[name] = getattr(self.config, name)
-        data = [self._source.files(split) for split in self.facts.splits]
+        splits = splits_of_data(self.config)
+        data = [self._source.files(split) for split in splits]
         if not all(data):
             return None
         here = Path(__file__).parent

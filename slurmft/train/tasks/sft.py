@@ -89,9 +89,10 @@ class Task(causal_lm.Task):
         """Yields the samples of all rows that have a completion."""
         columns = [rows.column(name) for name in self.form.columns]
         empty = set(self.form.check(columns, rows.where))
-        for row, cells in enumerate(zip(*columns, strict=True), start=1):
-            if row in empty:
+        for place, cells in enumerate(zip(*columns, strict=True)):
+            if place + 1 in empty:
                 continue
+            row = rows.number(place)
             if self._is_chat:
                 yield from self._chat(
                     tokenizer,

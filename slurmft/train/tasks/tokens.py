@@ -62,8 +62,9 @@ class Task(Pretrained):
         token_labels = []
         names_of_texts = []
         pairs = zip(labels, words_of_tokens, strict=True)
-        for row, (labels_of_row, places) in enumerate(pairs, start=1):
-            ids = label_ids(labels_of_row, names, f"{rows.where}: row {row}")
+        for place, (labels_of_row, places) in enumerate(pairs):
+            what = f"{rows.where}: row {rows.number(place)}"
+            ids = label_ids(labels_of_row, names, what)
             # The place -1, of tokens that begin no word, is that of IGNORED.
             token_labels.append(np.array([*ids, IGNORED])[places])
             names_of_texts.append([names[i] for i in ids])
