@@ -20,6 +20,7 @@ from slurmft.train.data.token_data import TokenData
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
 from slurmft.train.login.validation_part import Part
+from slurmft.train.tasks.pretrained import Pretrained
 from tests.conftest import records
 from tests.support.models import write_splits, write_squad, write_words
 from tests.train.test_trainer import EXACT, train
@@ -40,10 +41,12 @@ def prepare(data: Path, model: Path, **given: Any) -> TokenData:
     return task_of(data, model, **given).prepare()
 
 
-def task_of(data: Path, model: Path, **given: Any) -> Any:
+def task_of(data: Path, model: Path, **given: Any) -> Pretrained:
     values = {"task": "text-classification", "validation_fraction": 0.2} | given
     config = TrainConfig.resolve(data=str(data), model=str(model), **values)
-    return tasks.get(localize(config))
+    task = tasks.get(localize(config))
+    assert isinstance(task, Pretrained)
+    return task
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.2, 0.25, 1 / 3, 0.5])
@@ -117,7 +120,7 @@ def test_ranks_have_what_submission_showed(
     assert (len(found.train), len(found.validation)) == (80, 21)
     # Each row is in one of them.
     counts = [np.bincount(table.labels) for table in (found.train, found.validation)]
-    assert sum(counts).tolist() == [30, 60, 11]
+    assert (counts[0] + counts[1]).tolist() == [30, 60, 11]
     (note,) = found.notes
     assert "validation: 21 of the 101 rows of" in note
     assert "by --validation-fraction 0.2, stratified by label, seed 42" in note
@@ -200,7 +203,7 @@ def test_a_validation_split_that_is_there(
             task="text-classification", data="my/tickets", validation_fraction=0.2
         )
     )
-    assert isinstance(task, tasks.Pretrained)
+    assert isinstance(task, Pretrained)
     with pytest.raises(UsageError, match=message):
         task.rows("train")
     splits = ["train"]
