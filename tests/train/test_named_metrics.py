@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
 import sys
 import threading
@@ -21,9 +23,11 @@ from slurmft.train import metric_spec, tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import sources
 from slurmft.train.login.configure import configure
+from slurmft.train.login.metrics import trial
 from slurmft.train.loop.generators import rng_state
 from slurmft.train.loop.named_metrics import NamedMetrics
 from slurmft.train.metric_spec import MetricSpec
+from slurmft.train.rank import leave_out_present_folder
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.evaluate_metrics import (
     EvaluateMetric,
@@ -88,6 +92,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "multilabel",
             {"average": None, "labels": [0, 2]},
             "f1_multilabel_average_None_labels_-0-2-",
+        ),
+        (
+            "f1:a=[[0, 1], [2]],b=((1, 2), 3),c",
+            "f1",
+            "c",
+            {"a": [[0, 1], [2]], "b": ((1, 2), 3)},
+            "f1_c_a_-0-1-2-_b_-1-2-3-",
         ),
         ("mse:squared=false", "mse", None, {"squared": False}, "mse_squared_False"),
         ("me/stars:most=5", "me/stars", None, {"most": 5}, "stars_most_5"),
@@ -422,13 +433,22 @@ def test_task_without_predictions(task: str) -> None:
 def test_script_that_others_can_write_is_not_executed(
     home: Path, tmp_path: Path
 ) -> None:
+    """Nor compiled code, and modules of C, which Python prefers to it."""
     script = cache_script(home, "accuracy")
     spec = MetricSpec.parse("accuracy")
     assert EvaluateMetric.load(spec).spec.name == "accuracy"
     module = f"evaluate_modules.metrics.evaluate-metric--accuracy.{'a' * 64}.accuracy"
     check_trusted(home / "modules", module)
+    library = script.with_suffix(importlib.machinery.EXTENSION_SUFFIXES[0])
+    library.touch()
+    compiled = Path(importlib.util.cache_from_source(str(script)))
+    compiled_package = importlib.util.cache_from_source(str(script.parents[1]))
+    package = Path(compiled_package).parent / "__init__.cpython-311.pyc"
+    for path in (compiled, package):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
     paths = [script, *script.parents][: len(script.relative_to(home).parts)]
-    for path in paths:
+    for path in (*paths, library, compiled, compiled.parent, package, package.parent):
         mode = path.stat().st_mode
         path.chmod(mode | 0o020)
         with pytest.raises(UsageError, match="others can write") as error:
@@ -436,6 +456,51 @@ def test_script_that_others_can_write_is_not_executed(
         path.chmod(mode)
         assert "HF_MODULES_CACHE" in str(error.value.hint)
     check_trusted(home / "modules", module)
+    (script.parent / "more").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="is a link"):
+        check_trusted(home / "modules", module)
+    (script.parent / "more").unlink()
+    # Not code, and of a mode that the umask of a group gives it.
+    lock = script.parents[1].with_suffix(".lock")
+    lock.touch()
+    lock.chmod(0o664)
+    check_trusted(home / "modules", module)
+    library.unlink()
+
+
+@pytest.mark.parametrize("printed", ["5", "[]", "null", "'words'", ""])
+def test_a_script_that_ends_the_process_is_told(
+    monkeypatch: pytest.MonkeyPatch, printed: str
+) -> None:
+    """Whatever it has printed before."""
+    ended = SimpleNamespace(stdout=f"{printed}\n", stderr="")
+    monkeypatch.setattr("subprocess.run", lambda *args, **options: ended)
+    report = trial({"metrics": ["ends"]}, offline=True)
+    assert report["message"] == "--metric ends cannot be tried: its process ended"
+
+
+@pytest.mark.processes
+def test_trial_does_not_import_from_the_present_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many projects have an evaluate.py; and others may write into the folder."""
+    (tmp_path / "json.py").write_text("raise SystemExit('of the project')")
+    monkeypatch.chdir(tmp_path)
+    assert trial({"metrics": []}, offline=True) == {"lines": []}
+
+
+def test_ranks_do_not_import_from_the_present_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "other"])
+    leave_out_present_folder()  # this process is pytest's
+    assert sys.path == [str(tmp_path), "other"]
+    started = SimpleNamespace(__spec__=SimpleNamespace(name="slurmft.node.torchrun"))
+    monkeypatch.setitem(sys.modules, "__main__", started)
+    leave_out_present_folder()
+    leave_out_present_folder()
+    assert sys.path == ["other"]
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -454,8 +519,9 @@ def test_what_a_metric_draws_does_not_change_the_training(
     setup: Any = SimpleNamespace(
         task=task, data=data, config=task.config, world=world, job=job
     )
-    metrics_of_run = NamedMetrics(setup)
     before = rng_state(world.device)
+    metrics_of_run = NamedMetrics(setup)
+    assert rng_state(world.device) == before
     values = metrics_of_run.compute(data.validation.labels, data)
     assert rng_state(world.device) == before
     assert np.isnan(values["draws"])

@@ -1,7 +1,9 @@
 """The generators of random numbers, as a part of the state of a run."""
 
 import base64
+import contextlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,16 @@ class Generators:
         rank = self._world.rank
         if rank < len(ranks):
             set_rng_state(ranks[rank], self._world.device)
+
+
+@contextlib.contextmanager
+def kept_generators(device: torch.device) -> Iterator[None]:
+    """Sets every generator, at the end of the block, to the state that it has now."""
+    state = rng_state(device)
+    try:
+        yield
+    finally:
+        set_rng_state(state, device)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from slurmft.train import metric_spec
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.loop.generators import rng_state, set_rng_state
+from slurmft.train.loop.generators import kept_generators
 from slurmft.train.loop.setup import Setup
 from slurmft.train.tasks.evaluate_metrics import EvaluateMetric, MetricError, examples
 
@@ -55,7 +55,9 @@ class NamedMetrics:
         task = setup.task
         self.deciding = Deciding(task.metric_names[0], task.lower_is_better)
         if setup.config.metric:
-            self.deciding = setup.world.on_main(self._load)
+            # What a script draws must not change the training.
+            with kept_generators(setup.world.device):
+                self.deciding = setup.world.on_main(self._load)
 
     def _load(self) -> Deciding:
         """Loads and tries all metrics; returns the one that decides. On the main rank."""
@@ -115,16 +117,12 @@ class NamedMetrics:
         if not self._loaded:
             return {}
         setup = self._setup
-        generators = rng_state(setup.world.device)
         values: dict[str, float] = {self.deciding.name: math.nan}
-        try:
+        with kept_generators(setup.world.device):
             inputs = setup.task.metric_inputs(predictions, data)
             for loaded in self._loaded:
                 for suffix, forms in inputs.items():
                     values |= self._compute(loaded, forms, suffix)
-        finally:
-            # What a script draws must not change the training.
-            set_rng_state(generators, setup.world.device)
         return values
 
     def _compute(

@@ -6,9 +6,11 @@ scripts are code: those of a cache are executed after a look at who can have wri
 """
 
 import contextlib
+import importlib.machinery
 import inspect
 import numbers
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -301,7 +303,7 @@ def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
     # evaluate has a variable of its own, and would try the hub for each file of a script.
     is_offline = was_offline or is_hub_offline()
     # Code is nobody else's to write, whatever the umask of the user is.
-    umask = os.umask(0o022)
+    umask = permissions.current_umask()
     os.umask(umask | 0o022)
     try:
         # What was fetched counts, in every attempt of a run.
@@ -339,23 +341,40 @@ def check_trusted(modules: Path, module_path: str) -> None:
         UsageError: somebody else can have written them, as in a cache that a group shares.
     """
     folder = modules
-    # evaluate_modules.metrics.NAME.HASH.NAME: the last is a file, and Python imports the others.
-    for part in module_path.split(".")[:-1]:
-        _check_own(folder / "__init__.py")
-        folder = folder / part
-    for path in sorted(folder.rglob("*.py")):
-        _check_own(path)
-
-
-def _check_own(path: Path) -> None:
     try:
-        with permissions.own_folder(path.parent) as folder:
-            os.close(permissions.open_own(path, folder))
+        # evaluate_modules.metrics.NAME.HASH.NAME: the last is a file of HASH, whose other files it
+        # may import; of the packages above it Python imports __init__ alone.
+        for part in module_path.split(".")[:-1]:
+            _check_code(folder)
+            folder = folder / part
+        _check_code(folder, with_folders=True)
     except permissions.NotOwnError as error:
         raise UsageError(
             f"the script of a metric is code: {error.message}",
             f"{error.hint}; or a cache of your own: export HF_MODULES_CACHE=DIR, slurmft fetch",
         ) from error
+
+
+def _check_code(folder: Path, with_folders: bool = False) -> None:
+    """Looks at the files of a folder from which Python imports, compiled ones among them.
+
+    Args:
+        with_folders: look at all folders below it, too.
+
+    Raises:
+        NotOwnError: somebody else can have written them; or one is a link.
+    """
+    with permissions.own_folder(folder) as descriptor:
+        for path in sorted(folder.iterdir()):
+            is_code = path.name.endswith(tuple(importlib.machinery.all_suffixes()))
+            if path.is_symlink() and (is_code or with_folders):
+                raise permissions.NotOwnError(
+                    f"{str(path)!r} is a link", f"rm {shlex.quote(str(path))}"
+                )
+            if path.is_dir() and (with_folders or path.name == "__pycache__"):
+                _check_code(path, with_folders)
+            elif is_code and path.is_file():
+                os.close(permissions.open_own(path, descriptor))
 
 
 def _is_absent(error: BaseException) -> bool:
