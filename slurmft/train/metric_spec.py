@@ -41,8 +41,6 @@ _DECIDING = ("f1", "overall_f1", "rougeL", "score", "pearson")
 """Of several numbers, the one that decides, in this order; see `MetricSpec.deciding`."""
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 """Values of arguments that are no texts, in lower case."""
-# A comma within brackets is part of a value: labels=[0,1].
-_COMMA = re.compile(r",(?![^\[(]*[\])])")
 _FORM = "give NAME, NAME:CONFIGURATION or NAME:ARGUMENT=VALUE,ARGUMENT=VALUE"
 
 
@@ -73,7 +71,7 @@ class MetricSpec:
         configuration = None
         arguments: dict[str, Any] = {}
         if rest is not None:
-            for part in _COMMA.split(rest):
+            for part in _parts(rest):
                 argument, equals, value = part.partition("=")
                 is_new = argument.isidentifier() and argument not in arguments
                 if equals and is_new:
@@ -181,6 +179,22 @@ def _split(text: str) -> tuple[str, str | None]:
     if not colon:
         return name, None
     return name, after
+
+
+def _parts(text: str) -> list[str]:
+    """Splits a text at its commas; one within brackets is part of a value: labels=[0,1]."""
+    parts = [""]
+    depth = 0
+    for character in text:
+        if character == "," and depth <= 0:
+            parts.append("")
+            continue
+        if character in "[(":
+            depth += 1
+        elif character in "])":
+            depth -= 1
+        parts[-1] += character
+    return parts
 
 
 def _parsed(text: str) -> Any:

@@ -102,7 +102,8 @@ def load(train: TrainConfig, offline: bool) -> None:
         "validation_fraction": train.validation_fraction,
         "data_seed": train.data_seed,
     }
-    command = [sys.executable, "-m", "slurmft.train.prefetch", to_json(values)]
+    # -P: a file of the present folder, as datasets.py, is no library.
+    command = [sys.executable, "-P", "-m", "slurmft.train.prefetch", to_json(values)]
     environment = dict(os.environ)
     if offline:
         # The libraries read it when they are imported: hence another process than the first.

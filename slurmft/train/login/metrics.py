@@ -17,6 +17,7 @@ from slurmft.core.hub import is_hub_offline, is_local
 from slurmft.train import metric_spec
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
+from slurmft.train.metric_spec import MetricSpec
 from slurmft.train.own_task import facts
 
 _TRIAL_S = 300.0
@@ -30,39 +31,47 @@ def check(train: TrainConfig) -> None:
         UsageError: one of them does not take the predictions of the task, lacks an argument, fails,
             or returns no number.
     """
-    here = []
-    modules = metric_spec.modules_folder()
+    on_this_machine = []
     for spec in metric_spec.parsed(train.metric):
-        if spec.is_local or metric_spec.is_cached(spec, modules):
-            here.append(spec.text)
-            continue
-        absent = f"--metric {spec.text!r} is not in the cache of scripts"
-        fetch = f"slurmft fetch --metric {spec.name}"
-        if is_hub_offline():
-            raise UsageError(f"{absent}, and the hub is not asked (offline)", fetch)
-        warnings.warn(
-            f"{absent} yet: nodes without internet need {fetch}",
-            SlurmftWarning,
-            stacklevel=3,
-        )
-    if not here:
+        if _is_here(spec):
+            on_this_machine.append(spec.text)
+    if not on_this_machine:
         return
     kind = facts(train.task).predictions
     classes = _classes(train)
     needs_classes = kind in ("classes", "flags", "tags")
     request = {
-        "metrics": here,
+        "metrics": on_this_machine,
         "deciding": train.metric[0],
         "task": train.task,
         "kind": kind,
         "classes": classes,
         "computes": classes is not None or not needs_classes,
     }
-    contents = [_content(text) for text in here]
-    # As a job without internet would try them, and without a wait for the hub.
+    contents = [_content(text) for text in on_this_machine]
     report = _kept_trial(json.dumps(request), tuple(contents))
     if "message" in report:
         raise UsageError(report["message"], report["hint"])
+
+
+def _is_here(spec: MetricSpec) -> bool:
+    """Returns whether the script of a metric is on this machine; with a warning, where it is not.
+
+    Raises:
+        UsageError: it is not, and may not be fetched.
+    """
+    if spec.is_local or metric_spec.is_cached(spec, metric_spec.modules_folder()):
+        return True
+    absent = f"--metric {spec.text!r} is not in the cache of scripts"
+    fetch = f"slurmft fetch --metric {spec.name}"
+    if is_hub_offline():
+        raise UsageError(f"{absent}, and the hub is not asked (offline)", fetch)
+    warnings.warn(
+        f"{absent} yet: nodes without internet need {fetch}",
+        SlurmftWarning,
+        stacklevel=4,
+    )
+    return False
 
 
 def _classes(train: TrainConfig) -> tuple[str, ...] | None:
@@ -86,6 +95,7 @@ def _content(text: str) -> str:
 # The cells of a study have the same metrics; `contents` makes it forget a script that has changed.
 @functools.cache
 def _kept_trial(request: str, contents: tuple[str, ...]) -> dict[str, Any]:
+    # As a job without internet would try them, and without a wait for the hub.
     return trial(json.loads(request), offline=True)
 
 
@@ -102,7 +112,9 @@ def trial(request: dict[str, Any], offline: bool) -> dict[str, Any]:
     environment = dict(os.environ)
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
-    command = [sys.executable, "-m", "slurmft.train.metric_trial", json.dumps(request)]
+    # -P: a file of the present folder, as evaluate.py, is no library.
+    command = [sys.executable, "-P", "-m", "slurmft.train.metric_trial"]
+    command.append(json.dumps(request))
     what = f"--metric {', '.join(request['metrics'])}"
     try:
         done = subprocess.run(
@@ -117,12 +129,22 @@ def trial(request: dict[str, Any], offline: bool) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         problem = f"{what} took more than {_TRIAL_S:.0f} s for a few samples"
         return {"message": problem, "hint": "choose another metric"}
-    # What scripts print comes before it.
-    last_line = done.stdout.rstrip().rpartition("\n")[2]
-    try:
-        report: dict[str, Any] = json.loads(last_line)
-    except ValueError:
+    report = _last_object(done.stdout)
+    if report is None:
         last_words = done.stderr.strip().rpartition("\n")[2]
-        problem = f"{what} cannot be tried: {last_words}"
+        problem = f"{what} cannot be tried: {last_words or 'its process ended'}"
         return {"message": problem, "hint": "correct its script, or leave it out"}
     return report
+
+
+def _last_object(output: str) -> dict[str, Any] | None:
+    """Returns the object of JSON in the last line of an output, before which scripts may have
+    printed anything; None: a script has ended the process."""
+    last_line = output.rstrip().rpartition("\n")[2]
+    try:
+        value = json.loads(last_line)
+    except ValueError:
+        return None
+    if isinstance(value, dict):
+        return value
+    return None
