@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -412,6 +413,13 @@ def test_a_saved_model_is_compared(
     assert compared is not None
     assert compared["largest_difference"] > 0.01
     assert "gives other outputs than the trained one" in setup.job.warnings[-1]
+    for key, weight in weights.items():
+        weights[key] = torch.full_like(weight, torch.nan)
+    save_file(weights, file, {"format": "pt"})
+    compared = saved_model.compare(setup, loaded)
+    assert compared is not None
+    assert math.isnan(compared["largest_difference"])
+    assert "they differ by nan" in setup.job.warnings[-1]
     file.write_bytes(b"")
     assert saved_model.compare(setup, loaded) is None
     assert "could not be compared" in setup.job.warnings[-1]

@@ -18,8 +18,9 @@ from slurmft.train.loop.state import Tensors
 
 _TENSOR_CORES = 8
 """Lengths of padded batches are a multiple of this, where they fill tensor cores."""
-_MOST_TOKENS = 32
-"""Tokens of a sample that a model with a head of tokens is tried out with."""
+MOST_TOKENS = 32
+"""Tokens of a sample that a model with a head of tokens is tried out with: logits of a vocabulary,
+for every token, take gigabytes."""
 
 
 class LoadedModel:
@@ -97,14 +98,11 @@ class LoadedModel:
 
     @property
     def _most_tokens(self) -> int | None:
-        """Tokens of each sample that the model is tried out with; None: all.
-
-        Logits of a vocabulary, for every token, take gigabytes; and such heads look at each token
-        by itself.
-        """
+        """Tokens of each sample that the model is tried out with; None: all."""
+        # A head of tokens looks at each token by itself: the first ones are enough.
         if self._setup.data.train.token_labels is None:
             return None
-        return _MOST_TOKENS
+        return MOST_TOKENS
 
     @torch.no_grad()
     def _choose_side(self) -> bool:

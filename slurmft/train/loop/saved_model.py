@@ -4,6 +4,8 @@ Whoever uses a run's model loads its files by transformers. Whatever computes ot
 batches, layers of our own, a trimmed vocabulary) must not make another model of them.
 """
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,16 @@ from torch import Tensor
 
 from slurmft.core.errors import one_line
 from slurmft.node import hardware
-from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.data.tables import Batch, TokenTable
+from slurmft.train.loop.loaded_model import MOST_TOKENS, LoadedModel
 from slurmft.train.loop.setup import Setup
 
 _OUTPUTS = ("logits", "start_logits", "end_logits")
+"""Outputs that are compared, of those that a model has."""
 _ROUNDING = 1e-3
 """Largest difference that is rounding, relative to the largest output."""
 _COARSE_ROUNDING = 0.05
 """That of weights that are saved in 16 bits, or of another device's arithmetic."""
-_MOST_TOKENS = 32
-"""Tokens of a sample of a language model: logits of a vocabulary are large."""
 _LARGEST_SHARE = 0.25
 """Share of a node's memory that the second model may take."""
 
@@ -32,7 +34,8 @@ def compare(setup: Setup, loaded: LoadedModel) -> dict[str, Any] | None:
     they differ. On the main rank, which has the whole model.
 
     Returns:
-        Number of samples, and the largest difference of outputs; None: they were not compared.
+        Number of samples, and the largest difference of outputs; None: they were not compared, as
+        where the model has no output of `_OUTPUTS`.
     """
     folder = setup.run_dir.model
     model_class = type(loaded.model)
@@ -46,69 +49,103 @@ def compare(setup: Setup, loaded: LoadedModel) -> dict[str, Any] | None:
         )
         return None
     try:
-        return _compare(setup, loaded, model_class)
+        samples = _Samples.few(setup, loaded)
+        trained = _outputs_of_trained(setup, loaded, samples)
+        saved = _outputs_of_saved(folder, model_class, samples)
+        pairs = list(_pairs(trained, saved, samples))
+        if not pairs:
+            return None
+        difference, largest = _largest(pairs)
     except Exception as error:  # whatever it is: the run has its model
         setup.job.warn(f"the saved model could not be compared: {one_line(error)}")
         return None
-
-
-@torch.no_grad()
-def _compare(setup: Setup, loaded: LoadedModel, model_class: Any) -> dict[str, Any]:
-    table = setup.data.validation
-    samples = table.few_samples()
-    of_tokens = table.token_labels is not None
-    if of_tokens:  # each has its logits: some are enough
-        table = table.few(_MOST_TOKENS)
-        samples = np.arange(len(table))
-    model = loaded.model
-    was_training = model.training
-    model.eval()
-    batch = loaded.batch(table, samples)
-    padded = loaded.padded(table, samples)
-    if loaded.packing:  # whose samples are sorted
-        padded = loaded.padded(table, batch.indices)
-    mask = padded.inputs["attention_mask"]
-    # Packed batches have none; --batching padded has more padding.
-    trained_mask = batch.inputs.get("attention_mask", mask)
-    if (
-        not of_tokens
-    ):  # samples may have targets that the model takes, as those of a decoder
-        batch = setup.task.batch(batch, table)
-        padded = setup.task.batch(padded, table)
-    # In fp32: Accelerate's wrapper would let it compute in the run's precision.
-    forward = getattr(model, "_original_forward", model)
-    trained = forward(**loaded.sent(batch, table).inputs)
-    model.train(was_training)
-    plain_model = model_class.from_pretrained(
-        setup.run_dir.model,
-        dtype=torch.float32,
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
-    saved = plain_model.eval()(**padded.inputs)
-    difference = 0.0
-    largest = 1.0
-    for name in _OUTPUTS:
-        if name not in saved:
-            continue
-        expected = saved[name]
-        output = trained[name].float().cpu()
-        is_of_samples = name == "logits" and expected.ndim == 2
-        if not is_of_samples and "decoder_input_ids" not in padded.inputs:
-            expected = _of_tokens(expected, mask)
-            output = _of_tokens(output, trained_mask)
-        difference = max(difference, float((output - expected).abs().max()))
-        largest = max(largest, float(expected.abs().max()))
     limit = _ROUNDING
     on_cpu = setup.world.device.type == "cpu"
     if not on_cpu or loaded.save_dtype() is not torch.float32:
         limit = _COARSE_ROUNDING
     if not difference <= limit * largest:  # NaN is no agreement
         setup.job.warn(
-            f"the saved model gives other outputs than the trained one: for {len(samples)} "
+            f"the saved model gives other outputs than the trained one: for {samples.count} "
             f"validation samples they differ by {difference:.2g}"
         )
-    return {"samples": len(samples), "largest_difference": difference}
+    return {"samples": samples.count, "largest_difference": difference}
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """A few validation samples, as batches for both models, in the same order."""
+
+    count: int
+    table: TokenTable
+    """The table that they are of."""
+    of_run: Batch
+    """As the run makes its batches."""
+    padded: Batch
+    """As any model of transformers takes them."""
+
+    @classmethod
+    def few(cls, setup: Setup, loaded: LoadedModel) -> "_Samples":
+        """Returns the shortest of the first samples; of a language model their first tokens."""
+        table = setup.data.validation
+        samples = table.few_samples()
+        has_token_labels = table.token_labels is not None
+        if has_token_labels:
+            table = table.few(MOST_TOKENS)
+            samples = np.arange(len(table))
+        of_run = loaded.batch(table, samples)
+        # A packed batch has sorted its samples.
+        padded = loaded.padded(table, of_run.indices)
+        # Samples may have targets that the model takes, as those of a decoder. `few` has none.
+        if not has_token_labels:
+            of_run = setup.task.batch(of_run, table)
+            padded = setup.task.batch(padded, table)
+        return cls(len(samples), table, of_run, padded)
+
+
+@torch.no_grad()
+def _outputs_of_trained(setup: Setup, loaded: LoadedModel, samples: _Samples) -> Any:
+    """Returns the outputs of the model that the run has trained."""
+    model = loaded.model
+    was_training = model.training
+    model.eval()
+    try:
+        # In fp32: Accelerate's wrapper would let it compute in the run's precision.
+        forward = getattr(model, "_original_forward", model)
+        return forward(**loaded.sent(samples.of_run, samples.table).inputs)
+    finally:
+        model.train(was_training)
+
+
+@torch.no_grad()
+def _outputs_of_saved(folder: Path, model_class: Any, samples: _Samples) -> Any:
+    """Returns the outputs of the saved model, by plain transformers on the CPU."""
+    model = model_class.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        use_safetensors=True,
+        trust_remote_code=False,
+    )
+    return model.eval()(**samples.padded.inputs)
+
+
+def _pairs(
+    trained: Any, saved: Any, samples: _Samples
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields each output of the trained model with that of the saved one, in the same shape."""
+    mask = samples.padded.inputs["attention_mask"]
+    # A packed batch has no mask; one of --batching padded has more padding.
+    mask_of_run = samples.of_run.inputs.get("attention_mask", mask)
+    has_decoder = "decoder_input_ids" in samples.padded.inputs
+    for name in _OUTPUTS:
+        if name not in saved:
+            continue
+        output = trained[name].float().cpu()
+        expected = saved[name]
+        is_of_samples = name == "logits" and expected.ndim == 2
+        if not is_of_samples and not has_decoder:
+            output = _of_tokens(output, mask_of_run)
+            expected = _of_tokens(expected, mask)
+        yield output, expected
 
 
 def _of_tokens(output: Tensor, mask: Tensor) -> Tensor:
@@ -120,3 +157,15 @@ def _of_tokens(output: Tensor, mask: Tensor) -> Tensor:
     if output.shape[:2] == mask.shape:
         return output[mask.bool()]
     return output[0]  # packed: (1, tokens, ...)
+
+
+def _largest(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Returns the largest difference of outputs, NaN where one of them is NaN; and the largest
+    output, at least 1."""
+    differences = []
+    sizes = [torch.tensor(1.0)]
+    for output, expected in pairs:
+        differences.append((output - expected).abs().max())
+        sizes.append(expected.abs().max())
+    # Not Python's max, which passes NaN over.
+    return float(torch.stack(differences).max()), float(torch.stack(sizes).max())
