@@ -38,6 +38,13 @@ AREAS = {
     ),
     "docs": ("docs/", "README.md", "mkdocs.yml", "slurmft/cli/", "results/benchmarks/"),
     "environments": ("slurmft/programs/", "slurmft/plugins/stage_env/"),
+    "faults": (
+        "slurmft/cluster/",
+        "slurmft/job/",
+        "slurmft/node/",
+        "slurmft/runs/",
+        "slurmft/train/loop/",
+    ),
     "integrations": (
         "slurmft/plugins/integrations/",
         "slurmft/job/",

@@ -202,6 +202,7 @@ def test_hostile_folders(idle_cluster: Cluster, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.extra("sbatch")
 @pytest.mark.slurm
 def test_requeue_keeps_the_run_directory(idle_cluster: Cluster, tmp_path: Path) -> None:
     flags = ("--max-steps", "200", "--batch-size", "8", "--log-every", "1")

@@ -81,6 +81,7 @@ def test_folder_keeps_the_group_of_a_project(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o2700
 
 
+@pytest.mark.extra("studies")
 @pytest.mark.processes
 def test_studies_are_private(tmp_path: Path) -> None:
     os.umask(0)

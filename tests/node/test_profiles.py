@@ -627,6 +627,7 @@ def test_ccl_that_is_not_here(more: tuple[str, ...], tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.extra("faults")
 @pytest.mark.processes
 def test_ranks_that_do_not_connect(tmp_path: Path) -> None:
     """The watchdog does not wait as long as for a start: all ranks are there."""
@@ -684,6 +685,7 @@ def test_ccl_for_another_torch(tmp_path: Path) -> None:
     assert "--backend gloo" in hint
 
 
+@pytest.mark.extra("faults")
 @pytest.mark.processes
 def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
     """auto does without it, on all nodes; whoever asks for it is told why, and where."""

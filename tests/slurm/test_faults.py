@@ -27,6 +27,7 @@ from tests.train.test_trainer import emotion
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 TORCHRUN = next(fault for fault in FAULTS if fault.harm is faults.kill_torchrun)
+STOP = next(fault for fault in FAULTS if fault.harm is faults.scancel_signal)
 FLAGS = (
     *(*BASE, "--epochs", "24", *faults.SHORT_STOP),
     *("--hang-timeout-s", "10", "--max-restarts", "20"),
@@ -79,6 +80,7 @@ def short_job(
     idle_cluster.run(["scancel", "--user=root"])
 
 
+@pytest.mark.extra("faults")
 def test_upgrade_in_mid_run(
     cluster: Cluster, short_job: Following, tmp_path: Path
 ) -> None:
@@ -98,6 +100,7 @@ def test_upgrade_in_mid_run(
     assert short_job.run.attempt_number() == 2
 
 
+@pytest.mark.extra("faults")
 def test_run_directory_that_vanishes(cluster: Cluster, short_job: Following) -> None:
     """The job ends as failed, and says why where that can still be read: in Slurm."""
     short_job.at_step(60)
@@ -109,11 +112,11 @@ def test_run_directory_that_vanishes(cluster: Cluster, short_job: Following) -> 
     assert words in cluster.run(command).stdout
 
 
-def test_faults(
+@pytest.fixture
+def sufferer(
     idle_cluster: Cluster, tmp_path: Path, tiny_data: Path, tiny_model: Path
-) -> None:
-    """One run suffers them all, and ends as one that nothing has disturbed. At last the torchrun
-    of a node is killed twice: the job goes on without that node."""
+) -> Iterator[Sufferer]:
+    """Runs of four nodes, whose folders are on a small disk."""
     flags = (*FLAGS, *emotion(tiny_data, tiny_model))
     whole = undisturbed(tmp_path / "undisturbed", flags)
     with SmallDisk(tmp_path / "small disk", 24) as disk:
@@ -122,20 +125,30 @@ def test_faults(
             idle_cluster.wait_idle()
             return Following("--runs-dir", str(disk), *flags, env=idle_cluster.env)
 
-        sufferer = Sufferer(idle_cluster, start, whole)
-        for fault in FAULTS:
-            if fault.needs_slurm and not fault.slow and fault is not TORCHRUN:
-                sufferer.suffer(fault)
-        sufferer.end()
-
-        job = sufferer.living()
-        bad = faults.hosts_of(idle_cluster, job)[-1]
-        sufferer.suffer(TORCHRUN)
-        assert faults.hosts_of(idle_cluster, job)[-1] == bad  # once may be chance
-        sufferer.suffer(TORCHRUN)
-        attempt = job.run.read_attempt()
-        assert attempt is not None
-        assert bad not in attempt.hosts
-        assert any(f"without {bad}" in state.reason for state in job.run.history())
-        sufferer.end()
+        yield Sufferer(idle_cluster, start, whole)
     assert_nodes_are_clean(idle_cluster)
+
+
+@pytest.mark.extra("faults")
+def test_faults(sufferer: Sufferer) -> None:
+    """One run suffers them all, and ends as one that nothing has disturbed."""
+    for fault in FAULTS:
+        if fault.needs_slurm and not fault.slow and fault is not TORCHRUN:
+            sufferer.suffer(fault)
+    sufferer.end()
+
+
+def test_node_that_fails_twice(idle_cluster: Cluster, sufferer: Sufferer) -> None:
+    """A job that is stopped, and whose torchrun on one node is then killed twice, goes on without
+    that node, and ends as one that nothing has disturbed."""
+    sufferer.suffer(STOP)
+    job = sufferer.living()
+    bad = faults.hosts_of(idle_cluster, job)[-1]
+    sufferer.suffer(TORCHRUN)
+    assert faults.hosts_of(idle_cluster, job)[-1] == bad  # once may be chance
+    sufferer.suffer(TORCHRUN)
+    attempt = job.run.read_attempt()
+    assert attempt is not None
+    assert bad not in attempt.hosts
+    assert any(f"without {bad}" in state.reason for state in job.run.history())
+    sufferer.end()

@@ -19,6 +19,7 @@ __all__ = ["laptop", "sshd"]
 RUN = ("run", "--on", "lab", "--nodes", "2", "--", "train.py")
 
 
+@pytest.mark.extra("remote")
 def test_one_job_whatever_is_cut(
     fake_slurm: FakeSlurm, laptop: Laptop, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_training_does_not_depend_on_evaluations(
     assert evaluations[-1]["metrics"] == records(runs["end"], "epoch")[0]["metrics"]
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 def test_resume_between_evaluations_is_exact(
     tmp_path: Path, tiny_data: Path, tiny_model: Path

@@ -22,6 +22,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.extra("faults")
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root, to mount a small file system"
 )

@@ -275,6 +275,7 @@ def test_perplexity_falls_alike_on_one_and_two_ranks(
     assert one.run.checkpoint_names()[-1].startswith("step-00000048")
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 def test_a_chat_model_answers(tmp_path: Path, decoder: Path) -> None:
     from transformers import pipeline

@@ -192,6 +192,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 def test_numbers_are_learnt(tmp_path: Path, numbers: Path, tiny_model: Path) -> None:
     """Equally on two ranks."""

@@ -256,6 +256,7 @@ def await_evaluation(run: RunDir, total: int) -> None:
     )
 
 
+@pytest.mark.extra("training")
 def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     """In that of an epoch, and in that of the test split: what was predicted before is kept, and
     every sample is predicted once."""

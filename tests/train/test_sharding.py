@@ -130,6 +130,7 @@ def test_hybrid(unsharded: Done, train: Trains) -> None:
     assert torch.allclose(logits(done), logits(unsharded), atol=1e-3)
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 def test_resume_on_fewer_ranks(unsharded: Done, train: Trains) -> None:
     job = train.following(*TWO_BY_TWO, "--shard", "full", "--no-requeue")

