@@ -194,7 +194,7 @@ def test_own_program(
 
 
 @pytest.mark.extra("mpi")
-@pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+@ONLY_INTEL
 def test_cancel_saves_and_resume_goes_on(
     mpi: Mpi,
     hostfile: Path,
@@ -226,7 +226,7 @@ process.end(0)
 """
 
 
-@pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+@ONLY_INTEL
 def test_rank_that_joined_mpi_may_end_first(mpi: Mpi) -> None:
     """mpirun kills the others if one goes without a word, as oneCCL's would have."""
     command = ["mpiexec.hydra", "-n", "2", sys.executable, "-c", JOINS_MPI]
@@ -237,7 +237,7 @@ def test_rank_that_joined_mpi_may_end_first(mpi: Mpi) -> None:
     assert (ran.returncode, ran.stdout) == (0, "done\ndone\n"), ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+@ONLY_INTEL
 def test_oneccl_over_mpi(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
     env = mpi[1] | stand_in(tmp_path / "lib", torch_version())
     env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], *sys.path])
@@ -249,7 +249,7 @@ def test_oneccl_over_mpi(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
     assert states(job.run)[-1] == "finished"
 
 
-@pytest.mark.parametrize("mpi", ["intel"], indirect=True)
+@ONLY_INTEL
 def test_mpi_says_why_it_ends_the_ranks(
     mpi: Mpi, hostfile: Path, tmp_path: Path
 ) -> None:
