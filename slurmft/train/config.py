@@ -168,6 +168,15 @@ class TrainConfig:
         decides_tokens=True,
         commands=("data",),
     )
+    tools_column: str | None = option(
+        None,
+        "column that holds the tools that the assistant may call, as JSON schemas (sft)",
+        affects="both",
+        at="rank",
+        metavar="NAME",
+        decides_tokens=True,
+        commands=("data",),
+    )
     max_length: int | None = option(
         None,
         "tokens kept of each text",

@@ -5,19 +5,146 @@ It needs neither torch nor transformers: templates are rendered here as transfor
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import UsageError, one_line
-from slurmft.core.files import read_json
+from slurmft.core.files import read_json, to_json
+from slurmft.core.text import shown
 from slurmft.train.login.sources import tokenizer_file
 
-Messages = Sequence[dict[str, str]]
+Messages = Sequence[dict[str, Any]]
+Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]
+"""Messages, and the tools that the assistant may call."""
 Write = Callable[..., str]
 """Returns messages as a template writes them; with `add_generation_prompt`, and the beginning of a
 turn of the assistant."""
+
+
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+"""Roles by their names in ShareGPT's form."""
+
+
+class FormError(Exception):
+    """What a conversation has that no chat template is given."""
+
+
+def messages_of(value: Any) -> list[dict[str, Any]]:
+    """Returns a conversation as chat templates take it.
+
+    It may be in OpenAI's form: the content of a message is a text, a list of parts, or null beside
+    tool calls, whose arguments are JSON. Or in ShareGPT's, whose keys are from and value.
+
+    Raises:
+        FormError: a message has what is no text and no tool call.
+        TypeError, KeyError: it is no list of messages.
+    """
+    return [_message_of(each) for each in value]
+
+
+def _message_of(given: dict[str, Any]) -> dict[str, Any]:
+    # Templates are given no null, as transformers does it; columns of parquet hold one for each key
+    # that another message has.
+    message = {key: value for key, value in given.items() if value is not None}
+    if not message.get("tool_calls"):
+        message.pop("tool_calls", None)
+    if "from" in message:
+        name = message.pop("from")
+        message["role"] = _SHAREGPT_ROLES.get(name, name)
+        message["content"] = message.pop("value")
+    if not isinstance(message["role"], str):
+        raise TypeError
+    if "function_call" in message:
+        raise FormError("a function_call, which is written as tool_calls today")
+    if "tool_calls" in message:
+        message["tool_calls"] = [_call_of(call) for call in message["tool_calls"]]
+    if isinstance(message.get("content"), list):
+        message["content"] = _content_of(message["content"])
+    elif "content" in message or "tool_calls" not in message:
+        message["content"] = message["content"] + ""  # TypeError where it is no text
+    return message
+
+
+def _content_of(parts: list[Any]) -> str | list[Any]:
+    """Returns the content of a message that is a list of parts: a single part is its text."""
+    for part in parts:
+        if part["type"] != "text":
+            raise FormError(f"a part of the type {part['type']!r} in a message")
+        part["text"] + ""  # TypeError where it is no text
+    texts = [{"type": "text", "text": part["text"]} for part in parts]
+    if len(texts) > 1:
+        return texts
+    return "".join(part["text"] for part in texts)
+
+
+def _call_of(call: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tool call with its arguments as an object, which templates write."""
+    function = dict(call["function"])
+    function["name"] + ""  # TypeError where it is no text
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments)
+        except ValueError:
+            raise FormError(
+                f"a tool call whose arguments are no JSON: {shown(arguments)!r}"
+            ) from None
+    return call | {"function": function}
+
+
+def _variants(messages: Messages) -> Iterator[Messages]:
+    """Yields a conversation, then as templates want it that do not take its tool calls so: with a
+    content of ""; with arguments as JSON texts, as OpenAI has them."""
+    yield messages
+    if not any("tool_calls" in message for message in messages):
+        return
+    yield [{"content": ""} | message for message in messages]
+    with_texts = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            arguments = to_json(call["function"].get("arguments"))
+            function = call["function"] | {"arguments": arguments}
+            calls.append(call | {"function": function})
+        changed = message
+        if calls:
+            changed = message | {"tool_calls": calls}
+        with_texts.append(changed)
+    yield with_texts
+
+
+def tools_of(value: Any) -> list[dict[str, Any]] | None:
+    """Returns the tools of a conversation, which may be written as JSON.
+
+    Raises:
+        ValueError: they are no list of objects.
+    """
+    tools = value
+    if isinstance(value, str):
+        tools = json.loads(value)
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
+        raise ValueError
+    return tools
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """Returns the text of a message of `messages_of`; "" where it has tool calls alone."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content)
+
+
+def has_form(messages: Messages) -> bool:
+    """Returns whether messages have what not every chat template writes."""
+    for message in messages:
+        if "tool_calls" in message or isinstance(message.get("content"), list):
+            return True
+    return False
 
 
 def written(
@@ -37,13 +164,22 @@ def written(
             prompt that a model continues.
     """
     template = f"{where}: the chat template of {model!r}"
-    prompts: list[str] = []
-    texts: list[str] = []
+    refusal: UsageError | None = None
+    for variant in _variants(messages):
+        try:
+            return _written(write, variant, template)
+        except UsageError as error:
+            refusal = refusal or error
+    assert refusal is not None  # there is a variant
+    raise refusal
+
+
+def _written(
+    write: Write, messages: Messages, template: str
+) -> tuple[list[str], list[str]]:
+    """Returns and raises as `written`, of one variant."""
     try:
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                prompts.append(write(messages[:i], add_generation_prompt=True))
-                texts.append(write(messages[: i + 1]))
+        prompts, texts = _turns(write, messages)
     # Whatever the template raises: it is code of others, and any row may be new to it.
     except Exception as error:
         from jinja2 import TemplateError
@@ -52,7 +188,7 @@ def written(
         if isinstance(error, TemplateError):  # the template's own words
             cause = str(error)
         raise UsageError(
-            f"{template} refuses it: {cause}",
+            f"{template} refuses it{_form(messages)}: {cause}",
             "change the row, or the template (chat_template.jinja beside the tokenizer)",
         ) from error
     if not all(map(str.startswith, texts, prompts)):
@@ -61,13 +197,72 @@ def written(
             "continues",
             "give a chat template whose add_generation_prompt is what turns begin with",
         )
+    unwritten = _unwritten(messages, prompts, texts)
+    if unwritten:
+        raise UsageError(
+            f"{template} does not write {unwritten}",
+            "give a model whose template does, or a template (chat_template.jinja beside the "
+            "tokenizer), or change the row",
+        )
     return prompts, texts
+
+
+def _turns(write: Write, messages: Messages) -> tuple[list[str], list[str]]:
+    prompts = []
+    texts = []
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant":
+            prompts.append(write(messages[:i], add_generation_prompt=True))
+            texts.append(write(messages[: i + 1]))
+    return prompts, texts
+
+
+def _form(messages: Messages) -> str:
+    """Says what messages have besides texts; "" where it is nothing."""
+    forms = []
+    if any(isinstance(message.get("content"), list) for message in messages):
+        forms.append("a content in several parts")
+    if any("tool_calls" in message for message in messages):
+        forms.append("tool calls")
+    if not forms:
+        return ""
+    return f", which has {' and '.join(forms)}"
+
+
+def _unwritten(messages: Messages, prompts: list[str], texts: list[str]) -> str:
+    """Returns what the template leaves out of messages, or writes as Python does; "" for nothing.
+
+    Templates that know no tool calls, or no parts, seldom say so.
+    """
+    turn = 0
+    for message in messages:
+        if turn == len(texts):  # nothing behind the last answer is written
+            break
+        content = message.get("content")
+        if isinstance(content, list):
+            text = texts[-1]
+            is_whole = all(part["text"].strip() in text for part in content)
+            if not is_whole or str(content) in text or to_json(content) in text:
+                return f"a content in several parts: {shown(to_json(content))}"
+        if message["role"] != "assistant":
+            continue
+        answer = texts[turn][len(prompts[turn]) :]
+        turn += 1
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            arguments = function.get("arguments")
+            names = [function["name"]]
+            if isinstance(arguments, dict):
+                names += arguments
+            if not all(name in answer for name in names):
+                return f"the tool call {function['name']!r}"
+    return ""
 
 
 def has_end(text: str, messages: Messages) -> bool:
     """Returns whether a template writes anything that ends the last turn of a text, which is one of
     the assistant; white space ends nothing."""
-    content = messages[-1]["content"].rstrip()
+    content = text_of(messages[-1]).rstrip()
     # Of an empty turn nothing is known; there is one by a mistake.
     return not content or not text.rstrip().endswith(content)
 
@@ -84,10 +279,14 @@ def local_template(model: str | None) -> Write | None:
         return None
     special_tokens = _special_tokens(config)
 
-    def write(messages: Messages, add_generation_prompt: bool = False) -> str:
+    def write(
+        messages: Messages,
+        add_generation_prompt: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
         text: str = _compiled(template).render(
             messages=list(messages),
-            tools=None,
+            tools=tools,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **special_tokens,

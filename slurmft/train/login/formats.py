@@ -4,6 +4,7 @@ The login node and the ranks check rows by this code: what a rank would refuse a
 queue is refused at submission. It needs neither torch nor numpy.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,16 @@ from slurmft.core.errors import UsageError
 from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.cells import check_texts, is_empty, label_numbers, wrong_label
-from slurmft.train.login.chats import local_template, written
+from slurmft.train.login.chats import (
+    Conversation,
+    FormError,
+    has_form,
+    local_template,
+    messages_of,
+    text_of,
+    tools_of,
+    written,
+)
 from slurmft.train.login.rows import SQUAD_COLUMNS
 from slurmft.train.own_task import facts
 
@@ -267,15 +277,30 @@ class Chats(RowFormat):
     def of(cls, train: TrainConfig) -> RowFormat:
         if train.preset == "completion":
             return Targets.of(train)
-        return cls(_given(train.text_column), model=train.model)
+        columns = _given(train.text_column, train.tools_column)
+        return cls(columns, model=train.model)
 
     def check_with_model(self, values: Columns, where: str) -> None:
         write = local_template(self.model)
         if write is None:
             return
-        first_rows = values[0][:_WRITTEN_ROWS]
-        for row, messages in enumerate(first_rows, start=1):
-            written(write, messages, f"{where!r}: row {row}", self.model)
+        with_form = 0
+        for row, (messages, tools) in enumerate(self.conversations(values), start=1):
+            # Rows that not every template writes are looked for among all.
+            if row > _WRITTEN_ROWS:
+                if not has_form(messages) or with_form >= _WRITTEN_ROWS:
+                    continue
+                with_form += 1
+            write_row = functools.partial(write, tools=tools)
+            written(write_row, messages, f"{where!r}: row {row}", self.model)
+
+    def conversations(self, values: Columns) -> Iterator[Conversation]:
+        """Yields the messages and the tools of each row, as chat templates take them."""
+        for messages, *tools in zip(*values, strict=True):
+            tools_of_row = None
+            if tools:
+                tools_of_row = tools_of(tools[0])
+            yield messages_of(messages), tools_of_row
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []
@@ -284,46 +309,60 @@ class Chats(RowFormat):
             answers = self._answers(messages, where, row)
             if all(map(is_empty, answers)):
                 empty.append(row)
+        for tools in values[1:]:
+            self._check_tools(tools, where, start)
         return empty
 
-    def _answers(self, messages: Any, where: str, row: int) -> list[str]:
+    def _check_tools(self, tools: Sequence[Any], where: str, start: int) -> None:
+        for row, value in enumerate(tools, start):
+            try:
+                tools_of(value)
+            except ValueError:
+                raise UsageError(
+                    f"{where!r}: row {row} has the tools {shown(repr(value))}",
+                    'tools are a list of JSON schemas, or its JSON: [{"type": "function", '
+                    '"function": {"name": "...", "parameters": {...}}}]',
+                ) from None
+
+    def _answers(self, conversation: Any, where: str, row: int) -> list[str]:
         """Returns the texts of the assistant; UsageError where a message cannot be right."""
         answers = []
         try:
-            for place, message in enumerate(messages):
-                role = message["role"]
-                text = message["content"] + ""  # raises TypeError where it is no string
-                if role not in ROLES:
-                    raise self._wrong(where, row, f"a message of the role {role!r}")
-                if role != "assistant":
-                    continue
-                # Templates write no prompt of no message.
-                if place == 0:
-                    what = "a first message of the assistant, which answers nothing"
-                    raise self._wrong(where, row, what)
-                answers.append(text)  # these are what the model learns
-        except (TypeError, KeyError):
-            raise self._wrong(
-                where,
-                row,
-                f"the messages {shown(repr(messages))}",
-            ) from None
+            messages = messages_of(conversation)
+        except FormError as error:
+            raise self._wrong(where, row, str(error)) from None
+        except (TypeError, KeyError, AttributeError):
+            what = f"the messages {shown(repr(conversation))}"
+            raise self._wrong(where, row, what) from None
+        for place, message in enumerate(messages):
+            role = message["role"]
+            if role not in ROLES:
+                raise self._wrong(where, row, f"a message of the role {role!r}")
+            if role != "assistant":
+                continue
+            # Templates write no prompt of no message.
+            if place == 0:
+                what = "a first message of the assistant, which answers nothing"
+                raise self._wrong(where, row, what)
+            # These are what the model learns.
+            calls = message.get("tool_calls", ())
+            names = [call["function"]["name"] for call in calls]
+            answers.append(" ".join([text_of(message), *names]))
         if not answers:
             raise self._wrong(where, row, "no message of the assistant")
         return answers
 
     def texts(self, values: Columns) -> Iterable[Text]:
-        for messages in values[0]:
-            contents = [message["content"] for message in messages]
-            yield "\n".join(contents)
+        for messages, _ in self.conversations(values):
+            yield "\n".join(map(text_of, messages))
 
     @staticmethod
     def _wrong(where: str, row: int, what: str) -> UsageError:
         return UsageError(
             f"{where!r}: row {row} has {what}",
             'a row is {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", '
-            f'"content": "..."}}]}}; roles are {", ".join(ROLES)}; for prompts and completions '
-            "there is --preset completion",
+            f'"content": "..."}}]}}, or in the form of ShareGPT; roles are {", ".join(ROLES)}; for '
+            "prompts and completions there is --preset completion",
         )
 
 

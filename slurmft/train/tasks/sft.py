@@ -14,7 +14,7 @@ import numpy as np
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED, TokenTable
 from slurmft.train.login.cells import describe_rows
-from slurmft.train.login.chats import has_end, written
+from slurmft.train.login.chats import Conversation, has_end, written
 from slurmft.train.login.sources import no_chat_template
 from slurmft.train.tasks import causal_lm
 from slurmft.train.tasks.hub import Rows
@@ -89,17 +89,15 @@ class Task(causal_lm.Task):
         """Yields the samples of all rows that have a completion."""
         columns = [rows.column(name) for name in self.form.columns]
         empty = set(self.form.check(columns, rows.where))
+        form: Any = self.form  # that of chats has conversations
         for place, cells in enumerate(zip(*columns, strict=True)):
             if place + 1 in empty:
                 continue
             row = rows.number(place)
             if self._is_chat:
-                yield from self._chat(
-                    tokenizer,
-                    cells[0],
-                    row,
-                    f"{rows.where!r}: row {row}",
-                )
+                (conversation,) = form.conversations([[cell] for cell in cells])
+                what = f"{rows.where!r}: row {row}"
+                yield from self._chat(tokenizer, conversation, row, what)
             else:
                 prompt = cells[0]
                 text = "".join(cells)
@@ -108,7 +106,7 @@ class Task(causal_lm.Task):
     def _chat(
         self,
         tokenizer: Any,
-        messages: list[dict[str, str]],
+        conversation: Conversation,
         row: int,
         what: str,
     ) -> Iterator[Sample]:
@@ -121,19 +119,20 @@ class Task(causal_lm.Task):
             UsageError: the template refuses the conversation, or begins turns otherwise than the
                 prompt that a model continues.
         """
-        write = partial(tokenizer.apply_chat_template, tokenize=False)
+        messages, tools = conversation
+        write = partial(tokenizer.apply_chat_template, tools=tools, tokenize=False)
         prompts, texts = written(write, messages, what, self.config.model)
         parts = []
         for prompt, text in zip(prompts, texts, strict=True):
             parts.append((len(prompt), len(text)))
-        conversation = texts[-1]
+        whole = texts[-1]
         turns: list[bool] = []
         for place, message in enumerate(messages, start=1):
             if message["role"] == "assistant":
                 turns.append(has_end(texts[len(turns)], messages[:place]))
         # Else what was read before a turn depends on the turns after it.
-        if all(conversation.startswith(text) for text in [*prompts, *texts]):
-            yield Sample(row, conversation, parts, is_ended=turns[-1])
+        if all(whole.startswith(text) for text in [*prompts, *texts]):
+            yield Sample(row, whole, parts, is_ended=turns[-1])
             return
         for text, part, is_ended in zip(texts, parts, turns, strict=True):
             yield Sample(row, text, [part], is_ended)
