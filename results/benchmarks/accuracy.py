@@ -136,7 +136,7 @@ def slurmft_scores(run: Path) -> dict[str, float]:
     for samples in np.split(windows, windows[16::16]):
         batch = data.validation.batch(samples, data.pad_id)
         with torch.inference_mode():
-            parts.append(task.evaluate(loaded.eval(), batch, data).numpy())
+            parts.append(task.evaluate(loaded.eval(), batch, data).predictions.numpy())
     return task.compute(np.concatenate(parts), data)
 
 

@@ -22,7 +22,7 @@ from slurmft.core.options import (
 )
 from slurmft.core.program import Program
 from slurmft.train import own_task
-from slurmft.train.metric_spec import MetricSpec, parsed
+from slurmft.train.metric_spec import LOSS, MetricSpec, parsed
 from slurmft.train.recipes import fill, named
 from slurmft.train.task_facts import TASKS
 
@@ -613,8 +613,8 @@ class TrainConfig:
     )
     metric: tuple[str, ...] = option(
         (),
-        "a metric of the package evaluate: its name on the hub, or the folder of its script; "
-        "repeatable, and the first decides which checkpoint is the best",
+        "a metric of the package evaluate, by its name on the hub or the folder of its script; or "
+        "loss; repeatable, and the first decides which checkpoint is the best",
         affects="result",
         at="rank",
         metavar="NAME|DIR[:ARGUMENT=VALUE,...]",
@@ -647,8 +647,8 @@ class TrainConfig:
         evaluation_period(self.evaluate_every)
         if self.validation_fraction is not None:
             _check_has_validation(self.task)
-        if self.metric:
-            _check_predictions(parsed(self.metric), self.task)
+        if self.named_metrics:
+            _check_predictions(parsed(self.named_metrics), self.task)
         if self.saves_adapter and self.model is None:
             raise UsageError(
                 f"--lora needs a model, and --task {self.task} makes up its own, which is not "
@@ -659,6 +659,11 @@ class TrainConfig:
             _check_class_weights(self.task)
         if self.label_smoothing:
             _check_label_smoothing(self.task)
+
+    @property
+    def named_metrics(self) -> tuple[str, ...]:
+        """The values of --metric without the loss, which every evaluation has."""
+        return tuple(text for text in self.metric if text != LOSS)
 
     @property
     def saves_adapter(self) -> bool:
@@ -678,7 +683,7 @@ class TrainConfig:
     def program(self) -> Program:
         """Returns the built-in program with these options, as the toolkit knows it."""
         sources = [name for name in (self.model, self.data) if name is not None]
-        metrics = parsed(self.metric)
+        metrics = parsed(self.named_metrics)
         # Of a folder with arguments the folder alone.
         sources += [metric.name for metric in metrics]
         local = [name for name in sources if is_local(name)]

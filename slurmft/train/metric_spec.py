@@ -18,6 +18,9 @@ from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import is_local
 
+LOSS = "loss"
+"""Value of --metric, and the name in results, for the loss of the samples that are evaluated: no
+metric of `evaluate` is called so."""
 LOWER_IS_BETTER = frozenset(
     (
         "brier_score",

@@ -265,7 +265,7 @@ def test_perplexity_falls_alike_on_one_and_two_ranks(
         "2",
     )
     metrics = one.result["metrics"]
-    assert metrics["perplexity"] == pytest.approx(np.exp(metrics["eval_loss"]))
+    assert metrics["perplexity"] == pytest.approx(np.exp(metrics["loss"]))
     assert 2 < metrics["perplexity"] < 3
     for name, value in two.result["metrics"].items():
         assert value == pytest.approx(metrics[name], rel=1e-4)

@@ -81,7 +81,7 @@ def learnt(
 
 def test_classes_are_learnt(learnt: Done) -> None:
     metrics = learnt.result["metrics"]
-    assert list(metrics) == ["f1_micro", "f1_macro", "subset_accuracy"]
+    assert list(metrics) == ["f1_micro", "f1_macro", "subset_accuracy", "loss"]
     assert metrics["f1_micro"] > 0.85
     assert metrics["f1_macro"] > 0.8
     assert metrics["subset_accuracy"] > 0.6
@@ -107,7 +107,8 @@ def test_two_ranks_learn_the_same(
     steps = zip(records(done.run, "step"), records(learnt.run, "step"), strict=False)
     for step, other in list(steps)[:4]:
         assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
-    assert done.result["metrics"] == records(learnt.run, "epoch")[0]["metrics"]
+    first = records(learnt.run, "epoch")[0]["metrics"]
+    assert done.result["metrics"] == pytest.approx(first, rel=1e-4)
 
 
 def test_columns_of_0_and_1(tmp_path: Path, tiny_model: Path) -> None:
@@ -202,9 +203,10 @@ def test_numbers_are_learnt(tmp_path: Path, numbers: Path, tiny_model: Path) -> 
         tmp_path / "2", *same, "--batch-size", "8", "--epochs", "1", "--nodes", "2"
     )
     metrics = one.result["metrics"]
-    assert list(metrics) == ["pearson", "spearman", "rmse"]
+    assert list(metrics) == ["pearson", "spearman", "rmse", "loss"]
     assert metrics["pearson"] > 0.98
     assert metrics["rmse"] < 0.4
+    assert metrics["loss"] == pytest.approx(metrics["rmse"] ** 2)
     first = records(one.run, "epoch")[0]["metrics"]
     assert two.result["metrics"] == pytest.approx(first, abs=1e-4)
     assert "are cut to 10 tokens: their ends are not seen" in one.out + one.err

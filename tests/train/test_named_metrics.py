@@ -253,7 +253,7 @@ def predicted(task: Any, data: Any) -> np.ndarray:
     batch = data.validation.batch(np.arange(len(data.validation)), data.pad_id)
     with torch.inference_mode():
         values = task.evaluate(model, task.batch(batch, data.validation), data)
-    return np.asarray(values.numpy())
+    return np.asarray(values.predictions.numpy())
 
 
 def test_words_as_ours(

@@ -60,7 +60,7 @@ def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
     )  # fmt: skip
     assert done.code == 0, done.err
     assert done.result["metrics"]["within_one"] > 0.9
-    assert set(done.result["metrics"]) == {"within_one", "exact"}
+    assert set(done.result["metrics"]) == {"within_one", "exact", "loss"}
     assert done.run.path.name.startswith("Stars-")
     config = json.loads(done.run.config.read_text())
     assert config["program"]["code"] == str(done.run.code)
@@ -227,7 +227,7 @@ def test_entry_point_is_enough_for_a_run(package: Path, tiny_model: Path) -> Non
         *("--batch-size", "8", "--learning-rate", "0.01", "--max-steps", "2"),
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert set(done.result["metrics"]) == {"within_one", "exact"}
+    assert set(done.result["metrics"]) == {"within_one", "exact", "loss"}
 
 
 def test_each_task_of_ours_has_its_facts() -> None:

@@ -105,7 +105,10 @@ def assert_same(run: RunDir, expected: RunDir) -> None:
         {r["epoch"]: r["metrics"] for r in records(each, "epoch")}
         for each in (run, expected)
     ]
-    assert metrics[0] == metrics[1]
+    assert metrics[0].keys() == metrics[1].keys()
+    # The loss sums by batches, which are others after a stop within an evaluation.
+    for epoch, values in metrics[0].items():
+        assert values == pytest.approx(metrics[1][epoch], rel=1e-6)
     weights = [load_file(each.model / "model.safetensors") for each in (run, expected)]
     assert weights[0].keys() == weights[1].keys()
     for name in weights[0]:
@@ -158,8 +161,9 @@ def test_signals_to_any_process(
     assert states(job.run).count("requeued") == 3
     result = json.loads(job.run.result.read_text())
     expected = undisturbed.result
-    for name in ("train_samples", "evaluate_samples", "steps", "metrics", "loss"):
+    for name in ("train_samples", "evaluate_samples", "steps", "loss"):
         assert result[name] == expected[name]
+    assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
     assert result["attempts"] == 4
     assert_gone(job.run)
 
@@ -172,7 +176,7 @@ PARTS = {
         *("best", "since_best", "missing_since_best"),
     ],
     "learner": ["optimizer", "lora", "scheduler", "scaler"],
-    "evaluator": ["samples"],
+    "evaluator": ["samples", "loss"],
     "generators": ["ranks"],
 }
 """What the states of the trainer's parts hold in the form of checkpoints of that number."""
@@ -194,7 +198,7 @@ def test_form_of_checkpoints(undisturbed: Done) -> None:
     (name,) = undisturbed.run.checkpoint_names()
     state = json.loads((checkpoints / name / "state.json").read_text())
     parts = state["parts"]
-    assert state["form"] == FORM == 3
+    assert state["form"] == FORM == 4
     assert {part: list(values) for part, values in parts.items()} == PARTS
     assert all(list(rank) == GENERATORS for rank in parts["generators"]["ranks"])
     assert list(parts["reporter"]["counts"]) == COUNTS
@@ -295,7 +299,7 @@ def test_stop_in_evaluations(tmp_path: Path, tiny_model: Path) -> None:
     result = json.loads(job.run.result.read_text())
     assert result["evaluate_samples"] == 2600
     whole = slurmft("submit", "--follow", *EXACT, *flags, *source, imported=True)
-    assert whole.result["metrics"] == result["metrics"]
+    assert whole.result["metrics"] == pytest.approx(result["metrics"], rel=1e-6)
 
 
 def test_exception_that_comes_back_ends_the_run(

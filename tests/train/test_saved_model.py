@@ -41,6 +41,11 @@ def test_the_best_model_is_saved(tmp_path: Path) -> None:
         )  # fmt: skip
 
     best, last = train(), train("--save", "last")
+    by_loss = train("--metric", "loss")
+    losses = [each["metrics"]["loss"] for each in records(by_loss.run, "epoch")]
+    assert by_loss.result["metrics"]["loss"] == min(losses) < losses[-1]
+    assert by_loss.result["primary_metric"] == "loss"
+    assert "the best checkpoint is the one with the lowest loss" in by_loss.out
     values = []
     for done in (best, last):
         assert done.code == 0, done.err

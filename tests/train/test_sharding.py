@@ -103,7 +103,8 @@ def test_losses_are_those_of_ddp(unsharded: Done, sharded: Done) -> None:
     metrics = [
         [r["metrics"] for r in records(d.run, "epoch")] for d in (sharded, unsharded)
     ]
-    assert metrics[0] == metrics[1]
+    for one, other in zip(*metrics, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
     assert sharded.result["evaluate_samples"] == unsharded.result["evaluate_samples"]
     assert not warnings(sharded.run)
 

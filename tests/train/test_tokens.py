@@ -126,6 +126,7 @@ def test_entities_are_learnt(one_rank: Done) -> None:
         "entity_precision",
         "entity_recall",
         "accuracy",
+        "loss",
     }
     assert metrics["entity_f1"] > 0.95
     model = one_rank.run.path / "model"

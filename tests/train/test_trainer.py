@@ -101,7 +101,9 @@ def test_losses_do_not_depend_on_the_number_of_ranks(
     for step, other in zip(steps, expected, strict=True):
         assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
         assert step["learning_rate"] == other["learning_rate"]
-    assert four_ranks.result["metrics"] == one.result["metrics"]
+    assert four_ranks.result["metrics"] == pytest.approx(
+        one.result["metrics"], rel=1e-4
+    )
 
 
 def test_gradients_of_an_fp32_run_are_sent_as_they_are(four_ranks: Done) -> None:
@@ -129,7 +131,9 @@ def test_packing_does_not_change_losses(
         records(padded.run, "step"), records(four_ranks.run, "step"), strict=True
     ):
         assert step["loss"] == pytest.approx(own["loss"], abs=1e-5)
-    assert padded.result["metrics"] == four_ranks.result["metrics"]
+    assert padded.result["metrics"] == pytest.approx(
+        four_ranks.result["metrics"], rel=1e-4
+    )
     assert padding(padded) > 0
     assert padding(four_ranks) == 0
 
@@ -383,7 +387,8 @@ def test_fewer_validation_samples_than_processes(tmp_path: Path) -> None:
         run = train(tmp_path, *flags, "--nodes", "1", *sizes)
         assert run.code == 0, run.err
         found.append([record["metrics"] for record in records(run.run, "epoch")])
-    assert found[0] == found[1]
+    for one, four in zip(*found, strict=True):
+        assert one == pytest.approx(four, rel=1e-4)
 
 
 def test_missing_hub_gives_one_clear_line(tmp_path: Path, tiny_data: Path) -> None:
@@ -585,8 +590,9 @@ def test_test_split(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
     )
     assert done.code == 0, done.err
     metrics = done.result["metrics"]
-    assert list(metrics) == ["accuracy", "test_accuracy"]
+    assert list(metrics) == ["accuracy", "loss", "test_accuracy", "test_loss"]
     assert metrics["test_accuracy"] == metrics["accuracy"]
+    assert metrics["test_loss"] == pytest.approx(metrics["loss"], rel=1e-6)
     assert done.result["evaluate_samples"] == 3 * 67
     assert done.result["test_samples"] == 67
     assert f"test_accuracy  {metrics['accuracy']:.4f}" in done.out
@@ -597,4 +603,4 @@ def test_test_split(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
     (data / "test.jsonl").write_text('{"text": "joy"}\n')
     done = train(tmp_path, *emotion(data, tiny_model), *EXACT, "--epochs", "1")
     assert "warning: the test split is not evaluated" in done.err
-    assert list(done.result["metrics"]) == ["accuracy"]
+    assert list(done.result["metrics"]) == ["accuracy", "loss"]

@@ -144,10 +144,11 @@ def fetch_metrics(texts: list[str]) -> None:
 def main(argv: list[str]) -> int:
     """Downloads what the caches lack, then loads all again without the hub."""
     arguments = parser().parse(argv)
-    if arguments.metric:
-        fetch_metrics(arguments.metric)
-        if not (arguments.model or arguments.data or arguments.task):
-            return Exit.OK
+    scripts = [text for text in arguments.metric or () if text != metric_spec.LOSS]
+    if scripts:
+        fetch_metrics(scripts)
+    if arguments.metric and not (arguments.model or arguments.data or arguments.task):
+        return Exit.OK
     train = configure(arguments)
     needs_hub = False
     for name in (train.model, train.data):

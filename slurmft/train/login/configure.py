@@ -38,7 +38,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         checked_inputs = inputs.check(train, processes)
         program = dataclasses.replace(program, inputs=checked_inputs)
     # An image may have what this environment lacks.
-    if train.metric and job.container is None:
+    if train.named_metrics and job.container is None:
         from slurmft.train.login import metrics
 
         metrics.check(train)

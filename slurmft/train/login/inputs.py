@@ -165,7 +165,7 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
     if train.model is not None and is_local(train.model):
         fingerprint_of_model = _fingerprint(Path(train.model))
         inputs[train.model] = fingerprint_of_model | {"what": "model"}
-    for metric in metric_spec.parsed(train.metric):
+    for metric in metric_spec.parsed(train.named_metrics):
         if metric.is_local:
             fingerprint_of_script = _fingerprint(Path(metric.name))
             inputs[metric.name] = fingerprint_of_script | {"what": "metric"}

@@ -32,7 +32,7 @@ def check(train: TrainConfig) -> None:
             or returns no number.
     """
     on_this_machine = []
-    for spec in metric_spec.parsed(train.metric):
+    for spec in metric_spec.parsed(train.named_metrics):
         if _is_here(spec):
             on_this_machine.append(spec.text)
     if not on_this_machine:

@@ -51,7 +51,7 @@ _METRICS = {
     "rouge1": ("rouge", "ROUGE-1"),
     "rouge2": ("rouge", "ROUGE-2"),
     "rougeL": ("rouge", "ROUGE-L"),
-    "eval_loss": ("loss", "Loss"),
+    "loss": ("loss", "Loss"),
 }
 """Metric -> its type on the hub, and the name that the hub shows; others have their own names."""
 

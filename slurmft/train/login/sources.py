@@ -143,7 +143,7 @@ def check_packages(train: TrainConfig) -> None:
         packages["--lora"] = ("peft",)
     if train.load_in_4bit:
         packages["--load-in-4bit"] = ("bitsandbytes",)
-    if train.metric:
+    if train.named_metrics:
         packages["--metric"] = ("evaluate",)
     check_installed(packages)
 

@@ -26,7 +26,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train.loop.state import State, Tensors
 
 _STATE = "state.json"
-FORM = 3
+FORM = 4
 """Number of the form that checkpoints have: raised by whoever changes what a part's state holds.
 Another number is another version's, and is refused before a part reads it."""
 

@@ -6,7 +6,7 @@ What is predicted of a batch is the head's: a task's, whose predictions have met
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ from slurmft.train.loop.named_metrics import NamedMetrics
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import State, Tensors
 from slurmft.train.loop.timers import PhaseClock
+from slurmft.train.metric_spec import LOSS
+from slurmft.train.tasks import Evaluated
 from slurmft.train.tasks.metrics import SCORES
 
 _RECORD_EVERY_S = 1.0
@@ -75,8 +77,32 @@ class Head(Protocol):
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
         """Returns what the model takes, from what the table has for it."""
 
-    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
-        """Returns the predictions of a batch, on the device: (batch, *prediction_shape)."""
+    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Evaluated:
+        """Returns the predictions of a batch, on the device, and its loss, if it has one."""
+
+
+@dataclass(slots=True)
+class LossSum:
+    """The loss of the evaluation under way: sums over this rank's batches.
+
+    They stay on the device until `numbers` asks for them.
+    """
+
+    total: Any = 0.0
+    terms: Any = 0.0
+
+    def add(self, evaluated: Evaluated) -> None:
+        """Adds the loss of a batch."""
+        total = evaluated.loss
+        # In double, as the terms of a whole split are summed.
+        if isinstance(total, torch.Tensor):
+            total = total.detach().double()
+        self.total = self.total + total
+        self.terms = self.terms + evaluated.terms
+
+    def numbers(self) -> list[float]:
+        """Returns both sums, for which it waits."""
+        return [float(self.total), float(self.terms)]
 
 
 class Evaluator:
@@ -110,16 +136,25 @@ class Evaluator:
         self._recorded_at = 0.0
         self._predicted: list[Predicted] = []
         """Of the evaluation under way: from before a resume, then of every batch of this rank."""
+        self._loss = LossSum()
+        """Of the same samples; what is from before a resume is the main rank's."""
 
     def state(self) -> State:
         own_part = Predicted.union(self._predicted)
         # After a resume every rank has what was predicted before: the union takes it once.
         parts = self._world.gather_objects(own_part)
         whole = Predicted.union(parts)
-        return State({"samples": len(whole.samples)}, {"predicted": whole.tensors()})
+        values = {
+            "samples": len(whole.samples),
+            "loss": self._world.sum(self._loss.numbers()),
+        }
+        return State(values, {"predicted": whole.tensors()})
 
     def load(self, state: State) -> None:
         self._predicted = [Predicted.from_tensors(state.tensors["predicted"])]
+        self._loss = LossSum()
+        if self._world.is_main:
+            self._loss = LossSum(*state.values["loss"])
 
     @property
     def done(self) -> int:
@@ -131,22 +166,32 @@ class Evaluator:
         data: TokenData,
         boundary: Boundary,
     ) -> tuple[dict[str, float], dict[str, Any]]:
-        """Returns the metrics of a split, equal on every rank, and its classes (see
-        `Task.by_class`)."""
+        """Returns the metrics of a split with its loss, equal on every rank, and its classes (see
+        `Task.by_class`).
+
+        The loss is the mean over all terms of the split, as that of a training step is.
+        """
         task = self._setup.task
         if self._world.is_main:
             preload(task.metric_names)
         values = self.predictions(data, boundary)
+        loss, terms = self._world.sum(self._loss.numbers())
+        # The next evaluation begins with nothing.
+        self._loss = LossSum()
 
         # One rank computes, and all get the values, or the error: so all decide alike.
         def compute() -> tuple[dict[str, float], dict[str, Any]]:
             assert values is not None  # on the main rank, which alone computes
             self._clock.enter("metric")
             metrics: dict[str, float] = {}
-            # The deciding one is the first.
             if self._named_metrics:
                 metrics |= self._named_metrics.compute(values, data)
             metrics |= task.compute(values, data)
+            # A task of the user's own may compute one itself.
+            if terms:
+                metrics.setdefault(LOSS, loss / terms)
+            if self._named_metrics:
+                metrics = self._named_metrics.in_order(metrics)
             by_class = task.by_class(values, data)
             self._clock.enter("broadcast")
             return metrics, by_class
@@ -202,7 +247,6 @@ class Evaluator:
         """
         table = data.validation
         job = self._setup.job
-        size = self._setup.config.eval_batch_size
         lengths = table.lengths(part)
         # Stable: the same order in every attempt.
         by_length = np.argsort(lengths, kind="stable")
@@ -213,6 +257,34 @@ class Evaluator:
         job.alive("evaluate")
         job.begin_phase()
 
+        for indices, batch in self._batches(table, part[by_length], most):
+            job.begin_step()
+            if len(indices) or self._evaluates_together:
+                evaluated = self._evaluate(data, batch)
+            if len(indices):
+                predictions.append(evaluated.predictions)
+                self._predicted.append(Predicted(indices, evaluated.predictions))
+                self._loss.add(evaluated)
+            done += len(indices)
+            self._note_progress(done, len(part))
+            job.alive("evaluate")
+            boundary()
+        places = np.argsort(by_length)  # the inverse of that permutation
+        return self._joined(predictions)[places]
+
+    def _batches(
+        self,
+        table: TokenTable,
+        part: np.ndarray,
+        most: int,
+    ) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yields the samples of a part in their order, some at a time, and their batch.
+
+        There are as many batches on every rank as the one with the most samples has, so that all
+        meet at each boundary; the last ones may be empty.
+        """
+        size = self._setup.config.eval_batch_size
+
         def batch(samples: np.ndarray) -> Batch:
             if not len(samples):
                 # any sample: its prediction is not kept
@@ -220,22 +292,11 @@ class Evaluator:
             padded = self._loaded.batch(table, samples)
             return self._head.batch(padded, table)
 
-        # As many batches on every rank as the one with the most has, so that all meet at each
-        # boundary; the last ones may be empty.
-        starts = range(0, most, size)
-        in_order = part[by_length]
-        batches = (in_order[start : start + size] for start in starts)
-        for indices, prepared_batch in prepared(batches, batch, self._world.device):
-            job.begin_step()
-            if len(indices) or self._evaluates_together:
-                values = self._predict(data, prepared_batch)
-            if len(indices):
-                predictions.append(values)
-                self._predicted.append(Predicted(indices, values))
-            done += len(indices)
-            self._note_progress(done, len(part))
-            job.alive("evaluate")
-            boundary()
+        batches = (part[start : start + size] for start in range(0, most, size))
+        yield from prepared(batches, batch, self._world.device)
+
+    def _joined(self, predictions: list[torch.Tensor]) -> np.ndarray:
+        """Returns the predictions of all batches, one after another."""
         # A rank without samples has the type and the shape, too: the ranks gather.
         shape = (0, *self._head.prediction_shape)
         arrays = [np.empty(shape, self._head.prediction_dtype)]
@@ -243,12 +304,11 @@ class Evaluator:
             # one copy, and one wait, for all batches
             on_device = torch.cat(predictions)
             arrays.append(on_device.cpu().numpy())
-        places = np.argsort(by_length)  # the inverse of that permutation
-        return np.concatenate(arrays)[places]
+        return np.concatenate(arrays)
 
     # not inference_mode: weights that are gathered then could not train
     @torch.no_grad()
-    def _predict(self, data: TokenData, batch: Batch) -> Any:
+    def _evaluate(self, data: TokenData, batch: Batch) -> Evaluated:
         model = self._loaded.model
         # Accelerate's wrapper lets it compute in bf16 or fp16.
         if self._setup.task.evaluates_in_fp32:

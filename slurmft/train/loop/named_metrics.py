@@ -54,10 +54,12 @@ class NamedMetrics:
         self._loaded: list[_Loaded] = []
         task = setup.task
         self.deciding = Deciding(task.metric_names[0], task.lower_is_better)
-        if setup.config.metric:
+        if setup.config.named_metrics:
             # What a script draws must not change the training.
             with kept_generators(setup.world.device):
                 self.deciding = setup.world.on_main(self._load)
+        if setup.config.metric[:1] == (metric_spec.LOSS,):
+            self.deciding = Deciding(metric_spec.LOSS, True, may_be_missing=True)
 
     def _load(self) -> Deciding:
         """Loads and tries all metrics; returns the one that decides. On the main rank."""
@@ -67,7 +69,7 @@ class NamedMetrics:
         setup.job.alive("evaluate")
         forms = examples(task.facts.predictions, self._classes())
         decides = None
-        for spec in metric_spec.parsed(setup.config.metric):
+        for spec in metric_spec.parsed(setup.config.named_metrics):
             metric = EvaluateMetric.load(spec, seed=setup.config.seed)
             form = metric.form(forms, setup.config.task)
             numbers = list(metric.compute(forms[form]))
@@ -106,24 +108,33 @@ class NamedMetrics:
         if value not in names:
             names = spec.value_names([*names, value])
         name = names[value] + suffix
-        # Both are shown where the task computes one of this name itself.
-        if name in self._setup.task.metric_names:
+        # Both are shown where an evaluation has one of this name itself.
+        if name in (*self._setup.task.metric_names, metric_spec.LOSS):
             return f"evaluate_{name}"
         return name
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
-        """Returns the values of all metrics, the deciding one first; NaN where there is none, with
-        a warning. On the main rank."""
+        """Returns the values of all metrics; NaN where there is none, with a warning. On the main
+        rank."""
         if not self._loaded:
             return {}
         setup = self._setup
-        values: dict[str, float] = {self.deciding.name: math.nan}
+        values: dict[str, float] = {}
+        if self.deciding.name != metric_spec.LOSS:
+            values[self.deciding.name] = math.nan
         with kept_generators(setup.world.device):
             inputs = setup.task.metric_inputs(predictions, data)
             for loaded in self._loaded:
                 for suffix, forms in inputs.items():
                     values |= self._compute(loaded, forms, suffix)
         return values
+
+    def in_order(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Returns the metrics of an evaluation, the deciding one first: it is the primary one."""
+        name = self.deciding.name
+        if name not in metrics:
+            return metrics
+        return {name: metrics[name]} | metrics
 
     def _compute(
         self, loaded: _Loaded, forms: list[Any], suffix: str

@@ -29,7 +29,7 @@ from slurmft.train.loop.setup import Setup, has_finished
 from slurmft.train.loop.state import Part
 from slurmft.train.loop.timers import PhaseClock
 from slurmft.train.predict.heads import Kind, kind_of
-from slurmft.train.tasks import Task
+from slurmft.train.tasks import Evaluated, Task
 
 _RECORD_EVERY_S = 1.0
 _RESULT_BYTES = 2**14
@@ -84,8 +84,8 @@ class RowsHead:
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
         return batch
 
-    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
-        return self._kind.predict(model, batch, data)
+    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Evaluated:
+        return Evaluated(self._kind.predict(model, batch, data))
 
     def note_progress(self, done: int, total: int) -> None:
         """Records how far the prediction is: a step is a row."""

@@ -10,13 +10,14 @@ from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import RowFormat
 from slurmft.train.task_facts import TASKS, TaskFacts
-from slurmft.train.tasks.base import Task
+from slurmft.train.tasks.base import Evaluated, Task
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.pretrained import Pretrained
 
 __all__ = [
     "IGNORED",
     "Batch",
+    "Evaluated",
     "Pretrained",
     "RowFormat",
     "Rows",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,17 @@ from slurmft.train.tasks.metrics import NAN, SCORES, by_class, check_numbers
 
 if TYPE_CHECKING:
     import torch
+
+
+class Evaluated(NamedTuple):
+    """What is computed of a batch of validation samples."""
+
+    predictions: Any
+    """Of each sample: (batch, *prediction_shape)."""
+    loss: Any = 0.0
+    """The sum of the loss over its terms, as `Task.loss` has it: a number or a tensor."""
+    terms: Any = 0
+    """How many terms these are; 0: there is no loss."""
 
 
 class Task(TaskDeclaration):
@@ -126,9 +137,12 @@ class Task(TaskDeclaration):
 
     # --- evaluation -------------------------------------------------------------------------------
 
-    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
-        """Returns the predictions of a batch of validation samples; see `predict`."""
-        return self.predict(model(**batch.inputs), batch, data)
+    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Evaluated:
+        """Returns the predictions of a batch of validation samples, see `predict`, and their loss,
+        both of one forward pass."""
+        output = model(**batch.inputs)
+        loss, terms = self.loss(output, batch)
+        return Evaluated(self.predict(output, batch, data), loss, terms)
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Returns predictions of validation samples: (batch, *prediction_shape).

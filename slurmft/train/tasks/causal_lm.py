@@ -17,6 +17,7 @@ from transformers.models.auto import modeling_auto as auto
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.tasks.base import Evaluated
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import check_numbers
 from slurmft.train.tasks.pretrained import Pretrained
@@ -29,7 +30,7 @@ _LOGITS_AT_ONCE = 2**20
 class Task(Pretrained):
     """Texts from a hub data set or a local folder."""
 
-    metric_names = ("perplexity", "eval_loss", "token_accuracy")
+    metric_names = ("perplexity", "token_accuracy")
     lower_is_better = True
     prediction_dtype: np.dtype[Any] = np.dtype(np.float64)
     prediction_shape: tuple[int, ...] = (3,)
@@ -152,6 +153,12 @@ class Task(Pretrained):
         has_label = labels != IGNORED
         return _losses(output.logits, labels).sum(), has_label.sum()
 
+    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Evaluated:
+        # The predictions have the losses: those of a large vocabulary are not computed twice.
+        predictions = self.predict(model(**batch.inputs), batch, data)
+        loss, tokens, _ = predictions.sum(0)
+        return Evaluated(predictions, loss, tokens)
+
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Returns sums over the tokens of each sample, see `prediction_shape`: float64,
         (batch, 3)."""
@@ -171,10 +178,8 @@ class Task(Pretrained):
         """Returns the metrics of all tokens that are to be predicted."""
         check_numbers(predictions)
         loss, tokens, right = predictions.sum(axis=0).tolist()
-        mean_loss = loss / tokens
         return {
-            "perplexity": float(np.exp(mean_loss)),
-            "eval_loss": mean_loss,
+            "perplexity": float(np.exp(loss / tokens)),
             "token_accuracy": right / tokens,
         }
 

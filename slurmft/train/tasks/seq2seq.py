@@ -4,17 +4,21 @@ The loss is that of the target's tokens. In an evaluation the model generates, a
 prediction is what the metrics need of its text: their sums are exact on any number of ranks.
 """
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from transformers.modeling_outputs import BaseModelOutput
 
 from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.tasks.base import Evaluated
 from slurmft.train.tasks.evaluate_metrics import MetricInputs, text_inputs
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import check_numbers
@@ -49,7 +53,7 @@ class Task(Pretrained):
 
         # --metric takes texts: their tokens travel beside what our own metrics need.
         self._kept_tokens = 0
-        if config.metric:
+        if config.named_metrics:
             self._kept_tokens = 1 + int(required(config, "max_target_length"))
             self.prediction_shape = (TOTAL.stop + self._kept_tokens,)
 
@@ -114,9 +118,21 @@ class Task(Pretrained):
     def count(self, table: TokenTable, samples: np.ndarray) -> float:
         return int(_targets(table).lengths(samples).sum())
 
-    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Any:
+    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Evaluated:
         """Returns what the metrics need of the texts that the model generates: float64,
-        (batch, 13), see `LENGTHS`; with --metric their tokens as well."""
+        (batch, 13), see `LENGTHS`; with --metric their tokens as well. And the loss of the targets.
+
+        The encoder computes once, for both.
+        """
+        with _states_of(model.get_encoder()) as states:
+            predictions = self._generated(model, batch, data)
+        inputs = batch.inputs | {"encoder_outputs": BaseModelOutput(states[0])}
+        del inputs["input_ids"]
+        loss, tokens = self.loss(model(**inputs), batch)
+        return Evaluated(predictions, loss, tokens)
+
+    def _generated(self, model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+        """Returns the predictions of a batch, see `evaluate`."""
         has_nan = torch.zeros(len(batch.indices), dtype=torch.bool, device=model.device)
 
         # The scores of each generated token pass through here, before the best one is chosen.
@@ -166,6 +182,22 @@ class Task(Pretrained):
         ids = [row[row != NO_TOKEN] for row in tokens]
         texts = self._decoder.batch_decode(ids, skip_special_tokens=True)
         return {"": text_inputs(texts, data.read_texts())}
+
+
+@contextlib.contextmanager
+def _states_of(encoder: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Notes the hidden states that an encoder returns: a list, which is empty before that."""
+    states: list[torch.Tensor] = []
+
+    # The tensor alone: `generate` puts copies for each beam into the output that has it.
+    def note(_: Any, inputs: Any, output: Any) -> None:
+        states.append(output[0])
+
+    hook = encoder.register_forward_hook(note)
+    try:
+        yield states
+    finally:
+        hook.remove()
 
 
 def _targets(table: TokenTable) -> TokenTable:

@@ -113,7 +113,7 @@ class Task(Pretrained):
             self.metric_names = ("accuracy", "f1_macro")
         length = _count_places(data.labels)
         # --metric takes the labels of all words: they travel beside the counts.
-        if self.config.metric:
+        if self.config.named_metrics:
             length += _most_words(data)
         self.prediction_shape = (length,)
         return self.pretrained(AutoModelForTokenClassification, **maps)
@@ -140,7 +140,7 @@ class Task(Pretrained):
         rows = []
         for true_of_text, predicted_of_text in texts:
             row = count(true_of_text, predicted_of_text, data.labels)
-            if self.config.metric:
+            if self.config.named_metrics:
                 row += predicted_of_text.tolist()
             # As many numbers for each text, however few words it has.
             (length,) = self.prediction_shape
