@@ -473,6 +473,19 @@ class TrainConfig:
         below=1,
         predicts="reset",
     )
+    freeze: str | None = option(
+        None,
+        "what of --model stays as it is: its embeddings, these and its first N layers, or all but "
+        "the head",
+        affects="both",
+        at="rank",
+        metavar="embeddings|layers:N|base",
+        excludes=(
+            Excludes("lora", why="adapters train in place of all weights but the head"),
+        ),
+        predicts="reset",
+        usual=True,
+    )
     lora: int | None = option(
         None,
         "train adapters of this rank (PEFT) and the head, not all weights; a recipe's learning "
@@ -644,6 +657,8 @@ class TrainConfig:
         check_options(self)
         check_credentials(self)
         local_steps(self.grad_comm)
+        if self.freeze:
+            _check_freeze(self.freeze, self.task, self.model)
         evaluation_period(self.evaluate_every)
         if self.validation_fraction is not None:
             _check_has_validation(self.task)
@@ -814,6 +829,31 @@ def _check_has_validation(task: str) -> None:
         raise UsageError(
             f"{what}, which does not read rows as slurmft.train.tasks.Pretrained does",
             "divide the data in prepare() of the task",
+        )
+
+
+def frozen_layers(freeze: str) -> int | None:
+    """Returns N of layers:N; None where --freeze has another form.
+
+    Raises:
+        UsageError: it is none of the forms that --freeze has.
+    """
+    if freeze in ("embeddings", "base"):
+        return None
+    match = re.fullmatch(r"layers:([1-9][0-9]*)", freeze)
+    if not match:
+        raise unknown("--freeze", freeze, ["embeddings", "layers:6", "base"])
+    return int(match[1])
+
+
+def _check_freeze(freeze: str, task: str, model: str | None) -> None:
+    """Raises UsageError where --freeze has none of its forms, or the weights are random."""
+    frozen_layers(freeze)
+    if model is None:
+        raise UsageError(
+            f"--freeze {freeze} needs a model, and --task {task} makes up its own: its weights "
+            "would stay random",
+            "leave --freeze out",
         )
 
 

@@ -28,7 +28,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import ResolvedConfig, TrainConfig
-from slurmft.train.engine import lora, packing
+from slurmft.train.engine import freezing, lora, packing
 from slurmft.train.engine.lora import Adapter
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary
 from slurmft.train.loop.loaded_model import recompute_activations
@@ -114,7 +114,7 @@ def test_adapters_and_heads_train(name: str, head: str, whole: set[str]) -> None
     assert (
         len(found - heads) == 2 * len(linear) >= 2 * 6 * model.config.num_hidden_layers
     )
-    assert lora.trained(model).keys() == found
+    assert freezing.trained(model).keys() == found
 
 
 def test_modules_without_weights_train_whole(tiny_model: Path, tmp_path: Path) -> None:
@@ -453,12 +453,12 @@ def test_another_base_model_than_the_checkpoint_s(stopped: RunDir) -> None:
 
 def test_a_checkpoint_of_whole_weights_is_refused() -> None:
     adapter = Adapter(make("Bert"), config())
-    lora.check_same("c", adapter.facts, adapter)
-    lora.check_same("c", None, None)
+    freezing.check_same("c", adapter.facts, adapter.facts)
+    freezing.check_same("c", None, None)
     with pytest.raises(UsageError, match=r"c has LoRA adapters of r=None, this run 4"):
-        lora.check_same("c", None, adapter)
+        freezing.check_same("c", None, adapter.facts)
     with pytest.raises(UsageError, match=r"c has LoRA adapters of r=4, this run None"):
-        lora.check_same("c", adapter.facts, None)
+        freezing.check_same("c", adapter.facts, None)
 
 
 # --- options --------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ PARTS = {
         *("metrics", "by_class", "test"),
         *("best", "since_best", "missing_since_best"),
     ],
-    "learner": ["optimizer", "lora", "scheduler", "scaler"],
+    "learner": ["optimizer", "frozen", "scheduler", "scaler"],
     "evaluator": ["samples", "loss"],
     "generators": ["ranks"],
 }

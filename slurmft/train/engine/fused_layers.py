@@ -129,11 +129,8 @@ class Rows:
         row = torch.cat(row_parts)
         head = torch.cat(head_parts)
         place = torch.cat(place_parts)
-        array = torch.arange(3)  # of queries, keys, values
-        # The product that makes all three has them side by side: (rows, 3, heads, head size).
-        row_of_arrays = row * 3 + array[:, None]
-        parts_of_arrays = row_of_arrays * heads + head
-        places_of_arrays = place[:, None, :] + array[:, None] * places
+        array = torch.arange(3)[:, None]  # of queries, keys, values
+        places_of_arrays = place[:, None, :] + array * places
         return cls(
             tokens=tokens,
             # More than the tokens: padding reads the row behind the last one.
@@ -142,7 +139,8 @@ class Rows:
             spans=spans,
             places=places,
             apart=row * heads + head,
-            apart_in=parts_of_arrays.flatten(),
+            # The product that makes all three has them side by side: (rows, 3, heads, head size).
+            apart_in=((row * 3 + array) * heads + head).flatten(),
             together=place.flatten(),
             together_in=places_of_arrays.flatten(),
         )
@@ -357,13 +355,16 @@ def run(
         for layer in layers:
             probabilities += (layer.p_scores, layer.p_out, layer.p_down)
     dropouts = Dropouts(probabilities, max(x.numel(), scores), x.dtype)
-    keep = torch.is_grad_enabled()  # within the function it is always off
     for layer in layers:
+        # Of frozen layers nothing is kept. Within the function gradients are always off.
+        weights = layer.parameters()
+        has_gradients = x.requires_grad or any(p.requires_grad for p in weights)
+        keep = torch.is_grad_enabled() and has_gradients
         call: Any = functools.partial(_Fused.apply, rows, layer, dropouts, keep)
         if again and training:
-            x = checkpoint(call, x, *layer.parameters(), use_reentrant=False)
+            x = checkpoint(call, x, *weights, use_reentrant=False)
         else:
-            x = call(x, *layer.parameters())
+            x = call(x, *weights)
     return x
 
 

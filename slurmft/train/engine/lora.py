@@ -4,24 +4,31 @@ PEFT puts them into the modules of the model, which stays the one that the train
 with. Frozen weights are in no checkpoint: a resume reads them from the model's source again.
 """
 
-import hashlib
 import importlib
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.models.auto import modeling_auto as auto
 from transformers.pytorch_utils import Conv1D
 
 from slurmft.core.errors import UsageError, one_line
 from slurmft.core.text import shown, some
 from slurmft.train.config import TrainConfig, required
+from slurmft.train.engine import freezing
 from slurmft.train.engine.saved_weights import save_whole
 from slurmft.train.login.sources import check_packages
 
 Tensors = dict[str, torch.Tensor]
 
-_FINGERPRINT_NUMBERS = 2**16
-"""Numbers of each frozen tensor, about, that tell one model from another."""
+_TASK_TYPES = {
+    "SEQ_CLS": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "TOKEN_CLS": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    "QUESTION_ANS": auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    "SEQ_2_SEQ_LM": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "CAUSAL_LM": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+}
+"""PEFT's name of a task -> kind of models -> class of transformers that has its head."""
 
 
 class Adapter:
@@ -55,7 +62,9 @@ class Adapter:
         )
         self._model = model
         self._peft = get_peft_model(model, lora_config)
-        self.facts = settings | {"base_sha256": _fingerprint(model)}
+        # Not before: PEFT's classes for tasks wrap heads that `modules_to_save` has already.
+        lora_config.task_type = task_type(model)
+        self.facts = settings | {"base_sha256": freezing.fingerprint(model)}
         """Settings and frozen weights that a checkpoint's adapters belong to."""
 
     def save(
@@ -107,44 +116,13 @@ class Adapter:
         return weights
 
 
-def trained(model: Any) -> Tensors:
-    """Returns a model's state without frozen weights."""
-    frozen = set()
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        if not weight.requires_grad:
-            frozen.add(name)
-    state = model.state_dict()
-    return {name: tensor for name, tensor in state.items() if name not in frozen}
-
-
-def check_same(
-    checkpoint: str,
-    facts: dict[str, Any] | None,
-    adapter: Adapter | None,
-) -> None:
-    """Raises UsageError where a checkpoint's adapters do not fit those of this run.
-
-    Args:
-        checkpoint: its name.
-        facts: `Adapter.facts` of the run that wrote it; None: it had no adapters.
-    """
-    before = facts or {}
-    now: dict[str, Any] = {}
-    if adapter:
-        now = adapter.facts
-    for name in before | now:
-        if before.get(name) == now.get(name):
-            continue
-        if name == "base_sha256":
-            raise UsageError(
-                f"the model has changed since {checkpoint}: its frozen weights are others",
-                "bring --model back as it was when the run started, or submit a new run",
-            )
-        raise UsageError(
-            f"{checkpoint} has LoRA adapters of {name}={before.get(name)}, this run "
-            f"{now.get(name)}",
-            "put the run's config.json back as it was, or submit a new run",
-        )
+def task_type(model: Any) -> str | None:
+    """Returns PEFT's name of the task of a model, by its class; None for others."""
+    name = type(model).__name__
+    for kind, names in _TASK_TYPES.items():
+        if name in names.values():
+            return kind
+    return None
 
 
 # --- weights in 4 bits ----------------------------------------------------------------------------
@@ -233,20 +211,3 @@ def _check_targets(model: Any, targets: list[str]) -> None:
                 f"--lora-targets: {type(model).__name__} has no linear module {target!r}",
                 f"it has {some(list(last_parts))}",
             )
-
-
-def _fingerprint(model: Any) -> str:
-    """Returns a digest of a model's frozen weights, of some numbers of each."""
-    # Some numbers of each tensor tell models apart: all of them would take minutes.
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        if weight.requires_grad or ".original_module." in name:
-            continue
-        flat = weight.detach().flatten()
-        # Never 0, as of a tensor with fewer numbers.
-        stride = len(flat) // _FINGERPRINT_NUMBERS + 1
-        numbers = flat[::stride].cpu().contiguous()
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
-        # As bytes: numpy has no bf16.
-        digest.update(numbers.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from slurmft.core.errors import SlurmftError
 from slurmft.train import ipex
 from slurmft.train.data.tables import Batch
-from slurmft.train.engine import lora
+from slurmft.train.engine import freezing
 from slurmft.train.engine.cpu import Heap
 from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.setup import Setup
@@ -264,20 +264,19 @@ class Learner:
             SlurmftError: weights are not finite: no checkpoint has them.
         """
         self._world.on_some(True, self._check_finite)
-        adapter = self.loaded.adapter
         state = self._strategy.state(self.loaded.model, self.optimizer)
-        state.values["lora"] = adapter.facts if adapter else None
+        state.values["frozen"] = self.loaded.frozen_facts
         state.values["scheduler"] = self.scheduler.state_dict()
         state.values["scaler"] = self.scaler.state_dict() if self.scaler else None
         return state
 
     def load(self, state: State) -> None:
-        """Takes back all that trains. UsageError where its adapters are others than the run's."""
+        """Takes back all that trains. UsageError where that is not what trains in this run."""
         assert state.checkpoint is not None
         name = state.checkpoint.name
         values = state.values
-        adapter = self.loaded.adapter
-        self._world.on_main(lambda: lora.check_same(name, values["lora"], adapter))
+        frozen = self.loaded.frozen_facts
+        self._world.on_main(lambda: freezing.check_same(name, values["frozen"], frozen))
         self._strategy.load(self.loaded, self.optimizer, state)
         self.scheduler.load_state_dict(values["scheduler"])
         self._strategy.restored(self._rehearse)

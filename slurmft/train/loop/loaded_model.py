@@ -9,7 +9,7 @@ from accelerate.utils import set_seed
 
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import Batch, TokenTable
-from slurmft.train.engine import cpu, lora, packing
+from slurmft.train.engine import cpu, freezing, lora, packing
 from slurmft.train.engine.model_flops import ModelFlops
 from slurmft.train.engine.saved_weights import SAVED_DTYPES, save_whole
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary, check_tokens
@@ -42,11 +42,21 @@ class LoadedModel:
         sizes = [p.numel() for p in model.parameters()]
         self.parameters: int = sum(sizes)
         self.adapter = None
+        self.frozen_facts: dict[str, Any] | None = None
+        """What the weights in a checkpoint belong to, where it does not have all."""
+        frozen_layers = None
+        if config.freeze:
+            frozen_layers = freezing.freeze(model, config.freeze)
+            self.frozen_facts = {
+                "freeze": config.freeze,
+                "base_sha256": freezing.fingerprint(model),
+            }
         if config.lora:
             self.adapter = lora.Adapter(model, config)
+            self.frozen_facts = self.adapter.facts
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
         self.trained_parameters: int = sum(trained)
-        self.flops = ModelFlops.of(model)
+        self.flops = ModelFlops.of(model, frozen_layers)
         check_tokens(model, setup.data)
         self._check_lengths()
         # Before the table is trimmed: packing is tried out with tokens that no data need have.
@@ -166,8 +176,8 @@ class LoadedModel:
 
     def load(self, weights: Tensors) -> None:
         """Takes the weights of a checkpoint, which has none that are frozen."""
-        # Those of the model below adapters are frozen, and missing.
-        is_strict = self.adapter is None
+        # Those that are frozen are missing.
+        is_strict = self.frozen_facts is None
         self.model.load_state_dict(weights, strict=is_strict)
 
     def save(self, folder: Path, weights: Tensors | None = None) -> None:

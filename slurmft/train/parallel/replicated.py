@@ -14,7 +14,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from slurmft.job import Job
-from slurmft.train.engine import lora
+from slurmft.train.engine import freezing
 from slurmft.train.loop.checkpoint import Saver
 from slurmft.train.loop.state import State
 from slurmft.train.parallel.optim import join_optimizer, split_optimizer
@@ -42,7 +42,7 @@ class Replicated(Strategy):
 
     def state(self, model: Any, optimizer: torch.optim.Optimizer) -> State:
         tensors, groups = split_optimizer(optimizer)
-        trained = lora.trained(model)
+        trained = freezing.trained(model)
         return State({"optimizer": groups}, {"model": trained, "optimizer": tensors})
 
     def load(
