@@ -130,7 +130,6 @@ class Rows:
         head = torch.cat(head_parts)
         place = torch.cat(place_parts)
         array = torch.arange(3)[:, None]  # of queries, keys, values
-        places_of_arrays = place[:, None, :] + array * places
         return cls(
             tokens=tokens,
             # More than the tokens: padding reads the row behind the last one.
@@ -142,7 +141,7 @@ class Rows:
             # The product that makes all three has them side by side: (rows, 3, heads, head size).
             apart_in=((row * 3 + array) * heads + head).flatten(),
             together=place.flatten(),
-            together_in=places_of_arrays.flatten(),
+            together_in=(place[:, None, :] + array * places).flatten(),
         )
 
 

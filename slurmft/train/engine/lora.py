@@ -16,7 +16,7 @@ from slurmft.core.errors import UsageError, one_line
 from slurmft.core.text import shown, some
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.engine import freezing
-from slurmft.train.engine.saved_weights import save_whole
+from slurmft.train.engine.saved_weights import save_whole, saved_generation
 from slurmft.train.login.sources import check_packages
 
 Tensors = dict[str, torch.Tensor]
@@ -77,7 +77,7 @@ class Adapter:
         """Writes adapters and heads as PEFT does, or the whole model with the adapters merged.
 
         The folder `config` gets what an adapter's own configuration lacks: that of the whole model,
-        with its labels.
+        with its labels, and how it generates.
 
         Args:
             weights: weights of a sharded model; None: the model's own.
@@ -100,6 +100,9 @@ class Adapter:
         )
         (folder / "README.md").unlink()  # PEFT's; the run writes one
         self._model.config.save_pretrained(folder / "config")
+        with saved_generation(self._model) as generation_config:
+            if generation_config is not None:
+                generation_config.save_pretrained(folder / "config")
 
     def _merged(self) -> Tensors:
         """Returns the whole model's weights, under its own names."""

@@ -1,6 +1,10 @@
-"""The weights of a model in the type in which they are saved."""
+"""The files of a saved model: its weights in the type that is asked for, and how it generates."""
 
+import contextlib
+import copy
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,18 @@ SAVED_DTYPES = {
     "fp16": torch.float16,
 }
 """Value of --save-dtype -> type."""
+
+_OF_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "top_h",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
+_OF_BEAMS = ("early_stopping", "length_penalty")
 
 
 def save_whole(
@@ -31,9 +47,44 @@ def save_whole(
     """
     if dtype is not torch.float32:
         weights = rounded(weights or model.state_dict(), dtype)
-    model.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
+    with saved_generation(model):
+        model.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
     if dtype is not torch.float32:
         _write_dtype(folder / "config.json", dtype)
+
+
+@contextlib.contextmanager
+def saved_generation(model: Any) -> Iterator[Any]:
+    """Gives a model the settings of generation that are saved with it: those of its base, or its
+    `saved_generation_config`. Yields them; None: it does not generate."""
+    evaluated_config = getattr(model, "generation_config", None)
+    if evaluated_config is None:
+        yield None
+        return
+    config = copy.deepcopy(getattr(model, "saved_generation_config", evaluated_config))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            config.save_pretrained(folder)
+        except ValueError:
+            # transformers does not save settings that it would not use, nor a model with them.
+            drop_unused(config)
+    model.generation_config = config
+    try:
+        yield config
+    finally:
+        model.generation_config = evaluated_config
+
+
+def drop_unused(config: Any) -> None:
+    """Takes settings of sampling, or of beams, from a configuration that generates without."""
+    unused: list[str] = []
+    if not config.do_sample:
+        unused += _OF_SAMPLING
+    if config.num_beams in (None, 1):
+        unused += _OF_BEAMS
+    defaults = type(config)()
+    for name in unused:
+        setattr(config, name, getattr(defaults, name, None))
 
 
 def rounded(weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -61,25 +61,41 @@ from transformers import pipeline
 
 model = pipeline("{pipeline}", "FOLDER or USER/NAME")
 model({example})"""
+# An adapter's files do not say which labels its head has.
 _LOAD_ADAPTER = """\
-from peft import AutoPeftModel
-from transformers import AutoConfig, pipeline
+from transformers import AutoConfig, {auto_class}, pipeline
 
 config = AutoConfig.from_pretrained("FOLDER or USER/NAME", subfolder="config")
-adapted = AutoPeftModel.from_pretrained("FOLDER or USER/NAME", id2label=config.id2label)
+adapted = {auto_class}.from_pretrained("FOLDER or USER/NAME", config=config)
 model = pipeline("{pipeline}", adapted, tokenizer="FOLDER or USER/NAME")
 model({example})"""
+_AUTO_CLASSES = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+}
+"""Pipeline -> class of a model whose head has labels."""
 _GENERATE = """\
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER or USER/NAME")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER or USER/NAME")
-tokens = model.generate(**tokenizer("{prefix}a text", return_tensors="pt"))
+generation = GenerationConfig.from_pretrained("FOLDER or USER/NAME"{subfolder})
+inputs = tokenizer("{prefix}a text", return_tensors="pt")
+tokens = model.generate(**inputs, generation_config=generation)
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
+# transformers 5 has no pipeline for it.
+_ANSWER = """\
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+model = AutoModelForQuestionAnswering.from_pretrained("FOLDER or USER/NAME")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER or USER/NAME")
+inputs = tokenizer("a question", "a context", return_tensors="pt")
+output = model(**inputs)
+first, last = output.start_logits.argmax(), output.end_logits.argmax()
+print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))"""
 _EXAMPLES = {
     "multi-label": '"a text", top_k=None',
     "token-classification": '"a text", aggregation_strategy="simple"',
-    "question-answering": 'question="...", context="..."',
     "text-generation": '"Once upon a time"',
     "sft": '[{"role": "user", "content": "..."}]',
 }
@@ -169,13 +185,20 @@ def _speed(result: Mapping[str, Any]) -> str:
 def _code(train: TrainConfig, result: Mapping[str, Any]) -> str:
     """Returns Python code that loads the model and uses it."""
     if train.task == "seq2seq":
-        return _GENERATE.format(prefix=train.source_prefix or "")
+        subfolder = ""
+        if train.saves_adapter:
+            subfolder = ', subfolder="config"'
+        return _GENERATE.format(prefix=train.source_prefix or "", subfolder=subfolder)
     pipeline = _pipeline(train, result)
+    if pipeline == "question-answering":
+        return _ANSWER
     example = _EXAMPLES.get(train.task) or _EXAMPLES.get(pipeline, '"a text"')
-    code = _LOAD_MODEL
-    if train.saves_adapter:
-        code = _LOAD_ADAPTER
-    return code.format(pipeline=pipeline, example=example)
+    if train.saves_adapter and pipeline in _AUTO_CLASSES:
+        auto_class = _AUTO_CLASSES[pipeline]
+        return _LOAD_ADAPTER.format(
+            pipeline=pipeline, example=example, auto_class=auto_class
+        )
+    return _LOAD_MODEL.format(pipeline=pipeline, example=example)
 
 
 def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:

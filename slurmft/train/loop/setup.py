@@ -71,12 +71,7 @@ class Setup:
         choice.check(config, world, precision)
         if config.shard != "none" and world.size == 1:
             job.warn(f"--shard {config.shard}: one process has nothing to share")
-        # The others wait; where it fails, all of them fail with its message.
-        world.on_main(lambda: _make_tokens(run_dir.tokens, task, job, fill))
-        data = TokenData.load(run_dir.tokens)
-        # Known only with the data: how often each class occurs.
-        if config.class_weights == "balanced":
-            task.class_weights = balanced(data.train, len(data.labels))
+        data = _load_tokens(run_dir.tokens, task, job, fill)
         # Position and schedule count steps of this size: of another, they would be other samples.
         resumed_batch_size = None
         if checkpoint:
@@ -197,6 +192,20 @@ def choose_precision(config: ResolvedConfig, world: World) -> str:
 def _tokens_sha256(run_dir: RunDir) -> str:
     """Returns the checksum of the training tokens."""
     return str(fingerprint.of(run_dir.tokens / "train")["sha256"])
+
+
+def _load_tokens(
+    folder: Path, task: tasks.Task, job: Job, fill: FillTokens
+) -> TokenData:
+    """Returns the tokens of a run, which the main rank makes; the task gets the weights of its
+    classes."""
+    # The others wait; where it fails, all of them fail with its message.
+    job.join().on_main(lambda: _make_tokens(folder, task, job, fill))
+    data = TokenData.load(folder)
+    # Known only with the data: how often each class occurs.
+    if task.config.class_weights == "balanced":
+        task.class_weights = balanced(data.train, len(data.labels))
+    return data
 
 
 def _make_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> None:

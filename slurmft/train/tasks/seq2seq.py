@@ -5,6 +5,7 @@ prediction is what the metrics need of its text: their sums are exact on any num
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.engine.saved_weights import drop_unused
 from slurmft.train.tasks.base import Evaluated
 from slurmft.train.tasks.evaluate_metrics import MetricInputs, text_inputs
 from slurmft.train.tasks.hub import Rows
@@ -32,6 +34,8 @@ CORRECT = slice(5, 9)
 TOTAL = slice(9, 13)
 NO_TOKEN = -1
 """Behind the tokens of a text, which follow with --metric."""
+_DEFAULT_MAX_LENGTH = 20
+"""Tokens that transformers generates at most, where a model does not say it."""
 _PRINTED_SAMPLES = 3
 """Number of samples of which an evaluation prints the texts."""
 
@@ -75,28 +79,41 @@ class Task(Pretrained):
         return targets
 
     def model(self, data: TokenData) -> Any:
-        """Returns the model with the settings of generation that it is evaluated with, and saved
-        with."""
+        """Returns the model with the settings of generation that it is evaluated with, and those
+        that it is saved with."""
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
         model = self.pretrained(AutoModelForSeq2SeqLM)
         longest_target = int(required(self.config, "max_target_length"))
-        settings: dict[str, Any] = {
-            "max_length": longest_target + 1,  # the first token starts the decoder
-            "max_new_tokens": None,
-            "num_beams": self.config.num_beams,
-            "do_sample": False,
-        }
-        # a model with settings of beams could not be saved
-        if self.config.num_beams == 1:
-            settings |= {"early_stopping": False, "length_penalty": 1.0}
-        model.generation_config.update(**settings)
+        generation_config = model.generation_config
+        model.saved_generation_config = self._saved_generation(generation_config)
+        generation_config.update(
+            max_length=longest_target + 1,
+            max_new_tokens=None,
+            num_beams=self.config.num_beams,
+            do_sample=False,
+        )
+        drop_unused(generation_config)
         self._decoder_inputs = model.prepare_decoder_input_ids_from_labels
         if data.folder:  # the source of the tokenizer may be gone
             self._decoder = AutoTokenizer.from_pretrained(data.folder / "tokenizer")
         else:
             self._decoder = self.tokenizer()
         return model
+
+    def _saved_generation(self, of_base: Any) -> Any:
+        """Returns the settings of the base, with room for the targets, and with --num-beams."""
+        saved = copy.deepcopy(of_base)
+        longest_target = int(required(self.config, "max_target_length"))
+        if saved.max_new_tokens is not None:
+            saved.max_new_tokens = max(saved.max_new_tokens, longest_target)
+        elif longest_target >= (saved.max_length or _DEFAULT_MAX_LENGTH):
+            saved.max_length = longest_target + 1  # the first token starts the decoder
+        beams = self.config.num_beams or 1
+        # The recipe's 1 is for the evaluation.
+        if beams > 1:
+            saved.num_beams = beams
+        return saved
 
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
         """Returns a batch whose labels are the target's tokens; the decoder gets those before."""
