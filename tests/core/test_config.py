@@ -20,14 +20,14 @@ from slurmft.train.loop.step_plan import Plan
 from slurmft.train.recipes import RECIPES
 from slurmft.train.task_facts import TASKS
 
-TRAIN_FLAGS = """task task_option recipe as_published preset model data text_column text_pair_column
-label_column max_length max_target_length source_prefix num_beams doc_stride
+TRAIN_FLAGS = """task task_option recipe as_published preset model data validation_fraction data_seed text_column text_pair_column
+label_column tools_column max_length max_target_length source_prefix num_beams doc_stride
 epochs max_steps batch_size eval_batch_size
 gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
 adam_beta1 adam_beta2 adam_epsilon max_grad_norm
 precision tf32 batching grad_comm shard cpu_offload activation_checkpointing
-ipex dropout
+ipex dropout freeze
 lora lora_alpha lora_dropout lora_targets use_rslora use_dora merge load_in_4bit seed
 class_weights label_smoothing save save_dtype evaluate_every metric early_stopping log_every"""
 JOB_FLAGS = """name nodes nproc_per_node profile cluster backend runs_dir
