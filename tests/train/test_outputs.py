@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -271,7 +270,9 @@ def test_a_head_that_reads_the_last_place(tmp_path: Path) -> None:
     transformers.XLNetModel(config).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.save_pretrained(folder)
-    data = sentences(tmp_path / "data", train=80, validation=60)
+    # The shortest texts have one length: a batch of them has no padding.
+    shortest = ("joy", "love", "fear", "anger")
+    data = sentences(tmp_path / "data", *shortest, train=50, validation=60)
     source = ("--data", str(data), "--model", str(folder), "--batch-size", "8")
     done = train(tmp_path / "runs", *TASK, *source, *EXACT)
     assert done.code == 0, done.err
@@ -289,11 +290,21 @@ def test_padding_on_either_side() -> None:
 
 
 def test_few_samples_to_try_a_model_with() -> None:
-    lengths = [5, 9, 1, 7, 3, 8, *itertools.repeat(2, 70)]
-    table = TokenTable.build([range(length) for length in lengths])
-    few = table.few()
-    assert few.lengths(np.arange(len(few))).tolist() == [1, 2, 2, 2]
-    assert table.few(1).tokens.tolist() == [0, 0, 0, 0]
+    """A batch of them has padding, wherever there are texts of two lengths."""
+
+    def lengths_of_few(lengths: list[int]) -> list[int]:
+        table = TokenTable.build([range(length) for length in lengths])
+        few = table.few()
+        assert table.few(1).tokens.tolist() == [0] * len(few)
+        values: list[int] = few.lengths(np.arange(len(few))).tolist()
+        return values
+
+    twos = [2] * 70
+    assert lengths_of_few([5, 9, 1, 7, 3, 8, *twos]) == [1, 2, 3, 5]
+    assert lengths_of_few([3, *twos]) == [2, 2, 2, 3]
+    assert lengths_of_few([*twos, 7, 9]) == [2, 2, 7, 9]
+    assert lengths_of_few(twos) == [2, 2, 2, 2]
+    assert lengths_of_few([4, 6]) == [4, 6]
 
 
 # --- weights that the loss does not use -----------------------------------------------------------

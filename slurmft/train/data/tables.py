@@ -22,7 +22,7 @@ Array = np.ndarray
 IGNORED = -100
 """Label of a token that the loss leaves out, as torch's losses know it."""
 _FIRST = 64
-"""Samples among which a model is tried out with the shortest ones."""
+"""Samples among which short ones are sought that a model is tried out with."""
 _FEW = 4
 """Number of these."""
 _ARRAYS = ("tokens", "offsets", "labels", "types", "token_labels", "label_counts")
@@ -120,14 +120,20 @@ class TokenTable:
         return int(lengths.max())
 
     def few_samples(self) -> Array:
-        """Returns the shortest of the first samples, see `few`."""
-        first = np.arange(min(len(self), _FIRST))
-        order = np.argsort(self.lengths(first), kind="stable")
-        return order[:_FEW]
+        """Returns the samples of `few`, the shortest first."""
+        lengths = self.lengths(np.arange(min(len(self), _FIRST)))
+        if lengths.min() == lengths.max():
+            lengths = self.lengths(np.arange(len(self)))
+        # A batch of samples of one length has no padding, and would not show what it does.
+        _, first_of_length = np.unique(lengths, return_index=True)
+        order = np.argsort(lengths, kind="stable")
+        others = order[~np.isin(order, first_of_length)]
+        samples: Array = np.concatenate([first_of_length, others])[:_FEW]
+        return samples[np.argsort(lengths[samples], kind="stable")]
 
     def few(self, most_tokens: int | None = None) -> TokenTable:
-        """Returns the shortest of the first samples, without labels: a model is tried out with
-        them.
+        """Returns short samples of different lengths, without labels, with which a model is tried
+        out: the shortest of the first ones.
 
         Args:
             most_tokens: tokens of each that are kept; None: all.
