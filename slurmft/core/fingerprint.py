@@ -5,7 +5,9 @@ beginning and its end among them: a second's work for any size. What changes bet
 keeps the size, shows in the time of modification alone.
 """
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,8 @@ _BLOCK_BYTES = 2**16
 
 
 def of(path: Path) -> dict[str, Any]:
-    """Returns the fingerprint of a file, or of the files in a folder.
+    """Returns the fingerprint of a file, of the files in a folder, or of those that a name with a
+    star stands for.
 
     Folders within the folder, and hidden files, do not count.
 
@@ -45,8 +48,14 @@ def of(path: Path) -> dict[str, Any]:
     import hashlib  # not for every command
 
     files = [path]
+    folder = path
     if path.is_dir():
         files = sorted(file for file in path.glob("[!.]*") if file.is_file())
+    elif "*" in path.name and not path.exists():
+        folder = path.parent
+        files = sorted(folder.glob(path.name))
+        if not files:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     digest = hashlib.sha256()
     size_bytes = 0
     mtime_ns = 0
@@ -55,7 +64,7 @@ def of(path: Path) -> dict[str, Any]:
         size_bytes += stat.st_size
         mtime_ns = max(mtime_ns, stat.st_mtime_ns)
         # Names and sizes, too: a byte that moves from one file to the next is a change.
-        head = f"{file.relative_to(path)}\0{stat.st_size}\0"
+        head = f"{file.relative_to(folder)}\0{stat.st_size}\0"
         digest.update(head.encode())
         for block in _blocks(file, stat.st_size):
             digest.update(block)

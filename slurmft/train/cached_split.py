@@ -6,6 +6,7 @@ from typing import Any
 from slurmft.core.errors import UsageError
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.inputs import Chunks
+from slurmft.train.login.rows import Chunk
 
 _ROWS_AT_ONCE = 1000
 
@@ -28,14 +29,14 @@ def cached_split(train: TrainConfig, name: str) -> tuple[str, Chunks]:
             f"slurmft fetch {train.model} {train.data} --task {train.task}; or give its folder",
         ) from error
     columns = [rows.column(column) for column in task.form.columns]
-    return rows.where, _in_chunks(columns)
+    return rows.where, _in_chunks(columns, rows.where)
 
 
-def _in_chunks(columns: list[list[Any]]) -> Chunks:
+def _in_chunks(columns: list[list[Any]], where: str) -> Chunks:
     count = len(columns[0])
     for start in range(0, count, _ROWS_AT_ONCE):
         end = start + _ROWS_AT_ONCE
         part = [column[start:end] for column in columns]
         # The last part may be shorter: `end` is then behind the last row.
         share = min(1.0, end / count)
-        yield share, part
+        yield Chunk(share, part, where, start + 1)

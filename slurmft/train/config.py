@@ -108,7 +108,8 @@ class TrainConfig:
     )
     data: str | None = option(
         None,
-        "hub id, or folder with train and validation as .jsonl, .csv or .parquet",
+        "hub id, or folder with train and validation as .jsonl, .csv or .parquet, also in shards, "
+        "or of save_to_disk",
         affects="both",
         at="rank",
         metavar="ID|DIR",

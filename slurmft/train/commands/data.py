@@ -182,7 +182,7 @@ def main(argv: list[str]) -> int:
     splits, warnings = look(train, read_hub_split=cached_split)
     if arguments.json:
         return print_json(facts(splits, warnings))
-    class_names = own_task.facts(train.task).labels or ()
+    class_names = own_task.facts(train.task).labels or splits[0].class_names
     print(f"{train.data}, read as --task {train.task}\n")
     print(text(splits, class_names))
     for each in warnings:

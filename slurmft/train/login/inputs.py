@@ -20,7 +20,7 @@ from slurmft.train import metric_spec
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.cells import Labels, describe_rows, label_ids
 from slurmft.train.login.formats import RowFormat, format_of
-from slurmft.train.login.rows import read_chunks
+from slurmft.train.login.rows import Chunk, class_names, read_chunks
 from slurmft.train.login.sources import find_split, may_have_test
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
 from slurmft.train.login.validation_part import Part
@@ -32,8 +32,7 @@ _PROGRESS_EVERY_S = 0.5
 _MUCH_SHARED = 0.01
 """Share of a split's texts that the training data has, too, from which on a warning says so."""
 
-Chunks = Iterable[tuple[float, list[list[Any]]]]
-"""Some rows each: the share of a split that is read by then, and the values of each column."""
+Chunks = Iterable[Chunk]
 HubReader = Callable[[TrainConfig, str], tuple[str, Chunks]]
 """Reads a split of a data set of the hub: returns its name in messages, and its rows."""
 
@@ -61,6 +60,8 @@ class Split:
     """Remark on how many texts are longer than what is kept of them."""
     part: str = ""
     """Says which rows of its file it has; "": all."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes, where the data has them beside their numbers."""
 
     @property
     def title(self) -> str:
@@ -267,6 +268,9 @@ def _read_file(
     chunks = read_chunks(Path(path), form.columns)
     split = _read_split(path, chunks, form, is_of_part)
     split.part = description
+    if form.has_classes:
+        names = class_names(Path(path)).get(form.columns[-1], ())
+        split.class_names = tuple(names)
     return split
 
 
@@ -279,9 +283,13 @@ def _rows_of_part(path: str, form: RowFormat, part: Part) -> tuple[list[bool], s
     rows = 0
     classes: list[Any] = []
     groups: list[Any] = []
-    for _, values in read_chunks(Path(path), form.columns):
-        form.check(values, path, rows + 1)
-        labels.add(form.labels(values, rows + 1))
+    for chunk in read_chunks(Path(path), form.columns):
+        values = chunk.columns
+        form.check(values, chunk.where, chunk.first_row)
+        labels.add(
+            (chunk.number(row, path), label)
+            for row, label in form.labels(values, chunk.first_row)
+        )
         classes += form.classes(values) or ()
         groups += form.groups(values) or ()
         rows += len(values[0])
@@ -305,26 +313,29 @@ def _read_split(
     rows_before = 0
     began = time.monotonic()
     progress_s = 0.0
-    for share, values in chunks:
-        # Messages count rows from 1, and all rows of the file.
-        first_row = rows_before + 1
-        rows_before += len(values[0])
-        without_text = form.check(values, where, first_row)
-        if first_row == 1:
-            form.check_with_model(values, where)
-        labels = form.labels(values, first_row)
-        texts = form.texts(values)
+    for chunk in chunks:
+        values = chunk.columns
         count = len(values[0])
+        chosen: Sequence[bool] = [True] * count
         if is_of_part is not None:
-            chosen = is_of_part[first_row - 1 : rows_before]
-            without_text = [row for row in without_text if is_of_part[row - 1]]
-            labels = (pair for pair in labels if is_of_part[pair[0] - 1])
-            texts = itertools.compress(texts, chosen)
-            count = sum(chosen)
-        split.without_text += without_text
-        split.labels.add(labels)
-        split.texts.add(texts)
-        split.rows += count
+            chosen = is_of_part[rows_before : rows_before + count]
+        # All rows are checked: messages have their numbers in the file.
+        start = chunk.first_row
+        without_text = form.check(values, chunk.where, start)
+        if not rows_before:
+            form.check_with_model(values, chunk.where)
+        rows_before += count
+        for row in without_text:
+            if chosen[row - start]:
+                split.without_text.append(chunk.number(row, where))
+        split.labels.add(
+            (chunk.number(row, where), label)
+            for row, label in form.labels(values, start)
+            if chosen[row - start]
+        )
+        split.texts.add(itertools.compress(form.texts(values), chosen))
+        split.rows += sum(chosen)
+        share = chunk.share
         # Part of a file is better than a submission that nobody waits for.
         elapsed_s = time.monotonic() - began
         if share < 1 and elapsed_s > CHECK_S:
@@ -350,11 +361,12 @@ def _check_labels(task: str, form: RowFormat, splits: Sequence[Split]) -> list[s
     task_labels = facts(task).labels
     train = splits[0]
     # Part of a file may lack a class: then labels can only be checked against the task's own.
-    if not form.has_classes or (task_labels is None and train.share < 1):
+    known_names = form.names or task_labels or train.class_names
+    if not form.has_classes or (not known_names and train.share < 1):
         return []
-    names = list(form.names or task_labels or train.labels.names())
-    may_be_number = task_labels is not None
+    names = list(known_names or train.labels.names())
     for split in splits:
+        may_be_number = task_labels is not None or bool(split.class_names)
         # Each label once, with the row in which it is first. It raises for one that is no class.
         labels = split.labels
         values = [value for _, value in labels.first]

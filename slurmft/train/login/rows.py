@@ -1,4 +1,4 @@
-"""Rows of data files: .csv, .tsv, .jsonl, .txt (.gz too) and .parquet, read and written.
+"""Rows of data files: .csv, .tsv, .jsonl, .txt (.gz too), .parquet and .arrow, read and written.
 
 The login node and the ranks read local files by this code: what a rank would refuse after hours in
 a queue is refused at submission. It needs neither torch nor numpy. Rows are counted from 1; the
@@ -16,7 +16,7 @@ import shlex
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import aside_of, to_json
@@ -30,23 +30,79 @@ _LINE_BYTES = 2**26
 """Most bytes of a line: a file with a longer one is of another kind."""
 
 
-def read_chunks(
-    path: Path, names: Sequence[str]
-) -> Iterator[tuple[float, list[list[Any]]]]:
-    """Reads columns of a file, some rows at a time.
+class ShardRow(int):
+    """Number of a row of one of several files; its text names the file."""
+
+    file: str
+
+    def __new__(cls, number: int, file: str) -> "ShardRow":
+        row = super().__new__(cls, number)
+        row.file = os.path.basename(file)
+        return row
+
+    def __str__(self) -> str:
+        return f"{int(self)} of {self.file}"
+
+
+class Chunk(NamedTuple):
+    """Some rows of a split."""
+
+    share: float
+    """Share of the split that is read by then."""
+    columns: list[list[Any]]
+    """Values of each column."""
+    where: str
+    """File that has them, or its name in messages."""
+    first_row: int
+    """Number of the first one in that file."""
+
+    def number(self, row: int, split: str) -> int:
+        """Returns the number of a row of this file, as messages about a split name it."""
+        if self.where == split:
+            return row
+        return ShardRow(row, self.where)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Returns the files of a split: of a name with a star, all that it stands for, in order."""
+    if "*" in path.name and not path.exists():
+        return sorted(path.parent.glob(path.name))
+    return [path]
+
+
+def read_chunks(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
+    """Reads columns of a file, or of the files of a split, some rows at a time.
 
     Args:
-        names: names of the columns; none: all of them, and their names come as the first row.
-
-    Yields:
-        The share of the file that is read by then, and the values of each column.
+        path: see `files_of`.
+        names: names of the columns; none: all of them, and their names come as the first row; of a
+            single file alone.
 
     Raises:
-        UsageError: the file is not of the kind that its name says, is not UTF-8, has no rows or no
-            such column.
+        UsageError: a file is not of the kind that its name says, is not UTF-8, or has no such
+            column; there are no rows.
     """
+    files = files_of(path)
+    try:
+        sizes = [file.stat().st_size for file in files]
+    except OSError as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+    total = sum(sizes)
+    bytes_before = 0
+    has_rows = False
+    for file, size in zip(files, sizes, strict=True):
+        for chunk in _chunks_of_file(file, names):
+            share = (bytes_before + chunk.share * size) / total
+            yield chunk._replace(share=share)
+            has_rows = True
+        bytes_before += size
+    if not has_rows:
+        raise UsageError(f"{str(path)!r} has no rows")
+
+
+def _chunks_of_file(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
     suffix = path.name.removesuffix(".gz").rpartition(".")[2]
-    share = 0.0
+    rows_before = 0
     try:
         with open(path, "rb") as raw:
             size_bytes = os.fstat(raw.fileno()).st_size
@@ -55,12 +111,12 @@ def read_chunks(
                 next(rows, None)  # the names, which the caller has
             while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
                 share = raw.tell() / size_bytes  # of the packed bytes, if it is a .gz
-                yield share, [list(column) for column in zip(*chunk, strict=True)]
+                columns = [list(column) for column in zip(*chunk, strict=True)]
+                yield Chunk(share, columns, str(path), rows_before + 1)
+                rows_before += len(chunk)
     # EOFError and zlib.error are of a .gz that was cut off, or is none.
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
-    if not share:
-        raise UsageError(f"{str(path)!r} has no rows")
 
 
 def read_columns(
@@ -75,7 +131,7 @@ def read_columns(
         most: thousands of rows to read; None: all.
     """
     chunks = itertools.islice(read_chunks(path, names), most)
-    columns_of_chunks = [columns for _, columns in chunks]
+    columns_of_chunks = [chunk.columns for chunk in chunks]
     columns = []
     for parts in zip(*columns_of_chunks, strict=True):
         columns.append(list(itertools.chain(*parts)))
@@ -295,10 +351,81 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
         chosen = _chosen(str(path), names, file.schema_arrow.names)
         yield chosen
         for batch in file.iter_batches(_CHUNK_ROWS, columns=chosen):
-            columns = [batch.column(name).to_pylist() for name in chosen]
-            yield from map(list, zip(*columns, strict=True))
+            yield from _rows_of_batch(batch, chosen)
     except pyarrow.ArrowException as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+
+
+def _arrow(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
+    """Yields the rows of a file that the datasets library, or Arrow, has written."""
+    import pyarrow.ipc
+
+    try:
+        reader = _arrow_reader(raw)
+        chosen = _chosen(str(path), names, reader.schema.names)
+        yield chosen
+        for batch in _batches(reader):
+            # The library writes what it got at a time, which may be a whole split.
+            for start in range(0, batch.num_rows, _CHUNK_ROWS):
+                yield from _rows_of_batch(batch.slice(start, _CHUNK_ROWS), chosen)
+    except pyarrow.ArrowException as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+
+
+def _arrow_reader(raw: BinaryIO) -> Any:
+    """Opens an Arrow file as a stream, which the datasets library writes, or as Arrow's files."""
+    import pyarrow.ipc
+
+    # Only files of the second kind begin with it.
+    is_file = raw.read(6) == b"ARROW1"
+    raw.seek(0)
+    if is_file:
+        return pyarrow.ipc.open_file(raw)
+    return pyarrow.ipc.open_stream(raw)
+
+
+def _batches(reader: Any) -> Iterator[Any]:
+    if not hasattr(reader, "num_record_batches"):
+        yield from reader
+        return
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)
+
+
+def _rows_of_batch(batch: Any, names: Sequence[str]) -> Iterator[list[Any]]:
+    columns = [batch.column(name).to_pylist() for name in names]
+    yield from map(list, zip(*columns, strict=True))
+
+
+def class_names(path: Path) -> dict[str, list[str]]:
+    """Returns the names of the classes of columns whose labels are numbers, as the datasets library
+    writes them into .parquet and .arrow files; see `files_of`."""
+    (file, *_) = files_of(path) or [path]
+    if file.suffix not in (".parquet", ".arrow"):
+        return {}
+    import pyarrow.parquet
+
+    try:
+        with open(file, "rb") as raw:
+            if file.suffix == ".arrow":
+                schema = _arrow_reader(raw).schema
+            else:
+                schema = pyarrow.parquet.read_schema(raw)
+        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = metadata.get("info", {}).get("features", {})
+    # Whatever cannot be read here, `read_chunks` reports.
+    except (OSError, ValueError, AttributeError):
+        return {}
+    names = {}
+    for column, feature in features.items():
+        element = feature
+        if isinstance(feature, list) and feature:  # as earlier versions wrote lists
+            element = feature[0]
+        elif isinstance(feature, dict) and "feature" in feature:
+            element = feature["feature"]
+        if isinstance(element, dict) and element.get("_type") == "ClassLabel":
+            names[column] = element["names"]
+    return names
 
 
 def _text(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -314,6 +441,7 @@ _READERS: dict[str, Callable[[BinaryIO, Path, Sequence[str]], Iterator[list[Any]
     "tsv": _csv,
     "jsonl": _json,
     "parquet": _parquet,
+    "arrow": _arrow,
     "txt": _text,
 }
 

@@ -14,8 +14,10 @@ from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import hub_cache, is_local
 from slurmft.core.permissions import user_name
+from slurmft.core.text import some
 from slurmft.train import ipex, metric_spec
 from slurmft.train.config import TrainConfig
+from slurmft.train.login.rows import files_of
 from slurmft.train.login.validation_part import (
     VALIDATION,
     has_validation,
@@ -31,6 +33,7 @@ SUFFIXES = (
     ".tsv",
     ".tsv.gz",
     ".parquet",
+    ".arrow",
     ".txt",
     ".txt.gz",
 )
@@ -218,8 +221,84 @@ def _has_data(folder: Path, task: str) -> bool:
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    paths = [folder / f"{split}{suffix}" for suffix in SUFFIXES]
-    return [path for path in paths if path.is_file()]
+    """Returns what a folder has as a split; more than one is a mistake. See `rows.files_of`."""
+    found = []
+    for place in (
+        folder,
+        folder / "data",
+    ):  # the latter as data sets of the hub have it
+        paths = [place / f"{split}{suffix}" for suffix in SUFFIXES]
+        found += [path for path in paths if path.is_file()]
+        patterns = set()
+        for path in place.glob(f"{split}-*-of-*"):
+            pattern = _pattern(path)
+            if pattern and path.name.endswith(SUFFIXES):
+                patterns.add(pattern)
+        found += sorted(patterns)
+    # A Dataset has no name: it is training data.
+    saved = [folder / split]
+    if split == "train":
+        saved.append(folder)
+    for place in saved:
+        if (place / _STATE).is_file():
+            found.append(_saved_dataset(place))
+    return found
+
+
+_STATE = "state.json"
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+(?:\.gz)?)")
+
+
+def _pattern(path: Path) -> Path | None:
+    """Returns the name with a star for all shards that one of them is of; None: it is none."""
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return None
+    head, _, count, suffix = match.groups()
+    return path.with_name(f"{head}-*-of-{count}{suffix}")
+
+
+def _saved_dataset(folder: Path) -> Path:
+    """Returns the files of a Dataset that `save_to_disk` wrote.
+
+    Raises:
+        UsageError: the folder is not as the datasets library writes it today.
+    """
+    state = read_json(folder / _STATE) or {}
+    try:
+        names = [file["filename"] for file in state["_data_files"]]
+        first = folder / Path(names[0]).name
+    except (KeyError, IndexError, TypeError):
+        raise UsageError(
+            f"{str(folder / _STATE)!r} names no files of data",
+            "save the data set again: load_from_disk(...).save_to_disk(...)",
+        ) from None
+    if state.get("_indices_data_files"):
+        raise UsageError(
+            f"{str(folder)!r} was saved as a choice of rows, by an old version of datasets",
+            "save the data set again: load_from_disk(...).save_to_disk(...)",
+        )
+    return _pattern(first) or first
+
+
+def _check_shards(path: Path) -> None:
+    """Raises UsageError where one of the files of a split is missing."""
+    files = files_of(path)
+    match = _SHARD.fullmatch(path.name.replace("*", "00000"))
+    if match is None or path in files:
+        return
+    head, _, count, suffix = match.groups()
+    present = {file.name for file in files}
+    expected = [
+        f"{head}-{number:05}-of-{count}{suffix}" for number in range(int(count))
+    ]
+    missing = [name for name in expected if name not in present]
+    if missing:
+        raise UsageError(
+            f"{str(path)!r}: {len(missing):,} of {int(count):,} files are missing: "
+            f"{some(missing, 3)}",
+            "copy the data set anew",
+        )
 
 
 class NoSplitError(UsageError):
@@ -232,7 +311,7 @@ class NoSplitError(UsageError):
 
 
 def find_split(folder: Path, split: str) -> Path:
-    """Returns the file of one split of a local data set.
+    """Returns the file of one split of a local data set, or the name with a star of its files.
 
     Raises:
         UsageError: the folder is closed to this user, or has no such file, or several.
@@ -249,14 +328,16 @@ def find_split(folder: Path, split: str) -> Path:
         raise NoSplitError(
             f"the data folder {str(folder)!r} has no {split} file",
             split,
-            f"looked for {', '.join(names)}",
+            f"looked for {', '.join(names)}, shards of them ({split}-00000-of-00003.parquet), also "
+            f"in its folder data, and for {split}/ of save_to_disk",
         )
     if len(files) > 1:  # which one is meant would be a guess
-        file_names = ", ".join(file.name for file in files)
+        file_names = ", ".join(str(file.relative_to(folder)) for file in files)
         raise UsageError(
             f"the data folder {str(folder)!r} has more than one {split} file: {file_names}",
             "leave one of them there",
         )
+    _check_shards(files[0])
     return files[0]
 
 
@@ -270,6 +351,5 @@ def may_have_test(train: TrainConfig) -> bool:
     if train.data is None or len(task_facts.splits) != 2:
         return False
     if is_local(train.data):
-        files = [Path(train.data, f"test{suffix}") for suffix in SUFFIXES]
-        return any(file.is_file() for file in files)
+        return bool(_files_of_split(Path(train.data), "test"))
     return task_facts.labels is None or train.task == "text-regression"

@@ -158,7 +158,8 @@ class Reporter:
         for path, fingerprint in self._job.config.program.inputs.items():
             # A model is an input as well, and so is the script of a metric.
             if data is not None and Path(path).is_relative_to(data):
-                lines.append(f"{Path(path).name}: {fingerprint['what']}")
+                name = Path(path).relative_to(data)
+                lines.append(f"{name}: {fingerprint['what']}")
         if lines:
             return lines
         # Data of the hub is first seen here; generated data is not worth a line.

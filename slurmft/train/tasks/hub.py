@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from slurmft.core import permissions
 from slurmft.core.errors import UsageError
 from slurmft.core.hub import hub_cache, is_local
-from slurmft.train.login.rows import no_column, read_columns
+from slurmft.train.login.rows import class_names, files_of, no_column, read_columns
 from slurmft.train.login.sources import (
     NoSplitError,
     find_split,
@@ -83,7 +83,7 @@ class Source:
         """
         if is_local(self.name):  # by our reader, which names the row that is wrong
             path = find_split(Path(self.name), split)
-            return Rows(read_columns(path, columns), str(path))
+            return Rows(read_columns(path, columns), str(path), class_names(path))
         dataset = self._dataset(split)
         where = f"{self.name} ({split})"
         if len(dataset) == 0:
@@ -104,7 +104,7 @@ class Source:
     def files(self, split: str) -> list[Path]:
         """Returns the files that hold a split's rows."""
         if is_local(self.name):
-            return [find_split(Path(self.name), split)]
+            return files_of(find_split(Path(self.name), split))
         dataset = self._dataset(split)
         return [Path(file["filename"]) for file in dataset.cache_files]
 
