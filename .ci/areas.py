@@ -53,7 +53,12 @@ AREAS = {
     "kubernetes": ("slurmft/plugins/kubernetes/",),
     "latex": ("slurmft/plugins/studies/report/",),
     "models": ("slurmft/train/engine/",),
-    "mpi": ("slurmft/plugins/mpirun/", "slurmft/node/ccl.py"),
+    "mpi": (
+        "slurmft/plugins/mpirun/",
+        "slurmft/node/ccl.py",
+        "slurmft/node/collectives.py",
+        "slurmft/node/backend_probe.py",
+    ),
     "notify": ("slurmft/plugins/notify/",),
     "patches": ("patches/",),
     "programs": ("slurmft/programs/", "slurmft/job/", "slurmft/cluster/slurm/"),

@@ -85,7 +85,9 @@ def run(
     folder.mkdir()
     path = make_run(folder / "runs", backend=backend, model=str(encoder()), **train)
     here = hardware.detect(os.environ)
-    binding = ccl.choose(backend, has_gpu=False)
+    binding = None
+    if backend == "ccl":
+        binding = ccl.find()
     job = JobConfig(profile="cpu", nproc_per_node=min(processes, len(here.cores)))
     profile = profiles.choose(here, job, uses_ccl=binding is not None)
     environment = {setting.name: setting.value for setting in profile.settings()}

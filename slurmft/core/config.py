@@ -114,8 +114,8 @@ class JobConfig:
     )
     backend: str = option(
         "auto",
-        "library of the collectives; auto: nccl on GPUs; on CPUs ccl where oneCCL is installed, "
-        "else gloo",
+        "library of the collectives; auto: nccl on GPUs; on CPUs gloo, or ccl where oneCCL is "
+        "installed on all nodes and measured to be faster there",
         affects="speed",
         at="rank",
         choices=BACKENDS,

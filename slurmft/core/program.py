@@ -61,6 +61,16 @@ class Program:
         return program
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gradient:
+    """What the ranks of a program sum in each step."""
+
+    numbers: int = 25 * 2**18
+    """How many numbers it has. By default, in fp32, the largest message of torch's DDP."""
+    dtype: str = "float32"
+    """Their type, as torch names it."""
+
+
 class ProgramKind:
     """Answers of a kind of program to the kernel.
 
@@ -71,6 +81,8 @@ class ProgramKind:
     attaches = True
     """Its processes send heartbeats and record what they do. False: what they print is all that is
     known of them."""
+    sums_gradients = False
+    """Its ranks sum gradients in each step."""
     per = "torchrun"
     """What a node starts: a torchrun, or the program once a "node", a "process" or a "gpu"."""
 
@@ -81,6 +93,10 @@ class ProgramKind:
     def python(self) -> str:
         """The Python whose packages it uses."""
         return sys.executable
+
+    def gradient(self) -> Gradient:
+        """Returns the gradient that its ranks sum, on CPUs as this node's."""
+        return Gradient()
 
     def newest_checkpoint(self) -> str | None:
         """Returns its newest checkpoint outside of the run directory, in words; None: none."""

@@ -181,6 +181,11 @@ class Examined(Text):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Compared(Text):
+    """The result of a measurement of gloo and oneCCL."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks(Record):
     """Time of each rank's own work and its memory, by rank."""
 
@@ -199,6 +204,7 @@ _KINDS: dict[str, tuple[type[Record], ...]] = {
     "best_saved": (BestSaved,),
     "warning": (Warned,),
     "preflight": (Examined,),
+    "collectives": (Compared,),
     "ranks": (Ranks,),
 }
 """Event -> what a record of it is: the first that it fits. The last one fits all that are whole."""

@@ -4,7 +4,7 @@ import re
 import shutil
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -178,3 +178,15 @@ def numbers(text: str) -> list[int]:
             end = int(last or first) + 1
             parsed += range(int(first), end)
     return parsed
+
+
+def by_host(facts: Iterable[tuple[str, str]]) -> str:
+    """Groups facts about hosts, as text: "on n1, n2: 4; on n3: 0"."""
+    hosts_of: dict[str, list[str]] = {}
+    # Each once: the ranks of a host mostly have the same fact.
+    for host, fact in dict.fromkeys(facts):
+        hosts_of.setdefault(fact, []).append(host)
+    parts = []
+    for fact, hosts in hosts_of.items():
+        parts.append(f"on {some(hosts)}: {fact}")
+    return "; ".join(parts)

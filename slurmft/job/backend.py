@@ -8,13 +8,13 @@ import importlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch.distributed.distributed_c10d import get_default_backend_for_device
 
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.core.text import shown, some
+from slurmft.core.text import by_host, shown
 from slurmft.job import devices
 from slurmft.node import ccl
 from slurmft.node.hardware import host_name
@@ -37,15 +37,15 @@ class Offer(NamedTuple):
     gpu_backend: str = "nccl"
 
 
-def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str | None]:
+def agree(asked: str, store: Any, rank: int, world_size: int) -> str:
     """Chooses the backend from the offers of all ranks; all of them call it.
 
     Args:
         asked: the value of --backend.
         store: the store of the rendezvous.
 
-    Returns:
-        The backend and a warning, see `choose`.
+    Raises:
+        SlurmftError: as `choose`.
     """
     keys = [f"backend/{each}" for each in range(world_size)]
     # By the store, because there is no process group yet: it needs the backend.
@@ -68,15 +68,14 @@ def agree(asked: str, store: Any, rank: int, world_size: int) -> tuple[str, str 
 
 
 def offer(asked: str) -> Offer:
-    """Finds out what this rank can use. Where ccl may be chosen, its binding is imported."""
+    """Finds out what this rank can use. For ccl its binding is imported."""
     gpus = 0
     problem = None
     # Not for gloo or ccl: a driver that is asked about its GPUs takes memory of the host, at least.
     if asked in ("auto", "nccl"):
         gpus, problem = devices.usable()
-    computes_on_cpus = not gpus and not problem
     ccl_problem = None
-    if asked == "ccl" or (asked == "auto" and computes_on_cpus):
+    if asked == "ccl":
         ccl_problem = _import_binding()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     uuid = None
@@ -107,15 +106,13 @@ def _import_binding() -> str | None:
     return None
 
 
-def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
-    """Chooses the backend asked for, or the fastest that all ranks can use.
+def choose(asked: str, offers: Sequence[Offer]) -> str:
+    """Chooses the backend asked for. With auto, it is that of the GPUs, or else gloo.
 
     Args:
-        asked: the value of --backend; `nccl` means what the GPUs' vendor has in its place, too.
+        asked: the value of --backend, or what the tasks of the nodes have measured to be faster
+            (`slurmft.node.collectives`); `nccl` means what the GPUs' vendor has in its place, too.
         offers: those of all ranks; of equal ones, one is enough.
-
-    Returns:
-        The backend; and a warning, if hosts have oneCCL's binding and cannot use it.
 
     Raises:
         UsageError: a host lacks what was asked for, or some have GPUs and others none.
@@ -123,23 +120,16 @@ def choose(asked: str, offers: Sequence[Offer]) -> tuple[str, str | None]:
     """
     has_gpus = any(offer.gpus or offer.gpu_problem for offer in offers)
     if asked == "nccl" or (asked == "auto" and has_gpus):
-        return _choose_for_gpus(asked, offers), None
-    if asked == "gloo":
-        return "gloo", None
+        return _choose_for_gpus(asked, offers)
+    if asked != "ccl":
+        return "gloo"
     problems = []
     for offer in offers:
         if offer.ccl_problem:
             problems.append((offer.host, offer.ccl_problem))
-    if not problems:
-        return "ccl", None
-    if asked == "ccl":
-        raise UsageError(f"--backend ccl {_by_host(problems)}", ccl.hint())
-    # Where no host has the binding, gloo is what was to be expected: there is no warning.
-    ccl_problems = {offer.ccl_problem for offer in offers}
-    is_absent_everywhere = ccl_problems == {ccl.problem_of(None)}
-    if is_absent_everywhere:
-        return "gloo", None
-    return "gloo", f"collectives use gloo; {_by_host(problems)}"
+    if problems:
+        raise UsageError(f"--backend ccl {by_host(problems)}", ccl.hint())
+    return "ccl"
 
 
 def _choose_for_gpus(asked: str, offers: Sequence[Offer]) -> str:
@@ -165,7 +155,7 @@ def _too_few_gpus(
     for offer in offers:
         fact = offer.gpu_problem or f"{offer.gpus} for {offer.processes} process(es)"
         facts.append((offer.host, fact))
-    counts = _by_host(facts)
+    counts = by_host(facts)
     message = f"--backend {asked}: torch does not see a GPU for every process; {counts}"
     failed_hosts = sorted({offer.host for offer in too_few})
     have_broken_gpus = all(offer.gpu_problem for offer in too_few)
@@ -179,15 +169,3 @@ def _too_few_gpus(
     if any(offer.gpu_problem for offer in too_few):
         hint = "install a torch for these GPUs and their driver (https://pytorch.org)"
     return UsageError(message, f"{hint}, or compute on CPUs: --profile cpu")
-
-
-def _by_host(facts: Iterable[tuple[str, str]]) -> str:
-    """Groups facts about hosts, as text: "on n1, n2: 4; on n3: 0"."""
-    hosts_of: dict[str, list[str]] = {}
-    # Each once: the ranks of a host mostly have the same fact.
-    for host, fact in dict.fromkeys(facts):
-        hosts_of.setdefault(fact, []).append(host)
-    parts = []
-    for fact, hosts in hosts_of.items():
-        parts.append(f"on {some(hosts)}: {fact}")
-    return "; ".join(parts)

@@ -43,7 +43,7 @@ from slurmft.job import checkpoints, process
 from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
 from slurmft.node.heartbeat import Heart
-from slurmft.node.profiles import bind_rank
+from slurmft.node.profiles import BACKEND, bind_rank
 from slurmft.node.signals import StopRequest
 from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RUN_DIR, RunDir
@@ -183,13 +183,13 @@ class Job:
             from slurmft.job import process_group
 
             assert self._run is not None
+            # The task of the node may have measured which one is faster.
+            backend = os.environ.get(BACKEND) or self.config.job.backend
             self._world = process_group.init(
-                self.config.job.backend, lambda backend: self.alive("connect")
+                backend, lambda backend: self.alive("connect")
             )
             self.alive("start")
             self._meet()
-            if self._world.warning:
-                self.warn(self._world.warning)
         return self._world
 
     def _meet(self) -> None:

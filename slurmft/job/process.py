@@ -24,14 +24,6 @@ from slurmft.node.signals import StopRequest
 from slurmft.runs import log_times, rundir
 from slurmft.runs.rundir import RunDir
 
-LOST_PEER = (
-    "connection closed by peer",
-    "connection reset",
-    "broken pipe",
-    "gloo/transport",
-)
-"""Signs of errors that only say that another rank is gone, in lower case."""
-
 _BROKEN_GPU = re.compile(
     r"\b(?:cuda|hip)\b.*(?:unknown error|uncorrectable|hardware stack error|busy or unavailable|"
     r"no \S+-capable device|system not yet initialized)|gpu is lost|device[ _]lost|off the bus",

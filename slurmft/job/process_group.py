@@ -13,8 +13,8 @@ from torch.distributed.rendezvous import rendezvous
 from slurmft.core.errors import SlurmftError
 from slurmft.job import devices
 from slurmft.job.backend import agree
-from slurmft.job.process import LOST_PEER
 from slurmft.node import torchrun
+from slurmft.node.peers import LOST_PEER
 
 _TIMEOUT = timedelta(minutes=30)
 """For collectives between steps."""
@@ -44,8 +44,6 @@ class World:
     backend: str
     control: Any
     """A gloo group of all ranks, for requests and objects."""
-    warning: str | None = None
-    """What the user should know of the backend."""
     owned: bool = True
     """Whether the process group was set up here, not by the program."""
 
@@ -178,12 +176,11 @@ def init(backend: str, connecting: Callable[[str], object] | None = None) -> Wor
         SlurmftError: as `backend.choose`.
     """
     owned = not dist.is_initialized()
-    warning = None
     if owned:
         # Before the rendezvous: torch's stores would listen on all addresses of the node.
         torchrun.bind_stores()
         store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
-        name, warning = agree(backend, store, rank, size)
+        name = agree(backend, store, rank, size)
     else:
         name = dist.get_backend()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -204,7 +201,6 @@ def init(backend: str, connecting: Callable[[str], object] | None = None) -> Wor
         local_rank=local_rank,
         device=device,
         backend=name,
-        warning=warning,
         # gloo, also beside nccl: requests lie in the memory of the host, and must not wait for the
         # work that is queued on the GPU.
         control=dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT),

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from slurmft.core import process
 from slurmft.core.errors import UsageError
-from slurmft.node.hardware import host_name
 
 MODULE = "oneccl_bindings_for_pytorch"
 """Importing it registers the backend."""
@@ -139,36 +138,18 @@ def _version(package: str) -> str | None:
         return None
 
 
-def choose(backend: str, has_gpu: bool, python: str = sys.executable) -> Binding | None:
-    """Returns the binding if this node is to be prepared for oneCCL. With "auto", GPUs come first.
-
-    The ranks agree on the collectives that a run uses (`slurmft.job.backend`): another node may
-    lack the binding.
+def check(backend: str, python: str, where: str = "") -> None:
+    """Raises UsageError where a Python of this machine cannot use oneCCL, and is asked to.
 
     Args:
         python: that of the program, whose packages count.
-
-    Raises:
-        UsageError: ccl was requested, and cannot be used.
+        where: the host, for the message.
     """
-    if backend not in ("auto", "ccl") or (backend == "auto" and has_gpu):
-        return None
-    binding = find(python)
-    problem = problem_of(binding)
-    if problem is None:
-        return binding
-    if backend == "ccl":
-        raise UsageError(f"--backend ccl on {host_name()}: {problem}", hint())
-    return None
-
-
-def check(backend: str, python: str) -> None:
-    """Raises UsageError where a Python of this machine cannot use oneCCL, and is asked to."""
     if backend != "ccl":
         return
     problem = problem_of(find(python))
     if problem is not None:
-        raise UsageError(f"--backend ccl: {problem}", hint())
+        raise UsageError(f"--backend ccl{where}: {problem}", hint())
 
 
 def problem_of(binding: Binding | None) -> str | None:

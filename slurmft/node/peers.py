@@ -21,7 +21,21 @@ STOP = "stop"
 """Word: the job is to stop."""
 PASSED = "passed"
 """Word: all nodes are good."""
-_WORDS = frozenset({FAILED, HANG, STOP, PASSED})
+MEASURE = "measure"
+"""Word: all nodes are to measure gloo and oneCCL."""
+GLOO = "gloo"
+"""Word: the ranks are to use gloo."""
+CCL = "ccl"
+"""Word: the ranks are to use oneCCL."""
+_WORDS = frozenset({FAILED, HANG, STOP, PASSED, MEASURE, GLOO, CCL})
+LOST_PEER = (
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "gloo/transport",
+)
+"""Signs of errors that only say that another rank is gone, in lower case."""
+
 # Begins a line that is for the head alone.
 _REPORT = "report "
 _LONGEST_LINE = 2**14
@@ -50,7 +64,8 @@ class Peers:
         self._greeting = greeting
         self._news = threading.Condition()
         self._words: list[str] = []
-        self._reports: list[tuple[float, Any]] = []
+        self._reports: dict[str, list[tuple[float, Any]]] = {}
+        """What the others have reported about each topic."""
         self._unfinished: dict[socket.socket, bytes] = {}
         """The beginning of a line, by the link whose next data ends it."""
         self._links: set[socket.socket] = set()
@@ -89,18 +104,21 @@ class Peers:
                     return word
             return None
 
-    def report(self, facts: Any) -> None:
+    def report(self, topic: str, facts: Any) -> None:
         """Sends something to the head alone, as JSON."""
+        text = json.dumps([topic, facts])
         for link in self._links:
             with contextlib.suppress(OSError):  # that task has ended
-                link.sendall(f"{_REPORT}{json.dumps(facts)}\n".encode())
+                link.sendall(f"{_REPORT}{text}\n".encode())
 
-    def reports(self, count: int, wait_s: float) -> list[tuple[float, Any]]:
-        """Waits until the head has `count` reports, or `wait_s` has passed; returns each with the
-        time at which it came, by this host's clock."""
+    def reports(self, topic: str, count: int, wait_s: float) -> list[tuple[float, Any]]:
+        """Waits until the head has `count` reports about a topic, or `wait_s` has passed; returns
+        each with the time at which it came, by this host's clock."""
         with self._news:
-            self._news.wait_for(lambda: len(self._reports) >= count, wait_s)
-            return list(self._reports)
+            self._news.wait_for(
+                lambda: len(self._reports.get(topic, ())) >= count, wait_s
+            )
+            return list(self._reports.get(topic, ()))
 
     def _listen(self) -> None:
         while True:
@@ -143,9 +161,10 @@ class Peers:
         if not line.startswith(_REPORT):
             self.tell(line, link)
             return
-        with self._news, contextlib.suppress(ValueError):
-            facts = json.loads(line.removeprefix(_REPORT))
-            self._reports.append((time.time(), facts))
+        # Whoever connects to the port may send anything.
+        with self._news, contextlib.suppress(ValueError, TypeError):
+            topic, facts = json.loads(line.removeprefix(_REPORT))
+            self._reports.setdefault(topic, []).append((time.time(), facts))
             self._news.notify_all()
 
     def _drop(self, link: socket.socket) -> None:

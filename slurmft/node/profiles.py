@@ -21,6 +21,9 @@ CORES = "SLURMFT_CORES"
 """The cores of each process of a node, as "0-3;4-7"; for the ranks."""
 GPUS = "SLURMFT_GPUS"
 """The GPUs that torch has to see on a node that has some, as "4 NVIDIA"; 0: none is to be used."""
+BACKEND = "SLURMFT_BACKEND"
+"""The backend of the collectives, where the task of the node has decided; else --backend's value.
+For the ranks."""
 USE_CPU = "ACCELERATE_USE_CPU"
 """Accelerate's variable: processes on CPUs form a process group only with it."""
 
@@ -85,10 +88,8 @@ class Profile:
         return settings
 
     def _cores_of_processes(self) -> str:
-        lists = []
-        for compute_cores, comm_cores in zip(self.cores, self.comm_cores, strict=True):
-            lists.append(as_list(compute_cores + comm_cores))
-        return ";".join(lists)
+        # Without those for communication: oneCCL's threads poll, and bind themselves.
+        return ";".join(as_list(compute_cores) for compute_cores in self.cores)
 
     def _gpu_variables(self) -> dict[str, Any]:
         if self.name != "gpu":

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,24 +19,22 @@ from slurmft.core.program import kind_of
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import (
     ccl,
+    collectives,
     granted_cpus,
-    hardware,
     heartbeat,
     profiles,
     signals,
     start,
 )
 from slurmft.node.hardware import host_name
+from slurmft.node.preparation import training_environment, use_of_node
 from slurmft.node.profiles import Profile
-from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
+from slurmft.node.rendezvous import Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RUN_DIR
-
-# How long torchrun waits between SIGTERM and SIGKILL to the ranks of a failed node.
-_STOP_TIMEOUT_S = 5
 
 
 def run_node(supervisor: Supervisor) -> int:
@@ -59,35 +56,6 @@ def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> b
     return all(passes(peers, timeout_s) for passes in examinations)
 
 
-def use_of_node(
-    config: RunConfig,
-    environment: Mapping[str, str],
-    for_rank: bool = False,
-    is_bound: bool = False,
-) -> Profile:
-    """Decides how a run uses this node. `for_rank` and `is_bound`: see `profiles.choose`.
-
-    Raises:
-        UsageError: the node does not have what was asked for.
-    """
-    node_hardware = hardware.detect(environment)
-    uses_gpus = profiles.name_of(node_hardware, config.job) == "gpu"
-    python = kind_of(config.program).python
-    binding = ccl.choose(config.job.backend, uses_gpus, python)
-    part = None
-    if LOCAL_NODE in environment:  # a simulated node: it has a part of this machine
-        part = (int(environment[LOCAL_NODE]), config.job.nodes)
-    uses_ccl = binding is not None
-    return profiles.choose(
-        node_hardware,
-        config.job,
-        uses_ccl=uses_ccl,
-        part=part,
-        for_rank=for_rank,
-        is_bound=is_bound,
-    )
-
-
 def run_torchrun(
     supervisor: Supervisor,
     config: RunConfig,
@@ -101,6 +69,7 @@ def run_torchrun(
         nodes: the number of nodes where it may change, as "2:4".
         ends_with_others: the failure of another node ends this one, too.
     """
+    config = collectives.settle(supervisor, config, rendezvous)
     profile = use_of_node(config, os.environ)
     # Of one node, as nodes of a job are mostly alike.
     warning = granted_cpus.warning(profile, config.job, os.environ)
@@ -143,6 +112,7 @@ def run_child(
         environment |= locks.environment(config.job.file_locks, environment)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         environment[RUN_DIR] = str(supervisor.run.path)
+        environment[profiles.BACKEND] = config.job.backend
         if profile.uses_ccl:
             (watchdog.folder / ccl.MARK).touch()
         write_json(heartbeat.hardware_file(watchdog.folder), profile.hardware.facts())
@@ -150,53 +120,6 @@ def run_child(
             environment[signals.STOPPING] = str(supervisor.stop_signal)
         child = replace(child, command=[provided.python, *child.command[1:]])
         return supervisor.supervise(child, environment, rendezvous.node_rank, watchdog)
-
-
-def training_environment(
-    profile: Profile,
-    rendezvous: Rendezvous,
-    environment: Mapping[str, str],
-    python: str = sys.executable,
-) -> dict[str, str]:
-    """Returns the environment of torchrun and its processes.
-
-    Variables that the user has set take precedence over what is found here, but not over flags.
-
-    Args:
-        python: that of the program, whose packages count.
-    """
-    variables = profiles.merge(profile.settings(), environment)
-    variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
-    # torchrun's agents keep one store for all restarts, and its old keys: restarted ranks may read
-    # the addresses of those that died. Without sharing, every restart has a store of its own.
-    variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    address = rendezvous.listen_address()
-    variables[LISTEN] = ""
-    if address:
-        variables[LISTEN] = f"{rendezvous.host}={address}"
-    interface_variables = _interface_variables(
-        rendezvous.socket_interface(), profile.uses_ccl
-    )
-    variables |= interface_variables
-    if profile.uses_ccl and rendezvous.has_several_nodes:
-        variables |= ccl.NETWORK_VARIABLES
-    variables |= environment
-    if rendezvous.interface is not None:  # the flag --interface
-        variables |= interface_variables
-    if profile.uses_ccl and (binding := ccl.find(python)):
-        variables |= binding.environment()
-    return variables
-
-
-def _interface_variables(interface: str | None, uses_ccl: bool) -> dict[str, str]:
-    """Returns the variables that bind collectives to a network interface."""
-    if interface is None:
-        return {}
-    variables = {"GLOO_SOCKET_IFNAME": interface}
-    variables["NCCL_SOCKET_IFNAME"] = f"={interface}"  # a bare name would be a prefix
-    if uses_ccl:
-        variables |= ccl.interface_variables(interface)
-    return variables
 
 
 def record_torchrun_failure(

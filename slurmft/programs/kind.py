@@ -21,6 +21,8 @@ class OwnProgramKind(ProgramKind):
         super().__init__(program)
         self._own = build(OwnProgram, program.settings)
         self.per = self._own.per
+        # Whether it trains is not known, only that its processes are ranks.
+        self.sums_gradients = self.per == "torchrun"
 
     @property
     def python(self) -> str:

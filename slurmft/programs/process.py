@@ -25,7 +25,6 @@ from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.job.process import (
-    LOST_PEER,
     ask_for_no_restart,
     end,
     failed_so_before,
@@ -37,6 +36,7 @@ from slurmft.job.process import (
 from slurmft.node import heartbeat, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import OUTPUT, Heart
+from slurmft.node.peers import LOST_PEER
 from slurmft.node.profiles import bind_rank
 from slurmft.programs import node_environment
 from slurmft.programs.description import OwnProgram, in_words, signal_of

@@ -91,6 +91,7 @@ class RunDir:
     packages = _Below("packages.json")
     started = _Below("started.json")
     rendezvous = _Below("meeting.json")
+    collectives = _Below("collectives.json")
     submitit = _Below("submitit")
     script = _Below("submitit/job.sh")
     code = _Below("code")

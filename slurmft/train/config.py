@@ -795,6 +795,13 @@ def evaluation_period(evaluate_every: str) -> tuple[int, str] | None:
     return int(number), unit
 
 
+def rounding(grad_comm: str, precision: str) -> str:
+    """Returns how gradients are sent, where --grad-comm may say auto: fp32 or bf16."""
+    if grad_comm == "auto":
+        return "bf16" if precision == "bf16" else "fp32"
+    return grad_comm
+
+
 def local_steps(grad_comm: str) -> int | None:
     """Returns K of local:K, the steps of each rank by itself; None where ranks send gradients.
 

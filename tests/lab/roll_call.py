@@ -16,10 +16,11 @@ import time
 import slurmft
 from slurmft import SlurmftError
 from slurmft.core.errors import Exit
+from slurmft.node.preparation import use_of_node
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.node.supervisor import Child, Supervisor, run_task
 from slurmft.node.task import meet as meet_nodes
-from slurmft.node.task import record_torchrun_failure, run_child, use_of_node
+from slurmft.node.task import record_torchrun_failure, run_child
 from slurmft.runs import log_times
 
 LATE_S, WAIT_S = 20.0, 240.0

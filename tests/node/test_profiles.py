@@ -18,9 +18,9 @@ from slurmft.core.files import write_json
 from slurmft.core.text import numbers
 from slurmft.node import ccl, hardware, heartbeat, profiles
 from slurmft.node.hardware import Hardware, as_list
+from slurmft.node.preparation import training_environment
 from slurmft.node.profiles import Profile, bind_rank, choose
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.node.task import training_environment
 from tests.conftest import Done, assert_two_lines, records, slurmft
 from tests.support.ccl import BINDING, SETVARS, stand_in, torch_version
 from tests.support.cluster import Cluster
@@ -113,7 +113,8 @@ def test_cores_set_aside_for_oneccl(tmp_path: Path) -> None:
     assert found["CCL_WORKER_AFFINITY"] == "28,29,30,31,60,61,62,63"
     assert found["CCL_ATL_TRANSPORT"] == "ofi"
     assert found["CCL_PROCESS_LAUNCHER"] == "none"
-    assert found[profiles.CORES] == "0-31;32-63"  # its own threads run there, too
+    # Its own threads, which poll, bind themselves to the others.
+    assert found[profiles.CORES] == "0-27;32-59"
 
 
 def test_no_core_for_oneccl(tmp_path: Path) -> None:
@@ -581,9 +582,11 @@ def train_on_ccl(folder: Path, *more: str, nodes: int = 2, **variables: str) -> 
 @pytest.mark.processes
 def test_ccl_is_wired(tmp_path: Path) -> None:
     """Also beside variables that oneCCL would take for those of an mpirun."""
-    done = train_on_ccl(tmp_path, "--max-steps", "2", PMI_RANK="0", PMI_SIZE="1")
+    variables = {"PMI_RANK": "0", "PMI_SIZE": "1", "CCL_STAND_IN": "fast"}
+    done = train_on_ccl(tmp_path, "--max-steps", "2", **variables)
     assert done.code == 0, done.err
-    assert done.result["backend"] == "ccl"  # auto takes it
+    assert done.result["backend"] == "ccl"  # auto takes it where it is faster
+    assert done.out.count("collectives: ccl: a gradient of ") == 1
     for rank in (0, 1):
         log = done.run.rank_log(rank).read_text()
         assert "made by the stand-in" in log
@@ -632,7 +635,7 @@ def test_ccl_that_is_not_here(more: tuple[str, ...], tmp_path: Path) -> None:
 def test_ranks_that_do_not_connect(tmp_path: Path) -> None:
     """The watchdog does not wait as long as for a start: all ranks are there."""
     flags = ("--hang-timeout-s", "4", "--max-requeues", "0", "--max-steps", "2")
-    done = train_on_ccl(tmp_path, *flags, FI_PROVIDER="shm")
+    done = train_on_ccl(tmp_path, "--backend", "ccl", *flags, FI_PROVIDER="shm")
     assert done.code != 0
     assert "(connect, after step 0)" in done.err
 
@@ -712,7 +715,8 @@ def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
         "cannot open shared object file"
     )
     (warning,) = records(done.run, "warning")
-    assert warning["text"] == f"collectives use gloo; {words}"
+    cause = f"on {os.uname().nodename}: ImportError: libccl.so.1: cannot open shared object file"
+    assert warning["text"] == f"collectives use gloo; ccl fails {cause}"
     assert done.out.count(warning["text"]) == 1
     done = slurmft(
         "submit", "--follow", "--backend", "ccl", *flags, env=env, imported=True
@@ -754,9 +758,9 @@ def test_ccl_that_one_node_lacks(tmp_path: Path) -> None:
 
 def test_backends_that_are_not_here() -> None:
     with pytest.raises(UsageError, match="is not installed") as error:
-        ccl.choose("ccl", has_gpu=False)
+        ccl.check("ccl", sys.executable)
     assert "--backend gloo" in str(error.value.hint)
-    assert ccl.choose("auto", has_gpu=True) is None
+    ccl.check("auto", sys.executable)
 
 
 # --- on real nodes --------------------------------------------------------------------------------

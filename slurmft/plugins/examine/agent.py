@@ -15,7 +15,7 @@ from slurmft.core import decode, process
 from slurmft.core.config import JobConfig
 from slurmft.core.files import write_json
 from slurmft.core.options import build
-from slurmft.node import rendezvous, start, task
+from slurmft.node import preparation, rendezvous, start
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.plugins.examine import connections, inspection, node_use
 from slurmft.plugins.examine.agents import serve
@@ -75,9 +75,9 @@ class Agent:
     ) -> SpeedReport:
         """Measures devices and collectives under torchrun, as a run starts it."""
         config = inspection.config(build(JobConfig, job))
-        profile = task.use_of_node(config, os.environ)
+        profile = preparation.use_of_node(config, os.environ)
         rdzv = _rendezvous(hosts, rank, config.job.interface, port, id)
-        environment = task.training_environment(profile, rdzv, os.environ)
+        environment = preparation.training_environment(profile, rdzv, os.environ)
         # A rank that is about to end may still write there: that is no fault of the node.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)

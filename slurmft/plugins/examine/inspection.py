@@ -110,7 +110,7 @@ def _reaches_hub() -> bool:
 def _inspect_system(job: JobConfig) -> System:
     import psutil
 
-    from slurmft.node import rendezvous, task
+    from slurmft.node import preparation, rendezvous
 
     hardware = detect(os.environ)
     interfaces = rendezvous.interfaces()
@@ -129,7 +129,7 @@ def _inspect_system(job: JobConfig) -> System:
         networks=tuple(n for n in networks() if n.name in interfaces),
         software=software(),
         reaches_hub=False,
-        profile=task.use_of_node(config(job), os.environ).name,
+        profile=preparation.use_of_node(config(job), os.environ).name,
     )
 
 

@@ -4,7 +4,7 @@ import os
 
 from slurmft.core.config import JobConfig
 from slurmft.core.text import aligned
-from slurmft.node import hardware, profiles, task
+from slurmft.node import hardware, preparation, profiles
 from slurmft.node.hardware import Hardware
 from slurmft.node.profiles import Profile
 from slurmft.plugins.examine import inspection
@@ -12,7 +12,7 @@ from slurmft.plugins.examine import inspection
 
 def describe(job: JobConfig) -> list[str]:
     """Writes lines about this node, and the variables that a run would set, with their reasons."""
-    profile = task.use_of_node(inspection.config(job), os.environ)
+    profile = preparation.use_of_node(inspection.config(job), os.environ)
     rows = [*_node(profile.hardware), *_use(profile)]
     variables = profiles.describe(profile, os.environ)
     return [*aligned(rows), "", *variables]

@@ -33,6 +33,7 @@ from slurmft.plugins.examine import inspection
 from slurmft.plugins.examine.report import LinkReport, NodeReport, Products
 from slurmft.runs.rundir import RunDir
 
+_TOPIC = "preflight"
 _PRODUCTS_S = 60.0
 # How much longer than the others the head may take.
 _VERDICT_S = 30.0
@@ -70,14 +71,14 @@ class Preflight:
         # Half of the time is for this node's way to the next one, so that its report is not late.
         report = self._report(wait_s / 2)
         if not self._rendezvous.is_head:
-            peers.report(asdict(report))
+            peers.report(_TOPIC, asdict(report))
             decision = peers.heard_any((PASSED, FAILED), wait_s + _VERDICT_S)
             if decision is None:
                 head = self._rendezvous.head
                 raise RendezvousError(f"{head} has not judged the preflight")
             return decision == PASSED
         reports = [(time.time(), report)]
-        for arrived_s, facts in peers.reports(len(self._names) - 1, wait_s):
+        for arrived_s, facts in peers.reports(_TOPIC, len(self._names) - 1, wait_s):
             other = decode_or_none(facts, NodeReport)
             if other is not None:  # whoever connects to the port may send anything
                 reports.append((arrived_s, other))

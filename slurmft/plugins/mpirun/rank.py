@@ -23,6 +23,7 @@ from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
 from slurmft.node.peers import STOP, Peers
+from slurmft.node.preparation import use_of_node
 from slurmft.node.rendezvous import (
     HOSTS,
     Rendezvous,
@@ -33,7 +34,7 @@ from slurmft.node.rendezvous import (
     own_addresses,
 )
 from slurmft.node.supervisor import Child, Supervisor, run_task
-from slurmft.node.task import run_child, use_of_node
+from slurmft.node.task import run_child
 from slurmft.runs.rundir import RunDir
 
 _OMPI = "OMPI_COMM_WORLD"

@@ -168,16 +168,20 @@ def check_installed(packages: dict[str, tuple[str, ...]]) -> None:
             )
 
 
+def folders_of(model: str) -> list[Path]:
+    """Returns the folder of a model, or those of its revisions in the hub's cache."""
+    if is_local(model):
+        return [Path(model)]
+    folder_name = model.replace("/", "--")
+    cached = hub_cache() / f"models--{folder_name}" / "snapshots"
+    return sorted(cached.glob("*"))
+
+
 def tokenizer_file(model: str) -> Path | None:
     """Returns the file of a model's tokenizer, in its folder or the hub's cache; None: there is
     none."""
-    folders = [Path(model)]
-    if not is_local(model):
-        folder_name = model.replace("/", "--")
-        cached = hub_cache() / f"models--{folder_name}" / "snapshots"
-        folders = sorted(cached.glob("*"))
     # Of several revisions any will do: it only estimates lengths.
-    for folder in reversed(folders):
+    for folder in reversed(folders_of(model)):
         file = folder / "tokenizer.json"
         if file.is_file():
             return file

@@ -3,10 +3,10 @@
 from slurmft.core.errors import SlurmftError
 from slurmft.job.process_group import World
 from slurmft.train import ipex
-from slurmft.train.config import TrainConfig, local_steps
+from slurmft.train.config import TrainConfig, local_steps, rounding
 from slurmft.train.parallel import sharding
 from slurmft.train.parallel.local_sgd import LocalSgd
-from slurmft.train.parallel.replicated import Alone, Ddp, rounding
+from slurmft.train.parallel.replicated import Alone, Ddp
 from slurmft.train.parallel.sharding import Fsdp
 from slurmft.train.parallel.strategy import Strategy
 

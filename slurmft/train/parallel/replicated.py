@@ -26,13 +26,6 @@ _BUCKET_MIB = 25
 """The largest size of a part."""
 
 
-def rounding(grad_comm: str, precision: str) -> str:
-    """Returns how gradients are sent, where --grad-comm may say auto: fp32 or bf16."""
-    if grad_comm == "auto":
-        return "bf16" if precision == "bf16" else "fp32"
-    return grad_comm
-
-
 class Replicated(Strategy):
     """What is common to strategies by which every rank keeps the whole model; a checkpoint is what
     the main rank has."""

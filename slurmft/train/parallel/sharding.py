@@ -30,13 +30,12 @@ from slurmft.core.files import fingerprint
 from slurmft.job import Job
 from slurmft.job.checkpoints import MANIFEST
 from slurmft.job.process_group import World
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import TrainConfig, rounding
 from slurmft.train.engine import cpu
 from slurmft.train.engine.vocab_trim import is_shared
 from slurmft.train.loop.checkpoint import Checkpoint, Saver, write
 from slurmft.train.loop.state import State, Tensors
 from slurmft.train.parallel.optim import split_optimizer
-from slurmft.train.parallel.replicated import rounding
 from slurmft.train.parallel.strategy import Strategy, TrainedModel
 
 FOLDER = "sharded"

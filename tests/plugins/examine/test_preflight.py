@@ -202,12 +202,12 @@ def test_reports_of_64_tasks_reach_the_head() -> None:
     stranger = socket.create_connection(("127.0.0.1", port))
     stranger.sendall(b"report {broken\nreport " + b"x" * 100_000)
     pieces = socket.create_connection(("127.0.0.1", port))
-    for part in (b"rep", b'ort {"rank"', b": 64}\nfai", b"l"):
+    for part in (b"rep", b'ort ["preflight", {"rank"', b": 64}]\nfai", b"l"):
         pieces.sendall(part)
         time.sleep(0.05)
 
     def tell(rank: int) -> None:
-        peers[rank].report({"rank": rank, "text": "x" * 3000})
+        peers[rank].report("preflight", {"rank": rank, "text": "x" * 3000})
 
     peers: list[Peers] = [
         check_reachable("n2", "127.0.0.1", port, "7.0", PATIENCE_S)[1]
@@ -216,7 +216,7 @@ def test_reports_of_64_tasks_reach_the_head() -> None:
     threads = [threading.Thread(target=tell, args=(rank,)) for rank in range(64)]
     for thread in threads:
         thread.start()
-    reports = head.reports(65, PATIENCE_S)
+    reports = head.reports("preflight", 65, PATIENCE_S)
     assert sorted(facts["rank"] for _, facts in reports) == list(range(65))
     assert not head.heard("fail")
     stranger.close()

@@ -1,0 +1,121 @@
+"""Times the sum of a gradient over all ranks by gloo and by oneCCL, as one of the ranks:
+`python backend_probe.py REQUEST`.
+
+Without slurmft, which the program's Python may lack. Rank 0 prints the seconds as JSON: those of
+gloo first, because oneCCL may end this process, or hang. Other processes then train.
+"""
+
+import datetime
+import faulthandler
+import importlib
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+# How long one library is measured, about.
+_MEASURE_S = 0.5
+_MOST_ROUNDS = 20
+
+
+def main(request: dict[str, Any]) -> None:
+    """Measures both libraries.
+
+    Args:
+        request: "numbers" in a gradient, their "dtype", how many are sent in one "message", the
+            "module" that registers ccl, the seconds after which it hangs, "ccl_s", and the
+            "cores" of the rank; none: it is not bound.
+    """
+    if request["cores"]:
+        # First: the libraries' threads inherit them.
+        os.sched_setaffinity(0, request["cores"])
+    rank = int(os.environ["RANK"])
+    dist.init_process_group(
+        "gloo",
+        store=_store(rank),
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=datetime.timedelta(minutes=2),
+    )
+    size = min(request["numbers"], request["message"])
+    tensor = torch.zeros(size, dtype=getattr(torch, request["dtype"]))
+    # A gradient is sent in parts.
+    parts = request["numbers"] / size
+    seconds = {"gloo": parts * _all_reduce_s(tensor, None)}
+    _print(rank, seconds)
+    # By a thread of C, which ends the process whatever Python waits for.
+    faulthandler.dump_traceback_later(request["ccl_s"], exit=True)
+    importlib.import_module(request["module"])
+    group = dist.new_group(backend="ccl")
+    _check_sum(group)
+    seconds["ccl"] = parts * _all_reduce_s(tensor, group)
+    _print(rank, seconds)
+    # Rank 0 must not end before the others, whose store it has.
+    dist.barrier()
+
+
+def _store(rank: int) -> TCPStore:
+    """Returns the store by which the ranks meet, which listens where the run's own would."""
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
+    size = int(os.environ["WORLD_SIZE"])
+    # "n1=10.1.0.1": see `slurmft.node.rendezvous.LISTEN`.
+    name, _, address = os.environ.get("SLURMFT_LISTEN", "").partition("=")
+    if name == host:
+        host = address
+    if rank == 0 and address:
+        listening = socket.create_server((address, port)).detach()
+        return TCPStore(host, port, size, True, master_listen_fd=listening)
+    return TCPStore(host, port, size, rank == 0)
+
+
+def _check_sum(group: Any) -> None:
+    """Raises RuntimeError where the library does not sum over all ranks."""
+    ones = torch.ones(1)
+    dist.all_reduce(ones, group=group)
+    if ones.item() != dist.get_world_size():
+        raise RuntimeError(
+            f"the sum over {dist.get_world_size()} ranks is {ones.item()}"
+        )
+
+
+def _all_reduce_s(tensor: torch.Tensor, group: Any) -> float:
+    """Returns the seconds of one sum on the slowest rank."""
+
+    def reduce() -> None:
+        dist.all_reduce(tensor, group=group)
+
+    _timed(reduce)  # connects the ranks
+    # All ranks must call it equally often: by gloo, which works.
+    estimate = torch.tensor([_timed(reduce)])
+    dist.all_reduce(estimate, op=dist.ReduceOp.MAX)
+    rounds = int(_MEASURE_S / max(estimate.item(), 1e-6))
+    rounds = max(1, min(_MOST_ROUNDS, rounds))
+    times = [_timed(reduce) for _ in range(rounds)]
+    slowest = torch.tensor([statistics.median(times)])
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest.item())
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _print(rank: int, seconds: dict[str, float]) -> None:
+    if rank == 0:
+        print(json.dumps(seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
+    os._exit(0)  # the libraries' threads may wait for ranks that are gone
