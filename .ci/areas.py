@@ -57,6 +57,7 @@ AREAS = {
         "slurmft/plugins/mpirun/",
         "slurmft/node/ccl.py",
         "slurmft/node/collectives.py",
+        "slurmft/node/rendezvous.py",
         "slurmft/node/backend_probe.py",
     ),
     "notify": ("slurmft/plugins/notify/",),

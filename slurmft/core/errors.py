@@ -38,6 +38,8 @@ class SlurmftError(Exception):
 
     bad_hosts: Sequence[str] = ()
     """Hosts that are to blame, where others could go on without them."""
+    retry = False
+    """Another start may help: it was not an error of the run itself."""
 
     def __init__(
         self, message: str, hint: str | None = None, code: int = Exit.FAILED

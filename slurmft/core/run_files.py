@@ -133,7 +133,7 @@ class Failure:
     def of(cls, where: str, error: SlurmftError, **details: Any) -> "Failure":
         """Returns the failure of a process by an error; `details` are further fields."""
         # On another host it may not happen again.
-        if details.get("bad_host") is not None:
+        if error.retry or details.get("bad_host") is not None:
             details["retry"] = True
         return cls(where, error.message, error.hint, int(error.code), **details)
 

@@ -126,7 +126,7 @@ def record_failure(
         meetings=meetings,
         bad_host=bad_host,
     )
-    can_restart = secondary
+    can_restart = secondary or explained.retry
     # Without a trace it is a SlurmftError: of the input, or of what the user has asked for.
     if not secondary and bad_host is None and trace is not None:
         can_restart = not failed_so_before(run, explained, where, step, meetings)

@@ -10,7 +10,6 @@ import faulthandler
 import importlib
 import json
 import os
-import socket
 import statistics
 import sys
 import time
@@ -63,18 +62,19 @@ def main(request: dict[str, Any]) -> None:
 
 
 def _store(rank: int) -> TCPStore:
-    """Returns the store by which the ranks meet, which listens where the run's own would."""
+    """Returns the store by which the ranks meet."""
     host = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
     size = int(os.environ["WORLD_SIZE"])
-    # "n1=10.1.0.1": see `slurmft.node.rendezvous.LISTEN`.
+    # "n1=10.1.0.1": the name of the host may resolve to another address on the host itself.
     name, _, address = os.environ.get("SLURMFT_LISTEN", "").partition("=")
     if name == host:
         host = address
-    if rank == 0 and address:
-        listening = socket.create_server((address, port)).detach()
-        return TCPStore(host, port, size, True, master_listen_fd=listening)
-    return TCPStore(host, port, size, rank == 0)
+    if rank != 0:
+        return TCPStore(host, port, size)
+    # "12345=3": the task has opened the port.
+    _, _, descriptor = os.environ["SLURMFT_RESERVED_PORT"].partition("=")
+    return TCPStore(host, port, size, True, master_listen_fd=int(descriptor))
 
 
 def _check_sum(group: Any) -> None:

@@ -28,7 +28,7 @@ from slurmft.node import ccl
 from slurmft.node.hardware import host_name
 from slurmft.node.peers import CCL, FAILED, GLOO, LOST_PEER, MEASURE
 from slurmft.node.preparation import training_environment, use_of_node
-from slurmft.node.rendezvous import Rendezvous
+from slurmft.node.rendezvous import Rendezvous, reserved_descriptors
 from slurmft.node.supervisor import Supervisor
 from slurmft.runs.records import RecordWriter, warn
 
@@ -305,7 +305,13 @@ class _Probes:
         errors = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         # By its path: the program's Python may lack this package.
         command = [python, "-P", str(_PROBE), json.dumps(request)]
-        running = process.start(command, env=environment, stdout=output, stderr=errors)
+        running = process.start(
+            command,
+            env=environment,
+            stdout=output,
+            stderr=errors,
+            pass_fds=reserved_descriptors(environment),
+        )
         self._running.append(_Probe(running, output, errors))
 
     def are_running(self) -> bool:

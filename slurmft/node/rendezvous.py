@@ -7,6 +7,7 @@ train, and overwrite each other's results.
 
 import contextlib
 import errno
+import os
 import re
 import socket
 import time
@@ -22,6 +23,9 @@ from slurmft.node.peers import Peers
 LISTEN = "SLURMFT_LISTEN"
 """Variable with this node's name in the job, and the address on which its processes listen:
 "n1=10.1.0.1". Set but empty: on all addresses."""
+RESERVED = "SLURMFT_RESERVED_PORT"
+"""Variable with the port of a store, and the descriptor of the socket that listens on it, which
+this process has inherited: "12345=3"."""
 HOSTS = "SLURMFT_HOSTS"
 """Variable with the hosts of a job, in Slurm's order or mpirun's, with commas between them."""
 PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
@@ -34,6 +38,8 @@ _LOOPBACK = "127.0.0.1"
 _STRIDE = 997
 _LOWEST_PORT = 10000
 _HIGHEST_PORT = 65535
+# A thousand nodes may connect at once, before any is answered.
+_BACKLOG = 2048
 # How long one try to connect may take.
 _CONNECT_S = 5.0
 _RETRY_S = 0.2
@@ -56,6 +62,29 @@ class RendezvousError(SlurmftError):
         super().__init__(message, hint, Exit.RENDEZVOUS)
         self.reason = reason or message
         """The end of the message: what is wrong, without the hosts."""
+
+
+class TakenPortError(RendezvousError, RuntimeError):
+    """A port was free when it was chosen, and is taken by now: the next start chooses another one.
+
+    torch's callers of stores catch RuntimeError, which torch's own store raises.
+    """
+
+    retry = True
+
+    def __init__(self, port: int, error: OSError, address: str = "") -> None:
+        where = f"port {port}"
+        if address:
+            where = f"{address}, port {port}"
+        # Python's own text of it repeats the address.
+        problem = str(error)
+        if error.errno is not None:
+            problem = os.strerror(error.errno)
+        super().__init__(
+            f"{socket.gethostname()} cannot listen on {where}: {problem}",
+            "a new start takes other ports, as `slurmft resume` does; `ss -tlnp` there shows "
+            "what has this one",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +233,29 @@ class Rendezvous:
             return address_towards(self.peer)
         return None
 
+    def reserve_port(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Opens the port of torchrun's store on the head, for torchrun to inherit: until it has
+        imported torch, another process could take the port.
+
+        Args:
+            environment: variables of this process; `LISTEN` may be the user's.
+
+        Returns:
+            The variable by which torchrun finds the socket.
+
+        Raises:
+            TakenPortError: the port is taken already.
+        """
+        port = int(self.port)
+        chosen = environment.get(LISTEN)
+        if chosen is None:
+            address = self.listen_address() or ""
+        else:
+            _, _, address = chosen.partition("=")
+        descriptor = listen(address, port)
+        os.set_inheritable(descriptor, True)
+        return {RESERVED: f"{port}={descriptor}"}
+
     def addresses(self) -> list[str]:
         """Lists the addresses on which to answer the other nodes and this one; [""]: all."""
         address = self.listen_address()
@@ -271,6 +323,40 @@ def free_ports(job_id: str, count: int = 2) -> list[int]:
     return free[:count]
 
 
+def listen(address: str, port: int) -> int:
+    """Returns the descriptor of a socket that listens; "" for all addresses of this host.
+
+    Raises:
+        TakenPortError: it cannot.
+    """
+    # As torch's own store: on all addresses, of both versions of IP.
+    has_both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if has_both else socket.AF_INET
+    try:
+        server = socket.create_server(
+            (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=has_both
+        )
+    except OSError as error:
+        raise TakenPortError(port, error, address) from error
+    return server.detach()
+
+
+def reserved(environment: Mapping[str, str], port: int) -> int | None:
+    """Returns the descriptor of the socket that `Rendezvous.reserve_port` has opened, if it has."""
+    reserved_port, _, descriptor = environment.get(RESERVED, "").partition("=")
+    if reserved_port != str(port):
+        return None
+    return int(descriptor)
+
+
+def reserved_descriptors(environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Returns the descriptors that a child of this process has to inherit."""
+    _, _, descriptor = environment.get(RESERVED, "").partition("=")
+    if not descriptor:
+        return ()
+    return (int(descriptor),)
+
+
 def _can_bind(port: int) -> bool:
     # Something may listen on IPv4 or on IPv6 alone.
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -297,15 +383,12 @@ def answer_checks(
     Returns the head's view of those who connect.
 
     Raises:
-        RendezvousError: the port was taken meanwhile.
+        TakenPortError: the port was taken meanwhile.
     """
     try:
-        # The backlog: a thousand nodes may ask at once, before any is answered.
-        servers = [socket.create_server((a, port), backlog=1024) for a in addresses]
+        servers = [socket.create_server((a, port), backlog=_BACKLOG) for a in addresses]
     except OSError as error:
-        raise RendezvousError(
-            f"{socket.gethostname()} cannot listen on port {port}: {error.strerror or error}"
-        ) from None
+        raise TakenPortError(port, error) from None
     return Peers(servers, rendezvous_id)
 
 

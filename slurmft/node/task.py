@@ -29,7 +29,7 @@ from slurmft.node import (
 from slurmft.node.hardware import host_name
 from slurmft.node.preparation import training_environment, use_of_node
 from slurmft.node.profiles import Profile
-from slurmft.node.rendezvous import Rendezvous
+from slurmft.node.rendezvous import Rendezvous, reserved_descriptors
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
@@ -43,9 +43,17 @@ def run_node(supervisor: Supervisor) -> int:
     config = run.load_own_config()  # it names the module that the ranks run
     run.settle_permissions()
     rendezvous = Rendezvous.of_node(config.job, os.environ)
+    reserve_port(config, rendezvous)
     if not meet(supervisor, config, rendezvous):
         return Exit.FAILED
     return run_torchrun(supervisor, config, rendezvous)
+
+
+def reserve_port(config: RunConfig, rendezvous: Rendezvous) -> None:
+    """Opens the port of torchrun's store, which this process then hands down; on the head."""
+    # Programs that do without torchrun open their ports themselves.
+    if rendezvous.is_head and kind_of(config.program).per == "torchrun":
+        os.environ.update(rendezvous.reserve_port(os.environ))
 
 
 def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> bool:
@@ -83,6 +91,7 @@ def run_torchrun(
         tasks=len(rendezvous.hosts),
         records_stop=rendezvous.is_head,
         ends_with_others=ends_with_others,
+        pass_fds=reserved_descriptors(os.environ),
     )
     return run_child(supervisor, child, config, rendezvous, profile)
 

@@ -8,7 +8,6 @@ import contextlib
 import gc
 import importlib
 import os
-import socket
 import sys
 import time
 from typing import Any
@@ -16,10 +15,9 @@ from typing import Any
 import psutil
 
 from slurmft.node import prefork, signals
-from slurmft.node.rendezvous import LISTEN
+from slurmft.node.rendezvous import LISTEN, listen, reserved
 from slurmft.runs import log_times
 
-_BACKLOG = 2048
 # How long the head's torchrun outlives its own ranks for the others' torchruns.
 _LEAVE_TIMEOUT_S = 30
 _LEAVE_POLL_S = 0.05
@@ -40,8 +38,8 @@ def bind_stores(served: list[Any] | None = None) -> None:
         served: takes the stores that other processes reach through this one. They end with their
             last reference.
     """
-    listen = os.environ.get(LISTEN, "")  # "n1=10.1.0.1"
-    host, _, address = listen.partition("=")
+    own_address = os.environ.get(LISTEN, "")  # "n1=10.1.0.1"
+    host, _, address = own_address.partition("=")
     modules = [importlib.import_module(name) for name in _MODULES]
     original: Any = modules[0].__dict__["TCPStore"]
 
@@ -54,9 +52,14 @@ def bind_stores(served: list[Any] | None = None) -> None:
     ) -> Any:
         if address and host_name == host:
             host_name = address
-        if address and is_master:
-            rest["master_listen_fd"] = _listen(address, port)
-            host_name = address
+        if is_master:
+            # The task of the node may have opened it.
+            descriptor = reserved(os.environ, port)
+            if descriptor is None and address:
+                descriptor = listen(address, port)
+            if descriptor is not None:
+                rest["master_listen_fd"] = descriptor
+            host_name = address or host_name
         created = original(host_name, port, world_size, is_master, **rest)
         if is_master and served is not None:
             served.append(created)
@@ -64,21 +67,6 @@ def bind_stores(served: list[Any] | None = None) -> None:
 
     for module in modules:
         module.__dict__["TCPStore"] = store
-
-
-def _listen(address: str, port: int) -> int:
-    """Returns the descriptor of a socket that listens.
-
-    Raises:
-        RuntimeError: it cannot, as torch's own store has it, whose callers do not catch OSError.
-    """
-    try:
-        return socket.create_server((address, port), backlog=_BACKLOG).detach()
-    except OSError as error:
-        raise RuntimeError(
-            f"{socket.gethostname()} cannot listen on {address}, port {port}: "
-            f"{error.strerror or error}; see what has it there: ss -tlnp"
-        ) from error
 
 
 def wait_for_clients(served: list[Any], timeout_s: float = _LEAVE_TIMEOUT_S) -> None:

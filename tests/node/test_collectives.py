@@ -12,17 +12,19 @@ from typing import Any
 import pytest
 
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.files import read_json
+from slurmft.core.decode import read
 from slurmft.core.program import Program
 from slurmft.core.run_files import ATTEMPT
 from slurmft.core.run_records import Compared, Warned
 from slurmft.node import collectives
 from slurmft.node.hardware import host_name
 from slurmft.node.rendezvous import (
+    RESERVED,
     Rendezvous,
     answer_checks,
     check_reachable,
     free_ports,
+    reserved_descriptors,
 )
 from slurmft.node.supervisor import Supervisor
 from slurmft.runs.records import RecordReader
@@ -40,6 +42,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     """A training on two nodes, where the stand-in is installed."""
     monkeypatch.setenv(ATTEMPT, "1")
+    monkeypatch.setenv(RESERVED, "")  # as each head sets it
     folder = stand_in(tmp_path / "lib", torch_version())["PYTHONPATH"]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, *sys.path]))
     monkeypatch.syspath_prepend(folder)
@@ -68,6 +71,8 @@ def settle(run: RunDir, hosts: tuple[str, ...] = HOSTS) -> list[str]:
             id="7.0",
             interface="lo",
         )
+        if node == 0:
+            os.environ.update(rendezvous.reserve_port(os.environ))
         settled = collectives.settle(supervisors[node], config, rendezvous)
         backends[node] = settled.job.backend
 
@@ -76,6 +81,8 @@ def settle(run: RunDir, hosts: tuple[str, ...] = HOSTS) -> list[str]:
         node.start()
     for node in nodes:
         node.join()
+    (descriptor,) = reserved_descriptors(os.environ)
+    os.close(descriptor)
     return backends
 
 
@@ -84,11 +91,14 @@ def test_faster_one_is_kept_while_the_nodes_stay(
 ) -> None:
     monkeypatch.setenv("CCL_STAND_IN", "fast")
     assert settle(run) == ["ccl", "ccl"]
-    decision = read_json(run.collectives)
-    assert decision["ccl_s"] < decision["gloo_s"]
+    decision = read(run.collectives, collectives.Decision)
+    assert decision is not None
+    assert decision.ccl_s is not None
+    assert decision.gloo_s is not None
+    assert decision.ccl_s < decision.gloo_s
     (line,) = RecordReader(run.records).read(Compared)
     assert line.text.startswith("ccl: a gradient of ")
-    for seconds in (decision["ccl_s"], decision["gloo_s"]):
+    for seconds in (decision.ccl_s, decision.gloo_s):
         assert f"{seconds:.3g} s by " in line.text
     measured = []
 
@@ -139,7 +149,9 @@ def test_gloo_is_left(
         assert warnings == [text]
     else:
         assert not warnings
-    assert read_json(run.collectives)["backend"] == "gloo"
+    decision = read(run.collectives, collectives.Decision)
+    assert decision is not None
+    assert decision.backend == "gloo"
 
 
 def test_gradient_is_that_of_the_model(tiny_model: Path) -> None:

@@ -582,8 +582,14 @@ def train_on_ccl(folder: Path, *more: str, nodes: int = 2, **variables: str) -> 
 @pytest.mark.processes
 def test_ccl_is_wired(tmp_path: Path) -> None:
     """Also beside variables that oneCCL would take for those of an mpirun."""
-    variables = {"PMI_RANK": "0", "PMI_SIZE": "1", "CCL_STAND_IN": "fast"}
-    done = train_on_ccl(tmp_path, "--max-steps", "2", **variables)
+    done = train_on_ccl(
+        tmp_path,
+        "--max-steps",
+        "2",
+        PMI_RANK="0",
+        PMI_SIZE="1",
+        CCL_STAND_IN="fast",
+    )
     assert done.code == 0, done.err
     assert done.result["backend"] == "ccl"  # auto takes it where it is faster
     assert done.out.count("collectives: ccl: a gradient of ") == 1

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from slurmft.core.config import JobConfig
+from slurmft.core.errors import Exit
 from slurmft.core.run_files import ATTEMPT
 from slurmft.node import rendezvous
-from slurmft.node.rendezvous import Rendezvous, RendezvousError
+from slurmft.node.rendezvous import Rendezvous, RendezvousError, TakenPortError
+from tests.conftest import Done, slurmft
 from tests.support import PATIENCE_S
 
 
@@ -145,3 +151,83 @@ def test_interfaces() -> None:
         rendezvous.check_interface("ib9", "n1")
     assert "node n1 has no network interface 'ib9'" in error.value.message
     assert "lo" in (error.value.hint or "")
+
+
+# --- ports that another process takes in between --------------------------------------------------
+
+OCCUPIES = """
+import os, socket, sys
+attempt = int(os.environ.get("SLURMFT_ATTEMPT", "0"))
+is_head = os.environ.get("SLURMFT_LOCAL_NODE") == "0"
+if is_head and attempt <= {attempts} and "slurmft.node.task" in sys.orig_argv:
+    ports = os.environ["SLURMFT_RENDEZVOUS_PORTS"].split(",")
+    taken = socket.create_server(("127.0.0.1", int(ports[(attempt - 1) % 2])))
+"""
+
+
+def run_beside_occupant(folder: Path, attempts: int, *flags: str) -> Done:
+    """A job whose head finds one of its two ports taken at so many starts: first torchrun's."""
+    folder.joinpath("occupies").mkdir()
+    site = folder / "occupies" / "sitecustomize.py"
+    site.write_text(OCCUPIES.format(attempts=attempts))
+    env = {"PYTHONPATH": os.pathsep.join([str(site.parent), *sys.path])}
+    flags = ("--batch-size", "8", "--max-steps", "1", *flags)
+    job = ("--cluster", "local", "--runs-dir", str(folder))
+    return slurmft("submit", "--follow", *job, *flags, env=env)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("attempts", "nodes"),
+    [("1", "1"), pytest.param("2", "2", marks=pytest.mark.extra("mpi"))],
+)
+def test_another_start_takes_other_ports(
+    attempts: str, nodes: str, tmp_path: Path
+) -> None:
+    """On two nodes the port of the reachability check, too."""
+    done = run_beside_occupant(tmp_path, int(attempts), "--nodes", nodes)
+    assert done.code == 0, done.err
+    reasons = [each.reason for each in done.run.history() if each.state == "requeued"]
+    assert len(reasons) == int(attempts)
+    for reason in reasons:
+        assert "cannot listen on " in reason
+
+
+@pytest.mark.processes
+def test_port_that_stays_taken(tmp_path: Path) -> None:
+    done = run_beside_occupant(tmp_path, 1, "--max-requeues", "0")
+    assert done.code == Exit.RENDEZVOUS
+    message, hint = done.err.splitlines()[-2:]
+    assert re.search(
+        r"cannot listen on 127\.0\.0\.1, port \d+: Address already", message
+    )
+    assert hint.startswith("hint: a new start takes other ports")
+    for log in done.run.logs.glob("*.log"):
+        assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("listens_on", "address"),
+    [(None, "127.0.0.1"), ("n1=127.0.0.1", "127.0.0.1"), ("", "::")],
+)
+def test_port_is_reserved_until_it_is_used(
+    listens_on: str | None, address: str
+) -> None:
+    (port,) = rendezvous.free_ports(str(os.getpid()), 1)
+    head = Rendezvous(hosts=("n1",), node_rank=0, port=port, check_port=1, id="1.0")
+    variables = {}
+    if listens_on is not None:
+        variables[rendezvous.LISTEN] = listens_on
+    reserved = head.reserve_port(variables)
+    (descriptor,) = rendezvous.reserved_descriptors(reserved)
+    try:
+        assert rendezvous.reserved(reserved, port) == descriptor
+        assert rendezvous.reserved(reserved, port + 1) is None
+        with socket.socket(fileno=os.dup(descriptor)) as server:
+            assert server.getsockname()[0] == address
+        with pytest.raises(TakenPortError, match=f"port {port}: ") as error:
+            head.reserve_port(variables)
+        assert error.value.retry
+    finally:
+        os.close(descriptor)
+    assert rendezvous.reserved_descriptors({}) == ()

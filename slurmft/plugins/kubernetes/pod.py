@@ -33,7 +33,7 @@ from slurmft.node.rendezvous import (
     check_reachable,
 )
 from slurmft.node.supervisor import Supervisor, record_error, run_task
-from slurmft.node.task import run_torchrun
+from slurmft.node.task import reserve_port, run_torchrun
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 
@@ -71,6 +71,7 @@ def run_ranks(supervisor: Supervisor) -> int:
     config = run.load_config()
     run.settle_permissions()
     rendezvous, supervisor.peers = join(config)
+    reserve_port(config, rendezvous)
     # "2:4" in an elastic PyTorchJob: torchrun then goes on with fewer pods.
     nodes = os.environ.get("PET_NNODES", "1")
     # A stop is meant for this pod alone: no other's failure has sent it.

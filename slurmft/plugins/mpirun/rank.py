@@ -19,6 +19,7 @@ from slurmft.core import decode
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import exists_now, write_json
+from slurmft.core.program import kind_of
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
@@ -32,6 +33,7 @@ from slurmft.node.rendezvous import (
     check_reachable,
     free_ports,
     own_addresses,
+    reserved_descriptors,
 )
 from slurmft.node.supervisor import Child, Supervisor, run_task
 from slurmft.node.task import run_child
@@ -95,6 +97,9 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
     # Before the ranks meet: one that mpirun did not start would be waited for in vain.
     check_size(place, config)
     rendezvous, supervisor.peers = join(run, config, place, os.environ)
+    # A program that does not attach opens the port itself.
+    if place.rank == 0 and kind_of(config.program).attaches:
+        os.environ.update(rendezvous.reserve_port(os.environ))
     # A daemon: it may wait for ever, and must not keep the rank from its end.
     threading.Thread(target=_await_stop, args=(supervisor,), daemon=True).start()
     os.environ.update(place.environment(rendezvous))
@@ -159,7 +164,10 @@ def check_size(place: Place, config: RunConfig) -> None:
 
 
 def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
+    descriptors = reserved_descriptors(os.environ)
     pmi = os.environ.get("PMI_FD")  # the rank speaks to mpirun by it
+    if pmi:
+        descriptors += (int(pmi),)
     return Child(
         command=[sys.executable, "-m", config.program.module, str(run.path)],
         record_failure=lambda code, log, start: record_rank_failure(
@@ -169,7 +177,7 @@ def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
         ),
         tasks=place.size,
         records_stop=False,  # the process that started mpirun does
-        pass_fds=(int(pmi),) if pmi else (),
+        pass_fds=descriptors,
     )
 
 
