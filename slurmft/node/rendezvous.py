@@ -73,15 +73,15 @@ class TakenPortError(RendezvousError, RuntimeError):
     retry = True
 
     def __init__(self, port: int, error: OSError, address: str = "") -> None:
-        where = f"port {port}"
+        place = ""
         if address:
-            where = f"{address}, port {port}"
+            place = f" of {address}"
         # Python's own text of it repeats the address.
         problem = str(error)
         if error.errno is not None:
             problem = os.strerror(error.errno)
         super().__init__(
-            f"{socket.gethostname()} cannot listen on {where}: {problem}",
+            f"{socket.gethostname()} cannot listen on port {port}{place}: {problem}",
             "a new start takes other ports, as `slurmft resume` does; `ss -tlnp` there shows "
             "what has this one",
         )

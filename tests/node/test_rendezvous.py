@@ -199,7 +199,7 @@ def test_port_that_stays_taken(tmp_path: Path) -> None:
     assert done.code == Exit.RENDEZVOUS
     message, hint = done.err.splitlines()[-2:]
     assert re.search(
-        r"cannot listen on 127\.0\.0\.1, port \d+: Address already", message
+        r"cannot listen on port \d+ of 127\.0\.0\.1: Address already", message
     )
     assert hint.startswith("hint: a new start takes other ports")
     for log in done.run.logs.glob("*.log"):
@@ -225,7 +225,7 @@ def test_port_is_reserved_until_it_is_used(
         assert rendezvous.reserved(reserved, port + 1) is None
         with socket.socket(fileno=os.dup(descriptor)) as server:
             assert server.getsockname()[0] == address
-        with pytest.raises(TakenPortError, match=f"port {port}: ") as error:
+        with pytest.raises(TakenPortError, match=f"cannot listen on port {port}") as error:
             head.reserve_port(variables)
         assert error.value.retry
     finally:

@@ -79,7 +79,7 @@ parameters = RendezvousParameters("c10d", f"localhost:{port}", "id", 1, 1, is_ho
 try:
     create_backend(parameters)
 except RendezvousConnectionError as error:
-    assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in str(
+    assert f"cannot listen on port {port} of 127.0.0.1: Address already in use" in str(
         error.__cause__
     )
     print("refused")
