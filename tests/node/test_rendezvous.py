@@ -225,7 +225,9 @@ def test_port_is_reserved_until_it_is_used(
         assert rendezvous.reserved(reserved, port + 1) is None
         with socket.socket(fileno=os.dup(descriptor)) as server:
             assert server.getsockname()[0] == address
-        with pytest.raises(TakenPortError, match=f"cannot listen on port {port}") as error:
+        with pytest.raises(
+            TakenPortError, match=f"cannot listen on port {port}"
+        ) as error:
             head.reserve_port(variables)
         assert error.value.retry
     finally:
