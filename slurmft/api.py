@@ -227,9 +227,9 @@ def run(*words: str | os.PathLike[str], **given: Any) -> Run:
         SlurmftError: the job was refused.
     """
     command = [os.fspath(word) for word in words]
-    flags = checked_options("run()", given, options(JobConfig) | FLAGS)
-    # All: the site file may have options of trainings, which are no unknown keys.
-    config = submission.configure(command, flags, site.all_options())
+    known = options(JobConfig) | FLAGS
+    flags = checked_options("run()", given, known)
+    config = submission.configure(command, flags, known)
     return submit_config(config, call_text("run", given, command))
 
 

@@ -15,7 +15,6 @@ A silent program is not taken for a hang, unless --hang-timeout-s is given.
 How its stop, end and checkpoints are read: docs/your-own-program.md
 """
 
-import os
 import shlex
 
 from slurmft.cli import submit_or_show
@@ -24,7 +23,6 @@ from slurmft.cli.parser import Parser, typed_options
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.options import options
-from slurmft.core.site import OPTIONS_OF_ON, all_options, site_file
 from slurmft.programs.description import FLAGS, OwnProgram
 
 _EXAMPLE = "slurmft run --nodes 4 -- train.py --epochs 3"
@@ -57,10 +55,6 @@ def main(argv: list[str]) -> int:
 
     declared = options(JobConfig) | FLAGS
     flags = typed_options(arguments, declared)
-    # A site file may have options of trainings, too: they are no unknown keys. To load them all
-    # takes time, which a user without such a file need not wait.
-    if site_file().is_file() or OPTIONS_OF_ON in os.environ:
-        declared |= all_options()
     config = submission.configure(program, flags, declared, not arguments.dry_run)
     return submit_or_show(config, arguments, "run", argv)
 

@@ -34,7 +34,8 @@ def site_file() -> Path:
 
 
 def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
-    """Returns the values of the site file, and of a command's --on; empty without either.
+    """Returns the values of the site file, and of a command's --on; empty without either. What the
+    file has for other programs is left out.
 
     Raises:
         UsageError: the file cannot be read, has an unknown key, or a value of another type than
@@ -49,6 +50,11 @@ def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
     if len(usable) < len(installed):
         of_file = {name: value for name, value in of_file.items() if name in known}
         of_on = {name: value for name, value in of_on.items() if name in known}
+    # To load the options of all programs takes time: only who has others pays for it.
+    if (of_file | of_on).keys() - known.keys():
+        others = all_options().keys() - known.keys()
+        of_file = {name: value for name, value in of_file.items() if name not in others}
+        of_on = {name: value for name, value in of_on.items() if name not in others}
     defaults = typed_values(site_file(), of_file, known)
     return defaults | typed_values("site options of --on", of_on, known)
 

@@ -11,9 +11,10 @@ import pytest
 from slurmft.cluster.slurm.sbatch_options import request
 from slurmft.core.config import JobConfig, RunConfig, time_limit_min
 from slurmft.core.errors import UsageError
-from slurmft.core.options import build, options
+from slurmft.core.options import Option, build, options
 from slurmft.core.run_files import GitCommit, Submission
 from slurmft.core.site import site_defaults
+from slurmft.programs.description import FLAGS
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure
 from slurmft.train.loop.step_plan import Plan
@@ -325,6 +326,21 @@ def test_site_file_that_cannot_be_right(
         site_defaults(OPTIONS)
     assert message in str(error.value)
     assert str(site) in str(error.value)
+
+
+@pytest.mark.parametrize("known", [OPTIONS, options(JobConfig) | FLAGS])
+def test_site_file_of_several_programs(
+    known: dict[str, Option], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes its options, and none stumbles over those of others."""
+    site = tmp_path / "site.toml"
+    site.write_text("nodes = 2\nepochs = 3\nsnapshot_limit_mb = 50\n")
+    monkeypatch.setenv("SLURMFT_SITE", str(site))
+    monkeypatch.setenv("SLURMFT_SITE_OPTIONS", '{"epochs": 4, "snapshot": "none"}')
+    values = {"nodes": 2, "epochs": 4, "snapshot_limit_mb": 50, "snapshot": "none"}
+    expected = {name: value for name, value in values.items() if name in known}
+    assert site_defaults(known) == expected
+    assert 1 < len(expected) < 4
 
 
 def test_site_file_named_and_absent(

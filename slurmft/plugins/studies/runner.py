@@ -74,7 +74,6 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
     Raises:
         UsageError: a cell's settings are not valid; the message names the cell.
     """
-    # A key of the site file that is none of these options is refused.
     site_options = OPTIONS
     if study.program:
         site_options = OPTIONS | FLAGS
