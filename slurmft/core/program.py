@@ -1,6 +1,7 @@
 """The program of a job, as far as the toolkit has to know it."""
 
 import functools
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,13 @@ OWN = "own"
 
 PREDICT = "predict"
 """The kind of the programs of `slurmft predict`."""
+
+
+def trained_by(settings: Mapping[str, Any]) -> str:
+    """Returns the directory of the run whose model predicts, by the settings of a prediction."""
+    # The run has saved an adapter, or a whole model; the model below an adapter is elsewhere.
+    model = settings.get("adapter") or settings.get("model")
+    return os.path.dirname(str(model))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

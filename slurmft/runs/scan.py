@@ -14,7 +14,7 @@ from slurmft.core.decode import decode_or_none
 from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number, read_json
 from slurmft.core.filesystem import absolute
-from slurmft.core.program import OWN, PREDICT
+from slurmft.core.program import OWN, PREDICT, trained_by
 from slurmft.core.run_files import AnyConfig, Environment, Provenance, State, StudyEntry
 from slurmft.core.run_records import Epoch
 from slurmft.runs.records import R, RecordReader
@@ -168,15 +168,9 @@ def trainings(runs: Sequence[MeasuredRun], name: str) -> list[MeasuredRun]:
     if runs and not measured:
         raise UsageError(
             f"{name!r} holds no training, but {len(runs)} prediction(s)",
-            f"give the run that trained the model: {_trained_by(runs[-1])}",
+            f"give the run that trained the model: {trained_by(runs[-1].settings)}",
         )
     return measured
-
-
-def _trained_by(prediction: MeasuredRun) -> str:
-    """Returns the directory of the run whose model predicted."""
-    model = str(prediction.settings.get("model"))
-    return os.path.dirname(model)
 
 
 def find(

@@ -146,6 +146,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         metavar="NAME",
+        predicts="flag",
         usual=True,
         decides_tokens=True,
         commands=("data",),
@@ -156,6 +157,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         metavar="NAME",
+        predicts="flag",
         decides_tokens=True,
         commands=("data",),
     )
@@ -212,11 +214,12 @@ class TrainConfig:
     )
     num_beams: int | None = option(
         None,
-        "beams of generation; 1 is greedy (seq2seq)",
+        "beams of generation; 1 is greedy (seq2seq; predictions of language models, too)",
         affects="both",
         at="rank",
         metavar="BEAMS",
         least=1,
+        predicts="flag",
     )
     doc_stride: int | None = option(
         None,
@@ -568,9 +571,10 @@ class TrainConfig:
     )
     seed: int = option(
         42,
-        "seed of weights, dropout and data order",
+        "seed of weights, dropout and data order; of predictions, of drawn tokens",
         affects="result",
         at="rank",
+        predicts="flag",
         least=0,
         most=2**32 - 1,
         varies=False,

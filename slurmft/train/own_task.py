@@ -53,6 +53,32 @@ def load(name: str) -> Any:
     return task_class
 
 
+def check_predicts(name: str) -> None:
+    """Checks that `slurmft predict` can predict with a task's model.
+
+    Raises:
+        UsageError: a task of the user's own lacks what that needs.
+    """
+    if name in TASKS:
+        return
+    task_class = load(name)
+    what = f"--task {name} cannot predict the rows of a file"
+    if not hasattr(task_class, "unlabelled"):
+        raise UsageError(
+            f"{what}: it has no unlabelled(), which makes tokens of rows without labels",
+            "write it, or derive the task from slurmft.train.tasks.Pretrained",
+        )
+    if hasattr(task_class, "prediction_columns"):
+        return
+    for method in ("evaluate", "predict"):
+        module = getattr(task_class, method).__module__
+        if not module.startswith("slurmft.train.tasks."):
+            raise UsageError(
+                f"{what}: it has its own {method}(), and no prediction_columns()",
+                "write that; it returns the columns that predictions add to the file",
+            )
+
+
 def _import_class(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if attribute:

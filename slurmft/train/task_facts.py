@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import plugins
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskFacts:
@@ -60,9 +58,3 @@ def _read_tasks() -> dict[str, TaskFacts]:
 
 TASKS = _read_tasks()
 """Name of each task that comes with slurmft -> its facts."""
-
-
-def module_name(task: str) -> str:
-    """Returns the name of the module of `slurmft.train.tasks` that has the class of a task."""
-    entry = plugins.get(plugins.TASKS, task, "--task")
-    return entry.module.rpartition(".")[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,11 @@ def write_long_records(
             others = [row for row in rows if row["event"] != "step"]
             writer.write(*windows.take(plain), *others)
             rows = []
+
+
+def write_trained(path: Path, model: Path, **fields: Any) -> RunDir:
+    """A finished run whose saved model is a copy of a model's folder; for `fields` see
+    `write_run`."""
+    run = write_run(path, model=str(model), **fields)
+    shutil.copytree(model, run.model)
+    return run

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from slurmft.core import plugins
 from slurmft.core.errors import UsageError
@@ -18,12 +19,15 @@ from slurmft.train import own_task, tasks
 from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import model_card
+from slurmft.train.login.predict import configure
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks import Task
 from tests.conftest import slurmft
 from tests.docs import pages
 from tests.docs.world import OWN_TASK
+from tests.support.made_runs import write_trained
 from tests.support.models import write_reviews
+from tests.train.test_predict import predicted
 
 EXAMPLE = pages.block_that_begins(OWN_TASK, "python")
 
@@ -73,6 +77,19 @@ def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
     )
     model = json.loads((done.run.path / "model/config.json").read_text())
     assert len(model["id2label"]) == 4
+    # By the copy, too: the file here raises now.
+    file = folder / "data/validation.jsonl"
+    predicted = slurmft(
+        *("predict", str(done.run.path), str(file), "--cluster", "local", "--follow"),
+        *("--runs-dir", "runs", "--output", "out.jsonl"),
+    )
+    assert predicted.code == 0, predicted.err
+    rows = [
+        json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()
+    ]
+    # `stars` is a column of that file.
+    exact = [row["stars"] == row["predicted_stars"] for row in rows]
+    assert sum(exact) / len(exact) == done.result["metrics"]["exact"]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +143,64 @@ def test_task_that_lacks_something(folder: Path) -> None:
         own_task.load(task_of(folder, "Half"))
     with pytest.raises(UsageError, match="lacks facts"):
         own_task.load(task_of(folder, "NoFacts"))
+
+
+PREDICTING = """
+
+from slurmft.train.tasks import Task, sequence
+
+
+class OtherLoss(sequence.Task):
+    facts = TaskFacts(labels=("a", "b"))
+
+    def loss(self, output, batch):
+        raise NotImplementedError
+
+
+class OtherPredict(OtherLoss):
+    def predict(self, output, batch, data):
+        return output.logits.argmin(dim=-1)
+
+
+class Bare(Task):
+    facts = TaskFacts(labels=("a", "b"))
+    prepare = model = save_tokenizer = lambda *arguments: None
+"""
+
+
+def test_tasks_that_can_predict(folder: Path) -> None:
+    """What a task lacks is said at submission, before anything is computed."""
+    file = next(folder.glob("reviews_*.py"))
+    file.write_text(EXAMPLE + PREDICTING)
+    for name in ("emotion", task_of(folder), task_of(folder, "OtherLoss")):
+        own_task.check_predicts(name)
+    with pytest.raises(
+        UsageError, match=r"has its own predict\(\), and no pred"
+    ) as error:
+        own_task.check_predicts(task_of(folder, "OtherPredict"))
+    assert error.value.hint
+    with pytest.raises(UsageError, match=r"it has no unlabelled\(\)") as error:
+        own_task.check_predicts(task_of(folder, "Bare"))
+    assert "Pretrained" in (error.value.hint or "")
+
+
+def test_columns_of_a_task(folder: Path, tiny_model: Path, tmp_path: Path) -> None:
+    """Those that it says; as many values as rows."""
+    name = task_of(folder)
+    saved = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=4)
+    saved.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "model")
+    run = write_trained(tmp_path / "runs/stars", tmp_path / "model", task=name)
+    file = folder / "data/validation.jsonl"
+    config = configure(run, file, tmp_path / "out.jsonl", False, {})
+    assert config.program.code == str(folder)
+    columns = predicted(config, tmp_path / "tokens")
+    assert columns.keys() == {"predicted_stars"}
+    assert len(columns["predicted_stars"]) == 60
+    assert set(columns["predicted_stars"]) <= {1, 2, 3, 4, 5}
+    own_task.load(name).prediction_columns = lambda *arguments: {"stars": [1]}
+    with pytest.raises(UsageError, match="has 1 values of 'stars' for 60 rows"):
+        predicted(config, tmp_path / "more tokens")
 
 
 def test_installed_task_is_not_copied(

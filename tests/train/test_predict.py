@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
-from slurmft.core.options import options
+from slurmft.core.config import RunConfig
+from slurmft.core.errors import UsageError
+from slurmft.core.options import build, options
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from slurmft.train.config import TrainConfig
-from slurmft.train.login.predict import configure
+from slurmft.train import tasks
+from slurmft.train.config import ResolvedConfig, TrainConfig
+from slurmft.train.data.token_data import TokenData
+from slurmft.train.engine import lora
+from slurmft.train.login.predict import configure, inputs_of
 from slurmft.train.login.rows import read_columns, write_rows
+from slurmft.train.predict.heads import kind_of
+from slurmft.train.predict.prediction import fill_tokens
+from slurmft.train.predict_config import PredictConfig
+from slurmft.train.tasks.metrics import squad
 from tests.conftest import Done, Following, assert_two_lines, slurmft
 from tests.support import until
-from tests.support.made_runs import write_run
-from tests.support.models import write_many_labels, write_seq2seq_model, write_words
+from tests.support.made_runs import write_run, write_trained
+from tests.support.models import (
+    LABELS,
+    write_many_labels,
+    write_model,
+    write_seq2seq_model,
+    write_squad,
+    write_words,
+)
 from tests.train.test_resume import one_rank
 from tests.train.test_trainer import emotion, train
 
@@ -48,6 +74,32 @@ def predict(run: RunDir, file: Path, *flags: str) -> Done:
         *("--runs-dir", str(run.path.parent), *flags),
         imported=True,
     )
+
+
+def predicted(config: RunConfig, folder: Path) -> dict[str, list[Any]]:
+    """The columns that a job adds to its file, computed in this process, in one batch.
+
+    Args:
+        folder: where the job would keep its tokens.
+    """
+    settings = config.program.settings
+    task = tasks.get(ResolvedConfig.of(config.program))
+    job: Any = SimpleNamespace(config=config)
+    fill_tokens(folder, task, job)
+    data = TokenData.load(folder)
+    kind = kind_of(task, data, build(PredictConfig, settings))
+    model = task.model(data)
+    if "adapter" in settings:
+        lora.attach(model, settings["adapter"])
+    table = data.validation
+    samples = np.arange(len(table))
+    batch = table.batch(samples, data.pad_id, left=kind.pads_left)
+    if not kind.generates:
+        batch = task.batch(batch, table)
+    with torch.no_grad():
+        values = kind.predict(model.eval(), batch, data)
+    inputs = inputs_of(task.config, Path(settings["data"]))
+    return kind.columns(inputs, values.numpy())
 
 
 def texts(data: Path, most: int = 10**6) -> list[str]:
@@ -140,14 +192,10 @@ def test_files_that_cannot_be_right(trained: Done, tmp_path: Path) -> None:
     copy = RunDir(tmp_path / "copy")
     shutil.copytree(run.path, copy.path, symlinks=True)
     config = json.loads(copy.config.read_text())
-    for change, fact in (
-        ({"task": "synthetic", "recipe": None}, "knows no rows of --task synthetic"),
-        ({"lora": 4}, "saved an adapter"),
-    ):
-        settings = config["program"]["settings"] | change
-        program = config["program"] | {"settings": settings}
-        copy.config.write_text(json.dumps(config | {"program": program}))
-        assert_two_lines(predict(copy, file), fact)
+    settings = config["program"]["settings"] | {"task": "synthetic", "recipe": None}
+    program = config["program"] | {"settings": settings}
+    copy.config.write_text(json.dumps(config | {"program": program}))
+    assert_two_lines(predict(copy, file), "knows no rows of --task synthetic")
     copy.config.write_text(json.dumps(config))
     for weights in copy.model.glob("*.safetensors"):
         weights.unlink()
@@ -237,3 +285,204 @@ def test_a_prediction_keeps_no_option_of_adapters(
             assert settings[name] == json.loads(json.dumps(each.default))
     assert settings["precision"] == "fp32"
     assert settings["text_column"] == "text"
+
+
+# --- rows that cannot be predicted ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "message"),
+    [
+        ("text-classification", {"text": ["a", " ", ""]}, "2 of 3 rows have no text"),
+        ("text-classification", {"text": ["a", 3]}, "row 2 has the text 3"),
+        ("text-classification", {"body": ["a"]}, "has no column 'text'"),
+        ("token-classification", {"tokens": [["a"], []]}, "1 of 2 rows have no text"),
+        ("token-classification", {"tokens": ["a b"]}, "no list of words"),
+        ("squad", {"question": ["a"], "text": ["b"]}, "has no column 'context'"),
+        ("squad", {"question": ["a", ""], "context": ["b", "c"]}, "1 of 2 rows"),
+        (
+            "squad",
+            {"id": ["1", "2", "1"], "question": ["a"] * 3, "context": ["b"] * 3},
+            "rows 1 and 3 have the id '1'",
+        ),
+        ("causal-lm", {"text": ["a", "\n"]}, "1 of 2 rows have no text: row 2"),
+        ("sft", {"messages": [[]]}, "1 of 1 rows have no text"),
+        ("sft", {"messages": ["hello"]}, "row 1 has the messages"),
+        ("sft", {"messages": [[{"role": "cat", "content": "a"}]]}, "the role 'cat'"),
+    ],
+)
+def test_rows_that_cannot_be_predicted(
+    task: str, columns: dict[str, list[Any]], message: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "rows.jsonl", columns)
+    with pytest.raises(UsageError) as error:
+        inputs_of(TrainConfig.resolve(task=task, data="d", model="m"), file)
+    assert message in str(error.value)
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run that has saved an adapter, whose weights are not zero; its base has another head."""
+    folder = tmp_path_factory.mktemp("adapted")
+    base = write_model(folder / "base", spread=0.3)
+    names = dict(enumerate(LABELS))
+    model = AutoModelForSequenceClassification.from_pretrained(
+        base, num_labels=len(LABELS), id2label=names
+    )
+    settings: dict[str, Any] = {"target_modules": "all-linear", "task_type": "SEQ_CLS"}
+    model = get_peft_model(model, LoraConfig(r=4, **settings))
+    torch.manual_seed(3)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name or "classifier" in name:
+            torch.nn.init.normal_(weight, std=0.5)
+    run = write_run(
+        folder / "runs/emotion",
+        task="emotion",
+        model=str(base),
+        lora=4,
+        batching="packed",
+    )
+    model.save_pretrained(run.model)
+    model.config.save_pretrained(run.model / "config")
+    AutoTokenizer.from_pretrained(base).save_pretrained(run.model)
+    return run
+
+
+@pytest.mark.processes
+def test_an_adapter_predicts_as_by_peft(
+    adapted: RunDir, tmp_path: Path, tiny_data: Path
+) -> None:
+    """In packed batches."""
+    own = texts(tiny_data, 30)
+    file = write(tmp_path / "new.jsonl", {"text": own})
+    output = tmp_path / "out.jsonl"
+    done = predict(adapted, file, "--output", str(output), "--precision", "fp32")
+    assert done.code == 0, done.err
+    model = AutoPeftModelForSequenceClassification.from_pretrained(
+        adapted.model, num_labels=len(LABELS)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(adapted.model)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    for row, text in zip(rows, own, strict=True):
+        logits = model.eval()(**tokenizer(text, return_tensors="pt")).logits
+        best = logits.softmax(-1).max(-1)
+        assert row["prediction"] == LABELS[int(best.indices)]
+        assert row["probability"] == pytest.approx(float(best.values), abs=1e-5)
+    assert len({row["prediction"] for row in rows}) > 2
+    again = configure(done.run, file, tmp_path / "again.jsonl", False, {})
+    assert again.program.settings["adapter"] == str(adapted.model)
+
+
+def test_an_adapter_whose_base_is_another(adapted: RunDir, tmp_path: Path) -> None:
+    copy = RunDir(tmp_path / "copy")
+    shutil.copytree(adapted.path, copy.path)
+    base = tmp_path / "base"
+    config = json.loads(copy.config.read_text())
+    before = config["program"]["settings"]["model"]
+    shutil.copytree(before, base)
+    copy.config.write_text(json.dumps(config).replace(before, str(base)))
+    file = write(tmp_path / "new.csv", {"text": ["hello"]})
+
+    def submit() -> RunConfig:
+        return configure(copy, file, tmp_path / "out.csv", False, {})
+
+    program = submit().program
+    config["program"]["inputs"] = program.inputs
+    config["program"]["settings"]["model"] = str(base)
+    copy.config.write_text(json.dumps(config))
+    assert str(base) in submit().program.paths
+    (base / "README.md").write_text("another")
+    with pytest.raises(UsageError, match="has changed since the run was submitted"):
+        submit()
+    shutil.rmtree(base)
+    with pytest.raises(UsageError, match="is not there any more") as error:
+        submit()
+    assert error.value.hint
+    assert not (tmp_path / "out.csv").exists()
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.extra("training")
+@pytest.mark.processes
+@pytest.mark.parametrize("preset", ["v1", "v2"])
+def test_answers_have_the_scores_of_the_run(preset: str, tmp_path: Path) -> None:
+    """Of the rows that the run has evaluated, on two ranks: texts of several windows."""
+    from torchmetrics.text import SQuAD
+
+    model = write_model(tmp_path / "model", spread=0.3)
+    data = write_squad(tmp_path / "data", 80, 40, none=preset == "v2")
+    sizes = ("--max-length", "24", "--doc-stride", "8", "--precision", "fp32")
+    run = train(
+        tmp_path / "runs",
+        *("--task", "squad", "--preset", preset, "--data", str(data), "--model"),
+        *(str(model), *sizes, "--epochs", "6", "--batch-size", "8"),
+        *("--learning-rate", "0.01"),
+    ).run
+    output = tmp_path / "out.jsonl"
+    file = data / "validation.jsonl"
+    done = predict(run, file, "--output", str(output), "--nodes", "2")
+    assert done.code == 0, done.err
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    by_id = json.loads(output.with_suffix(".json").read_text())
+    assert by_id == {row["id"]: row["prediction"] for row in rows}
+    metrics = json.loads(run.result.read_text())["metrics"]
+    assert metrics["squad_f1"] > 5
+    if preset == "v2":  # torchmetrics has v1 alone
+        scores = squad(
+            [*by_id.values()], [row["answers"]["text"] for row in rows], True
+        )
+        assert scores == metrics
+        assert "" in by_id.values()
+        return
+    predictions = []
+    references = []
+    for row in rows:
+        predictions.append({"prediction_text": row["prediction"], "id": row["id"]})
+        references.append({"answers": row["answers"], "id": row["id"]})
+    expected = SQuAD()(predictions, references)
+    assert metrics["squad_f1"] == pytest.approx(float(expected["f1"]), abs=1e-4)
+    exact = float(expected["exact_match"])
+    assert metrics["squad_exact_match"] == pytest.approx(exact, abs=1e-4)
+    again = predict(run, file, "--output", str(tmp_path / "out.csv"))
+    assert_two_lines(again, "out.json' exists, and is not overwritten")
+
+
+def test_answers_are_those_of_single_windows(tmp_path: Path) -> None:
+    """Without identifiers; what begins a question, and columns that training needs, may lack."""
+    model = write_model(tmp_path / "model", spread=0.3)
+    head = AutoModelForQuestionAnswering.from_pretrained(model)
+    head.save_pretrained(tmp_path / "head")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "head")
+    run = write_trained(
+        tmp_path / "runs/squad",
+        tmp_path / "head",
+        task="squad",
+        max_length=64,
+        doc_stride=8,
+    )
+    questions = ["joy word0", "  love", "fear"]
+    contexts = ["word1 word2 joy word3", "love word5", "anger word7 fear word8 word9"]
+    columns = {"question": questions, "context": contexts}
+    file = write(tmp_path / "new.csv", columns)
+    config = configure(run, file, tmp_path / "out.csv", False, {})
+    answers = predicted(config, tmp_path / "tokens")["prediction"]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for question, context, answer in zip(questions, contexts, answers, strict=True):
+        inputs = tokenizer(
+            question, context, return_tensors="pt", return_offsets_mapping=True
+        )
+        offsets = inputs.pop("offset_mapping")[0].tolist()
+        output = head.eval()(**inputs)
+        best = {}
+        for first, last in itertools.combinations_with_replacement(
+            range(len(offsets)), 2
+        ):
+            if inputs["token_type_ids"][0, first] and last < len(offsets) - 1:
+                score = output.start_logits[0, first] + output.end_logits[0, last]
+                best[float(score)] = context[offsets[first][0] : offsets[last][1]]
+        assert answer == best[max(best)]

@@ -21,6 +21,7 @@ from slurmft.train.data.tables import IGNORED
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
 from slurmft.train.predict.heads import kind_of
+from slurmft.train.predict_config import PredictConfig
 from slurmft.train.tasks.tags import are_entities, entities, scheme
 from slurmft.train.tasks.tokens import Task
 from tests.conftest import Done, records, slurmft
@@ -268,13 +269,13 @@ def test_a_word_without_tokens_has_no_label(tmp_path: Path, tiny_model: Path) ->
     prepared = dataclasses.replace(
         task.prepare(), validation=table, labels=["NOUN", "O", "VERB"]
     )
-    kind = kind_of(task, prepared)
+    kind = kind_of(task, prepared, PredictConfig())
     logits = torch.zeros(1, len(table.tokens), 3)
     logits[0, 1, 0] = logits[0, 2, 2] = 1.0
     output = SimpleNamespace(logits=logits)
     batch = table.batch(np.arange(1), prepared.pad_id)
     values = kind.predict(lambda **_: output, batch, prepared).numpy()
-    columns = kind.columns([["joy", "", "love"]], values)
+    columns = kind.columns([[["joy", "", "love"]]], values)
     assert columns["prediction"] == [["NOUN", None, "VERB"]]
 
 

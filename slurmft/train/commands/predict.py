@@ -3,10 +3,13 @@
 examples:
   slurmft predict last new.csv --follow                  writes new.predictions.csv here
   slurmft predict emotion-20261120 new.jsonl --output out.jsonl --nodes 4
+  slurmft predict squad-20261120 questions.jsonl         and questions.predictions.json
+  slurmft predict sft-20261120 chats.jsonl --max-new-tokens 100 --nodes 2 --follow
+  slurmft predict sft-20261120 chats.jsonl --generation model --seed 1
 
 The file (.csv, .tsv, .jsonl, .parquet) has the columns of texts that the run was trained on. Its
-columns stay, and `prediction` is added: a label, with its `probability`; a number; a text;
-entities. A job that was stopped resumes with the rows that are left.
+columns stay, and `prediction` is added: a label, with its `probability`; a number; a text; an
+answer; entities. A job that was stopped resumes with the rows that are left.
 """
 
 from pathlib import Path
@@ -17,6 +20,7 @@ from slurmft.cli.parser import Parser, input_file, typed_options
 from slurmft.core.config import JobConfig
 from slurmft.core.options import options
 from slurmft.train.config import TrainConfig
+from slurmft.train.predict_config import PredictConfig
 
 ELSEWHERE = Elsewhere.SUBMITS | Elsewhere.JOB_OUTPUT
 
@@ -47,15 +51,17 @@ def parser() -> Parser:
     command.add_follow()
     title = "how to predict (default: as the run evaluated)"
     command.add_options(TrainConfig, title, _PREDICT_OPTIONS)
+    command.add_options(PredictConfig, "how texts are generated")
     command.add_options(JobConfig, "where to run it", _JOB_OPTIONS)
-    return command.show_usual(*_PREDICT_OPTIONS)
+    return command.show_usual(*_PREDICT_OPTIONS, *options(PredictConfig))
 
 
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     from slurmft.train.login import predict  # --help need not wait for it
 
-    flags = typed_options(arguments, {*_PREDICT_OPTIONS, *_JOB_OPTIONS})
+    names = {*_PREDICT_OPTIONS, *options(PredictConfig), *_JOB_OPTIONS}
+    flags = typed_options(arguments, names)
     if arguments.runs_dir:
         flags["runs_dir"] = arguments.runs_dir
     output = None

@@ -128,6 +128,14 @@ def task_type(model: Any) -> str | None:
     return None
 
 
+def attach(model: Any, folder: str) -> None:
+    """Puts a saved adapter, with its head, into the modules of its model."""
+    from peft import PeftModel
+
+    # PEFT's own model, which has ours within, is not needed.
+    PeftModel.from_pretrained(model, folder)
+
+
 # --- weights in 4 bits ----------------------------------------------------------------------------
 
 

@@ -182,15 +182,7 @@ def _written(
         prompts, texts = _turns(write, messages)
     # Whatever the template raises: it is code of others, and any row may be new to it.
     except Exception as error:
-        from jinja2 import TemplateError
-
-        cause = one_line(error)
-        if isinstance(error, TemplateError):  # the template's own words
-            cause = str(error)
-        raise UsageError(
-            f"{template} refuses it{_form(messages)}: {cause}",
-            "change the row, or the template (chat_template.jinja beside the tokenizer)",
-        ) from error
+        raise _refused(template, messages, error) from error
     if not all(map(str.startswith, texts, prompts)):
         raise UsageError(
             f"{template} writes turns of the assistant otherwise than the beginning that a model "
@@ -257,6 +249,50 @@ def _unwritten(messages: Messages, prompts: list[str], texts: list[str]) -> str:
             if not all(name in answer for name in names):
                 return f"the tool call {function['name']!r}"
     return ""
+
+
+def prompt_messages(messages: Messages) -> Messages:
+    """Returns the messages that a model answers: all but a last one of the assistant."""
+    if messages and messages[-1]["role"] == "assistant":
+        return messages[:-1]
+    return messages
+
+
+def prompt_text(write: Write, messages: Messages, where: str, model: str | None) -> str:
+    """Returns the text that a model continues with its answer.
+
+    Args:
+        where: the row, in messages.
+        model: whose template it is.
+
+    Raises:
+        UsageError: the template refuses the conversation.
+    """
+    template = f"{where}: the chat template of {model!r}"
+    refusal: UsageError | None = None
+    for variant in _variants(prompt_messages(messages)):
+        try:
+            _written(write, variant, template)  # its earlier turns
+            return write(variant, add_generation_prompt=True)
+        except UsageError as error:
+            refusal = refusal or error
+        except Exception as error:  # as in `_written`
+            refusal = refusal or _refused(template, variant, error)
+    assert refusal is not None  # there is a variant
+    raise refusal
+
+
+def _refused(template: str, messages: Messages, error: Exception) -> UsageError:
+    """Returns the error for a conversation that a template raises an exception for."""
+    from jinja2 import TemplateError
+
+    cause = one_line(error)
+    if isinstance(error, TemplateError):  # the template's own words
+        cause = str(error)
+    return UsageError(
+        f"{template} refuses it{_form(messages)}: {cause}",
+        "change the row, or the template (chat_template.jinja beside the tokenizer)",
+    )
 
 
 def has_end(text: str, messages: Messages) -> bool:

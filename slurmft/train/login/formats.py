@@ -20,6 +20,7 @@ from slurmft.train.login.chats import (
     has_form,
     local_template,
     messages_of,
+    prompt_messages,
     text_of,
     tools_of,
     written,
@@ -65,6 +66,16 @@ class RowFormat(ABC):
         """Checks the first rows of a split with what the login node has of the model; raises
         UsageError. Here, nothing."""
         return
+
+    def inputs(self) -> tuple[str, ...]:
+        """Returns the names of the columns that a model reads, those without labels: a file for
+        `slurmft predict` has them."""
+        return self.columns[:1]
+
+    def check_inputs(self, values: Columns, where: str) -> list[int]:
+        """Checks the columns of `inputs`, and returns the numbers of rows that lack a text; raises
+        as `check`."""
+        return _check_columns_of_texts(values, where, start=1)
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         """Yields the labels that are classes, each with the number of its row."""
@@ -112,10 +123,14 @@ class Texts(RowFormat):
         columns = _given(train.text_column, train.text_pair_column, train.label_column)
         return cls(columns, has_classes=facts(train.task).labels != ())
 
+    def inputs(self) -> tuple[str, ...]:
+        # Labels come last: a column of them, or one for each name.
+        label_columns = len(self.names) or 1
+        return self.columns[:-label_columns]
+
     def parts(self, values: Columns) -> tuple[Columns, Columns]:
         """Returns the columns of texts, and those of labels."""
-        # Labels come last: a column of them, or one for each name.
-        text_columns = len(self.columns) - (len(self.names) or 1)
+        text_columns = len(self.inputs())
         return values[:text_columns], values[text_columns:]
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
@@ -141,10 +156,11 @@ class Texts(RowFormat):
 
 
 def _check_columns_of_texts(columns: Columns, where: str, start: int) -> list[int]:
-    empty = []
+    empty = set()
     for texts in columns:
-        empty += check_texts(texts, where, start)
-    return empty
+        empty.update(check_texts(texts, where, start))
+    # A row with two empty texts counts once.
+    return sorted(empty)
 
 
 @dataclass(frozen=True)
@@ -233,6 +249,19 @@ class Words(RowFormat):
                 empty.append(row)
         return empty
 
+    def check_inputs(self, values: Columns, where: str) -> list[int]:
+        empty = []
+        for row, words in enumerate(values[0], start=1):
+            is_list = isinstance(words, list)
+            if not is_list or not all(isinstance(word, str) for word in words):
+                raise UsageError(
+                    f"{where!r}: row {row} has {shown(repr(words))}, which is no list of words",
+                    'a row is {"tokens": ["Ada", "slept"]}',
+                )
+            if not words:
+                empty.append(row)
+        return empty
+
     @staticmethod
     def _check_row(words: Any, labels: Any, what: str) -> None:
         for name, cells in (("words", words), ("labels", labels)):
@@ -307,6 +336,8 @@ class Chats(RowFormat):
         for row, messages in enumerate(values[0], start):
             # What a user or a system says may be empty; there must be something to learn.
             answers = self._answers(messages, where, row)
+            if not answers:
+                raise self._wrong(where, row, "no message of the assistant")
             if all(map(is_empty, answers)):
                 empty.append(row)
         for tools in values[1:]:
@@ -323,6 +354,20 @@ class Chats(RowFormat):
                     'tools are a list of JSON schemas, or its JSON: [{"type": "function", '
                     '"function": {"name": "...", "parameters": {...}}}]',
                 ) from None
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.columns
+
+    def check_inputs(self, values: Columns, where: str) -> list[int]:
+        empty = []
+        for row, conversation in enumerate(values[0], start=1):
+            self._answers(conversation, where, row)
+            messages = prompt_messages(messages_of(conversation))
+            if all(is_empty(text_of(message)) for message in messages):
+                empty.append(row)
+        for tools in values[1:]:
+            self._check_tools(tools, where, start=1)
+        return empty
 
     def _answers(self, conversation: Any, where: str, row: int) -> list[str]:
         """Returns the texts of the assistant; UsageError where a message cannot be right."""
@@ -348,8 +393,6 @@ class Chats(RowFormat):
             calls = message.get("tool_calls", ())
             names = [call["function"]["name"] for call in calls]
             answers.append(" ".join([text_of(message), *names]))
-        if not answers:
-            raise self._wrong(where, row, "no message of the assistant")
         return answers
 
     def texts(self, values: Columns) -> Iterable[Text]:
@@ -371,8 +414,7 @@ class Targets(RowFormat):
     """A text, and the text that is to be made of it; or a text alone."""
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
-        # A row with two empty texts counts once.
-        return sorted(set(_check_columns_of_texts(values, where, start)))
+        return _check_columns_of_texts(values, where, start)
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -400,6 +442,9 @@ class Questions(RowFormat):
     def groups(self, values: Columns) -> Sequence[Any] | None:
         # A context has several questions: a model must not be tried on one that it has read.
         return values[2]
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.columns[1:3]
 
     def texts(self, values: Columns) -> Iterable[Text]:
         return zip(*values[1:3], strict=True)

@@ -7,25 +7,30 @@ from typing import Any
 from slurmft.core import fingerprint
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import UsageError
-from slurmft.core.files import check_place
+from slurmft.core.files import check_place, read_json
 from slurmft.core.filesystem import absolute
-from slurmft.core.options import build, options
-from slurmft.core.program import PREDICT, Program
+from slurmft.core.hub import is_local
+from slurmft.core.options import build, flag, options
+from slurmft.core.program import PREDICT, Program, trained_by
 from slurmft.core.site import merge, site_defaults
 from slurmft.runs.rundir import RunDir
+from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
-from slurmft.train.login.cells import check_texts, describe_rows
+from slurmft.train.login import prompts
+from slurmft.train.login.cells import describe_rows
 from slurmft.train.login.configure import OPTIONS
-from slurmft.train.login.rows import no_column, read_columns
-from slurmft.train.task_facts import TASKS, module_name
+from slurmft.train.login.formats import format_of
+from slurmft.train.login.rows import SQUAD_COLUMNS, read_columns
+from slurmft.train.login.sources import check_installed
+from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
 
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 COLUMNS = ("prediction", "probability")
 """Columns that predictions add to a file."""
-MODULES = ("sequence", "multi_label", "tokens", "seq2seq")
-"""Modules of `slurmft.train.tasks` whose results are rows."""
 _CHECKED_BYTES = 2**28
 """Of larger files only the first rows are read at submission."""
+_GENERATES = "num_beams"
+"""Option of a training that says how texts are generated."""
 
 
 def configure(
@@ -40,7 +45,8 @@ def configure(
     Args:
         run: a finished run, or a prediction of its model.
         output: where to write the rows with their predictions; None: NAME.predictions here.
-        flags: options of the job, and those of the training that predict has a flag for.
+        flags: options of the job and of the prediction, and those of the training that predict has
+            a flag for.
 
     Raises:
         UsageError: the run has no model that can predict, the file has not its columns, or another
@@ -49,43 +55,50 @@ def configure(
     program = run.load_config().program
     # the newest run is often a prediction: take the run of its model
     if program.kind == PREDICT:
-        run = RunDir.open(Path(program.settings["model"]).parent)
+        run = RunDir.open(Path(trained_by(program.settings)))
     train = _trained(run)
     file = absolute(file)
     default_output = f"{file.stem}.predictions{file.suffix}"
     output = absolute(output or default_output)
-    _check_files(file, output, overwrite)
-    changes = {}
-    for name, declared in options(TrainConfig).items():
-        if declared.predicts == "flag" and name in flags:
-            changes[name] = flags[name]
-    changes |= {"model": str(run.model), "data": str(file)}
-    train = dataclasses.replace(train, **changes)
+    _check_files(file, output, overwrite, train)
+    values = merge(site_defaults(OPTIONS | options(PredictConfig)), flags)
+    predict = build(PredictConfig, values)
+    train, predict = _with_flags(train, predict, flags)
+    train = dataclasses.replace(train, data=str(file))
     contents = {
-        str(file): _describe_rows_of(file, train),
+        str(file): _describe_rows_of(file, train, run.model, predict),
         str(run.model): "model",
     }
+    settings: dict[str, Any] = {"output": str(output), "overwrite": overwrite}
+    if train.model != str(run.model):
+        settings["adapter"] = str(run.model)
+        if is_local(str(train.model)):
+            contents[str(train.model)] = "base model"
     # By the fingerprints the job sees whether file or model has changed since its submission.
     inputs = {}
     for path, what in contents.items():
         inputs[path] = fingerprint.of(Path(path)) | {"what": what}
-    settings = train.program().settings
-    settings = settings | {"output": str(output), "overwrite": overwrite}
+    trainer = train.program()
     program = Program(
         kind=PREDICT,
-        name=f"predict-{train.task}",
-        module="slurmft.train.rank",
-        paths=(str(run.model), str(file), str(output.parent)),
+        name=f"predict-{trainer.name}",
+        module=trainer.module,
+        needs_hub=not is_local(str(train.model)),
+        paths=(*contents, str(output.parent)),
+        code=trainer.code,
         inputs=inputs,
-        settings=settings,
+        settings=trainer.settings | dataclasses.asdict(predict) | settings,
     )
-    job_values = merge(site_defaults(OPTIONS), flags)
-    job = build(JobConfig, job_values)
+    job = build(JobConfig, values)
     return RunConfig(program=program, job=with_absolute_paths(job))
 
 
+# --- the model ------------------------------------------------------------------------------------
+
+
 def _trained(run: RunDir) -> TrainConfig:
-    """Returns the configuration that a run has trained with, changed to what predicting needs.
+    """Returns the configuration that a run has trained with, changed to what predicting needs: its
+    model is the one to load, below an adapter if the run has saved one.
 
     Raises:
         UsageError: the run has no model, or one that makes no predictions of rows.
@@ -105,19 +118,42 @@ def _trained(run: RunDir) -> TrainConfig:
     if reason:
         problem = f"{where} has no finished model: {reason}"
         raise UsageError(problem, "slurmft status RUN says more")
+    # A task of the user's own is the copy that its run was trained with.
+    own_task.use_code(program.code)
     train = TrainConfig.of(program)
-    facts = TASKS.get(train.task)
-    # None: a task of the user's own, whose predictions may be of any kind. No splits: the rows are
-    # generated, and a file has none of their kind.
-    if facts is None or not facts.splits or module_name(train.task) not in MODULES:
+    # No splits: the rows are generated, and a file has none of their kind.
+    if not own_task.facts(train.task).splits:
         raise UsageError(
             f"{where}: slurmft predict knows no rows of --task {train.task}",
             f"load its model by transformers: {run.model}",
         )
+    own_task.check_predicts(train.task)
+    model = str(run.model)
     if train.saves_adapter:
-        problem = f"{where} saved an adapter, not a whole model"
-        raise UsageError(problem, "train it with --merge")
-    return _without_training_options(train)
+        model = str(train.model)
+        _check_base(model, where, program)
+    return dataclasses.replace(_without_training_options(train), model=model)
+
+
+def _check_base(model: str, where: str, program: Program) -> None:
+    """Raises UsageError where the model below an adapter is not the one that it was trained on.
+
+    Args:
+        where: the run, in messages.
+        program: of the run.
+    """
+    check_installed({"an adapter": ("peft",)})
+    if not is_local(model):
+        return
+    base = f"{where} has an adapter of the model {model!r}"
+    folder = Path(model)
+    if not (folder / "config.json").is_file():
+        problem = f"{base}, which is not there any more"
+        raise UsageError(problem, "bring the model back, or train with --merge")
+    trained_with = program.inputs.get(model)
+    if trained_with and trained_with["sha256"] != fingerprint.of(folder)["sha256"]:
+        problem = f"{base}, which has changed since the run was submitted"
+        raise UsageError(problem, "bring the model back as it was")
 
 
 def _without_training_options(train: TrainConfig) -> TrainConfig:
@@ -129,7 +165,67 @@ def _without_training_options(train: TrainConfig) -> TrainConfig:
     return dataclasses.replace(train, **defaults)
 
 
-def _check_files(file: Path, output: Path, overwrite: bool) -> None:
+def saved_config(model: Path) -> dict[str, Any]:
+    """Returns the configuration of a saved model, or of the whole model that an adapter is of."""
+    return (
+        read_json(model / "config.json")
+        or read_json(model / "config/config.json")
+        or {}
+    )
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def _with_flags(
+    train: TrainConfig,
+    predict: PredictConfig,
+    flags: dict[str, Any],
+) -> tuple[TrainConfig, PredictConfig]:
+    """Returns both configurations with the flags that were given.
+
+    Raises:
+        UsageError: one is for the generation of texts, and the task generates none.
+    """
+    changes = {}
+    for name, declared in options(TrainConfig).items():
+        if declared.predicts == "flag" and name in flags:
+            changes[name] = flags[name]
+    if continues_prompts(train):
+        new_tokens = predict.max_new_tokens or NEW_TOKENS
+        predict = dataclasses.replace(predict, max_new_tokens=new_tokens)
+    elif own_task.facts(train.task).predictions == "texts":
+        if predict.generation != "greedy":
+            problem = (
+                f"--generation is for language models, and --task {train.task} is none"
+            )
+            raise UsageError(problem, "leave it out; there is --num-beams")
+        if predict.max_new_tokens is not None:
+            changes["max_target_length"] = predict.max_new_tokens
+    else:
+        for name in (*options(PredictConfig), _GENERATES):
+            if name in flags:
+                problem = f"{flag(name)}: --task {train.task} generates no texts"
+                raise UsageError(problem, "leave it out")
+    return dataclasses.replace(train, **changes), predict
+
+
+def continues_prompts(train: TrainConfig) -> bool:
+    """Returns whether the task is a language model's, which writes behind a prompt."""
+    return own_task.facts(train.task).pipeline == "text-generation"
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def answers_file(output: Path, train: TrainConfig) -> Path | None:
+    """Returns the file of the answers as SQuAD's script reads them; None: the task has none."""
+    if own_task.facts(train.task).predictions != "answers":
+        return None
+    return output.with_suffix(".json")
+
+
+def _check_files(file: Path, output: Path, overwrite: bool, train: TrainConfig) -> None:
     """Raises UsageError where rows cannot be read from `file`, or written to `output`."""
     if not file.is_file():
         hint = "give the rows to predict: .csv, .jsonl"
@@ -140,35 +236,44 @@ def _check_files(file: Path, output: Path, overwrite: bool) -> None:
             raise UsageError(f"{str(path)!r} is none of {forms}", "convert it")
     if not overwrite:
         # The job checks it once more before it writes: it may wait for days.
-        check_absent(output)
+        check_absent(output, train)
 
 
-def check_absent(output: Path) -> None:
+def check_absent(output: Path, train: TrainConfig) -> None:
     """Raises UsageError where a file is there already, or its folder is not."""
-    if output.exists():
-        raise UsageError(
-            f"{str(output)!r} exists, and is not overwritten",
-            "give another --output, or --overwrite",
-        )
+    for path in filter(None, (output, answers_file(output, train))):
+        if path.exists():
+            raise UsageError(
+                f"{str(path)!r} exists, and is not overwritten",
+                "give another --output, or --overwrite",
+            )
     check_place(output, "--output")
 
 
-def _describe_rows_of(file: Path, train: TrainConfig) -> str:
+def _describe_rows_of(
+    file: Path,
+    train: TrainConfig,
+    model: Path,
+    predict: PredictConfig,
+) -> str:
     """Returns a line on the rows of a file, after a check of them; UsageError where it fails."""
     # reading it would take longer than people wait
     if file.stat().st_size > _CHECKED_BYTES:
-        texts_of(train, file, most=1)
+        inputs_of(train, file, most=1)
         return "large: the job checks its rows"
-    columns = texts_of(train, file)
+    columns = inputs_of(train, file)
+    if continues_prompts(train) and predict.max_new_tokens is not None:
+        prompts.check(train, model, columns, str(file), predict.max_new_tokens)
     return f"{len(columns[0]):,} rows"
 
 
-def texts_of(
+def inputs_of(
     train: TrainConfig,
     file: Path,
     most: int | None = None,
 ) -> list[list[Any]]:
-    """Returns the columns of a file that the model reads: a text, or two, or lists of words.
+    """Returns the columns of a file that the model reads: a text, or two, lists of words, or
+    conversations.
 
     Args:
         most: thousands of rows to read; None: all.
@@ -184,26 +289,34 @@ def texts_of(
         if name in columns:
             problem = f"{where!r} has a column {name!r} already"
             raise UsageError(problem, "give it another name")
-    texts = []
-    for name in filter(None, (train.text_column, train.text_pair_column)):
+    form = format_of(train)
+    names = form.inputs()
+    for name in names:
         if name not in columns:
-            raise no_column(where, name, list(columns))
-        texts.append(columns[name])
-    if module_name(train.task) == "tokens":
-        _check_words(texts[0], where)
-    else:
-        for values in texts:
-            check_texts(values, where)
-    return texts
+            hint = f"it has {', '.join(columns)}"
+            if name not in SQUAD_COLUMNS:  # whose names are fixed
+                hint += "; choose with --text-column, --text-pair-column"
+            raise UsageError(f"{where!r} has no column {name!r}", hint)
+    if "id" in columns and own_task.facts(train.task).predictions == "answers":
+        _check_ids(columns["id"], where)
+    inputs = [columns[name] for name in names]
+    empty = form.check_inputs(inputs, where)
+    if empty:
+        rows = f"{len(empty):,} of {len(inputs[0]):,} rows have no text"
+        raise UsageError(
+            f"{where!r}: {rows}: {describe_rows(empty)}",
+            "give them one, or take them out; rows are counted from 1, without the header",
+        )
+    return inputs
 
 
-def _check_words(values: list[Any], where: str) -> None:
-    wrong_rows = []
-    for row, words in enumerate(values, start=1):
-        # A text without words has no place for a prediction.
-        is_list = isinstance(words, list) and words
-        if not is_list or not all(isinstance(word, str) for word in words):
-            wrong_rows.append(row)
-    if wrong_rows:
-        fact = f"{where!r}: no list of words: {describe_rows(wrong_rows)}"
-        raise UsageError(fact, '["Ada", "slept"]')
+def _check_ids(ids: list[Any], where: str) -> None:
+    """Raises UsageError where two questions have one identifier, by which scripts find answers."""
+    first_rows: dict[Any, int] = {}
+    for row, name in enumerate(map(str, ids), start=1):
+        first = first_rows.setdefault(name, row)
+        if first != row:
+            problem = f"{where!r}: rows {first} and {row} have the id {name!r}"
+            raise UsageError(
+                problem, "give each question its own, or leave the column out"
+            )

@@ -26,11 +26,20 @@ for every token, take gigabytes."""
 class LoadedModel:
     """The task's model, changed to what the run asks for."""
 
-    def __init__(self, setup: Setup, trims: bool = False, fuses: bool = True) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        trims: bool = False,
+        fuses: bool = True,
+        adapter: str | None = None,
+        pads_left: bool = False,
+    ) -> None:
         """
         Args:
             trims: leave the rows of a large vocabulary out that the data has no tokens for.
             fuses: compute layers that are known together.
+            adapter: folder of a saved adapter that the model computes with.
+            pads_left: padding stands before all texts, as where a decoder generates behind them.
         """
         self._setup = setup
         config = setup.config
@@ -54,14 +63,18 @@ class LoadedModel:
         if config.lora:
             self.adapter = lora.Adapter(model, config)
             self.frozen_facts = self.adapter.facts
+        if adapter:
+            lora.attach(model, adapter)
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
         self.trained_parameters: int = sum(trained)
         self.flops = ModelFlops.of(model, frozen_layers)
         check_tokens(model, setup.data)
         self._check_lengths()
         # Before the table is trimmed: packing is tried out with tokens that no data need have.
-        self.packing = self._pack(fuses)
-        self._pads_left = self._choose_side()
+        self.packing = None
+        if not pads_left:
+            self.packing = self._pack(fuses)
+        self._pads_left = pads_left or self._choose_side()
         self.vocabulary = None
         if trims:
             self.vocabulary = self._trim()

@@ -1,7 +1,7 @@
 """The predictions of `slurmft predict`, by the kind of the task: as numbers, and as columns."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -9,9 +9,13 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
+from slurmft.core.errors import UsageError
+from slurmft.train.config import required
 from slurmft.train.data.tables import IGNORED, Batch
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.task_facts import module_name
+from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
+from slurmft.train.tasks import Task, causal_lm, multi_label, seq2seq, squad, tokens
+from slurmft.train.tasks.metrics import check_numbers
 from slurmft.train.tasks.tags import are_entities, entities
 
 Columns = dict[str, list[Any]]
@@ -23,42 +27,106 @@ class Kind:
 
     shape: tuple[int, ...]
     """The shape of one prediction."""
-    dtype: type
+    dtype: Any
     predict: Callable[[Any, Batch, TokenData], Any]
     """Returns the predictions of a batch: (batch, *shape)."""
-    columns: Callable[[Sequence[Any], np.ndarray], Columns]
-    """Returns columns, from the texts of all rows and what is predicted of them."""
+    columns: Callable[[Sequence[list[Any]], np.ndarray], Columns]
+    """Returns columns, from the columns that the model reads and what is predicted of them."""
+    generates: bool = False
+    """Predictions are texts that the model writes."""
+    pads_left: bool = False
+    """Padding stands before texts: what is generated follows them."""
 
 
-def kind_of(task: Any, data: TokenData) -> Kind:
-    """Returns what a task's model predicts of the rows of `data`."""
-    match module_name(task.config.task):
-        case "multi_label":
+def kind_of(task: Any, data: TokenData, predict: PredictConfig) -> Kind:
+    """Returns what a task's model predicts of the rows of `data`. A task of the user's own predicts
+    as the one that it derives from, unless it says which columns it has."""
+    match task:
+        case _ if hasattr(task, "prediction_columns"):
+            columns = partial(_columns_of_task, task, data)
+            return _kind_of_task(task, columns)
+        case multi_label.Task():
             shape = (len(data.labels),)
             columns = partial(_several_labels, data.labels)
             return Kind(shape, np.float64, _probabilities, columns)
-        case "tokens":
+        case tokens.Task():
             places = data.validation.token_labels
             assert places is not None  # of rows of words
             most = max(0, int(places.max())) + 1
-            predict = partial(_labels_of_words, most)
             columns = partial(_tags, data.labels)
             if are_entities(data.labels):
                 columns = partial(_entities, data.labels)
-            return Kind((most,), np.int64, predict, columns)
-        case "seq2seq":
+            return Kind((most,), np.int64, partial(_labels_of_words, most), columns)
+        case squad.Task():
+            return _kind_of_task(task, partial(_answers, task, data))
+        case seq2seq.Task():
             # `generate` returns the token that starts the decoder, too.
-            most = task.config.max_target_length + 1
-            assert data.folder is not None  # ranks load it
-            tokenizer = AutoTokenizer.from_pretrained(data.folder / "tokenizer")
-            predict = partial(_generated, most, tokenizer.pad_token_id)
-            columns = partial(_texts, tokenizer)
-            return Kind((most,), np.int64, predict, columns)
+            most = int(required(task.config, "max_target_length")) + 1
+            return _kind_of_texts(data, most, _generated)
+        case causal_lm.Task():
+            most = predict.max_new_tokens or NEW_TOKENS
+            settings = _generation(task, predict)
+            generate = partial(_continued, settings, task.config.seed)
+            return replace(_kind_of_texts(data, most, generate), pads_left=True)
         case _ if not data.labels:
             return Kind((), np.float64, _numbers, _columns_of_numbers)
         case _:
             columns = partial(_labels, data.labels)
             return Kind((2,), np.float64, _best_label, columns)
+
+
+def _kind_of_task(task: Any, columns: Callable[..., Columns]) -> Kind:
+    """Returns predictions that are those of the task's evaluation."""
+    predict = partial(_predictions_of_task, task)
+    return Kind(task.prediction_shape, task.prediction_dtype, predict, columns)
+
+
+def _predictions_of_task(task: Task, model: Any, batch: Batch, data: TokenData) -> Any:
+    # An evaluation computes a loss, too, for which the rows have no labels.
+    if type(task).evaluate is Task.evaluate:
+        return task.predict(model(**batch.inputs), batch, data)
+    return task.evaluate(model, batch, data).predictions
+
+
+def _kind_of_texts(
+    data: TokenData,
+    most: int,
+    generate: Callable[[Any, Batch, int], torch.Tensor],
+) -> Kind:
+    """Returns predictions that are texts of up to so many tokens.
+
+    Args:
+        generate: returns the tokens of a batch, from model, batch and the token of padding.
+    """
+    assert data.folder is not None  # ranks load it
+    tokenizer = AutoTokenizer.from_pretrained(data.folder / "tokenizer")
+    padding = data.pad_id
+
+    def predict(model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
+        generated = generate(model, batch, padding)
+        # `generate` pads to the longest text of the batch; all batches are joined to one array.
+        missing = most - generated.shape[1]
+        return torch.nn.functional.pad(generated, (0, missing), value=padding)
+
+    columns = partial(_texts, tokenizer)
+    return Kind((most,), np.int64, predict, columns, generates=True)
+
+
+def _columns_of_task(
+    task: Any,
+    data: TokenData,
+    inputs: Sequence[list[Any]],
+    values: np.ndarray,
+) -> Columns:
+    columns: Columns = task.prediction_columns(values, data)
+    for name, cells in columns.items():
+        if len(cells) != len(inputs[0]):
+            raise UsageError(
+                f"prediction_columns() of --task {task.config.task} has {len(cells):,} values of "
+                f"{name!r} for {len(inputs[0]):,} rows",
+                "return a value for each row",
+            )
+    return columns
 
 
 # --- classes --------------------------------------------------------------------------------------
@@ -76,7 +144,9 @@ def _best_label(model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
     return torch.stack([classes, best.values], 1)
 
 
-def _labels(names: list[str], texts: Sequence[Any], values: np.ndarray) -> Columns:
+def _labels(
+    names: list[str], inputs: Sequence[list[Any]], values: np.ndarray
+) -> Columns:
     classes = values[:, 0].astype(int)
     probabilities = values[:, 1].round(6)
     return {
@@ -94,7 +164,7 @@ def _probabilities(model: Any, batch: Batch, data: TokenData) -> Any:
 
 def _several_labels(
     names: list[str],
-    texts: Sequence[Any],
+    inputs: Sequence[list[Any]],
     values: np.ndarray,
 ) -> Columns:
     """Returns the labels that are as probable as not, or more."""
@@ -118,7 +188,7 @@ def _numbers(model: Any, batch: Batch, data: TokenData) -> Any:
     return numbers.double()
 
 
-def _columns_of_numbers(texts: Sequence[Any], values: np.ndarray) -> Columns:
+def _columns_of_numbers(inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:
     return {"prediction": values.tolist()}
 
 
@@ -152,9 +222,11 @@ def _labels_of_words(
     return rows
 
 
-def _entities(names: list[str], rows: Sequence[Any], values: np.ndarray) -> Columns:
+def _entities(
+    names: list[str], inputs: Sequence[list[Any]], values: np.ndarray
+) -> Columns:
     predictions = []
-    for words, labels in zip(rows, values, strict=True):
+    for words, labels in zip(inputs[0], values, strict=True):
         (places,) = np.nonzero(labels >= 0)  # the others have no label
         spans = entities([names[i] for i in labels[places]])
         spans_of_text = []
@@ -164,10 +236,10 @@ def _entities(names: list[str], rows: Sequence[Any], values: np.ndarray) -> Colu
     return {"prediction": predictions}
 
 
-def _tags(names: list[str], rows: Sequence[Any], values: np.ndarray) -> Columns:
+def _tags(names: list[str], inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:
     """Returns the label of each word; None where it has none: it was cut off, or has no tokens."""
     predictions = []
-    for words, labels in zip(rows, values, strict=True):
+    for words, labels in zip(inputs[0], values, strict=True):
         tags: list[str | None] = [None] * len(words)
         for place in np.flatnonzero(labels >= 0):
             tags[place] = names[labels[place]]
@@ -180,26 +252,64 @@ def _entity(words: Sequence[str], kind: str, first: int, last: int) -> dict[str,
     return {"entity": kind, "first": int(first), "last": int(last), "text": text}
 
 
+# --- answers --------------------------------------------------------------------------------------
+
+
+def _answers(
+    task: squad.Task,
+    data: TokenData,
+    inputs: Sequence[list[Any]],
+    values: np.ndarray,
+) -> Columns:
+    check_numbers(values)
+    _, contexts = inputs
+    texts = {"contexts": contexts, "context": range(len(contexts))}
+    answers = squad.answers(values, data.validation, texts, task.may_have_none)
+    return {"prediction": answers}
+
+
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def _generated(
-    most: int,
-    padding: int,
-    model: Any,
-    batch: Batch,
-    data: TokenData,
-) -> torch.Tensor:
-    """Returns the tokens of each text, with padding behind them: (batch, most)."""
+def _generated(model: Any, batch: Batch, padding: int) -> torch.Tensor:
+    """Returns the tokens of each text, with padding behind them: (batch, longest)."""
     # Without the inputs of the decoder, which only a training has.
-    tokens = model.generate(
+    tokens: torch.Tensor = model.generate(
         input_ids=batch.inputs["input_ids"],
         attention_mask=batch.inputs["attention_mask"],
     )
-    # `generate` pads to the longest text of the batch; all batches are joined to one array.
-    missing = most - tokens.shape[1]
-    return torch.nn.functional.pad(tokens, (0, missing), value=padding)
+    return tokens
 
 
-def _texts(tokenizer: Any, texts: Sequence[Any], values: np.ndarray) -> Columns:
+def _generation(task: Any, predict: PredictConfig) -> dict[str, Any]:
+    """Returns the arguments of `generate` that continues prompts."""
+    settings: dict[str, Any] = {"max_new_tokens": predict.max_new_tokens or NEW_TOKENS}
+    if predict.generation == "greedy":
+        settings |= {"do_sample": False, "num_beams": 1}
+    if task.config.num_beams is not None:
+        settings["num_beams"] = task.config.num_beams
+    return settings
+
+
+def _continued(
+    settings: dict[str, Any],
+    seed: int,
+    model: Any,
+    batch: Batch,
+    padding: int,
+) -> torch.Tensor:
+    """Returns the tokens that follow each prompt, with padding behind them: (batch, longest)."""
+    # Tokens may be drawn: a batch draws the same ones whichever rank has it.
+    torch.manual_seed(seed + int(batch.indices[0]))
+    prompts = batch.inputs["input_ids"]
+    generated: torch.Tensor = model.generate(
+        input_ids=prompts,
+        attention_mask=batch.inputs["attention_mask"],
+        pad_token_id=padding,
+        **settings,
+    )
+    return generated[:, prompts.shape[1] :]
+
+
+def _texts(tokenizer: Any, inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:
     return {"prediction": tokenizer.batch_decode(values, skip_special_tokens=True)}

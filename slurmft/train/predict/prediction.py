@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from slurmft.core.files import read_json
+from slurmft.core.errors import UsageError
+from slurmft.core.files import write_json
+from slurmft.core.options import build
 from slurmft.job import Job
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.login.predict import check_absent, texts_of
+from slurmft.train.login.formats import format_of
+from slurmft.train.login.predict import (
+    answers_file,
+    check_absent,
+    continues_prompts,
+    inputs_of,
+    saved_config,
+)
+from slurmft.train.login.prompts import check_room
 from slurmft.train.login.rows import read_columns, write_rows
 from slurmft.train.loop import checkpoint as checkpoints
 from slurmft.train.loop.checkpoint import Saver
@@ -29,6 +39,7 @@ from slurmft.train.loop.setup import Setup, has_finished
 from slurmft.train.loop.state import Part
 from slurmft.train.loop.timers import PhaseClock
 from slurmft.train.predict.heads import Kind, kind_of
+from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
 from slurmft.train.tasks import Evaluated, Task
 
 _RECORD_EVERY_S = 1.0
@@ -42,10 +53,13 @@ def run(job: Job) -> None:
         return
     checkpoint = checkpoints.newest(job, job.join())
     setup = Setup.prepare(job, checkpoint, fill_tokens)
-    loaded = LoadedModel(setup)
+    settings = job.config.program.settings
+    kind = kind_of(setup.task, setup.data, build(PredictConfig, settings))
+    loaded = LoadedModel(
+        setup, adapter=settings.get("adapter"), pads_left=kind.pads_left
+    )
     # It moves the model to its device, and lets it compute in the run's precision.
     make_accelerator(setup).prepare_model(loaded.model, evaluation_mode=True)
-    kind = kind_of(setup.task, setup.data)
     head = RowsHead(setup, kind)
     clock = PhaseClock(setup.world.device)
     position = Position(phase="evaluate")
@@ -76,13 +90,17 @@ class RowsHead:
         self.before = 0
         """Rows that were predicted before a resume."""
         self._kind = kind
+        self._task = setup.task
         self._job = setup.job
         self._world_size = setup.world.size
         self._recorded_at = 0.0
         self._recorded = 0
 
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
-        return batch
+        # A task that generates would add targets, which the rows do not have.
+        if self._kind.generates:
+            return batch
+        return self._task.batch(batch, table)
 
     def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Evaluated:
         return Evaluated(self._kind.predict(model, batch, data))
@@ -105,9 +123,10 @@ class RowsHead:
 def fill_tokens(folder: Path, task: Task, job: Job) -> None:
     """Writes the tokens of the file's rows. The training table is one that nobody reads."""
     config = task.config
-    model = Path(str(config.model))
-    file = Path(str(config.data))
-    model_config = read_json(model / "config.json") or {}
+    settings = job.config.program.settings
+    # Of an adapter: its base model has other labels.
+    model = Path(settings.get("adapter") or str(config.model))
+    model_config = saved_config(model)
     id2label = model_config.get("id2label") or {}
     labels = []
     # A task with no labels at all predicts numbers; transformers' configuration names two anyway.
@@ -117,8 +136,11 @@ def fill_tokens(folder: Path, task: Task, job: Job) -> None:
             labels.append(id2label[str(number)])
     of_texts: Any = task
     tokenizer = of_texts.tokenizer()
-    texts = texts_of(config, file)
-    table = of_texts.unlabelled(tokenizer, texts)
+    inputs = inputs_of(config, Path(str(config.data)))
+    table = of_texts.unlabelled(tokenizer, inputs)
+    if continues_prompts(config):
+        predict = build(PredictConfig, settings)
+        _check_prompts(of_texts, tokenizer, table, predict)
     # A TokenData has a training table: the first row stands for one.
     first_tokens = table.tokens[: table.offsets[1]]
     first = TokenTable.build([first_tokens], [0])
@@ -132,6 +154,25 @@ def fill_tokens(folder: Path, task: Task, job: Job) -> None:
     )
     tokens.save(folder)
     task.save_tokenizer(folder / "tokenizer")
+
+
+def _check_prompts(
+    task: Any,
+    tokenizer: Any,
+    table: TokenTable,
+    predict: PredictConfig,
+) -> None:
+    """Raises UsageError where a prompt is too long."""
+    lengths = np.diff(table.offsets)
+    # What cures the longest one cures all.
+    longest = int(lengths.argmax())
+    check_room(
+        f"row {longest + 1}",
+        int(lengths[longest]),
+        predict.max_new_tokens or NEW_TOKENS,
+        min(task.positions, tokenizer.model_max_length),
+        task.config.max_length,
+    )
 
 
 def finish(
@@ -153,20 +194,31 @@ def finish(
     settings = job.config.program.settings
     source = Path(str(setup.config.data))
     output = Path(settings["output"])
-    rows = len(setup.data.validation)
     # A job that resumed when all rows were predicted has spent no time on them.
     speed = None
     if seconds:
         speed = predicted / seconds
 
-    def write() -> None:
-        assert values is not None  # on the main rank
+    def check_output() -> None:
         # Submission checked it, but the job may have waited for days.
         if not settings["overwrite"]:
-            check_absent(output)
+            check_absent(output, setup.config)
+
+    def write() -> None:
+        assert values is not None  # on the main rank
         columns = read_columns(source)
-        texts = columns[str(setup.config.text_column)]
-        write_rows(output, columns | kind.columns(texts, values))
+        inputs = [columns[name] for name in format_of(setup.config).inputs()]
+        predictions = kind.columns(inputs, values)
+        for name in predictions.keys() & columns.keys():
+            problem = f"{str(source)!r} has a column {name!r} already"
+            raise UsageError(problem, "give it another name")
+        answers = answers_file(output, setup.config)
+        if answers and "id" in columns:
+            ids = map(str, columns["id"])
+            pairs = zip(ids, predictions["prediction"], strict=True)
+            write_json(answers, dict(pairs))
+        write_rows(output, columns | predictions)
+        job.say(f"{len(inputs[0]):,} rows with predictions: {output}")
 
     facts = {
         "task": setup.config.task,
@@ -174,13 +226,14 @@ def finish(
         "precision": setup.precision,
         "backend": world.backend,
         "phases_s": {"evaluate": seconds},
-        "steps": rows,
+        # Of a row there may be several samples: windows of a long text.
+        "steps": len(setup.data.validation),
         "evaluate_samples_per_s": speed,
     }
     # The rows and as much again for what is predicted of them: only for the message of a full disk.
     size_bytes = 2 * source.stat().st_size
+    world.on_main(check_output)
     PatientSave(job, world, "the predictions", size_bytes).run(write)
     # The result is last: a run that has one has finished.
     PatientSave(job, world, "the result", _RESULT_BYTES).run(lambda: job.result(facts))
-    job.say(f"{rows:,} rows with predictions: {output}")
     world.on_main(job.remove_checkpoints)

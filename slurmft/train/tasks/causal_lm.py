@@ -6,7 +6,10 @@ sees all before it in its block, those of other documents too.
 """
 
 import dataclasses
+import functools
 import inspect
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,12 +43,12 @@ class Task(Pretrained):
     _chooses_logits = False
     """The model can make logits of chosen tokens alone."""
 
-    def longest(self, tokenizer: Any) -> int:
-        longest = super().longest(tokenizer)
-        # Some tokenizers do not know the model's limit, and say 10^30.
+    @functools.cached_property
+    def positions(self) -> int:
+        # A model with rotary embeddings has no table of positions, but was trained for so many.
         model_config = self.load(AutoConfig.from_pretrained)
-        positions = getattr(model_config, "max_position_embeddings", longest)
-        return min(longest, int(positions))
+        most = getattr(model_config, "max_position_embeddings", sys.maxsize)
+        return min(super().positions, int(most))
 
     # --- blocks -----------------------------------------------------------------------------------
 
@@ -105,6 +108,45 @@ class Task(Pretrained):
             return ids
         return [*ids, end]
 
+    # --- prompts ----------------------------------------------------------------------------------
+
+    def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
+        return self.prompt_table(tokenizer, texts[0])
+
+    def prompt_table(
+        self,
+        tokenizer: Any,
+        prompts: list[str],
+        is_written: bool = False,
+    ) -> TokenTable:
+        """Returns the tokens of prompts, which the model continues; UsageError where one has none.
+
+        Args:
+            is_written: a chat template has written them, with special tokens.
+        """
+        # Where the tokenizer ends texts, nothing would follow a prompt.
+        end = [tokenizer.eos_token_id]
+        is_ended = not is_written and tokenizer("a")["input_ids"][-1:] == end
+        ids: list[Any] = []
+        for start in range(0, len(prompts), ROWS_AT_ONCE):
+            part = prompts[start : start + ROWS_AT_ONCE]
+            encoded = tokenizer(part, add_special_tokens=not is_written)["input_ids"]
+            for tokens in encoded:
+                if is_ended:
+                    tokens = tokens[:-1]
+                ids.append(tokens)
+                if not tokens:
+                    problem = f"row {len(ids)} has no tokens"
+                    raise UsageError(problem, "give it a text, or take it out")
+        return TokenTable.build(ids)
+
+    def ends(self, tokenizer: Any) -> list[int]:
+        """Returns the tokens that end what the model has learnt to write."""
+        end = tokenizer.eos_token_id
+        if end is None:
+            return []
+        return [end]
+
     # --- model, loss, metrics ---------------------------------------------------------------------
 
     def model(self, data: TokenData) -> Any:
@@ -120,6 +162,7 @@ class Task(Pretrained):
                 "give a decoder, such as Llama, Qwen, Gemma or GPT-2",
             )
         model = self.pretrained(auto.AutoModelForCausalLM)
+        _end_at(model, self.ends(self.tokenizer()))
         parameters = inspect.signature(model.forward).parameters
         self._chooses_logits = "logits_to_keep" in parameters
         return model
@@ -182,6 +225,20 @@ class Task(Pretrained):
             "perplexity": float(np.exp(loss / tokens)),
             "token_accuracy": right / tokens,
         }
+
+
+def _end_at(model: Any, ends: list[int]) -> None:
+    """Lets a model stop at what it learns to end its texts with, here and where it is loaded from
+    the files of the run: a base model knows the end of a document alone, and no end of a turn."""
+    settings = model.generation_config
+    known_ends = settings.eos_token_id
+    if known_ends is None:
+        known_ends = []
+    elif isinstance(known_ends, int):
+        known_ends = [known_ends]
+    further = [token for token in ends if token not in known_ends]
+    if further:
+        settings.eos_token_id = [*known_ends, *further]
 
 
 class _CrossEntropy(torch.autograd.Function):

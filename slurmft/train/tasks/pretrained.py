@@ -196,11 +196,11 @@ class Pretrained(Task):
         return min(
             int(required(self.config, "max_length")),
             int(tokenizer.model_max_length),
-            self._positions,
+            self.positions,
         )
 
     @functools.cached_property
-    def _positions(self) -> int:
+    def positions(self) -> int:
         """Tokens of a text that the model has positions for. Many tokenizers do not say it."""
         import torch
         from transformers import AutoConfig, AutoModel

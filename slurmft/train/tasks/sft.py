@@ -5,7 +5,7 @@ end-of-text token.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED, TokenTable
 from slurmft.train.login.cells import describe_rows
-from slurmft.train.login.chats import Conversation, has_end, written
+from slurmft.train.login.chats import Conversation, has_end, prompt_text, written
 from slurmft.train.login.sources import no_chat_template
 from slurmft.train.tasks import causal_lm
 from slurmft.train.tasks.hub import Rows
@@ -136,6 +136,39 @@ class Task(causal_lm.Task):
             return
         for text, part, is_ended in zip(texts, parts, turns, strict=True):
             yield Sample(row, text, [part], is_ended)
+
+    def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
+        if not self._is_chat:
+            return super().unlabelled(tokenizer, texts)
+        form: Any = self.form  # that of chats has conversations
+        prompts = []
+        for row, (messages, tools) in enumerate(form.conversations(texts), start=1):
+            write = partial(tokenizer.apply_chat_template, tools=tools, tokenize=False)
+            prompt = prompt_text(write, messages, f"row {row}", self.config.model)
+            prompts.append(prompt)
+        return self.prompt_table(tokenizer, prompts, is_written=True)
+
+    def ends(self, tokenizer: Any) -> list[int]:
+        """Returns the end-of-text token; of a chat the special token, too, that the template ends
+        turns of the assistant with."""
+        ends = super().ends(tokenizer)
+        if not self._is_chat:
+            return ends
+        answer = "answer"
+        messages = [
+            {"role": "user", "content": "question"},
+            {"role": "assistant", "content": answer},
+        ]
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False)
+        except Exception:  # the template may refuse what is in none of the rows
+            return ends
+        _, _, behind_answer = text.rpartition(answer)
+        ids = tokenizer(behind_answer, add_special_tokens=False)["input_ids"]
+        # Anything else may be within an answer, too.
+        if ids and ids[0] in tokenizer.added_tokens_decoder:
+            ends.append(ids[0])
+        return ends
 
     def _encoded(
         self,

@@ -5,7 +5,7 @@ is one row of numbers, so that the ranks keep little, and the best window answer
 those of transformers' run_qa.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -77,7 +77,9 @@ class Task(Pretrained):
         return questions
 
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
-        questions = self._questions(rows)
+        return self._table(tokenizer, self._questions(rows))
+
+    def _table(self, tokenizer: Any, questions: list[Question]) -> TokenTable:
         windows = list(self._windows(tokenizer, questions))
         types = None
         if self.tells_texts_apart(tokenizer):
@@ -96,6 +98,12 @@ class Task(Pretrained):
             questions=np.array(numbers),
             characters=np.concatenate(characters),
         )
+
+    def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
+        questions = []
+        for row, (question, context) in enumerate(zip(*texts, strict=True), start=1):
+            questions.append(Question(f"row {row}", question, context, [], []))
+        return self._table(tokenizer, questions)
 
     def texts(self, validation: Rows) -> dict[str, Any]:
         return texts_of(self._questions(validation))
