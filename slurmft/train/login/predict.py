@@ -23,6 +23,7 @@ from slurmft.train.login.formats import format_of
 from slurmft.train.login.rows import SQUAD_COLUMNS, read_columns
 from slurmft.train.login.sources import check_installed
 from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
+from slurmft.train.task_facts import TASKS
 
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 COLUMNS = ("prediction", "probability")
@@ -121,8 +122,11 @@ def _trained(run: RunDir) -> TrainConfig:
     # A task of the user's own is the copy that its run was trained with.
     own_task.use_code(program.code)
     train = TrainConfig.of(program)
+    facts = own_task.facts(train.task)
+    # What the user's own tasks predict, they say themselves.
+    is_known = train.task not in TASKS or facts.predictions or continues_prompts(train)
     # No splits: the rows are generated, and a file has none of their kind.
-    if not own_task.facts(train.task).splits:
+    if not facts.splits or not is_known:
         raise UsageError(
             f"{where}: slurmft predict knows no rows of --task {train.task}",
             f"load its model by transformers: {run.model}",
