@@ -121,6 +121,28 @@ def test_prompts_are_continued_as_by_transformers(
         assert found == generated(run.model, texts, AutoModelForCausalLM, **settings)
 
 
+def test_conversations_in_other_forms(tmp_path: Path, decoder: Path) -> None:
+    """ShareGPT's, and contents in parts, are the same prompt."""
+    run = write_trained(tmp_path / "runs/run", decoder, task="sft", max_length=100)
+    texts = ["joy love", "fear", "word1 word2"]
+    roles = ["user", "assistant", "user"]
+    names = ["human", "gpt", "human"]
+    pairs = list(zip(roles, texts, strict=True))
+    plain = [{"role": role, "content": text} for role, text in pairs]
+    parts = [{"type": "text", "text": texts[2]}]
+    forms = [
+        plain,
+        [*plain[:2], {"role": "user", "content": parts}],
+        [{"from": n, "value": t} for n, t in zip(names, texts, strict=True)],
+        [*plain, {"role": "assistant", "content": "anger"}],
+    ]
+    file = write(tmp_path / "new.jsonl", {"messages": forms})
+    found = texts_of(run, file, tmp_path, max_new_tokens=9)
+    limit = {"max_new_tokens": 9}
+    expected = generated(run.model, [plain], AutoModelForCausalLM, **limit)
+    assert found == expected * 4
+
+
 def test_settings_of_the_model(tmp_path: Path, decoder: Path) -> None:
     """They are taken if asked for; tokens are drawn by the seed."""
     run = write_trained(tmp_path / "runs/run", decoder, task="causal-lm")
