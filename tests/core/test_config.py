@@ -18,6 +18,7 @@ from slurmft.programs.description import FLAGS
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import OPTIONS, configure
 from slurmft.train.loop.step_plan import Plan
+from slurmft.train.predict_config import PredictConfig
 from slurmft.train.recipes import RECIPES
 from slurmft.train.task_facts import TASKS
 
@@ -49,6 +50,7 @@ def test_flags_are_a_promise() -> None:
     """Scripts and site files name them: none may vanish or change unnoticed."""
     assert list(options(TrainConfig)) == TRAIN_FLAGS.split()
     assert list(options(JobConfig)) == [*JOB_FLAGS.split(), *PLUGIN_FLAGS.split()]
+    assert list(options(PredictConfig)) == ["max_new_tokens", "generation"]
 
 
 def test_the_job_has_the_name_of_the_run() -> None:
