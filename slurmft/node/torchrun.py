@@ -21,6 +21,8 @@ from slurmft.runs import log_times
 # How long the head's torchrun outlives its own ranks for the others' torchruns.
 _LEAVE_TIMEOUT_S = 30
 _LEAVE_POLL_S = 0.05
+# Prefix of the keys by which torchruns tell each other that their ranks have finished.
+_FINISHED = "slurmft/finished"
 # Where torchrun and the ranks create their stores.
 _MODULES = (
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
@@ -97,6 +99,52 @@ def _has_clients(ports: set[int]) -> bool:
     return False
 
 
+def await_others() -> None:
+    """Makes a torchrun whose ranks have finished start them again with those of the others.
+
+    When a rank dies, its torchrun waits until all torchruns start their ranks again. torch's own do
+    so while their ranks run. One whose ranks have finished does not look, and the job stands still
+    for the 300 s that it waits for the others to finish.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import (
+        LocalElasticAgent,
+    )
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.elastic.utils import store as stores
+
+    monitor = LocalElasticAgent._monitor_workers
+    results: dict[Any, Any] = {}  # processes of a start -> how all of them ended
+    last_keys: dict[Any, str] = {}  # processes of a start -> key of the last that ends
+
+    def have_others_ended(agent: Any, group: Any) -> bool:
+        ranks = agent._pcontext
+        try:
+            if ranks not in last_keys:
+                last_keys[ranks] = stores._barrier_nonblocking(
+                    agent._store, group.group_world_size, _FINISHED
+                )
+            has_last = agent._store.check([last_keys[ranks]])
+            return bool(has_last or group.spec.rdzv_handler.is_closed())
+        # The torchrun that serves store and rendezvous is gone.
+        except (RuntimeError, RendezvousError):
+            return True
+
+    def monitor_all(agent: Any, group: Any) -> Any:
+        ranks = agent._pcontext
+        if ranks not in results:
+            result = monitor(agent, group)
+            if result.state is not WorkerState.SUCCEEDED:
+                return result
+            results[ranks] = result
+        if have_others_ended(agent, group):
+            return results[ranks]
+        # As long as its ranks are healthy, the agent looks for others that start theirs again.
+        return RunResult(state=WorkerState.HEALTHY)
+
+    LocalElasticAgent._monitor_workers = monitor_all  # type: ignore[method-assign]
+
+
 def relay(signum: int, sender: int) -> None:
     """Relays a stop signal to the ranks, and records it for ranks that start later."""
     os.environ[signals.STOPPING] = str(signum)
@@ -120,6 +168,7 @@ def main(argv: list[str]) -> None:
     signals.listen(relay)  # a thread: not before ranks are forked
     served: list[Any] = []
     bind_stores(served)
+    await_others()
     torchrun(argv)
     wait_for_clients(served)
 

@@ -225,6 +225,28 @@ def test_one_process_fails_others_end(here: Path) -> None:
     assert done.code == 4
 
 
+def test_nodes_that_have_finished_start_again_with_others(here: Path) -> None:
+    """Where a rank dies after those of the other node have ended: at once, and not after the 300 s
+    for which a torchrun of torch's waits there."""
+    text = (
+        "import os, pathlib, time\n"
+        "died = pathlib.Path('died')\n"
+        "if os.environ['RANK'] == '0' and not died.exists():\n"
+        "    while not pathlib.Path('ended').exists(): time.sleep(0.1)\n"
+        "    died.touch()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "pathlib.Path('ended').touch()\n"
+    )
+    write(here, "last.py", text)
+    started_at = time.monotonic()
+    done = run("--nodes", "2", "--nproc-per-node", "1", "--", "last.py")
+    assert done.code == 0, done.err
+    assert time.monotonic() - started_at < 300
+    starts = [done.run.rank_log(rank).read_text().count("attempt 1") for rank in (0, 1)]
+    assert starts == [2, 2]
+    assert done.run.attempt_number() == 1
+
+
 def test_killed_rank_is_started_again(here: Path) -> None:
     """By torchrun, within the job; it resumes from what it has written."""
     text = COUNTS.replace("print('did', step)", "").replace(
