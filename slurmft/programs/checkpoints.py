@@ -88,7 +88,7 @@ def newest_first(times: dict[Path, int]) -> list[Path]:
 def _form(path: Path) -> _Form | None:
     """Returns the form of an entry; None: it is no checkpoint."""
     name = path.name.lower()
-    if _TEMPORARY.search(name) or ".tfevents." in name:
+    if _TEMPORARY.search(name) or ".tfevents." in name or _is_channel(path):
         return None
     has_number = bool(re.search(r"\d", name))
     if path.is_dir():
@@ -126,8 +126,15 @@ def _files(path: Path) -> list[Path]:
         return [path]
     files = []
     for folder, _, names in os.walk(path):
-        files += [Path(folder, name) for name in names]
+        paths = [Path(folder, name) for name in names]
+        files += [file for file in paths if not _is_channel(file)]
     return files
+
+
+def _is_channel(path: Path) -> bool:
+    """Returns whether a path is no file that can be read to its end: opening a FIFO would wait for
+    whoever writes into it."""
+    return path.is_fifo() or path.is_socket()
 
 
 # --- whole or not ---------------------------------------------------------------------------------

@@ -94,6 +94,19 @@ def test_a_file_that_is_written_again_is_new(tmp_path: Path) -> None:
         (tmp_path / "out" / name).unlink()
 
 
+def test_channels_are_no_checkpoints(tmp_path: Path) -> None:
+    """Opening a FIFO would wait for a writer for ever."""
+    make(tmp_path, "step-5.pt", "last/model")
+    out = tmp_path / "out"
+    os.mkfifo(out / "step-6.pt")
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(out):
+        listener.bind("step-7.pt")
+        assert own(tmp_path).newest_checkpoint() == out / "step-5.pt"
+    (out / "step-5.pt").unlink()
+    os.mkfifo(out / "last" / "requests")
+    assert own(tmp_path).newest_checkpoint() == out / "last"
+
+
 def save_torch(path: Path) -> None:
     torch.save({"weights": torch.ones(5000)}, path)
 
