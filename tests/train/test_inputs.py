@@ -94,7 +94,9 @@ def test_what_is_not_as_it_should_be(tmp_path: Path) -> None:
     long = "it came late and it was broken"
     train = TICKETS + f"late,delivery\n,billing\n,billing\n{long},delivery\n"
     data = folder_of(
-        tmp_path / "data", train, "text,label\nlate,delivery\nnever,delivery\n"
+        tmp_path / "data",
+        train,
+        "text,label\nlate,delivery\nlate,delivery\nnever,delivery\n",
     )
     model = write_model(tmp_path / "model")
     words, said = check(data, model=str(model), max_length=8)
@@ -103,10 +105,10 @@ def test_what_is_not_as_it_should_be(tmp_path: Path) -> None:
         f"tokens: median {tokens[0]}, 95 % up to {tokens[0]}, longest {tokens[2]}; "
         "1 text cut to 8 tokens, 2 empty, 1 twice or more"
     )
-    assert words[1].endswith("longest 3; 1 also in train")
+    assert words[1].endswith("longest 3; 1 twice or more, 2 also in train")
     where = str(data / "validation.csv")
     assert said[1:] == [
-        f"{where!r}: 1 of its 2 texts are in the training data, too: its metrics are those of "
+        f"{where!r}: 2 of its 3 texts are in the training data, too: its metrics are those of "
         "texts that the model has seen",
         f"{where!r} has no row of classes that the training data has: 'billing'",
     ]

@@ -225,8 +225,7 @@ def look(
         # Set anew in each look: a split may be of the cache of `_read_file`.
         split.shared = 0
         if split is not first:
-            shared_texts = split.texts.seen & first.texts.seen
-            split.shared = len(shared_texts)
+            split.shared = sum(key in first.texts.seen for key in split.texts.keys)
         split.count_tokens(train, tokenizer)
     contents = list(splits.values())
     for split in contents:

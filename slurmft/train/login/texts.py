@@ -54,6 +54,8 @@ class Texts:
     characters: "array[int]" = field(default_factory=lambda: array("L"))
     seen: set[int] = field(default_factory=set)
     """Hashes of all texts that are not empty: equal ones have equal hashes in this process."""
+    keys: "array[int]" = field(default_factory=lambda: array("q"))
+    """The same hashes, of each text."""
     repeated: int = 0
     """Number of texts that were there before, and are not empty."""
     sample: list[Text] = field(default_factory=list)
@@ -83,6 +85,7 @@ class Texts:
                 self.repeated += 1
             if words:
                 self.seen.add(key)
+                self.keys.append(key)
             self._add_to_sample(row, text)
             heapq.heappush(self.longest, (len(joined), row, text))
             if len(self.longest) > _LONGEST:
