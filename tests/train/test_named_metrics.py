@@ -381,6 +381,17 @@ def test_a_metric_may_return_the_number_itself(scripts: Path, home: Path) -> Non
     assert metric.compute(examples("classes", LABELS)[0]) == {"bare": 0.5}
 
 
+def test_numbers_that_are_not_finite_are_no_values() -> None:
+    """Records have no infinite numbers, and the highest of them would stay the best for ever."""
+    result = {"a": float("-inf"), "b": np.float32("inf"), "c": 10**400, "d": 0.5}
+    module = SimpleNamespace(features={}, compute=lambda **inputs: result)
+    metric = EvaluateMetric(MetricSpec.parse("any"), module)
+    values = metric.compute(examples("numbers", None)[0])
+    assert values.pop("d") == 0.5
+    assert len(values) == 3
+    assert np.isnan(list(values.values())).all()
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
@@ -526,7 +537,7 @@ def test_what_a_metric_draws_does_not_change_the_training(
     assert rng_state(world.device) == before
     assert np.isnan(values["draws"])
     assert values["evaluate_accuracy"] == 1.0
-    assert "gives NaN for draws" in said[0]
+    assert "gives no finite number for draws" in said[0]
     assert not metrics_of_run.deciding.has_value(values)
 
 

@@ -154,7 +154,9 @@ class NamedMetrics:
         else:
             missing = [name for name, value in numbers.items() if math.isnan(value)]
             if missing:
-                self._warn(f"--metric {spec.text!r} gives NaN for {', '.join(missing)}")
+                self._warn(
+                    f"--metric {spec.text!r} gives no finite number for {', '.join(missing)}"
+                )
         return {
             self._result_name(loaded, name, suffix): value
             for name, value in numbers.items()

@@ -8,6 +8,7 @@ scripts are code: those of a cache are executed after a look at who can have wri
 import contextlib
 import importlib.machinery
 import inspect
+import math
 import numbers
 import os
 import shlex
@@ -396,7 +397,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a result; not the lists and dictionaries, as of each class."""
+    """Yields the numbers of a result, NaN for infinite ones; not the lists and dictionaries, as of
+    each class."""
     for name, value in result.items():
         number = value
         # Of numpy and torch; arrays of several values have no item.
@@ -405,7 +407,18 @@ def _numbers(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 number = value.item()
         is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
         if is_number:
-            yield str(name), float(number)
+            yield str(name), _finite(number)
+
+
+def _finite(number: numbers.Real) -> float:
+    """Returns a number as records and comparisons take it; NaN: it is infinite, or too large."""
+    try:
+        value = float(number)
+    except OverflowError:
+        return math.nan
+    if math.isinf(value):
+        return math.nan
+    return value
 
 
 def _shape(result: Mapping[str, Any]) -> str:
