@@ -596,6 +596,15 @@ class TrainConfig:
         below=1,
         predicts="reset",
     )
+    label_all_tokens: bool = option(
+        False,
+        "in the training data, label all tokens of a word, not its first alone; behind B- as I- "
+        "(token-classification)",
+        affects="result",
+        at="rank",
+        predicts="reset",
+        decides_tokens=True,
+    )
     save: str = option(
         "best",
         "model that the run saves: that of the best evaluation by the first metric, or the last",
@@ -675,6 +684,8 @@ class TrainConfig:
                 "saved",
                 "add --merge: the whole model is saved then",
             )
+        if self.label_all_tokens:
+            _check_has_words(self.task)
         if self.class_weights != "none":
             _check_class_weights(self.task)
         if self.label_smoothing:
@@ -866,6 +877,16 @@ def _check_freeze(freeze: str, task: str, model: str | None) -> None:
             f"--freeze {freeze} needs a model, and --task {task} makes up its own: its weights "
             "would stay random",
             "leave --freeze out",
+        )
+
+
+def _check_has_words(task: str) -> None:
+    """Raises UsageError where the rows of a task are no words with labels."""
+    rows = own_task.facts(task).rows
+    if getattr(rows, "__name__", rows) != "Words":
+        raise UsageError(
+            f"--label-all-tokens cannot be used with --task {task}: it has no labels of words",
+            "leave it out",
         )
 
 

@@ -25,7 +25,13 @@ from slurmft.train.predict_config import PredictConfig
 from slurmft.train.tasks.tags import are_entities, entities, scheme
 from slurmft.train.tasks.tokens import Task
 from tests.conftest import Done, records, slurmft
-from tests.support.models import LABELS, WORDS, write_splits, write_words
+from tests.support.models import (
+    LABELS,
+    WORDS,
+    write_model,
+    write_splits,
+    write_words,
+)
 from tests.train.test_trainer import EXACT, train
 
 TASK = ("--task", "token-classification")
@@ -314,3 +320,73 @@ def test_rows_that_are_wrong(
     config = TrainConfig.resolve(task=TASK[1], data=str(data), model=str(tiny_model))
     with pytest.raises(UsageError, match=message):
         inputs.check(localize(config))
+
+
+def run_ner_labels(
+    encoded: Any, labels: list[list[int]], names: list[str], label_all_tokens: bool
+) -> list[list[int]]:
+    """As tokenize_and_align_labels of transformers' run_ner.py, and its map of B- to I-."""
+    b_to_i_label = []
+    for idx, label in enumerate(names):
+        if label.startswith("B-") and label.replace("B-", "I-") in names:
+            b_to_i_label.append(names.index(label.replace("B-", "I-")))
+        else:
+            b_to_i_label.append(idx)
+    aligned = []
+    for i, label in enumerate(labels):
+        previous_word_idx = None
+        label_ids = []
+        for word_idx in encoded.word_ids(batch_index=i):
+            if word_idx is None:
+                label_ids.append(-100)
+            elif word_idx != previous_word_idx:
+                label_ids.append(label[word_idx])
+            elif label_all_tokens:
+                label_ids.append(b_to_i_label[label[word_idx]])
+            else:
+                label_ids.append(-100)
+            previous_word_idx = word_idx
+        aligned.append(label_ids)
+    return aligned
+
+
+@pytest.mark.parametrize("all_tokens", [True, False])
+@pytest.mark.parametrize("max_length", [128, 6])
+def test_tokens_are_labelled_as_by_run_ner(
+    all_tokens: bool, max_length: int, tmp_path: Path
+) -> None:
+    """All tokens of a word in the training data alone: metrics are those of words."""
+    model = write_model(tmp_path / "model")
+    # "joy,love" is three tokens.
+    rows = [
+        {
+            "tokens": ["joy,love", "fear", "word1,word2"],
+            "tags": ["B-PER", "O", "B-LOC"],
+        },
+        {"tokens": ["fear,joy", "love,fear", "x"], "tags": ["B-PER", "I-PER", "O"]},
+        {"tokens": ["word1,x"], "tags": ["I-LOC"]},
+        {"tokens": [], "tags": []},
+    ]
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
+    given = {"label_all_tokens": all_tokens, "max_length": max_length}
+    task = task_of(data, model, **given)
+    found = task.prepare()
+    encoded = task.tokenizer()(
+        [row["tokens"] for row in rows],
+        is_split_into_words=True,
+        truncation=True,
+        max_length=max_length,
+    )
+    labels = [[found.labels.index(tag) for tag in row["tags"]] for row in rows]
+    for table, of_all in ((found.train, all_tokens), (found.validation, False)):
+        expected = run_ner_labels(encoded, labels, found.labels, of_all)
+        assert table.token_labels is not None
+        assert table.token_labels.tolist() == [x for row in expected for x in row]
+    pieces = sum(len(encoding.ids) for encoding in encoded.encodings)
+    assert pieces == len(found.train.tokens)
+    assert (found.train.token_labels == IGNORED).sum() < pieces - 5 or not all_tokens
+
+
+def test_all_tokens_of_what_is_no_word(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it has no labels of words"):
+        TrainConfig.resolve(task="emotion", label_all_tokens=True)

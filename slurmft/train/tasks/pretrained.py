@@ -75,7 +75,7 @@ class Pretrained(Task):
         # MNLI has two validation splits; they become one table, see `TokenData.sizes`.
         train, *validation = [self.rows(split) for split in self.facts.splits]
         names = self.label_names(train)
-        train_table = self.table(tokenizer, train, names)
+        train_table = self.training_table(tokenizer, train, names)
         validation_tables = [self.table(tokenizer, rows, names) for rows in validation]
         return TokenData(
             train=train_table,
@@ -98,6 +98,12 @@ class Pretrained(Task):
         texts = self.values(rows)[:text_columns]
         ids, types = self.encode(tokenizer, texts, f"texts of {rows.where!r}")
         return TokenTable.build(ids, labels, types)
+
+    def training_table(
+        self, tokenizer: Any, rows: Rows, names: list[str]
+    ) -> TokenTable:
+        """Returns the `table` of the training data; a task may label it otherwise than others."""
+        return self.table(tokenizer, rows, names)
 
     def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
         """Returns the tokens of rows that are to be predicted."""
@@ -418,7 +424,7 @@ def dtype_of(model_config: Any) -> Any:
     return dtype
 
 
-def filled(rows: Iterable[Any], token: int) -> Iterator[Any]:
+def filled(rows: Iterable[Any], token: int | None) -> Iterator[Any]:
     """Yields rows of numbers, with `token` alone for those without any.
 
     A text may have no tokens, where the tokenizer puts none before or behind it; a model takes at

@@ -1,6 +1,7 @@
 """Token classification: a label for each word of a text, as of named entities.
 
-A word's first token has its label, its other tokens have none, as in transformers' run_ner.py.
+A word's first token has its label, its other tokens have none, as in transformers' run_ner.py; with
+--label-all-tokens those of the training data have one, too.
 Entities are read from labels as seqeval reads them; labels that are of no entities, such as parts
 of speech, are classes of words (see `tags`).
 """
@@ -19,7 +20,7 @@ from slurmft.train.tasks.evaluate_metrics import MetricInputs, tag_inputs
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import NAN, check_numbers
 from slurmft.train.tasks.pretrained import Pretrained, are_cut, filled
-from slurmft.train.tasks.tags import are_entities, entities, scheme
+from slurmft.train.tasks.tags import are_entities, entities, scheme, tag_of
 
 # Places in a prediction, which counts for a whole text: entities that are predicted rightly, that
 # are predicted, that are true; words whose label is right, and all words.
@@ -55,18 +56,40 @@ class Task(Pretrained):
                 names.add("I" + name[1:])
         return sorted(names)
 
+    def training_table(
+        self, tokenizer: Any, rows: Rows, names: list[str]
+    ) -> TokenTable:
+        return self._table(tokenizer, rows, names, self.config.label_all_tokens)
+
     def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
+        return self._table(tokenizer, rows, names, all_tokens=False)
+
+    def _table(
+        self,
+        tokenizer: Any,
+        rows: Rows,
+        names: list[str],
+        all_tokens: bool,
+    ) -> TokenTable:
         words, labels = self.values(rows)
         what = f"texts of {rows.where!r}"
         tokens, words_of_tokens = self._encoded(tokenizer, words, what)
+        inner_ids = np.array(inner_labels(names))
         token_labels = []
         names_of_texts = []
         pairs = zip(labels, words_of_tokens, strict=True)
-        for place, (labels_of_row, places) in enumerate(pairs):
+        for place, (labels_of_row, words_of_row) in enumerate(pairs):
             what = f"{rows.where}: row {rows.number(place)}"
-            ids = label_ids(labels_of_row, names, what)
+            ids = np.array(label_ids(labels_of_row, names, what), dtype=np.int64)
+            first_tokens = np.array(first_of_word(words_of_row))
             # The place -1, of tokens that begin no word, is that of IGNORED.
-            token_labels.append(np.array([*ids, IGNORED])[places])
+            labels_of_tokens = np.append(ids, IGNORED)[first_tokens]
+            if all_tokens:
+                word_places = [-1 if word is None else word for word in words_of_row]
+                inner = np.append(inner_ids[ids], IGNORED)[word_places]
+                begins_word = first_tokens >= 0
+                labels_of_tokens = np.where(begins_word, labels_of_tokens, inner)
+            token_labels.append(labels_of_tokens)
             names_of_texts.append([names[i] for i in ids])
         if not self._has_noted_scheme:  # the training data is the first
             self._has_noted_scheme = True
@@ -77,9 +100,10 @@ class Task(Pretrained):
         tokens, words_of_tokens = self._encoded(tokenizer, texts[0], "texts")
         # The place of the word that begins with a token stands for its label, see
         # `predict.heads`: there are words without tokens.
-        token_labels = [
-            np.where(places < 0, IGNORED, places) for places in words_of_tokens
-        ]
+        token_labels = []
+        for words in words_of_tokens:
+            places = np.array(first_of_word(words))
+            token_labels.append(np.where(places < 0, IGNORED, places))
         return TokenTable.build(tokens, token_labels=token_labels)
 
     def _encoded(
@@ -87,8 +111,9 @@ class Task(Pretrained):
         tokenizer: Any,
         words: list[list[str]],
         what: str,
-    ) -> tuple[list[list[int]], list[np.ndarray]]:
-        """Returns the token ids of each text; and for each token the word that it begins, or -1."""
+    ) -> tuple[list[list[int]], list[list[int | None]]]:
+        """Returns the token ids of each text; and for each token the word that it is of, or
+        None."""
         longest = self.longest(tokenizer)
         encoded = tokenizer(
             words,
@@ -98,12 +123,9 @@ class Task(Pretrained):
         )
         self.warn_of_cuts(are_cut(encoded), what, longest)
         ids = list(filled(encoded["input_ids"], tokenizer.pad_token_id))
-        words_of_tokens = []
-        for encoding in encoded.encodings:
-            places = first_of_word(encoding.word_ids)
-            words_of_tokens.append(places)
-        # No word begins with a token that stands for a text without any.
-        return ids, [np.array(row) for row in filled(words_of_tokens, -1)]
+        words_of_tokens = [encoding.word_ids for encoding in encoded.encodings]
+        # A token that stands for a text without any is of no word.
+        return ids, list(filled(words_of_tokens, None))
 
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForTokenClassification
@@ -220,6 +242,19 @@ def first_of_word(words: Sequence[int | None]) -> list[int]:
             first_tokens.append(word)
         previous = word
     return first_tokens
+
+
+def inner_labels(names: Sequence[str]) -> list[int]:
+    """Returns for each class that of the further tokens of its words: of an entity that begins
+    (B-), the one that goes on (I-), where there is one."""
+    inner = []
+    for number, name in enumerate(names):
+        tag = tag_of(name)
+        goes_on = "I" + name[1:]
+        if tag and tag.prefix == "B" and goes_on in names:
+            number = names.index(goes_on)
+        inner.append(number)
+    return inner
 
 
 def _counts(true: np.ndarray, predicted: np.ndarray, names: list[str]) -> list[int]:
