@@ -20,6 +20,7 @@ import torch
 
 from slurmft.core.errors import UsageError
 from slurmft.train import metric_spec, tasks
+from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import sources
 from slurmft.train.login.configure import configure
@@ -614,6 +615,16 @@ def hub(scripts: Path, tmp_path: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
+
+
+def test_fetch_tells_a_hub_that_does_not_answer(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """evaluate says of it that it has no such metric, and the cure is not to fetch."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(UsageError, match="the hub does not answer") as error:
+        fetch.fetch_metrics(["precision"])
+    assert "slurmft fetch" not in str(error.value)
 
 
 @pytest.mark.extra("caches")

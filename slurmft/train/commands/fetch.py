@@ -20,7 +20,7 @@ from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
-from slurmft.core.hub import is_local
+from slurmft.core.hub import hub_in_reach, is_local
 from slurmft.core.options import build, options
 from slurmft.train import metric_spec, recipes
 from slurmft.train.config import TrainConfig
@@ -127,10 +127,18 @@ def fetch_metrics(texts: list[str]) -> None:
     """
     check_installed({"--metric": ("evaluate",)})
     names = [metric_spec.localized(text) for text in texts]
-    of_hub = [spec.text for spec in metric_spec.parsed(names) if not spec.is_local]
+    of_hub = [spec for spec in metric_spec.parsed(names) if not spec.is_local]
+    modules = metric_spec.modules_folder()
+    absent = [spec.text for spec in of_hub if not metric_spec.is_cached(spec, modules)]
+    # Where it does not answer, evaluate says that it has no such metric.
+    if absent and not hub_in_reach():
+        raise UsageError(
+            f"--metric {', '.join(absent)} cannot be fetched: the hub does not answer this machine",
+            "fetch where there is internet, or set https_proxy or HF_ENDPOINT",
+        )
     print("fetching metrics", flush=True)
     # Those of the cache, too: the hub may have a newer script.
-    for offline, metrics in ((False, of_hub), (True, names)):
+    for offline, metrics in ((False, [spec.text for spec in of_hub]), (True, names)):
         if not metrics:
             continue
         request = {"metrics": metrics, "refresh": not offline}
