@@ -32,7 +32,8 @@ adam_beta1 adam_beta2 adam_epsilon max_grad_norm
 precision tf32 batching grad_comm shard cpu_offload activation_checkpointing
 ipex dropout freeze
 lora lora_alpha lora_dropout lora_targets use_rslora use_dora merge load_in_4bit seed
-class_weights label_smoothing save save_dtype evaluate_every metric early_stopping log_every"""
+class_weights label_smoothing label_all_tokens save save_dtype evaluate_every metric early_stopping
+log_every"""
 JOB_FLAGS = """name nodes nproc_per_node profile cluster backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
