@@ -90,7 +90,8 @@ class TrainConfig:
     )
     preset: str | None = option(
         None,
-        "variety of the task: synthetic has quick and paper, squad has v1 and v2",
+        "variety of the task: synthetic has quick and paper, squad has v1 and v2, embeddings has "
+        "pairs, triplets and scores",
         affects="both",
         at="rank",
         decides_tokens=True,
@@ -153,7 +154,8 @@ class TrainConfig:
     )
     text_pair_column: str | None = option(
         None,
-        "column that holds the second text of a pair",
+        "column that holds the second text of a pair; of embeddings also negatives: "
+        "positive,negative",
         affects="both",
         at="rank",
         metavar="NAME",
@@ -928,6 +930,6 @@ def _check_predictions(metrics: Sequence[MetricSpec], task: str) -> None:
     if not own_task.facts(task).predictions:
         raise UsageError(
             f"--metric {metrics[0].text!r} cannot be used with --task {task}: its evaluation has "
-            "losses, and no predictions",
+            "no predictions that such a metric takes",
             "leave it out; the task has metrics of its own",
         )

@@ -22,6 +22,8 @@ class TaskFacts:
     """Names of the classes; none: labels are numbers; None: those that the training data has."""
     pipeline: str = "text-classification"
     """Name of the task on the hub; "": the name of its preset."""
+    library: str = "transformers"
+    """Library that loads its model, as the hub calls it."""
     packages: tuple[str, ...] = ()
     """Optional packages that it needs."""
     metrics: tuple[str, ...] = ("accuracy",)

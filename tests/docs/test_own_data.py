@@ -17,7 +17,14 @@ PAGE = next(text for path, text in pages.PAGES.items() if path.name == "own-data
 SHOWN = re.findall(
     r"^`--task ([\w-]+)`:(?:(?!^`--task).)*?```jsonl\n(.*?)```", PAGE, re.M | re.S
 )
-OWN = {"multi-label", "text-regression", "token-classification", "seq2seq"}
+OWN = {
+    "multi-label",
+    "text-regression",
+    "token-classification",
+    "seq2seq",
+    "embeddings",
+    "reranker",
+}
 
 
 def test_each_kind_of_data_is_shown() -> None:

@@ -307,6 +307,28 @@ def write_chats(folder: Path, train: int, validation: int) -> Path:
     )
 
 
+def write_compared(folder: Path, sizes: dict[str, int]) -> Path:
+    """Writes triplets: an anchor, a text that has two of its words, and one that need not; and a
+    score of the first two."""
+    rng = random.Random(0)
+
+    def text(most: int, *words: str) -> str:
+        return " ".join([*words, *rng.choices(WORDS, k=rng.randint(1, most))])
+
+    def row() -> dict[str, Any]:
+        key = rng.sample(WORDS, 2)
+        return {
+            "anchor": text(3, *key),
+            "positive": text(12, *reversed(key)),
+            "negative": text(20),
+            "score": rng.randint(0, 10) / 10,
+        }
+
+    return write_splits(
+        folder, {split: [row() for _ in range(n)] for split, n in sizes.items()}
+    )
+
+
 def write_many_labels(
     folder: Path, train: int, validation: int, columns: int = 0
 ) -> Path:

@@ -13,7 +13,7 @@ from slurmft.core.text import some
 from slurmft.train.data.tables import IGNORED, Array, TokenTable
 from slurmft.train.login.texts import Lengths
 
-_META = ("labels", "pad_id", "sizes", "notes", "warnings")
+_META = ("labels", "pad_id", "sizes", "row_size", "notes", "warnings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class TokenData:
     pad_id: int
     sizes: tuple[int, ...] = ()
     """Number of samples of each validation split: one lies after the other."""
+    row_size: int = 1
+    """Neighbouring samples that are a row of the data, and train together: the texts of a pair."""
     texts: Any = None
     """Further facts that the metrics need, as JSON can hold them; None after `load`."""
     notes: tuple[str, ...] = ()
@@ -51,6 +53,21 @@ class TokenData:
         """Tokens of the longest sample of all splits."""
         return max(table.longest for table in self.tables)
 
+    def rows(self, table: TokenTable) -> int:
+        """Returns the number of rows of a split."""
+        return len(table) // self.row_size
+
+    def row_lengths(self, table: TokenTable) -> Array:
+        """Returns the number of tokens of each row of a split: int64, (rows,)."""
+        lengths: Array = np.diff(table.offsets[:: self.row_size])
+        return lengths
+
+    def samples_of(self, rows: Array) -> Array:
+        """Returns the samples of rows, those of one row after those of another: int64, (rows *
+        row_size,)."""
+        samples = rows[:, None] * self.row_size + np.arange(self.row_size)
+        return samples.reshape(-1)
+
     def read_texts(self) -> Any:
         """Returns `texts`, which stay on disk until then: one rank alone wants them."""
         if self.folder is None:
@@ -66,7 +83,7 @@ class TokenData:
         for name, table in zip(names, self.tables, strict=False):
             token_counts = np.diff(table.offsets)
             lengths = Lengths.of(token_counts.tolist())
-            line = f"{name}: {len(table):,} samples"
+            line = f"{name}: {self.rows(table):,} samples"
             if self.labels and table.labels.ndim == 1:  # each sample has one class
                 line += f": {self._shares(table)}"
             lines.append(f"{line}; tokens: {lengths}")

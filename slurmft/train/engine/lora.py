@@ -194,7 +194,8 @@ def _heads(model: Any) -> list[str]:
     """
     heads = set()
     writes_words = model.get_output_embeddings() is not None
-    if not writes_words:
+    has_head = model.base_model is not model
+    if has_head and not writes_words:
         for name, module in model.named_children():
             # Dropouts and activations have nothing to train.
             has_weights = any(True for _ in module.parameters())

@@ -8,7 +8,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from slurmft.core.errors import UsageError
 from slurmft.core.text import shown
@@ -44,6 +44,14 @@ class RowFormat(ABC):
     """There must be labels, and they are classes."""
     names: tuple[str, ...] = ()
     """Names of the classes, where each has a column of its name."""
+
+    cuts_texts: ClassVar[bool] = False
+    """What is longer than --max-length is cut, and not divided."""
+
+    @property
+    def texts_apart(self) -> int:
+        """Texts of a row that a model reads one by one; 1: one text, or a pair together."""
+        return 1
 
     @classmethod
     def of(cls, train: TrainConfig) -> "RowFormat":
@@ -117,6 +125,8 @@ class Texts(RowFormat):
     """A text, or two, and a label: a class, or a number."""
 
     has_classes: bool = True
+
+    cuts_texts = True
 
     @classmethod
     def of(cls, train: TrainConfig) -> "Texts":
@@ -225,6 +235,88 @@ class ManyLabels(Texts):
                     yield row, name
 
 
+# --- texts that are compared ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Relevances(Texts):
+    """A pair of texts, and how well they go together: from 0 to 1."""
+
+    has_classes: bool = False
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        empty = super().check(values, where, start)
+        hint = "scores are from 0 to 1: divide them by the largest that there can be"
+        _check_scores(values[-1], 0, where, start, hint)
+        return empty
+
+    def groups(self, values: Columns) -> Sequence[Any] | None:
+        # A query has several texts, which one split has all of.
+        return values[0]
+
+
+@dataclass(frozen=True)
+class Compared(RowFormat):
+    """Texts whose vectors are compared: two with a score, or an anchor, a text that goes with it
+    and others that do not."""
+
+    has_scores: bool = False
+    """The last column has scores."""
+
+    cuts_texts = True
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> "Compared":
+        # --text-pair-column positive,negative: each has a column of its own.
+        others = (train.text_pair_column or "").split(",")
+        texts = _given(train.text_column, *(column.strip() for column in others))
+        has_scores = train.label_column is not None
+        if len(texts) < 2:
+            raise UsageError(
+                f"--task {train.task} compares texts, and rows have one column of them",
+                "name the others: --text-pair-column positive, or positive,negative",
+            )
+        if has_scores and len(texts) > 2:
+            raise UsageError(
+                f"--label-column {train.label_column}: a score is of two texts, and "
+                f"--text-pair-column {train.text_pair_column} makes {len(texts)}",
+                "name one column with --text-pair-column, or leave --label-column out",
+            )
+        return cls((*texts, *_given(train.label_column)), has_scores=has_scores)
+
+    @property
+    def texts_apart(self) -> int:
+        return len(self.columns) - self.has_scores
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        if self.has_scores:
+            hint = (
+                "the cosine of two texts is to be their score, from 0 to 1 (or from -1): divide "
+                "scores by the largest that there can be"
+            )
+            _check_scores(values[-1], -1, where, start, hint)
+        # A row with several empty texts counts once.
+        texts = values[: self.texts_apart]
+        return sorted(set(_check_columns_of_texts(texts, where, start)))
+
+    def groups(self, values: Columns) -> Sequence[Any] | None:
+        # An anchor may have several rows.
+        return values[0]
+
+    def texts(self, values: Columns) -> Iterable[Text]:
+        return zip(*values[: self.texts_apart], strict=True)
+
+
+def _check_scores(
+    cells: Sequence[Any], least: int, where: str, start: int, hint: str
+) -> None:
+    """Raises UsageError for what is no number from `least` to 1."""
+    numbers = label_numbers(cells, where, start)
+    for row, (number, cell) in enumerate(zip(numbers, cells, strict=True), start):
+        if not least <= number <= 1:
+            raise UsageError(f"{where!r}: row {row} has the score {cell!r}", hint)
+
+
 # --- words ----------------------------------------------------------------------------------------
 
 
@@ -233,6 +325,8 @@ class Words(RowFormat):
     """A list of words, and a list of as many labels."""
 
     has_classes: bool = True
+
+    cuts_texts = True
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []

@@ -85,14 +85,16 @@ class Split:
         limit = min(train.max_length or local.most, local.most)
         if longest > limit and _cuts_texts(train):
             long_texts = sum(count > limit for count in counts)
-            number = self._number_of(long_texts, len(counts))
+            sampled = len(counts) // self.texts.apart
+            number = self._number_of(long_texts, sampled, len(counts))
             self.cut = f"{number} cut to {limit:,} tokens"
 
-    def _number_of(self, texts: int, sampled: int) -> str:
-        """Says how many of the sampled texts are meant: their number if all texts were sampled."""
+    def _number_of(self, texts: int, rows: int, sampled: int) -> str:
+        """Says how many of the sampled texts, of so many rows, are meant: their number if all rows
+        were sampled."""
         if not texts:
             return "few"  # the longest text alone, which is in no sample
-        if sampled < self.rows:
+        if rows < self.rows:
             return f"{100 * texts / sampled:.1f} %"
         if texts == 1:
             return "1 text"
@@ -129,7 +131,7 @@ def _cuts_texts(train: TrainConfig) -> bool:
     """Returns whether a text of this task is cut to --max-length, rather than divided."""
     if train.task == "seq2seq" or train.source_prefix:
         return True
-    return facts(train.task).rows in ("Texts", "ManyLabels", "Words")
+    return format_of(train).cuts_texts
 
 
 def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
@@ -308,7 +310,7 @@ def _read_split(
     Args:
         is_of_part: for each row whether it is of the split; None: all are.
     """
-    split = Split(where, Labels(where))
+    split = Split(where, Labels(where), Texts(apart=form.texts_apart))
     rows_before = 0
     began = time.monotonic()
     progress_s = 0.0

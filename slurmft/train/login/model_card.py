@@ -52,6 +52,8 @@ _METRICS = {
     "rouge2": ("rouge", "ROUGE-2"),
     "rougeL": ("rouge", "ROUGE-L"),
     "loss": ("loss", "Loss"),
+    "accuracy_at_1": ("accuracy", "Accuracy@1"),
+    "mrr_at_10": ("mrr", "MRR@10"),
 }
 """Metric -> its type on the hub, and the name that the hub shows; others have their own names."""
 
@@ -93,6 +95,19 @@ inputs = tokenizer("a question", "a context", return_tensors="pt")
 output = model(**inputs)
 first, last = output.start_logits.argmax(), output.end_logits.argmax()
 print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))"""
+_EMBED = """\
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("FOLDER or USER/NAME")
+vectors = model.encode(["a text", "another text"])
+print(model.similarity(vectors, vectors))"""
+_RERANK = """\
+from sentence_transformers import CrossEncoder
+
+model = CrossEncoder("FOLDER or USER/NAME")
+print(model.predict([("a question", "a text"), ("a question", "another text")]))"""
+_CODE = {"embeddings": _EMBED, "reranker": _RERANK}
+"""By task, where sentence-transformers loads the model."""
 _EXAMPLES = {
     "multi-label": '"a text", top_k=None',
     "token-classification": '"a text", aggregation_strategy="simple"',
@@ -184,6 +199,8 @@ def _speed(result: Mapping[str, Any]) -> str:
 
 def _code(train: TrainConfig, result: Mapping[str, Any]) -> str:
     """Returns Python code that loads the model and uses it."""
+    if train.task in _CODE:
+        return _CODE[train.task]
     if train.task == "seq2seq":
         subfolder = ""
         if train.saves_adapter:
@@ -206,6 +223,8 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     from huggingface_hub import ModelCardData
 
     library = "transformers"
+    if train.task in TASKS:
+        library = TASKS[train.task].library
     relation = "finetune"
     if train.saves_adapter:
         library = "peft"

@@ -129,7 +129,7 @@ def _trained(run: RunDir) -> TrainConfig:
     if not facts.splits or not is_known:
         raise UsageError(
             f"{where}: slurmft predict knows no rows of --task {train.task}",
-            f"load its model by transformers: {run.model}",
+            f"load its model by {facts.library}: {run.model}",
         )
     own_task.check_predicts(train.task)
     model = str(run.model)

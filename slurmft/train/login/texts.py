@@ -48,6 +48,8 @@ class Lengths(NamedTuple):
 class Texts:
     """Counts of the texts of a split, and a random sample of them."""
 
+    apart: int = 1
+    """Texts of a row that a model reads one by one; see `RowFormat.texts_apart`."""
     # An array has 8 bytes for a number, where a list has an object besides.
     words: "array[int]" = field(default_factory=lambda: array("L"))
     """Number of words of each text."""
@@ -75,10 +77,14 @@ class Texts:
             elif not isinstance(each, str):
                 # The format of a task of the user's own may let other values pass.
                 text = joined = str(each)
-            row = len(self.words)  # tells texts of equal length apart in the heap
+            # It tells texts of equal length apart in the heap.
+            row = len(self.words) // self.apart
             words = len(joined.split())
-            self.words.append(words)
-            self.characters.append(len(joined))
+            parts = [joined]
+            if self.apart > 1:
+                parts = list(text)
+            self.words.extend(len(part.split()) for part in parts)
+            self.characters.extend(map(len, parts))
             # Eight bytes in place of the text: a split may have millions.
             key = hash(text)
             if key in self.seen:
@@ -124,23 +130,26 @@ class Texts:
             if sample and characters > SAMPLE_CHARACTERS:
                 break
             sample.append(text)
-        counts = _count_tokens(tokenizer, sample, prefix)
+        counts = self._count_tokens(tokenizer, sample, prefix)
         # A text of many megabytes would take minutes.
         most_characters = SAMPLE_CHARACTERS // _LONGEST
         long_texts = []
         for size, _, text in self.longest:
             if size < most_characters:
                 long_texts.append(text)
-        counts_of_long = _count_tokens(tokenizer, long_texts, prefix)
+        counts_of_long = self._count_tokens(tokenizer, long_texts, prefix)
         return counts, max(counts + counts_of_long)
 
-
-def _count_tokens(tokenizer: Any, texts: Sequence[Text], prefix: str) -> list[int]:
-    inputs = list(texts)
-    for place, text in enumerate(inputs):
-        if isinstance(text, str):  # a task with a prefix reads single texts
-            inputs[place] = prefix + text
-    return [len(encoding) for encoding in tokenizer.encode_batch(inputs)]
+    def _count_tokens(
+        self, tokenizer: Any, texts: Sequence[Text], prefix: str
+    ) -> list[int]:
+        inputs = list(texts)
+        if self.apart > 1:
+            inputs = [text for row in texts for text in row]
+        for place, text in enumerate(inputs):
+            if isinstance(text, str):  # a task with a prefix reads single texts
+                inputs[place] = prefix + text
+        return [len(encoding) for encoding in tokenizer.encode_batch(inputs)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from slurmft.train import ipex
 from slurmft.train.data.tables import Batch
 from slurmft.train.engine import freezing
 from slurmft.train.engine.cpu import Heap
+from slurmft.train.loop.coupling import loss_and_gradient
+from slurmft.train.loop.generators import rng_state, set_rng_state
 from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import State
@@ -41,6 +43,17 @@ class MicroBatch:
     batch: Batch
     counts: bool
     """A rank without a share computes any sample with weight 0: the others wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoupledPart:
+    """A micro-batch of a loss that couples all rows, before its gradients are known."""
+
+    micro_batch: MicroBatch
+    vectors: torch.Tensor
+    random_state: dict[str, Any] | None
+    """The state of the generators that dropout has drawn from; None: the vectors have their
+    graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +112,19 @@ class Learner:
         """Returns whether the loss leaves weights unused that train, as those of BigBird's pooler
         where words have labels; all ranks are told alike."""
         table = self._table
-        first = np.arange(min(len(table), _TRIED))
+        lengths = self._setup.data.row_lengths(table)
+        first = np.arange(min(len(lengths), _TRIED))
         if table.label_counts is not None:  # one without a label has no loss
             first = first[table.label_counts[first] > 0]
         # Short: on a GPU node, too, the model is still on the CPU.
-        order = np.argsort(table.lengths(first), kind="stable")
-        sample = first[order[:1]]
-        if not len(sample):
+        order = np.argsort(lengths[first], kind="stable")
+        row = first[order[:1]]
+        if not len(row):
             return False
         model = self.loaded.model
         was_training = model.training
         model.eval()  # means of batch norms stay as they are
-        batch = self._task.batch(self.loaded.batch(table, sample), table)
+        batch = self._batch(row)
         self.loaded.expect(batch, table, torch.device("cpu"))
         loss, _ = self._task.loss(model(**batch.inputs), batch)
         model.train(was_training)
@@ -134,47 +148,110 @@ class Learner:
 
     # --- a step -----------------------------------------------------------------------------------
 
-    def micro_batches(self, samples: np.ndarray) -> list[MicroBatch]:
+    def micro_batches(self, rows: np.ndarray) -> list[MicroBatch]:
         """Returns this rank's part of a global batch for each micro-step. Any thread may call
         it."""
         # The last batch of an epoch is small: some parts may be empty.
-        parts = np.array_split(samples, self._setup.plan.parts)
+        parts = np.array_split(rows, self._setup.plan.parts)
         # A micro-step takes neighbouring parts, one for each rank.
         own_parts = parts[self._world.rank :: self._world.size]
-        return [self._micro_batch(part, samples) for part in own_parts]
+        return [self._micro_batch(part, rows) for part in own_parts]
 
-    def _micro_batch(self, part: np.ndarray, samples: np.ndarray) -> MicroBatch:
+    def _micro_batch(self, part: np.ndarray, rows: np.ndarray) -> MicroBatch:
         counts = len(part) > 0
         if not counts:
-            part = samples[:1]  # any one: it weighs nothing
-        batch = self.loaded.batch(self._table, part)
-        return MicroBatch(self._task.batch(batch, self._table), counts)
+            part = rows[:1]  # any one: it weighs nothing
+        return MicroBatch(self._batch(part), counts)
 
-    def step(self, samples: np.ndarray, micro_batches: list[MicroBatch]) -> Step:
+    def _batch(self, rows: np.ndarray) -> Batch:
+        samples = self._setup.data.samples_of(rows)
+        batch = self.loaded.batch(self._table, samples)
+        return self._task.batch(batch, self._table)
+
+    def step(self, rows: np.ndarray, micro_batches: list[MicroBatch]) -> Step:
         """Makes one optimizer step on a global batch.
 
         The loss is the mean over the terms of the global batch, however samples and their lengths
         divide among ranks and micro-steps.
 
         Args:
-            samples: those of the whole global batch.
+            rows: those of the whole global batch.
             micro_batches: what `micro_batches` made of them for this rank.
         """
-        terms = self._task.count(self._table, samples)
+        terms = self._task.count(self._table, rows)
         # Before the schedule goes on.
         learning_rate = self.scheduler.get_last_lr()[0]
+        # A global batch may have no terms at all.
+        weight = 1 / (terms or 1)
+        if self._task.couples_rows:
+            loss = self._backward_coupled(rows, micro_batches, weight)
+        else:
+            loss = self._backward_apart(micro_batches, weight)
+        norm = self._update()
+        return Step(loss, norm, learning_rate)
+
+    def _backward_apart(
+        self, micro_batches: list[MicroBatch], weight: float
+    ) -> torch.Tensor:
+        """Makes the gradients of a step; each micro-batch has a loss of its own."""
         losses = []
         for micro_batch in micro_batches:
             is_last = micro_batch is micro_batches[-1]
-            # A batch of an empty part weighs nothing; a global batch may have no terms at all.
-            weight = micro_batch.counts / (terms or 1)
+            # A batch of an empty part weighs nothing.
+            weight_of_batch = micro_batch.counts * weight
             with self._sending(is_last):
-                losses.append(self.backward(micro_batch.batch, weight))
-        norm = self._update()
+                losses.append(self.backward(micro_batch.batch, weight_of_batch))
         # `sum` would begin with an integer, which is one kernel more on a GPU.
         first, *others = losses
-        loss = sum(others, first)
-        return Step(loss, norm, learning_rate)
+        return sum(others, first)
+
+    def _backward_coupled(
+        self,
+        rows: np.ndarray,
+        micro_batches: list[MicroBatch],
+        weight: float,
+    ) -> torch.Tensor:
+        """Makes the gradients of a step whose loss couples all rows, see `coupling`."""
+        keeps_graph = len(micro_batches) == 1
+        parts = [self._coupled_part(each, keeps_graph) for each in micro_batches]
+        sizes = [len(part) for part in np.array_split(rows, self._setup.plan.parts)]
+        ranks = self._world.size
+        loss, gradient = loss_and_gradient(
+            self._world,
+            torch.cat([part.vectors.detach() for part in parts]),
+            [sum(sizes[rank::ranks]) for rank in range(ranks)],
+            self._task.coupled_loss,
+        )
+        gradients = torch.split(gradient, [len(part.vectors) for part in parts])
+        for part, part_gradient in zip(parts, gradients, strict=True):
+            with self._sending(is_last=part is parts[-1]):
+                # The gradient of this product is that of the loss.
+                product = (self._with_graph(part) * part_gradient).sum()
+                self._propagate(product * weight)
+        return (loss * weight).float()
+
+    def _coupled_part(self, micro_batch: MicroBatch, keeps_graph: bool) -> CoupledPart:
+        state = None
+        if not keeps_graph:
+            state = rng_state(self._world.device)
+        with torch.set_grad_enabled(keeps_graph):
+            vectors = self._vectors(micro_batch)
+        return CoupledPart(micro_batch, vectors, state)
+
+    def _with_graph(self, part: CoupledPart) -> torch.Tensor:
+        """Returns the vectors of a part with the graph that made them."""
+        if part.random_state is None:
+            return part.vectors
+        # With the dropout of the first time.
+        set_rng_state(part.random_state, self._world.device)
+        return self._vectors(part.micro_batch)
+
+    def _vectors(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Returns the vectors of the rows of a micro-batch; none, where these do not count."""
+        batch = self.loaded.sent(micro_batch.batch, self._table)
+        vectors = self._task.vectors(self._output(batch), batch)
+        # All weights have gradients of an empty part, too: the other ranks wait for them.
+        return vectors[: len(vectors) * micro_batch.counts]
 
     def _sending(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         """Has ranks send each other the gradients of a backward pass, or keep them for later."""
@@ -193,8 +270,18 @@ class Learner:
             weight: that of each term of the loss.
         """
         batch = self.loaded.sent(batch, self._table)
+        loss, count = self._task.loss(self._output(batch), batch)
+        # Once: to read the count waits for the device.
+        if not self._has_checked_count:
+            self._check_count(count, batch)
+        loss = loss * weight
+        self._propagate(loss)
+        return loss.detach().float()
+
+    def _output(self, batch: Batch) -> Any:
+        """Returns the output of the model, for a batch on the device."""
         try:
-            output = self.model(**batch.inputs)
+            return self.model(**batch.inputs)
         except RuntimeError as error:
             if _UNFINISHED not in str(error):
                 raise
@@ -204,11 +291,9 @@ class Learner:
                 "switch off what leaves layers out (layerdrop in the model's config.json), or use "
                 "--shard full",
             ) from error
-        loss, count = self._task.loss(output, batch)
-        # Once: to read the count waits for the device.
-        if not self._has_checked_count:
-            self._check_count(count, batch)
-        loss = loss * weight
+
+    def _propagate(self, loss: torch.Tensor) -> None:
+        """Makes the gradients of a share of the mean loss."""
         world_size = self._world.size
         scaled = loss
         # DDP divides the sum of the ranks' gradients by their number.
@@ -218,7 +303,6 @@ class Learner:
             scaled = self.scaler.scale(scaled)
         torch.autograd.backward(scaled)
         self._heap.after_batch()  # a CPU's memory, which the allocator would keep
-        return loss.detach().float()
 
     def _update(self) -> Any | None:
         """Clips the gradients, and moves the weights. Returns the norm that the gradients had.
@@ -246,7 +330,8 @@ class Learner:
     def _check_count(self, count: Any, batch: Batch) -> None:
         """Raises SlurmftError where the loss sums other terms than the task counts beforehand."""
         self._has_checked_count = True
-        counted = self._task.count(self._table, batch.indices)
+        rows = np.unique(batch.indices // self._setup.data.row_size)
+        counted = self._task.count(self._table, rows)
         if not math.isclose(float(count), counted, rel_tol=1e-6):
             task = self._setup.config.task
             raise SlurmftError(
@@ -293,7 +378,7 @@ class Learner:
         if not self.steps:
             return
         self.model.train()
-        count = min(self._setup.plan.global_batch_size, len(self._table))
+        count = self._setup.plan.step_samples
         # As in the last micro-step of a step, in which DDP sends.
         last_batch = self.micro_batches(np.arange(count))[-1]
         self.backward(last_batch.batch, 1 / count)

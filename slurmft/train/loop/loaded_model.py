@@ -189,8 +189,8 @@ class LoadedModel:
 
     def load(self, weights: Tensors) -> None:
         """Takes the weights of a checkpoint, which has none that are frozen."""
-        # Those that are frozen are missing.
-        is_strict = self.frozen_facts is None
+        # Those that are frozen are missing: they are as they were loaded.
+        is_strict = all(p.requires_grad for p in self.model.parameters())
         self.model.load_state_dict(weights, strict=is_strict)
 
     def save(self, folder: Path, weights: Tensors | None = None) -> None:

@@ -19,7 +19,7 @@ from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.loop.loaded_model import MOST_TOKENS, LoadedModel
 from slurmft.train.loop.setup import Setup
 
-_OUTPUTS = ("logits", "start_logits", "end_logits")
+_OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 """Outputs that are compared, of those that a model has."""
 _ROUNDING = 1e-3
 """Largest difference that is rounding, relative to the largest output."""

@@ -98,7 +98,7 @@ class PatientSave:
 
 
 def save_model(setup: Setup, loaded: LoadedModel, strategy: Strategy) -> None:
-    """Saves the model with its tokenizer. Called on every rank. Raises as `PatientSave.run`."""
+    """Saves the model with all that loads it. Called on every rank. Raises as `PatientSave.run`."""
     run_dir = setup.run_dir
     # No checkpoint has a name that begins with a dot.
     weights_folder = run_dir.checkpoints / ".whole"
@@ -109,6 +109,7 @@ def save_model(setup: Setup, loaded: LoadedModel, strategy: Strategy) -> None:
             loaded.save(folder, weights)
             # Saved before training: at its end the tokenizer's source may be gone.
             shutil.copytree(run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
+            setup.task.save_extras(folder, loaded.model)
 
     # About: the first weight stands for all. The number is for a message alone.
     bytes_per_weight = next(loaded.model.parameters()).element_size()

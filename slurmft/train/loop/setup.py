@@ -80,8 +80,8 @@ class Setup:
             config=config,
             world_size=world.size,
             precision=precision,
-            train_samples=len(data.train),
-            validation_samples=len(data.validation),
+            train_samples=data.rows(data.train),
+            validation_samples=data.rows(data.validation),
             resumed_batch_size=resumed_batch_size,
         )
         setup = cls(

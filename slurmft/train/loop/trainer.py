@@ -238,7 +238,7 @@ class Trainer:
         if test is None:
             return
         self.position.phase = "test"
-        samples = len(test.validation)
+        samples = test.rows(test.validation)
         self.setup.job.say(f"evaluating the test split: {samples:,} samples")
         metrics, _ = self.evaluator.measure(test, self.checkpointing.stop_or_save)
         self.reporter.counts.evaluated += samples
@@ -293,18 +293,18 @@ class Trainer:
 
 
 def global_batches(setup: Setup, epoch: int, done: int = 0) -> Iterator[np.ndarray]:
-    """Yields the samples of each optimizer step of an epoch: the same for every number of ranks.
+    """Yields the rows of each optimizer step of an epoch: the same for every number of ranks.
 
     Args:
         epoch: its number, from 0.
         done: steps of it to leave out.
     """
-    table = setup.data.train
+    data = setup.data
     seed = setup.config.seed
     size = setup.plan.global_batch_size
-    order = epoch_order(len(table), seed, epoch)
+    order = epoch_order(data.rows(data.train), seed, epoch)
     if setup.config.batching == "grouped":
-        lengths = table.lengths(np.arange(len(table)))
+        lengths = data.row_lengths(data.train)
         order = bucket_by_length(order, lengths, size, seed, epoch)
     for start in range(done * size, len(order), size):
         yield order[start : start + size]

@@ -14,7 +14,15 @@ from slurmft.train.config import required
 from slurmft.train.data.tables import IGNORED, Batch
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
-from slurmft.train.tasks import Task, causal_lm, multi_label, seq2seq, squad, tokens
+from slurmft.train.tasks import (
+    Task,
+    causal_lm,
+    multi_label,
+    reranker,
+    seq2seq,
+    squad,
+    tokens,
+)
 from slurmft.train.tasks.metrics import check_numbers
 from slurmft.train.tasks.tags import are_entities, entities
 
@@ -68,6 +76,8 @@ def kind_of(task: Any, data: TokenData, predict: PredictConfig) -> Kind:
             settings = _generation(task, predict)
             generate = partial(_continued, settings, task.config.seed)
             return replace(_kind_of_texts(data, most, generate), pads_left=True)
+        case reranker.Task():
+            return Kind((), np.float64, _scores, _columns_of_numbers)
         case _ if not data.labels:
             return Kind((), np.float64, _numbers, _columns_of_numbers)
         case _:
@@ -186,6 +196,10 @@ def _numbers(model: Any, batch: Batch, data: TokenData) -> Any:
     # One number for each row: the last dimension has one place.
     numbers = output.logits.squeeze(-1)
     return numbers.double()
+
+
+def _scores(model: Any, batch: Batch, data: TokenData) -> Any:
+    return _numbers(model, batch, data).sigmoid()
 
 
 def _columns_of_numbers(inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:

@@ -50,6 +50,9 @@ class Task(TaskDeclaration):
     """Shape of one prediction: () where it is one value."""
     evaluates_in_fp32: bool = False
     """Rounded logits would be seen in the metrics, as where a best span is chosen."""
+    couples_rows: bool = False
+    """The loss of a row depends on all rows of the global batch: training takes `vectors` and
+    `coupled_loss`, not `loss`."""
 
     class_weights: np.ndarray | None = None
     """Weight of each class in the loss: float32, (classes,). None: all count alike."""
@@ -78,6 +81,10 @@ class Task(TaskDeclaration):
     def save_tokenizer(self, folder: Path) -> None:
         """Writes the tokenizer, for the saved model. Called after `prepare`, where that was."""
 
+    def save_extras(self, folder: Path, model: Any) -> None:
+        """Writes what a library needs of the saved model besides weights, configuration and
+        tokenizer; here, nothing. Called on the main rank, after training."""
+
     # --- training ---------------------------------------------------------------------------------
 
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
@@ -85,7 +92,7 @@ class Task(TaskDeclaration):
         return batch
 
     def count(self, table: TokenTable, samples: np.ndarray) -> float:
-        """Returns the number of terms that the loss of samples sums.
+        """Returns the number of terms that the loss of samples, or of rows of them, sums.
 
         The terms are the samples, or their tokens that have a label, or the weights of their
         classes. Every rank counts those of all ranks, so that the mean is over the global batch.
@@ -134,6 +141,22 @@ class Task(TaskDeclaration):
         # In fp64, as `count` sums them: both must give the same mean. IGNORED is no index.
         weights_of_labels = weights.double()[labels.clamp_min(0)]
         return total, (weights_of_labels * has_label).sum()
+
+    def vectors(self, output: Any, batch: Batch) -> torch.Tensor:
+        """Returns what a coupled loss compares of the rows of a batch: fp32, (rows, ...)."""
+        raise NotImplementedError
+
+    def coupled_loss(
+        self, vectors: torch.Tensor, first: int, count: int
+    ) -> torch.Tensor:
+        """Returns the sum of the losses of some rows among all rows of a global batch.
+
+        Args:
+            vectors: those of all rows: (rows, ...).
+            first: the first of the rows whose losses are summed.
+            count: how many these are; they may be none.
+        """
+        raise NotImplementedError
 
     # --- evaluation -------------------------------------------------------------------------------
 

@@ -109,6 +109,11 @@ SCORES = {
     "matthews_correlation": Score(
         "sklearn.metrics", lambda sk, p, t: sk.matthews_corrcoef(t, p)
     ),
+    # Of scores, float64, of samples whose labels are 0 and 1: the area below precision against
+    # recall, 0..1; 0.0 where all labels are 0.
+    "average_precision": Score(
+        "sklearn.metrics", lambda sk, p, t: sk.average_precision_score(t, p)
+    ),
     # Numbers, float64. Linear correlation, -1..1. NaN where it is undefined: predictions or labels
     # all equal, a single sample, an infinite value, or values so large that their sums overflow.
     "pearson": Score("scipy.stats", _pearson),

@@ -340,7 +340,11 @@ class Pretrained(Task):
         return tokenizer
 
     def save_tokenizer(self, folder: Path) -> None:
-        self.tokenizer().save_pretrained(folder)
+        tokenizer = self.tokenizer()
+        if self.facts.library == "sentence-transformers":
+            # It cuts texts as they were cut here.
+            tokenizer.model_max_length = self.longest(tokenizer)
+        tokenizer.save_pretrained(folder)
 
     def tells_texts_apart(self, tokenizer: Any) -> bool:
         """Returns whether tokens of two texts get types.

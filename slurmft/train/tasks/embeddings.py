@@ -1,0 +1,248 @@
+"""Embeddings of texts, which cosines compare: the mean of a text's tokens, of length 1.
+
+Rows are an anchor and a text that goes with it, and maybe others that do not; or two texts with a
+score. Of anchors the loss is sentence-transformers' MultipleNegativesRankingLoss over the whole
+global batch: the texts of all other rows are negatives, too. Of scores it is its
+CosineSimilarityLoss. The saved model is one of sentence-transformers.
+"""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+from transformers import AutoConfig, AutoModel
+
+from slurmft.core.errors import UsageError
+from slurmft.core.files import write_json
+from slurmft.train.config import TrainConfig
+from slurmft.train.data.tables import Batch, TokenTable
+from slurmft.train.data.token_data import TokenData
+from slurmft.train.login.cells import label_numbers
+from slurmft.train.metric_spec import LOSS
+from slurmft.train.tasks.base import Evaluated
+from slurmft.train.tasks.hub import Rows
+from slurmft.train.tasks.metrics import SCORES, check_numbers
+from slurmft.train.tasks.pretrained import Pretrained
+
+SCALE = 20.0
+"""Cosines are multiplied by it before the softmax, as sentence-transformers does by default."""
+_MOST_RANKED = 10
+"""Places of a ranking that MRR looks at."""
+_SIMILARITIES_AT_ONCE = 2**24
+"""Cosines that the ranking computes at a time: 64 MiB."""
+
+
+class Task(Pretrained):
+    """Pairs, triplets, or pairs with scores. A sample of a table is one text."""
+
+    prediction_dtype: np.dtype[Any] = np.dtype(np.float32)
+    # Rounded vectors would tie, which rankings see.
+    evaluates_in_fp32 = True
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        form: Any = self.form
+        self._has_scores: bool = form.has_scores
+        self._texts: int = form.texts_apart
+        self.couples_rows = not self._has_scores
+        self.metric_names = ("accuracy_at_1", f"mrr_at_{_MOST_RANKED}")
+        if self._has_scores:
+            self.metric_names = ("spearman", "pearson")
+
+    # --- data and model ---------------------------------------------------------------------------
+
+    def prepare(self) -> TokenData:
+        return dataclasses.replace(super().prepare(), row_size=self._texts)
+
+    def table(self, tokenizer: Any, rows: Rows, names: list[str]) -> TokenTable:
+        """Returns the texts of a split, those of each row one after another, with its score."""
+        columns = self.values(rows)
+        ids = []
+        for column, texts in zip(
+            self.form.columns, columns[: self._texts], strict=False
+        ):
+            what = f"texts of {rows.where!r} ({column})"
+            encoded, _ = self.encode(tokenizer, [texts], what)
+            ids.append(encoded)
+        scores = [0.0] * len(rows)
+        if self._has_scores:
+            scores = label_numbers(columns[-1], rows.where)
+        by_row = itertools.chain.from_iterable(zip(*ids, strict=True))
+        return TokenTable.build(by_row, np.repeat(scores, self._texts).tolist())
+
+    def model(self, data: TokenData) -> Any:
+        """Returns the model without a head; UsageError where it is no encoder."""
+        model_config = self.load(AutoConfig.from_pretrained)
+        if getattr(model_config, "is_encoder_decoder", False):
+            raise UsageError(
+                f"--model {self.config.model!r} is {model_config.model_type}, an encoder-decoder",
+                "give an encoder, such as BERT, MPNet or a model of sentence-transformers",
+            )
+        model = self.pretrained(AutoModel)
+        _drop_pooler(model)
+        self.prediction_shape = (model.config.get_text_config().hidden_size,)
+        return model
+
+    def save_extras(self, folder: Path, model: Any) -> None:
+        """Writes what sentence-transformers needs besides, as all its versions read it."""
+        parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+        modules = []
+        for number, (name, path) in enumerate(parts.items()):
+            module = {"idx": number, "name": str(number), "path": path}
+            modules.append(module | {"type": f"sentence_transformers.models.{name}"})
+        pooling = {
+            "word_embedding_dimension": model.config.get_text_config().hidden_size,
+            "pooling_mode_cls_token": False,
+            "pooling_mode_mean_tokens": True,
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+        }
+        (folder / parts["Pooling"]).mkdir()
+        write_json(folder / "modules.json", modules)
+        write_json(folder / parts["Pooling"] / "config.json", pooling)
+        similarity = {"similarity_fn_name": "cosine"}
+        write_json(folder / "config_sentence_transformers.json", similarity)
+
+    # --- loss -------------------------------------------------------------------------------------
+
+    def batch(self, batch: Batch, table: TokenTable) -> Batch:
+        """Returns a batch with the lengths of its texts, and the order that puts those of a row
+        together."""
+        order = np.argsort(batch.indices, kind="stable")
+        targets = batch.targets | {
+            "lengths": batch.lengths,
+            "order": torch.from_numpy(order),
+        }
+        return dataclasses.replace(batch, targets=targets)
+
+    def vectors(self, output: Any, batch: Batch) -> Tensor:
+        """Returns the vectors of the texts of each row: (rows, texts, hidden)."""
+        vectors = _vectors(output, batch)[batch.targets["order"]]
+        return vectors.view(-1, self._texts, vectors.shape[-1])
+
+    def coupled_loss(self, vectors: Tensor, first: int, count: int) -> Tensor:
+        """Returns the sum of the cross entropies of the anchors of some rows, of which each is to
+        find the second text of its row among all texts but the anchors."""
+        anchors = vectors[first : first + count, 0]
+        # The second texts of all rows come first: so a row has the number of its own.
+        others = vectors[:, 1:].transpose(0, 1).flatten(0, 1)
+        logits = SCALE * anchors @ others.T
+        classes = torch.arange(first, first + count, device=vectors.device)
+        return cross_entropy(logits, classes, reduction="sum")
+
+    def loss(self, output: Any, batch: Batch) -> tuple[Tensor, Any]:
+        vectors = self.vectors(output, batch)
+        rows = len(vectors)
+        if self.couples_rows:
+            return self.coupled_loss(vectors, 0, rows), rows
+        scores = batch.targets["labels"][batch.targets["order"]][:: self._texts]
+        cosines = (vectors[:, 0] * vectors[:, 1]).sum(-1)
+        return (cosines - scores).square().sum(), rows
+
+    # --- evaluation -------------------------------------------------------------------------------
+
+    def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Evaluated:
+        # Texts come one by one, and a loss is of rows.
+        return Evaluated(self.predict(model(**batch.inputs), batch, data))
+
+    def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
+        """Returns the vector of each text."""
+        return _vectors(output, batch)
+
+    def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
+        """Returns the correlation of cosines with scores; or how anchors rank the texts of the
+        split."""
+        check_numbers(predictions)
+        table = data.validation
+        if self._has_scores:
+            pairs = predictions.reshape(-1, 2, predictions.shape[-1]).astype(np.float64)
+            cosines = (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
+            scores = table.labels[::2]
+            values = {name: SCORES[name](cosines, scores) for name in self.metric_names}
+            return values | {LOSS: float(np.mean(np.square(cosines - scores)))}
+        ranks = ranks_of_positives(predictions, _text_numbers(table), self._texts)
+        reciprocals = np.where(ranks <= _MOST_RANKED, 1 / ranks, 0)
+        first_name, second_name = self.metric_names
+        return {
+            first_name: float(np.mean(ranks == 1)),
+            second_name: float(np.mean(reciprocals)),
+        }
+
+
+def _drop_pooler(model: Any) -> None:
+    """Takes the pooler of a model out of the training: nothing of a loss goes through it."""
+    pooler = getattr(model, "pooler", None)
+    if pooler is None:
+        return
+    missing = getattr(model, "missing_keys", ())
+    if any(name.startswith("pooler.") for name in missing):
+        # One that is not in the source is in no result, either.
+        model.pooler = None
+        model.missing_keys = [
+            each for each in missing if not each.startswith("pooler.")
+        ]
+    else:
+        pooler.requires_grad_(False)
+
+
+def _vectors(output: Any, batch: Batch) -> Tensor:
+    """Returns the mean of the tokens of each text, brought to length 1: fp32, (texts, hidden)."""
+    states = output.last_hidden_state.float()
+    lengths = batch.targets["lengths"][:, None]
+    # Padding is behind texts; it weighs nothing.
+    is_token = torch.arange(states.shape[1], device=states.device) < lengths
+    weights = is_token / lengths
+    means = torch.bmm(weights[:, None], states)
+    return normalize(means.squeeze(1), dim=-1)
+
+
+def _text_numbers(table: TokenTable) -> np.ndarray:
+    """Returns a number for each text of a table; equal texts have the same: int64, (texts,)."""
+    numbers: dict[bytes, int] = {}
+    of_texts = []
+    for begin, end in itertools.pairwise(table.offsets.tolist()):
+        text = table.tokens[begin:end].tobytes()
+        of_texts.append(numbers.setdefault(text, len(numbers)))
+    return np.array(of_texts)
+
+
+def ranks_of_positives(
+    vectors: np.ndarray, texts: np.ndarray, row_size: int
+) -> np.ndarray:
+    """Returns for each anchor the rank, from 1, of the best text that goes with it among all texts
+    of the split but the anchors: int64, (anchors,).
+
+    Equal texts count once: an anchor that has several rows has the second text of each of them. A
+    text as near as the best one ranks before it: vectors that are all the same find nothing.
+
+    Args:
+        vectors: of length 1, those of the texts of a row one after another: (texts, hidden).
+        texts: a number for each text; equal ones have the same: (texts,).
+        row_size: texts of a row; the first is the anchor.
+    """
+    rows = texts.reshape(-1, row_size)
+    anchors, anchor_of_row = np.unique(rows[:, 0], return_inverse=True)
+    others, other_of_text = np.unique(rows[:, 1:], return_inverse=True)
+    positive_of_row = other_of_text.reshape(len(rows), -1)[:, 0]
+    # Where a text is first: its vector stands for all equal ones.
+    numbers, places = np.unique(texts, return_index=True)
+    anchor_vectors = vectors[places[np.searchsorted(numbers, anchors)]]
+    other_vectors = vectors[places[np.searchsorted(numbers, others)]]
+    order = np.argsort(anchor_of_row, kind="stable")
+    ends = np.cumsum(np.bincount(anchor_of_row))
+    positives = np.split(positive_of_row[order], ends[:-1])
+    ranks = np.empty(len(anchors), dtype=np.int64)
+    at_once = max(1, _SIMILARITIES_AT_ONCE // len(others))
+    for start in range(0, len(anchors), at_once):
+        similarities = anchor_vectors[start : start + at_once] @ other_vectors.T
+        for number, row in enumerate(similarities, start):
+            best = row[positives[number]].max()
+            is_before = row >= best
+            is_before[positives[number]] = False
+            ranks[number] = 1 + is_before.sum()
+    return ranks

