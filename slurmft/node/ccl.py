@@ -3,6 +3,7 @@
 The last upstream release is for torch 2.8; sites that pin that have wheels or builds of their own.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slurmft.core import process
 from slurmft.core.errors import UsageError
@@ -113,20 +115,35 @@ def find(python: str = sys.executable) -> Binding | None:
     return Binding(_version("oneccl_bind_pt"), torch, spec.origin)
 
 
-@functools.cache
 def _find_elsewhere(python: str) -> Binding | None:
-    """Has another Python look for its binding."""
+    """Finds the binding of another Python."""
+    answer = _look_elsewhere(python)
+    if answer.get("origin") is None:
+        return None
+    torch = answer["torch"] or "unknown"
+    return Binding(answer["version"], torch, answer["origin"])
+
+
+@functools.cache
+def _look_elsewhere(python: str) -> dict[str, Any]:
+    """Returns what another Python says of its binding and its torch; nothing where it cannot be
+    started."""
     printed = process.output([python, "-c", _FIND], _FIND_S) or ""
     # What the Python imports at its start may print, too: the answer is the last line.
     last_line = printed.rstrip().rpartition("\n")[2]
     try:
-        answer = json.loads(last_line)
+        answer: dict[str, Any] = json.loads(last_line)
     except ValueError:
-        return None
-    if answer["origin"] is None:
-        return None
-    torch = answer["torch"] or "unknown"
-    return Binding(answer["version"], torch, answer["origin"])
+        return {}
+    return answer
+
+
+def _torch_of(python: str) -> str | None:
+    """Returns the version of a Python's torch; None: it has none."""
+    if python == sys.executable:
+        return _version("torch")
+    torch: str | None = _look_elsewhere(python).get("torch")
+    return torch
 
 
 def _version(package: str) -> str | None:
@@ -149,7 +166,7 @@ def check(backend: str, python: str, where: str = "") -> None:
         return
     problem = problem_of(find(python))
     if problem is not None:
-        raise UsageError(f"--backend ccl{where}: {problem}", hint())
+        raise UsageError(f"--backend ccl{where}: {problem}", hint(python))
 
 
 def problem_of(binding: Binding | None) -> str | None:
@@ -159,9 +176,9 @@ def problem_of(binding: Binding | None) -> str | None:
     return binding.mismatch
 
 
-def hint() -> str:
-    """Returns what to do where oneCCL cannot be used."""
-    torch = _minor(_version("torch") or _LAST_TORCH)
+def hint(python: str = sys.executable) -> str:
+    """Returns what to do where a Python cannot use oneCCL."""
+    torch = _minor(_torch_of(python) or _LAST_TORCH)
     if [int(n) for n in torch] > [int(n) for n in _LAST_TORCH.split(".")]:
         return (
             f"use --backend gloo: the last release of oneccl_bind_pt is for torch {_LAST_TORCH}, "
@@ -197,8 +214,9 @@ def remove_shared_memory(pids: Iterable[int], place: Path) -> None:
         if _is_alive(pid):
             continue
         for file in place.glob(f"{pid}:{os.getuid()}:*"):
-            if file.lstat().st_uid == os.getuid():
-                file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is gone by now
+                if file.lstat().st_uid == os.getuid():
+                    file.unlink()
 
 
 def _is_alive(pid: int) -> bool:

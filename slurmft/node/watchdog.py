@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import tempfile
 import time
 from dataclasses import dataclass
@@ -108,10 +109,12 @@ class Watchdog:
             return
         self._has_dumped = True
         for rank in self.ranks():
-            with contextlib.suppress(ProcessLookupError):
-                # faulthandler writes them, without the GIL
-                if self._stacks(rank).exists():
-                    os.kill(self._pid(rank), signal.SIGUSR1)
+            pid = self._pid(rank)
+            # 0 would be the process group of this task.
+            if pid and self._stacks(rank).exists():
+                with contextlib.suppress(ProcessLookupError):
+                    # faulthandler writes them, without the GIL
+                    os.kill(pid, signal.SIGUSR1)
         time.sleep(_DUMP_S)
         for rank in self.ranks():
             text = self._stack_text(rank)
@@ -176,17 +179,31 @@ def _prefix() -> str:
 
 
 def remove_stale(place: Path) -> None:
-    """Removes the folders of tasks that were killed: they occupy memory."""
+    """Removes the folders of this user's tasks that were killed: they occupy memory."""
     for folder in place.glob(f"{_prefix()}*"):
         # slurmft-NAMESPACE-PID-RANDOM
-        owner, _, _ = folder.name.removeprefix(_prefix()).partition("-")
-        if owner.isdigit() and process_state(int(owner)) == "gone":
+        task, _, _ = folder.name.removeprefix(_prefix()).partition("-")
+        has_ended = task.isdigit() and process_state(int(task)) == "gone"
+        if has_ended and _is_own(folder):
             _remove(folder)
+
+
+def _is_own(path: Path) -> bool:
+    """Returns whether a path is a folder of this user's.
+
+    Everybody may make one of any name in /dev/shm. Its files would be believed, and one of them may
+    be a FIFO, whose reader waits for ever.
+    """
+    try:
+        status = path.lstat()
+    except OSError:  # another task has removed it
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _remove(folder: Path) -> None:
     """Removes the folder of a task, and the memory that its ranks have left behind."""
-    # Another user's cannot be removed, and may be closed.
+    # A task of the same user may remove it at the same time.
     with contextlib.suppress(OSError, ValueError):
         if (folder / ccl.MARK).exists():
             pids = []

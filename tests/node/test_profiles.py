@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.core import process
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
@@ -692,6 +693,24 @@ def test_ccl_for_another_torch(tmp_path: Path) -> None:
         "2.8."
     )
     assert "--backend gloo" in hint
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [
+        ("2.7.1", "install oneccl_bind_pt==2.7.*"),
+        ("2.9.0a0+git", "and this is torch 2.9"),
+        (None, "install oneccl_bind_pt==2.8.*"),
+    ],
+)
+def test_advice_is_for_the_torch_of_the_program(
+    torch: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = json.dumps({"origin": None, "torch": torch, "version": None})
+    monkeypatch.setattr(process, "output", lambda command, timeout_s: f"{answer}\n")
+    with pytest.raises(UsageError) as error:
+        ccl.check("ccl", f"/env-with-torch-{torch}/bin/python")
+    assert expected in str(error.value.hint)
 
 
 @pytest.mark.extra("faults")

@@ -15,6 +15,7 @@ import pytest
 from slurmft.node import ccl, watchdog
 from slurmft.node.heartbeat import Heart, note_process, read
 from slurmft.node.watchdog import Watchdog
+from tests.support.made_runs import write_run
 
 
 @pytest.fixture
@@ -229,6 +230,43 @@ def test_folders_of_dead_tasks_are_removed(tmp_path: Path) -> None:
     (tmp_path / f"{own}{os.getpid()}-ab").mkdir()
     watchdog.remove_stale(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [f"{own}{os.getpid()}-ab"]
+
+
+def test_folders_of_other_users_are_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can make one in /dev/shm: with a FIFO in it, or with process ids of ours."""
+    folder = tmp_path / f"{watchdog._prefix()}99999999-ab"
+    folder.mkdir()
+    (folder / ccl.MARK).touch()
+    note_process(folder, 0, 99999998)
+    memory = tmp_path / f"99999998:{os.getuid()}:0"
+    memory.touch()
+    (tmp_path / f"{watchdog._prefix()}99999999-link").symlink_to(folder)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    watchdog.remove_stale(tmp_path)
+    assert memory.exists()
+    assert folder.exists()
+    monkeypatch.undo()
+    watchdog.remove_stale(tmp_path)
+    assert not memory.exists()
+    assert not folder.exists()
+
+
+def test_a_rank_without_a_number_gets_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 would be the process group of the task itself."""
+    dog = Watchdog(timeout_s=100)
+    (dog.folder / "pid-0").touch()
+    (dog.folder / "stacks-0").touch()
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+    monkeypatch.setattr(watchdog, "_DUMP_S", 0)
+    monkeypatch.setattr(dog, "_stack_text", lambda rank: "")
+    dog.dump(write_run(tmp_path / "run"))
+    dog.close()
+    assert signalled == []
 
 
 @pytest.mark.processes
