@@ -85,8 +85,8 @@ def lock(
     return None
 
 
-def unlock(fd: int, primitive: str, held: Any) -> None:
-    """Gives up what `lock` returned."""
+def unlock(fd: int, primitive: str, handle: Any) -> None:
+    """Gives a lock up; `handle` is what `lock` returned."""
     if primitive == "flock":
         fcntl.flock(fd, fcntl.LOCK_UN)
     elif primitive == "lockf":
@@ -94,7 +94,7 @@ def unlock(fd: int, primitive: str, held: Any) -> None:
     elif primitive == "ofd":
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_UNLCK))
     else:
-        held.release()
+        handle.release()
 
 
 def hold(path: Path) -> TextIO:
@@ -182,13 +182,13 @@ def recorded(file_system: FileSystem) -> dict[str, Any] | None:
     """Reads what `slurmft doctor locks` measured on a file system; None: no readable record."""
     try:
         text = record_path(file_system).read_text(encoding="utf-8")
-        record: dict[str, Any] = json.loads(text)
-    # RuntimeError: the home directory is not known
+        record = json.loads(text)
+    # RuntimeError: the home directory is not known, or there are brackets within brackets.
     except (OSError, ValueError, RuntimeError):
         return None
-    if record.get("primitive") not in LOCK_PRIMITIVES:
-        return None
-    return record
+    if isinstance(record, dict) and record.get("primitive") in LOCK_PRIMITIVES:
+        return record
+    return None
 
 
 def record_path(file_system: FileSystem) -> Path:
@@ -211,7 +211,8 @@ class _Held:
 
     primitive: str
     inode: tuple[int, int]
-    held: Any
+    handle: Any
+    """What `unlock` needs."""
     mutex: Any = None
     """Of the path, for lockf: no other thread opens the file until this lock's is closed."""
 
@@ -232,16 +233,16 @@ class _Shim:
         self._chosen: dict[int, str] = {}
         self._attempt = threading.local()
         self._forget()
-        # a child inherits no POSIX lock
+        # A child inherits no POSIX lock.
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         # By __dict__: at the first call there is none, and `__getattr__` would look into fcntl.
         for entry in self.__dict__.get("held", {}).values():
-            # older ones would remove the file of the parent
+            # Older releases of filelock would remove the file of the parent's lock.
             if entry.primitive == "soft":
                 with contextlib.suppress(AttributeError):
-                    entry.held.release = _nothing
+                    entry.handle.release = _nothing
         # A thread that is not in the child may have had a mutex: so the child gets new ones.
         self._mutexes: WeakValueDictionary[str, Any] = WeakValueDictionary()
         # Guards the two tables, and nothing that may wait.
@@ -278,8 +279,8 @@ class _Shim:
             if primitive == "soft" and earlier.inode == inode:
                 return  # as flock grants it to the descriptor that has it
             self._drop(fd, earlier)
-        held = lock(fd, primitive, operation)
-        entry = _Held(primitive, inode, held, mutex)
+        handle = lock(fd, primitive, operation)
+        entry = _Held(primitive, inode, handle, mutex)
         self.held[fd] = entry
         taken = getattr(self._attempt, "taken", None)
         if taken is not None:
@@ -294,11 +295,12 @@ class _Shim:
             fcntl.flock(fd, operation)
             return
         # Only then forgotten: who fails to unlock tries again.
-        unlock(fd, entry.primitive, entry.held)
+        unlock(fd, entry.primitive, entry.handle)
         self._remove(fd, entry)
 
     def holds(self, file: str | int, but: int | None = None) -> bool:
-        """Tells if this process holds a lock file by lockf, with another descriptor than `but`."""
+        """Returns whether this process holds a lock file by lockf, with another descriptor than
+        `but`."""
         try:
             inode = _inode(file)
         except OSError:
@@ -311,7 +313,8 @@ class _Shim:
         return False
 
     def must_not_open(self) -> bool:
-        """Tells if there is a lock that the closing of another descriptor of its file drops."""
+        """Returns whether there is a lock that the closing of another descriptor of its file
+        drops."""
         return any(entry.primitive == "lockf" for entry in list(self.held.values()))
 
     def mutex_of(self, path: str) -> Any:
@@ -354,10 +357,11 @@ class _Shim:
 
     def _drop(self, fd: int, entry: _Held) -> None:
         if self._remove(fd, entry) and entry.primitive == "soft":
-            entry.held.release()
+            entry.handle.release()
 
     def _remove(self, fd: int, entry: _Held) -> bool:
-        """Removes an entry; tells if it was there: another thread may have reused its number."""
+        """Removes an entry; returns whether it was there: another thread may have reused its
+        number."""
         with self._tables:
             if self.held.get(fd) is not entry:
                 return False
@@ -497,7 +501,7 @@ def _guard_acquire(acquire: Callable[[Any], None]) -> Callable[[Any], None]:
             _try_acquire(acquire, self, path)
             return
         with _shim.mutex_of(path):
-            # taken; opening and closing the file would drop the lock
+            # To open and close a file that this process holds would drop its lock.
             if not _shim.holds(path):
                 _try_acquire(acquire, self, path)
 
@@ -522,11 +526,11 @@ def _path_of_lock(lock: Any) -> str:
 
 
 def _is_by_lockf(path: str) -> bool:
-    """Tells if a file, which may not be there yet, is locked by lockf."""
+    """Returns whether a file, which may not be there yet, is locked by lockf."""
     for place in (path, os.path.dirname(path) or os.curdir):
         with contextlib.suppress(OSError):
             return _shim.choose(place) == "lockf"
-    return True  # not known: as if
+    return True  # unknown: the guard for lockf does no harm to other primitives
 
 
 def _look_again(folder: Path) -> None:
@@ -550,7 +554,7 @@ def _guard_release(release: Callable[[Any], None]) -> Callable[[Any], None]:
         if entry is None or entry.mutex is None:
             release(self)
             return
-        # no thread takes the lock between the unlock and the close
+        # Until the close, no other thread of this process takes the lock: the close would drop it.
         with entry.mutex:
             release(self)
 

@@ -758,8 +758,9 @@ def test_record_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert locks.primitive_for(tmp_path / "not" / "there") == "ofd"
     record.write_text('{"primitive": "magic"}')
     assert locks.primitive_for(tmp_path) == locks.default(here)
-    record.write_text("half a rec")
-    assert locks.primitive_for(tmp_path) == locks.default(here)
+    for damaged in ("half a rec", '["lockf"]', "[" * 5000, '{"primitive": ["lockf"]}'):
+        record.write_text(damaged)
+        assert locks.primitive_for(tmp_path) == locks.default(here)
     assert locks.record_path(FileSystem(type="nfs", source="a", mount="/b")) != record
 
 
