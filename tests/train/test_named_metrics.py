@@ -18,15 +18,17 @@ import numpy as np
 import pytest
 import torch
 
-from slurmft.core.errors import UsageError
+from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.train import metric_spec, tasks
 from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import sources
 from slurmft.train.login.configure import configure
 from slurmft.train.login.metrics import trial
+from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import rng_state
 from slurmft.train.loop.named_metrics import NamedMetrics
+from slurmft.train.loop.timers import PhaseClock
 from slurmft.train.metric_spec import MetricSpec
 from slurmft.train.rank import leave_out_present_folder
 from slurmft.train.task_facts import TASKS
@@ -36,6 +38,7 @@ from slurmft.train.tasks.evaluate_metrics import (
     check_trusted,
     examples,
 )
+from slurmft.train.tasks.metrics import NAN
 from tests.conftest import assert_two_lines, records, slurmft
 from tests.support.metric_scripts import SCRIPTS, cache_script, write_script
 from tests.support.models import (
@@ -540,6 +543,24 @@ def test_what_a_metric_draws_does_not_change_the_training(
     assert values["evaluate_accuracy"] == 1.0
     assert "gives no finite number for draws" in said[0]
     assert not metrics_of_run.deciding.has_value(values)
+
+
+def test_nan_of_the_model_is_told_before_metrics_see_it(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would get classes and tokens that there are not."""
+    task = task_of("sst2", glue(tmp_path / "data", "sst2"), tiny_model)
+    data = task.prepare()
+    world = SimpleNamespace(on_main=lambda work: work(), is_main=True)
+    setup: Any = SimpleNamespace(task=task, world=world)
+    clock = PhaseClock(torch.device("cpu"))
+    metrics: Any = SimpleNamespace(compute=None)  # raises TypeError
+    head: Any = None
+    evaluator = Evaluator(setup, head, head, clock, named_metrics=metrics)
+    predictions = np.full(len(data.validation), NAN)
+    monkeypatch.setattr(evaluator, "predictions", lambda *_: predictions)
+    with pytest.raises(SlurmftError, match="logits are NaN"):
+        evaluator.measure(data, lambda: None)
 
 
 @pytest.mark.processes

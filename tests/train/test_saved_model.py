@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from slurmft.train.engine.saved_weights import rounded
 from tests.conftest import Done, records, slurmft
 from tests.support.models import write_emotion, write_model
 
@@ -76,10 +78,20 @@ def by_transformers(folder: Path, data: Path) -> float:
     )
 
 
+def test_tied_weights_are_rounded_once() -> None:
+    """And a square matrix and its transpose, in one place, are two."""
+    matrix = torch.arange(9.0).reshape(3, 3) + 1 / 3
+    weights = {"a": matrix, "b": matrix, "c": matrix.T, "d": torch.arange(3)}
+    saved = rounded(weights, torch.bfloat16)
+    assert saved["a"].data_ptr() == saved["b"].data_ptr()
+    for name, weight in weights.items():
+        expected = weight if name == "d" else weight.to(torch.bfloat16)
+        assert torch.equal(saved[name], expected)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_weights_are_saved_in_their_type(dtype: str, tmp_path: Path) -> None:
     """As transformers itself saves a model of that type."""
-    import torch
     from safetensors.torch import load_file
     from transformers import AutoModel, GPT2Config, GPT2LMHeadModel
 
@@ -109,7 +121,6 @@ def test_weights_are_saved_in_their_type(dtype: str, tmp_path: Path) -> None:
 @pytest.mark.extra("training")
 @pytest.mark.parametrize("flag", ["auto", "fp32"])
 def test_a_base_in_bf16(flag: str, tmp_path: Path) -> None:
-    import torch
     from safetensors.torch import load_file
     from transformers import AutoModel
 
@@ -131,7 +142,6 @@ def test_a_base_in_bf16(flag: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("smoothing", [0.1, 0.5])
 def test_smoothed_labels_are_those_of_the_trainer(smoothing: float) -> None:
     """Of tokens, some of which have no label."""
-    import torch
     from transformers.trainer_pt_utils import LabelSmoother
 
     from slurmft.train import tasks

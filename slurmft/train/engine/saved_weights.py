@@ -39,10 +39,10 @@ def save_whole(
     weights: dict[str, Tensor] | None,
     dtype: torch.dtype,
 ) -> None:
-    """Writes a model as transformers loads it.
+    """Writes a whole model as transformers loads it.
 
     Args:
-        weights: its weights; None: those that it has.
+        weights: weights that are not those of the model itself, as of a sharded one; None: its own.
         dtype: type in which they are saved.
     """
     if dtype is not torch.float32:
@@ -88,13 +88,19 @@ def drop_unused(config: Any) -> None:
 
 
 def rounded(weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns weights in another type. What shared memory does so again, and is saved once."""
-    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    """Returns weights in another type.
+
+    Tied weights, which share memory, share it again: transformers saves them once.
+    """
+    copies: dict[Any, Tensor] = {}
     rounded_weights = {}
     for name, weight in weights.items():
         if weight.is_floating_point():
-            place = (weight.data_ptr(), weight.shape)
-            weight = copies.setdefault(place, weight.to(dtype))
+            # With the strides: a matrix and its transpose may be in the same place.
+            place = (weight.data_ptr(), weight.shape, weight.stride())
+            if place not in copies:
+                copies[place] = weight.to(dtype)
+            weight = copies[place]
         rounded_weights[name] = weight
     return rounded_weights
 

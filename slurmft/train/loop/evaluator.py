@@ -183,10 +183,10 @@ class Evaluator:
         def compute() -> tuple[dict[str, float], dict[str, Any]]:
             assert values is not None  # on the main rank, which alone computes
             self._clock.enter("metric")
-            metrics: dict[str, float] = {}
+            # First: it raises an error for NaN, of which metrics would make classes and texts.
+            metrics = task.compute(values, data)
             if self._named_metrics:
-                metrics |= self._named_metrics.compute(values, data)
-            metrics |= task.compute(values, data)
+                metrics = self._named_metrics.compute(values, data) | metrics
             # A task of the user's own may compute one itself.
             if terms:
                 metrics.setdefault(LOSS, loss / terms)
