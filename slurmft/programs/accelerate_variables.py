@@ -39,10 +39,8 @@ def variables(path: str) -> dict[str, str]:
     # What Accelerate sets is what differs afterwards.
     before = dict(os.environ)
     # Accelerate starts one process by Popen, several by torchrun: both are caught.
-    launch.subprocess, torch.distributed.run.run = (
-        types.SimpleNamespace(Popen=_launch),
-        _launch,
-    )
+    launch.subprocess = types.SimpleNamespace(Popen=_launch)
+    torch.distributed.run.run = _launch
     # How many there are is the job's business: with one, the file's numbers do not count.
     one = "--num_processes 1 --num_machines 1 --machine_rank 0 --main_process_port 0 --gpu_ids all"
     arguments = ["--config_file", path, *one.split(), "program"]
@@ -50,15 +48,15 @@ def variables(path: str) -> dict[str, str]:
         launch.launch_command(launch.launch_command_parser().parse_args(arguments))
     except _Launched as launched:
         environment = launched.args[0]
-        decided = set(_SET_BY_JOB)
+        set_by_job = set(_SET_BY_JOB)
         # Set on nodes whose CPUs compute; on others the file decides.
         if _USE_CPU in before:
-            decided.add(_USE_CPU)
-        return {
-            k: v
-            for k, v in environment.items()
-            if before.get(k) != v and k not in decided
-        }
+            set_by_job.add(_USE_CPU)
+        changed = {}
+        for name, value in environment.items():
+            if before.get(name) != value and name not in set_by_job:
+                changed[name] = value
+        return changed
     raise ValueError("Accelerate would not start a program with it")
 
 

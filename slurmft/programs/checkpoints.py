@@ -15,7 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 
 _TEMPORARY = re.compile(
-    r"^\.|~$|^_?te?mp|([._-])(te?mp|incomplete|lock)([._-]|$)|\.part(ial)?$"
+    r"^\.|~$|^_?tmp|^_?temp(?![a-z])|([._-])(te?mp|incomplete|lock)([._-]|$)|\.part(ial)?$"
 )
 _LOG_FOLDERS = {
     "log", "logs", "runs", "wandb", "mlruns", "lightning_logs", "tb_logs", "tensorboard",
@@ -48,17 +48,35 @@ class _Form(IntEnum):
 def candidates(folder: Path, others: Collection[Path] = ()) -> dict[Path, int]:
     """Returns the entries of a folder that may be checkpoints, each with when it was written.
 
+    Those of other users are none: a checkpoint is often a pickle, which executes what it likes.
+
     Args:
-        others: files that the program writes there, and that are none.
+        others: entries that are no checkpoints, as results.
 
     Raises:
         OSError: the folder cannot be read.
     """
     times = {}
+    owners = _owners(folder)
     for path in folder.iterdir():
-        if _form(path) is not None and path not in others:
+        is_other = path in others or _is_foreign(path, owners)
+        if not is_other and _form(path) is not None:
             times[path] = written_ns(path)
     return times
+
+
+def _owners(folder: Path) -> set[int]:
+    """Returns the users whose files in a folder are taken: this one, root, and the owner of the
+    folder, who may do everything there. Some file servers give all files to one user."""
+    return {0, os.geteuid(), folder.stat().st_uid}
+
+
+def _is_foreign(path: Path, owners: set[int]) -> bool:
+    """Returns whether a file or folder is of none of these users, or is gone."""
+    try:
+        return path.lstat().st_uid not in owners
+    except FileNotFoundError:  # the program may remove old ones at any time
+        return True
 
 
 def weights(folder: Path) -> list[Path]:
@@ -76,13 +94,13 @@ def newest_first(times: dict[Path, int]) -> list[Path]:
     if not by_form:
         return []
 
-    def age(path: Path) -> tuple[int, list[int], str]:
+    def order(path: Path) -> tuple[int, list[int], str]:
         # By time: of names, nobody knows whether step-900 sorts before step-1000. Those of the
         # same time are sorted by their numbers.
         numbers = [int(digits) for digits in re.findall(r"\d+", path.name)]
         return times[path], numbers, path.name
 
-    return sorted(by_form[min(by_form)], key=age, reverse=True)
+    return sorted(by_form[min(by_form)], key=order, reverse=True)
 
 
 def _form(path: Path) -> _Form | None:
@@ -143,8 +161,8 @@ def _is_channel(path: Path) -> bool:
 def newest_whole(checkpoints: list[Path]) -> Path | None:
     """Returns the first of some checkpoints, newest first, that looks whole; None: none does.
 
-    A folder that lacks a file which the one before it has is half-written, such as the marker that
-    a program writes last.
+    A folder is half-written if it lacks a file that the checkpoint before it has: many programs
+    write a marker last.
     """
     for index, path in enumerate(checkpoints):
         older = checkpoints[index + 1 : index + 2]
@@ -187,8 +205,12 @@ def _kinds(path: Path) -> set[str]:
 
 
 def _is_readable(path: Path) -> bool:
-    """Returns whether the files of a checkpoint are as long as their formats say."""
+    """Returns whether the files of a checkpoint are as long as their formats say, and none of
+    another user's."""
     files = _files(path)
+    owners = _owners(path.parent)
+    if any(_is_foreign(file, owners) for file in files):
+        return False
     return bool(files) and not any(_is_cut_off(file) for file in files)
 
 

@@ -259,8 +259,11 @@ class OwnProgram:
         return checkpoints.candidates(folder, self._own_files())
 
     def outputs(self) -> list[Path]:
-        """Returns the files and folders that it writes; of a --checkpoint-dir that has code, too,
-        the files of weights."""
+        """Returns the files and folders that it writes.
+
+        Where --checkpoint-dir is a folder that the program itself is in, these are not the whole
+        folder, but its files of weights.
+        """
         paths = self._own_files()
         if self.checkpoint_dir is not None:
             folder = self.path(self.checkpoint_dir)
@@ -271,7 +274,7 @@ class OwnProgram:
         return [path.resolve() for path in paths]
 
     def _own_files(self) -> list[Path]:
-        """Returns the files that it writes besides checkpoints."""
+        """Returns the paths of its --finished-file and --result-file, which are no checkpoints."""
         names = (self.finished_file, self.result_file)
         return [self.path(name) for name in names if name]
 

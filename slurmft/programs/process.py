@@ -61,10 +61,10 @@ _LOADING = re.compile(
     re.IGNORECASE,
 )
 """What a program prints that fails while it loads a checkpoint; not a loader of data, or zip()."""
-_LAST_FRAMES = 4
-"""Frames of a traceback in which it is looked for, from the last one on."""
-_LAST_WORDS = 20
-"""Lines of output without a traceback in which it is looked for."""
+_FRAMES_OF_LOADING = 4
+"""Frames of a traceback, from the last one on, in which `_LOADING` is searched for."""
+_LINES_OF_LOADING = 20
+"""Lines of output without a traceback in which it is searched for."""
 _SIGNAL_LAG_S = 1.0
 """How much later than its program a process may hear of a signal to both."""
 
@@ -127,13 +127,14 @@ class OwnProcess:
         reader.start()
         self._watch_group()
         code = self._child.wait()
-        self._clear()
+        self._kill_leftovers()
         # a process that left its session may hold the pipe open for ever
         reader.join(1)
         return self._ended(code)
 
-    def _clear(self) -> None:
-        """Kills what the program has left behind, as Slurm does at the end of a step."""
+    def _kill_leftovers(self) -> None:
+        """Kills the processes that the program has left behind, as Slurm does at the end of a
+        step."""
         assert self._child is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
@@ -171,7 +172,7 @@ class OwnProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                # A process group of its own, which `_clear` kills as a whole.
+                # A process group of its own, which `_kill_leftovers` kills as a whole.
                 start_new_session=True,
                 umask=self._umask,
                 # This process blocks the stop signals, and children inherit that.
@@ -262,7 +263,7 @@ class OwnProcess:
         self._send(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_END_S)
-        self._clear()
+        self._kill_leftovers()
 
     def _watch_group(self) -> None:
         """Starts to watch, in the background, whether the ranks form a process group."""
@@ -400,12 +401,9 @@ class OwnProcess:
         seconds = time.monotonic() - self._began_at
         if self._start_point is None or seconds > _LONGEST_LOADING_S:
             return None
-        lines = list(self._last)[-_LAST_WORDS:]
+        lines = list(self._last)[-_LINES_OF_LOADING:]
         if trace is not None:
-            lines = trace.splitlines()
-            frames = [n for n, line in enumerate(lines) if line.startswith("  File ")]
-            if frames:
-                lines = lines[frames[-_LAST_FRAMES:][0] :]
+            lines = _last_frames(trace)
         name, _, _ = self._start_point.rpartition(" (")
         if is_of_loading("\n".join(lines), name):
             return self._start_point
@@ -444,6 +442,16 @@ def _trace(lines: list[str]) -> str | None:
         return None
     # torch begins each line with its rank: "[rank0]: Traceback ...".
     return "".join(f"{line.removeprefix(prefix)}\n" for line in lines[begin:])
+
+
+def _last_frames(trace: str) -> list[str]:
+    """Returns the lines of a traceback from its last frames on; all of one without frames."""
+    lines = trace.splitlines()
+    frames = [n for n, line in enumerate(lines) if line.startswith("  File ")]
+    if not frames:
+        return lines
+    first, *_ = frames[-_FRAMES_OF_LOADING:]
+    return lines[first:]
 
 
 def _error_text(trace: str) -> str:

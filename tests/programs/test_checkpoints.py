@@ -61,6 +61,10 @@ def make(folder: Path, *names: str) -> None:
         (["latest/model", "runs/x"], "latest"),
         (["state-1.json", "state-2.json"], "state-2.json"),
         (["step_5.pt", "step_6.pt.tmp", "tmp_7.pt", ".step_8.pt"], "step_5.pt"),
+        (
+            ["temperature-0.7.pt", "template", "temp-8.pt", "temp9.pt"],
+            "temperature-0.7.pt",
+        ),
         (["step_5/m", "step_6.tmp/m", "7.orbax-checkpoint-tmp-1/m"], "step_5"),
         (["config.json", "log.txt", "latest", "runs/x", "events.out.tfevents.7"], None),
         ([], None),
@@ -105,6 +109,29 @@ def test_channels_are_no_checkpoints(tmp_path: Path) -> None:
     (out / "step-5.pt").unlink()
     os.mkfifo(out / "last" / "requests")
     assert own(tmp_path).newest_checkpoint() == out / "last"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+@pytest.mark.parametrize("name", ["step-2.pt", "step-2/model"])
+def test_of_other_users_is_none(tmp_path: Path, name: str) -> None:
+    """In a folder of a group: a checkpoint is often a pickle, which executes what it likes."""
+    make(tmp_path, name.replace("2", "1"), name)
+    program = own(tmp_path)
+    newest = program.newest_checkpoint()
+    assert newest is not None
+    os.chown(newest, 54321, -1)
+    assert program.newest_checkpoint() == newest.with_name(
+        newest.name.replace("2", "1")
+    )
+    # Whose folder it is may do everything there. Servers may give all files to one user.
+    os.chown(tmp_path / "out", 54321, -1)
+    assert program.newest_checkpoint() == newest
+    os.chown(tmp_path / "out", 0, -1)
+    os.chown(newest, 0, -1)
+    assert program.newest_checkpoint() == newest
+    if newest.is_dir():
+        os.chown(newest / "model", 54321, -1)
+        assert program.newest_checkpoint() != newest
 
 
 def save_torch(path: Path) -> None:
