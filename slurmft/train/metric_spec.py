@@ -90,7 +90,7 @@ class MetricSpec:
         if better not in (None, "lower", "higher"):
             problem = f"--metric {text!r}: better={better} is neither lower nor higher"
             raise UsageError(problem, "give better=lower or better=higher")
-        values = {key: _parsed(value) for key, value in arguments.items()}
+        values = {key: _value_of(value) for key, value in arguments.items()}
         return cls(text, name, configuration, values, value_name, better)
 
     @property
@@ -167,8 +167,8 @@ class MetricSpec:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Returns the name, and what follows the colon; None: there is no colon."""
-    # The path of a script may have a colon itself: what exists is meant.
+    """Returns the name of a metric, and what follows the colon behind it; None: there is none."""
+    # The path of a script may have a colon itself: the longest part that exists is the path.
     colons = [match.start() for match in re.finditer(":", text)]
     for end in [len(text), *reversed(colons)]:
         name = text[:end]
@@ -200,7 +200,7 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def _parsed(text: str) -> Any:
+def _value_of(text: str) -> Any:
     """Returns the value of an argument: a number, a list, true, false or none; else a text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
@@ -230,8 +230,9 @@ def parsed(texts: Sequence[str]) -> list[MetricSpec]:
 
 
 def script(spec: MetricSpec) -> Path:
-    """Returns the file of a metric of the user's own: as evaluate finds it, FOLDER/FOLDER.py; or
-    the only one of the folder.
+    """Returns the script of a metric of the user's own.
+
+    In a folder it is FOLDER/FOLDER.py, as evaluate finds it; or else the only script of the folder.
 
     Raises:
         UsageError: there is none.
@@ -270,7 +271,7 @@ def localized(text: str) -> str:
 
 
 def modules_folder() -> Path:
-    """Returns the folder of evaluate's own cache that has code, as evaluate finds it."""
+    """Returns the folder in which evaluate keeps the scripts of metrics, without importing it."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
     modules = os.environ.get("HF_MODULES_CACHE", os.path.join(home, "modules"))

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -10,7 +9,12 @@ from slurmft.train import metric_spec
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.loop.generators import kept_generators
 from slurmft.train.loop.setup import Setup
-from slurmft.train.tasks.evaluate_metrics import EvaluateMetric, MetricError, examples
+from slurmft.train.tasks.evaluate_metrics import (
+    EvaluateMetric,
+    MetricError,
+    MetricInputs,
+    examples,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +72,27 @@ class NamedMetrics:
         # It takes seconds, and the other ranks wait.
         setup.job.alive("evaluate")
         forms = examples(task.facts.predictions, self._classes())
-        decides = None
+        deciding = None
         for spec in metric_spec.parsed(setup.config.named_metrics):
             metric = EvaluateMetric.load(spec, seed=setup.config.seed)
             form = metric.form(forms, setup.config.task)
             numbers = list(metric.compute(forms[form]))
             loaded = _Loaded(metric, form, spec.value_names(numbers))
             self._loaded.append(loaded)
-            if decides is None:
+            if deciding is None:
                 value = spec.deciding(numbers)
-                name = self._result_name(loaded, value, task.metric_suffixes[0])
-                decides = Deciding(name, spec.is_lower_better(value), True)
-        assert decides is not None  # there is a metric
-        return decides
+                deciding = Deciding(
+                    name=self._result_name(loaded, value, task.metric_suffixes[0]),
+                    lower_is_better=spec.is_lower_better(value),
+                    may_be_missing=True,
+                )
+        assert deciding is not None  # there is a metric
+        return deciding
 
     @property
     def best_by(self) -> str | None:
-        """What the best checkpoint has, in words; None: the task's own metric decides."""
+        """What the best checkpoint has, in words, as "lowest mse"; None: the task's own metric
+        decides."""
         if not self.deciding.may_be_missing:
             return None
         order = "highest"
@@ -104,18 +112,18 @@ class NamedMetrics:
         """Returns the name of a number among the metrics of an evaluation."""
         spec = loaded.metric.spec
         names = loaded.names
-        # A metric may return other numbers of other samples.
+        # A number that the trial did not have: a metric may return others for other samples.
         if value not in names:
             names = spec.value_names([*names, value])
         name = names[value] + suffix
-        # Both are shown where an evaluation has one of this name itself.
+        # Where an evaluation has one of this name itself, the result has both.
         if name in (*self._setup.task.metric_names, metric_spec.LOSS):
             return f"evaluate_{name}"
         return name
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
-        """Returns the values of all metrics; NaN where there is none, with a warning. On the main
-        rank."""
+        """Returns the values of all metrics; none on other ranks than the main one. Where a metric
+        has no value it is NaN, with a warning."""
         if not self._loaded:
             return {}
         setup = self._setup
@@ -137,8 +145,9 @@ class NamedMetrics:
         return {name: metrics[name]} | metrics
 
     def _compute(
-        self, loaded: _Loaded, forms: list[Any], suffix: str
+        self, loaded: _Loaded, forms: list[MetricInputs], suffix: str
     ) -> dict[str, float]:
+        """Returns the numbers of one metric for a validation split, by their names in results."""
         spec = loaded.metric.spec
         numbers = dict.fromkeys(loaded.names, math.nan)
         try:

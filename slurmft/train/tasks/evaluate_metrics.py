@@ -80,8 +80,8 @@ def tag_inputs(
     references: Sequence[Sequence[int]],
     names: Sequence[str],
 ) -> list[MetricInputs]:
-    """Returns the labels of words, of each text: as names (seqeval), or as numbers of all words
-    (accuracy)."""
+    """Returns the labels of words in two forms: their names, in a list for each text, as seqeval
+    takes them; and their numbers, in one list, as accuracy does."""
 
     def named(texts: Sequence[Sequence[int]]) -> list[list[str]]:
         return [[names[number] for number in text] for text in texts]
@@ -98,7 +98,7 @@ def tag_inputs(
 def answer_inputs(
     answers: Sequence[str], texts: Mapping[str, Any]
 ) -> list[MetricInputs]:
-    """Returns the answers to questions, as the metrics squad and squad_v2 take them.
+    """Returns the answers to questions in two forms: as the metrics squad and squad_v2 take them.
 
     Args:
         texts: see `squad.texts_of`.
@@ -121,7 +121,7 @@ def answer_inputs(
 
 
 def text_inputs(texts: list[str], targets: list[str]) -> list[MetricInputs]:
-    """Returns texts and their targets, as rouge takes them, and as sacrebleu does."""
+    """Returns texts and their targets in two forms: as rouge takes them, and as sacrebleu does."""
     return [
         MetricInputs(texts, targets),
         MetricInputs(texts, [[target] for target in targets]),
@@ -277,17 +277,28 @@ class EvaluateMetric:
         if not isinstance(result, Mapping):
             result = {self.spec.short_name: result}
         values = dict(_numbers(result))
-        chosen = self.spec.value
-        if chosen is not None and chosen in values:
-            return {chosen: values[chosen]}
-        if chosen is None and values:
-            return values
-        returned = _shape(result)
+        chosen = values
+        if self.spec.value is not None:
+            chosen = {name: values[name] for name in values if name == self.spec.value}
+        if not chosen:
+            raise self._no_number(result, list(values))
+        return chosen
+
+    def _no_number(self, result: Mapping[str, Any], numbers: list[str]) -> MetricError:
+        """Returns the error of a result without a number, or without that of `value=`.
+
+        Args:
+            numbers: names of the numbers that it has.
+        """
+        sought = "no single number"
+        if self.spec.value is not None:
+            sought = f"no number {self.spec.value}"
         hint = "give arguments with which it returns one, as average=macro"
-        if values:
-            hint = f"its numbers are {', '.join(values)}"
-        sought = "no single number" if chosen is None else f"no number {chosen}"
-        raise MetricError(f"{what} returns {sought}, but {returned}", hint)
+        if numbers:
+            hint = f"its numbers are {', '.join(numbers)}"
+        returned = _shape(result)
+        problem = f"--metric {self.spec.text!r} returns {sought}, but {returned}"
+        return MetricError(problem, hint)
 
 
 def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
