@@ -21,8 +21,8 @@ from slurmft.core.errors import UsageError
 
 MODULE = "oneccl_bindings_for_pytorch"
 """Importing it registers the backend."""
-# The torch that its last release is for.
-_LAST_TORCH = "2.8"
+LAST_TORCH = "2.8"
+"""The torch that its last release is for."""
 MARK = "ccl"
 """File in the folder of a node's task: its ranks may use oneCCL."""
 # How long ranks take to end when they are killed.
@@ -31,7 +31,8 @@ NETWORK_VARIABLES = {"FI_PROVIDER": "^shm,sm2"}
 """Variables for runs on several nodes. Where libfabric finds no fabric, as without libibverbs, it
 may take shared memory for the network; nodes then wait for each other for ever. Intel MPI has
 shared memory of its own."""
-_WHEELS = "https://pytorch-extension.intel.com/release-whl/stable/cpu/us/"
+WHEELS = "https://pytorch-extension.intel.com/release-whl/stable/cpu/us/"
+"""Intel's index of wheels, which has it."""
 # Variables that a shell itself sets or changes.
 _SHELL = ("_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "COLUMNS", "LINES")
 # Prints what another Python finds, without slurmft, which it may lack.
@@ -178,15 +179,15 @@ def problem_of(binding: Binding | None) -> str | None:
 
 def hint(python: str = sys.executable) -> str:
     """Returns what to do where a Python cannot use oneCCL."""
-    torch = _minor(_torch_of(python) or _LAST_TORCH)
-    if [int(n) for n in torch] > [int(n) for n in _LAST_TORCH.split(".")]:
+    torch = _minor(_torch_of(python) or LAST_TORCH)
+    if [int(n) for n in torch] > [int(n) for n in LAST_TORCH.split(".")]:
         return (
-            f"use --backend gloo: the last release of oneccl_bind_pt is for torch {_LAST_TORCH}, "
+            f"use --backend gloo: the last release of oneccl_bind_pt is for torch {LAST_TORCH}, "
             f"and this is torch {'.'.join(torch)}"
         )
     return (
         f"install oneccl_bind_pt=={'.'.join(torch)}.* from Intel's index of wheels "
-        f"({_WHEELS}), or use --backend gloo"
+        f"({WHEELS}), or use --backend gloo"
     )
 
 

@@ -13,6 +13,7 @@ from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
 from slurmft.core.options import flag
+from slurmft.node import ccl
 
 KINDS = ("pytorchjob", "trainjob")
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
@@ -42,8 +43,7 @@ _NAMES = {
 """What names of each kind may be in Kubernetes: how many characters, and which."""
 
 _TORCH_FOR_CPUS = "https://download.pytorch.org/whl/cpu"
-_ONECCL = "https://pytorch-extension.intel.com/release-whl/stable/cpu/us/"
-"""Indexes of wheels: torch without CUDA, which PyPI's brings (4 GB), and oneCCL's binding."""
+"""Index of wheels of torch without CUDA, which takes 4 GB in those of PyPI."""
 
 # Host and port of a registry, path, tag, digest. It stands without quotes in shell lines, so that
 # none of a shell's characters may be in it.
@@ -143,8 +143,11 @@ def _command(config: RunConfig, cluster: Namespace) -> list[str]:
 
 def dockerfile(config: RunConfig, cluster: Namespace) -> str:
     """Returns the Dockerfile of an image with slurmft, for pods with GPUs or without, and with
-    oneCCL where the job asks for it. It is built in a checkout, or in the folder of the installed
-    package, which has no pyproject.toml: the requirements are then written out."""
+    oneCCL where the job asks for it.
+
+    It is built in a checkout, or in the folder of the installed package. That has no
+    pyproject.toml: the requirements are written out.
+    """
     uses_ccl = config.job.backend == "ccl" and not cluster.gpus
     options, packages = _pip_arguments(uses_ccl)
     reasons = []
@@ -155,8 +158,9 @@ def dockerfile(config: RunConfig, cluster: Namespace) -> str:
         packages.append("intel-openmp")
     if uses_ccl:
         reasons.append("oneCCL's binding, with the last torch that it fits")
-        options += ["--extra-index-url", _ONECCL]
-        packages += ["torch==2.8.*", "oneccl_bind_pt==2.8.*"]
+        options += ["--extra-index-url", ccl.WHEELS]
+        for name in ("torch", "oneccl_bind_pt"):
+            packages.append(f"{name}=={ccl.LAST_TORCH}.*")
     return _fill(
         "Dockerfile.jinja",
         user=_USER,
@@ -169,10 +173,15 @@ def dockerfile(config: RunConfig, cluster: Namespace) -> str:
 
 
 def _pip_arguments(uses_ccl: bool) -> tuple[list[str], list[str]]:
-    """Returns pip's options and packages for slurmft itself. `uses_ccl`: with the versions that fit
-    oneCCL's binding."""
+    """Returns pip's options and packages for slurmft itself.
+
+    Args:
+        uses_ccl: versions must fit oneCCL's binding.
+    """
     if _is_checkout():
-        constraints = "constraints-xeon.txt" if uses_ccl else "constraints.txt"
+        constraints = "constraints.txt"
+        if uses_ccl:
+            constraints = "constraints-xeon.txt"
         return ["-c", constraints], ["."]
     declared = importlib.metadata.requires("slurmft") or []
     # An image has no extras: trackers and the like are the user's to add.

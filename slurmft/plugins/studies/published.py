@@ -57,40 +57,49 @@ _THROUGHPUT = "_samples_per_s_per_gpu"
 
 
 def speedups(table: PublishedTable) -> list[float | None]:
-    """Returns of each row the speedup that follows from the throughput of one GPU: over the row
-    with the fewest GPUs that is equal in all else. Empty where a table has no such throughput."""
+    """Returns the speedup of each row that follows from its throughput of one GPU.
+
+    It is over the row with the fewest GPUs that is equal in all else; None where a row has no such
+    number. An empty list: the table has no throughput of one GPU.
+    """
     measured = table.columns[-1]
     if not measured.endswith(_THROUGHPUT) or "gpus" not in table.columns:
         return []
-    rates: list[float | None] = []
+    rates = [_throughput(row, measured) for row in table.rows]
+    # Series -> its fewest GPUs, and the throughput of all of them.
     bases: dict[str, tuple[float, float]] = {}
-    for row in table.rows:
-        gpus = row["gpus"]
-        rate = row[measured]
-        # A paper may have left a place empty, or written a word there.
-        if not is_number(gpus) or not is_number(rate) or not rate:
-            rates.append(None)
+    for row, rate in zip(table.rows, rates, strict=True):
+        if rate is None:
             continue
-        rates.append(gpus * rate)
         series = series_of(table, row, "gpus")
         fewest, _ = bases.get(series, (math.inf, 0.0))
-        if gpus < fewest:
-            bases[series] = (gpus, gpus * rate)
-    found: list[float | None] = []
-    for row, all_gpus_rate in zip(table.rows, rates, strict=True):
+        if row["gpus"] < fewest:
+            bases[series] = (row["gpus"], rate)
+    values: list[float | None] = []
+    for row, rate in zip(table.rows, rates, strict=True):
         speedup = None
-        if all_gpus_rate is not None:
+        if rate is not None:
             _, base_rate = bases[series_of(table, row, "gpus")]
-            speedup = all_gpus_rate / base_rate
-        found.append(speedup)
-    return found
+            speedup = rate / base_rate
+        values.append(speedup)
+    return values
+
+
+def _throughput(row: dict[str, Any], measured: str) -> float | None:
+    """Returns the throughput of all GPUs of a row; None where a value of it is no number."""
+    gpus = row["gpus"]
+    rate = row[measured]
+    # A paper may have left a place empty, or written a word there.
+    if not is_number(gpus) or not is_number(rate) or not rate:
+        return None
+    return float(gpus * rate)
 
 
 def series_of(
     table: PublishedTable, row: dict[str, Any], over: str, measured: Sequence[str] = ()
 ) -> str:
-    """Returns the values by which a row is named beside the column `over`: those of all columns
-    that measure nothing."""
+    """Returns the name of the series that a row is in, over a column such as `gpus`: the values of
+    all other columns that measure nothing."""
     names = []
     for name in table.columns:
         if name in (over, CONFIGURATION, table.columns[-1], *measured):
@@ -105,7 +114,7 @@ def series_of(
 def text_speedups(
     table: PublishedTable, tables: Iterable[PublishedTable]
 ) -> list[PublishedTable]:
-    """Returns the tables of a file that have, in the words of its text, the speedup of a table of
+    """Returns the tables of a file with the speedups that its text gives for a table of
     throughputs."""
     kind = table.part.removesuffix(_THROUGHPUT)
     return [each for each in tables if each.part == f"{kind}_speedup_published_text"]

@@ -22,7 +22,8 @@ def departures(
     pairs: Iterable[tuple[Mapping[str, Any], Row]],
     fields: Mapping[str, str],
 ) -> list[str]:
-    """Returns, as text, what differs: "precision bf16 (fp16)" is bf16 in ours, fp16 in theirs.
+    """Returns the settings that differ, in words: "precision bf16 (fp16)" is bf16 in our runs, fp16
+    in the published ones.
 
     Args:
         pairs: published rows, each with a row of ours.
@@ -51,8 +52,8 @@ def _published_settings(
     ours: Row,
     fields: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Returns the settings of a published row, by our names: what the table says goes before what
-    the recipe of it says."""
+    """Returns the settings of a published row, by the names of our options: those of the recipe
+    that belongs to the table, and over them those of the table itself."""
     settings: dict[str, Any] = {}
     recipe = recipes.of_table(published.file, ours.value("task"))
     if recipe:
@@ -69,8 +70,8 @@ def _published_settings(
 
 
 def _is_compared(option: Option) -> bool:
-    """Returns whether a difference in an option is worth a word."""
-    # A folder of the same data has another name: the number of samples says whether it is.
+    """Returns whether a report names a difference in an option."""
+    # A folder of the same data may have another name: the number of samples is compared instead.
     is_data = option.path == "input" and option.name != "model"
     # Names of columns and the like: the data decides them.
     names_data = option.decides_tokens and option.value_type is str
@@ -95,6 +96,7 @@ def _our_value(row: Row, name: str) -> Any:
 
 
 def _is_same(name: str, theirs: Any, ours: Any) -> bool:
+    """Returns whether two values of a setting are the same, written in whichever way."""
     try:
         # 5e-4 and "0.0005" are the same learning rate
         their_number = float(theirs)

@@ -86,6 +86,7 @@ def _speedup_chart(
 
 
 def _places(chart: Chart) -> set[float]:
+    """Returns the values on the x-axis of a chart."""
     places: set[float] = set()
     for points in chart.series.values():
         places.update(x for x, _ in points)
