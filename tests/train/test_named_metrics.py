@@ -551,7 +551,9 @@ def test_nan_of_the_model_is_told_before_metrics_see_it(
     """They would get classes and tokens that there are not."""
     task = task_of("sst2", glue(tmp_path / "data", "sst2"), tiny_model)
     data = task.prepare()
-    world = SimpleNamespace(on_main=lambda work: work(), is_main=True)
+    world = SimpleNamespace(
+        on_main=lambda work: work(), is_main=True, sum=lambda numbers: numbers
+    )
     setup: Any = SimpleNamespace(task=task, world=world)
     clock = PhaseClock(torch.device("cpu"))
     metrics: Any = SimpleNamespace(compute=None)  # raises TypeError
