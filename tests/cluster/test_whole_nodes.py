@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tests.slurm.conftest import fake_slurm
 from tests.support import CHECKOUT
 from tests.support.cluster import Cluster
 from tests.support.fake_slurm.cluster import FakeSlurm
-from tests.support.models import write_pairs, write_squad
+from tests.support.models import write_pairs
 
 __all__ = ["fake_slurm"]  # a fixture
 
@@ -134,26 +133,9 @@ def test_dry_run_tells_it(
 def test_published_recipes_on_nodes_that_give_a_task_one_cpu(
     idle_cluster: Cluster, tmp_path: Path, tiny_model: Path
 ) -> None:
-    """A study of two processes a node, a recipe, and a run that asks for no cores."""
+    """A recipe, and a run that asks for no cores. Studies: tests/slurm/test_published_texts.py."""
     small = ("--model", str(tiny_model), "--precision", "fp32", "--time", "5")
     steps = ("--max-steps", "2", "--batch-size", "8")
-    squad = write_squad(tmp_path / "squad", train=24, validation=8)
-    study = (CHECKOUT / "results" / "studies" / "spr-squad.toml").read_text()
-    study = study.replace("nodes = [1, 4]", "nodes = [1, 2]")
-    study = study.replace('profile = "xeon"', "")
-    study = re.sub("published = .*", "repeats = 1", study)
-    study = study.replace("[fixed]", "[fixed]\nmax_steps = 2\nglobal_batch_size = 8")
-    (tmp_path / "s.toml").write_text(study)
-    place = ("--studies-dir", str(tmp_path / "studies"))
-    lengths = ("--max-length", "24", "--doc-stride", "8", "--data", str(squad))
-    done = slurmft(
-        idle_cluster, "study", "run", str(tmp_path / "s.toml"), *place, *small, *lengths
-    )
-    assert done.code == 0, done.err
-    idle_cluster.wait_idle(240)
-    status = ("study", "status", str(tmp_path / "s.toml"), *place, "--json")
-    totals = json.loads(slurmft(idle_cluster, *status).out)["totals"]
-    assert totals["finished"] == 2, totals
     sizes = {"train": 40, "validation": 20}
     pairs = write_pairs(tmp_path / "mrpc", ("sentence1", "sentence2"), 2, sizes)
     runs = ("--runs-dir", str(tmp_path / "runs"), "--follow")
