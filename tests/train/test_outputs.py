@@ -278,6 +278,14 @@ def test_a_head_that_reads_the_last_place(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     accuracy = accuracy_by_pipeline(done.run.model, data)
     assert done.result["metrics"]["accuracy"] == accuracy
+    output = tmp_path / "predictions.jsonl"
+    predicted = slurmft(
+        "predict", str(done.run.path), str(data / "validation.jsonl"), "--cluster", "local",
+        *("--output", str(output), "--runs-dir", str(tmp_path / "runs"), "--follow"), imported=True,
+    )  # fmt: skip
+    assert predicted.code == 0, predicted.err
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert np.mean([row["prediction"] == str(row["label"]) for row in rows]) == accuracy
 
 
 def test_padding_on_either_side() -> None:

@@ -121,7 +121,8 @@ class RowsHead:
 
 
 def fill_tokens(folder: Path, task: Task, job: Job) -> None:
-    """Writes the tokens of the file's rows. The training table is one that nobody reads."""
+    """Writes the tokens of the file's rows. The training table has those that the model is tried
+    out with."""
     config = task.config
     settings = job.config.program.settings
     # Of an adapter: its base model has other labels.
@@ -141,11 +142,8 @@ def fill_tokens(folder: Path, task: Task, job: Job) -> None:
     if continues_prompts(config):
         predict = build(PredictConfig, settings)
         _check_prompts(of_texts, tokenizer, table, predict)
-    # A TokenData has a training table: the first row stands for one.
-    first_tokens = table.tokens[: table.offsets[1]]
-    first = TokenTable.build([first_tokens], [0])
     tokens = TokenData(
-        train=first,
+        train=table.few(),
         validation=table,
         labels=labels,
         pad_id=tokenizer.pad_token_id,
