@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -125,24 +125,18 @@ def submit(
     timeout_s: int = 7200,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    command: Sequence[str] = (sys.executable, "-m", "slurmft"),
 ) -> Path:
     """Runs `slurmft submit --follow` to its end; returns the run directory.
 
     Args:
         runs_dir: absolute.
         cwd: where; python takes the slurmft that lies there.
+        command: what starts slurmft.
     """
     before = set(runs_dir.glob("*/result.json"))
     call(
-        *(
-            sys.executable,
-            "-m",
-            "slurmft",
-            "submit",
-            "--follow",
-            "--runs-dir",
-            str(runs_dir),
-        ),
+        *(*command, "submit", "--follow", "--runs-dir", str(runs_dir)),
         *flags,
         timeout_s=timeout_s,
         env=env,

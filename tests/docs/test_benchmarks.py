@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import subprocess
 import sys
@@ -11,7 +13,11 @@ import pytest
 
 from tests.support import CHECKOUT
 
+sys.path.insert(0, str(CHECKOUT / "results" / "benchmarks"))
+from comparisons import table
+
 RESULTS = CHECKOUT / "results"
+REFERENCES = json.loads((RESULTS / "measured/references.json").read_text())
 README = (RESULTS / "README.md").read_text()
 SCRIPTS = sorted(
     path
@@ -53,3 +59,27 @@ def test_links_of_the_readme_lead_somewhere() -> None:
         assert (RESULTS / link).exists(), link
     for script in re.findall(r"results/benchmarks/(\w+\.\w+)", README):
         assert (RESULTS / "benchmarks" / script).exists(), script
+
+
+# --- what was compared with other libraries -------------------------------------------------------
+
+
+def test_the_page_shows_the_references() -> None:
+    page = (CHECKOUT / "docs/tasks.md").read_text()
+    assert "\n".join(table.lines(REFERENCES["checks"])) in page
+    assert REFERENCES["left_out"] == []
+
+
+def test_no_difference_is_larger_than_rounding() -> None:
+    for check in REFERENCES["checks"].values():
+        for row in check["rows"]:
+            assert row["difference"] <= check["limit"], row
+
+
+def test_the_largest_difference() -> None:
+    assert table.largest([1.0, 2.0, 3.0], [1.0, 2.5, 2.75]) == 0.5
+    with pytest.raises(AssertionError):  # max would pass over NaN
+        table.largest([1.0, math.nan], [1.0, 2.0])
+    with pytest.raises(ValueError, match="argument 2"):
+        table.largest([1.0], [1.0, 2.0])
+    assert [table.shown(value) for value in (0.0, 4.4e-8, 2)] == ["0", "4e-08", "2e+00"]

@@ -28,7 +28,7 @@ from slurmft.train.engine.freezing import check_same, freeze, trained
 from slurmft.train.engine.model_flops import ModelFlops
 from tests.conftest import Done, Following, records, slurmft
 from tests.support.models import write_model
-from tests.train.test_packing import LENGTHS, announced, make
+from tests.support.packed_models import LENGTHS, announced, make
 from tests.train.test_resume import await_resumes, losses, one_rank
 from tests.train.test_trainer import emotion
 

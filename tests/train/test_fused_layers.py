@@ -12,7 +12,7 @@ from torch import Tensor
 from slurmft.train.engine import fused_layers, packing
 from slurmft.train.engine.fused_layers import Dropouts, Rows
 from slurmft.train.engine.packing import Form
-from tests.train.test_packing import LENGTHS, SIZES, announced, make, pack
+from tests.support.packed_models import LENGTHS, SIZES, announced, make, pack
 
 DROPOUT = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
 

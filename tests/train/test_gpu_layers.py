@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slurmft.train.engine import gpu_layers, packing
 from slurmft.train.engine.packing import Form
 from tests.support import flash_attention
+from tests.support.packed_models import DISTIL, LENGTHS, announced, batch, make, pack
 from tests.train.test_fused_layers import dropping
 from tests.train.test_packed_attention import errors
-from tests.train.test_packing import DISTIL, LENGTHS, announced, batch, make, pack
 
 pytestmark = pytest.mark.extra("models")
 

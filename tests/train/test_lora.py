@@ -39,7 +39,7 @@ from slurmft.train.recipes import RECIPES
 from slurmft.train.tasks.sequence import Task
 from tests.conftest import Done, Following, assert_two_lines, records, slurmft
 from tests.support.models import write_model
-from tests.train.test_packing import LENGTHS, announced, batch, make
+from tests.support.packed_models import LENGTHS, announced, batch, make
 from tests.train.test_resume import await_resumes, losses, one_rank, rank_pids
 from tests.train.test_trainer import emotion
 from tests.train.test_vocab_trim import WORDS, data

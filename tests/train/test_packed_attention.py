@@ -12,7 +12,7 @@ import torch
 from slurmft.train.engine import packed_attention
 from slurmft.train.engine.packing import Form
 from tests.support import flash_attention
-from tests.train.test_packing import LENGTHS, announced, batch, make, pack
+from tests.support.packed_models import LENGTHS, announced, batch, make, pack
 
 UNUSUAL = pytest.mark.extra("models")
 """Families that only a change of the engine concerns."""

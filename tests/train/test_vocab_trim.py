@@ -14,7 +14,7 @@ from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary, check_tokens
-from tests.train.test_packing import make
+from tests.support.packed_models import make
 
 WORDS = 10_000
 """A table of 1.2 MiB."""
