@@ -48,6 +48,7 @@ def assert_within_rounding(name: str, folder: Path) -> None:
 
 @pytest.mark.extra("training")
 @pytest.mark.processes
+@pytest.mark.timeout(1800)  # seconds of a quiet machine are minutes of a busy one
 @pytest.mark.parametrize("name", names(of_programs=False))
 def test_trainings(name: str, tmp_path: Path) -> None:
     assert_within_rounding(name, tmp_path)
@@ -55,6 +56,7 @@ def test_trainings(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.extra("programs")
 @pytest.mark.processes
+@pytest.mark.timeout(1800)  # seconds of a quiet machine are minutes of a busy one
 @pytest.mark.parametrize("name", names(of_programs=True))
 def test_interrupted_programs(name: str, tmp_path: Path) -> None:
     assert_within_rounding(name, tmp_path)
