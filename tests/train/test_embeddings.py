@@ -367,6 +367,7 @@ def test_a_pooler_that_the_source_lacks_is_not_saved(
 # --- metrics --------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes  # its import starts one
 def test_metrics_are_those_of_sentence_transformers(
     compared: Path, model: Path
 ) -> None:

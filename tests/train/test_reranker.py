@@ -97,6 +97,7 @@ def test_scores_are_those_of_a_cross_encoder(
     assert "CrossEncoder" in (trained.run.model / "README.md").read_text()
 
 
+@pytest.mark.processes  # its import starts one
 def test_loss_is_that_of_sentence_transformers(pairs: Path, model: Path) -> None:
     st = pytest.importorskip("sentence_transformers")
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
