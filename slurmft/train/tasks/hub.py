@@ -79,7 +79,7 @@ class Source:
 
         Raises:
             UsageError: there is no such column, or the split has no rows.
-        NoSplitError: there is no such split.
+            NoSplitError: there is no such split.
         """
         if is_local(self.name):  # by our reader, which names the row that is wrong
             path = find_split(Path(self.name), split)
