@@ -31,7 +31,7 @@ def test_screen(tmp_path: Path) -> None:
     done = slurmft("data", str(folder), *flags)
     assert done.code == 0
     assert max(map(len, done.out.partition("\nwarning")[0].splitlines()[1:])) < 60
-    assert "also in train         6\n" in done.out
+    assert "also in train         7\n" in done.out
     assert "team 0  40 (33.3 %)  3 (42.9 %)\n" in done.out
     assert "words, train            4       4           4\n" in done.out
     assert "no tokenizer here" in done.out

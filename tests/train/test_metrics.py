@@ -25,8 +25,8 @@ FloatPairs = list[tuple[float, float]]
 
 CLASSES = ("accuracy", "f1", "f1_macro", "matthews_correlation")
 NUMBERS = ("pearson", "spearman")
-ELSEWHERE = ("f1_micro", "subset_accuracy", "rmse")
-"""Those that the test of multi-label classification has."""
+ELSEWHERE = ("f1_micro", "subset_accuracy", "rmse", "average_precision")
+"""Those that the tests of multi-label classification and of rerankers have."""
 
 quick = settings(deadline=None, max_examples=60)
 

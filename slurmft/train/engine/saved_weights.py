@@ -1,7 +1,6 @@
 """The files of a saved model: its weights in the type that is asked for, and how it generates."""
 
 import contextlib
-import copy
 import json
 import tempfile
 from collections.abc import Iterator
@@ -61,13 +60,12 @@ def saved_generation(model: Any) -> Iterator[Any]:
     if evaluated_config is None:
         yield None
         return
-    config = copy.deepcopy(getattr(model, "saved_generation_config", evaluated_config))
+    config = getattr(model, "saved_generation_config", evaluated_config)
+    # transformers refuses to save a model with settings that it would not use, such as a
+    # temperature without sampling, which published models have; but not those of a file.
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            config.save_pretrained(folder)
-        except ValueError:
-            # transformers does not save settings that it would not use, nor a model with them.
-            drop_unused(config)
+        config.to_json_file(Path(folder, "generation_config.json"))
+        config = type(config).from_pretrained(folder)
     model.generation_config = config
     try:
         yield config
