@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -54,6 +53,7 @@ print(json.dumps(answer))
 """
 # A Python on a file system that is slow takes so long at most.
 _FIND_S = 60
+_SETVARS_S = 30
 # Sources a script, and prints the variables. Arguments left in place would be the script's.
 _SOURCE = 'script=$1; shift; source "$script" >/dev/null 2>&1; env -0'
 
@@ -86,9 +86,7 @@ class Binding:
             return {}
         # The script must not be $0: it would take that for being run, not sourced, and refuse.
         command = ["bash", "-c", _SOURCE, "bash", str(script)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=30, check=False
-        )
+        done = process.run(command, _SETVARS_S)
         changed = {}
         for entry in done.stdout.split("\0"):
             name, equals, value = entry.partition("=")

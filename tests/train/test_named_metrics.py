@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from slurmft.core import process
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.train import metric_spec, tasks
 from slurmft.train.commands import fetch
@@ -489,7 +490,7 @@ def test_a_script_that_ends_the_process_is_told(
 ) -> None:
     """Whatever it has printed before."""
     ended = SimpleNamespace(stdout=f"{printed}\n", stderr="")
-    monkeypatch.setattr("subprocess.run", lambda *args, **options: ended)
+    monkeypatch.setattr(process, "run", lambda *args, **options: ended)
     report = trial({"metrics": ["ends"]}, offline=True)
     assert report["message"] == "--metric ends cannot be tried: its process ended"
 

@@ -315,14 +315,12 @@ def _send_by_apprise(url: str, title: str, text: str) -> str:
 
 def _send_by_command(command: str, run: RunDir, title: str, text: str) -> str:
     """Gives a message to the user's command; returns what went wrong, "" for nothing."""
-    done = subprocess.run(
+    environment = {"SLURMFT_TITLE": title, "SLURMFT_RUN": str(run.path)}
+    done = process.run(
         ["bash", "-c", command],
-        input=f"{title}\n{text}\n",
-        text=True,
-        env=os.environ | {"SLURMFT_TITLE": title, "SLURMFT_RUN": str(run.path)},
-        capture_output=True,
-        timeout=SEND_S,
-        check=False,
+        SEND_S,
+        text=f"{title}\n{text}\n",
+        env=os.environ | environment,
     )
     if not done.returncode:
         return ""

@@ -12,6 +12,7 @@ import sys
 import warnings
 from typing import Any
 
+from slurmft.core import process
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.hub import is_hub_offline, is_local
 from slurmft.train import metric_spec
@@ -117,15 +118,7 @@ def trial(request: dict[str, Any], offline: bool) -> dict[str, Any]:
     command.append(json.dumps(request))
     what = f"--metric {', '.join(request['metrics'])}"
     try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TRIAL_S,
-            check=False,
-        )
+        done = process.run(command, _TRIAL_S, env=environment)
     except subprocess.TimeoutExpired:
         problem = f"{what} took more than {_TRIAL_S:.0f} s for a few samples"
         return {"message": problem, "hint": "choose another metric"}

@@ -1,0 +1,53 @@
+"""Commands that are run with a time limit."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from slurmft.core import process
+from tests.support import CHECKOUT
+
+pytestmark = pytest.mark.processes
+
+LEAVE_NOTHING = {"slurmft/core/git.py", "slurmft/cluster/slurm/commands.py"}
+"""Run git and Slurm's own commands, whose output ends when they do."""
+
+
+def test_what_a_command_leaves_running_is_not_waited_for() -> None:
+    began = time.monotonic()
+    done = process.run(["bash", "-c", "sleep 60 & cat; echo bad >&2; exit 3"], 30, "in")
+    assert time.monotonic() - began < 30
+    assert (done.returncode, done.stdout, done.stderr) == (3, "in", "bad\n")
+
+
+def test_a_time_limit_ends_a_command_with_what_it_has_started() -> None:
+    command = ["bash", "-c", "exec -a left-by-a-command sleep 60 & sleep 60"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.run(command, 0.5)
+    assert process.output(command, 0.5) is None
+    names = [p.info["cmdline"] for p in psutil.process_iter(["cmdline", "status"])]
+    assert not any(name and name[0] == "left-by-a-command" for name in names)
+
+
+@pytest.mark.parametrize("command", [["no-such-command"], ["false"]])
+def test_no_output(command: list[str]) -> None:
+    assert process.output(command, 30) is None
+
+
+def test_nobody_else_sets_a_time_limit() -> None:
+    """That of `subprocess.run` does not hold where something keeps the output open."""
+    found = set()
+    for path in (CHECKOUT / "slurmft").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            keywords = {keyword.arg for keyword in node.keywords}
+            if name.startswith("subprocess.") and "timeout" in keywords:
+                found.add(str(path.relative_to(CHECKOUT)))
+    assert found == LEAVE_NOTHING
