@@ -61,6 +61,7 @@ def test_death_of_the_one_that_fetches(
     assert hub.fetched[WEIGHTS] == 2
 
 
+@pytest.mark.extra("caches")
 @pytest.mark.slurm
 def test_shared_and_node_local_caches_on_slurm(
     idle_cluster: Cluster,

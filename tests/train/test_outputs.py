@@ -257,6 +257,7 @@ def test_heads_that_look_for_the_last_token(name: str) -> None:
     assert packing.difference(torch.cat(expected)[batch.indices], output) == 0
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 def test_a_head_that_reads_the_last_place(tmp_path: Path) -> None:
     """XLNet's: padding stands before its texts, and its result is that of the pipeline."""

@@ -29,6 +29,7 @@ def losing_data(folder: Path) -> Path:
     return data
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 def test_the_best_model_is_saved(tmp_path: Path) -> None:
     data = losing_data(tmp_path / "data")

@@ -298,6 +298,7 @@ def run(tmp_path: Path, data: Path, model: Path, nodes: int, *flags: str) -> Don
     return done
 
 
+@pytest.mark.extra("training")
 @pytest.mark.processes
 def test_training_on_two_ranks_is_that_on_one(tmp_path: Path, tiny_model: Path) -> None:
     data = write_squad(tmp_path / "data", 120, 50)

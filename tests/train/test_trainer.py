@@ -359,6 +359,7 @@ def test_logits_that_are_no_numbers(
     assert [f.where.split(" on ")[0] for f in roots] == ["rank 0"]
 
 
+@pytest.mark.extra("training")
 def test_early_stopping(tmp_path: Path, tiny_data: Path, tiny_model: Path) -> None:
     """With a rate of next to nothing no evaluation is better than the first."""
     done = train(

@@ -141,6 +141,7 @@ def start(
     return Following(*flags, env=env, imported=imported)
 
 
+@pytest.mark.extra("mpi")
 def test_same_as_by_torchrun(
     mpi: Mpi,
     hostfile: Path,
@@ -237,6 +238,7 @@ def test_rank_that_joined_mpi_may_end_first(mpi: Mpi) -> None:
     assert (ran.returncode, ran.stdout) == (0, "done\ndone\n"), ran.stdout + ran.stderr
 
 
+@pytest.mark.extra("mpi")
 @ONLY_INTEL
 def test_oneccl_over_mpi(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
     env = mpi[1] | stand_in(tmp_path / "lib", torch_version())
@@ -249,6 +251,7 @@ def test_oneccl_over_mpi(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
     assert states(job.run)[-1] == "finished"
 
 
+@pytest.mark.extra("mpi")
 @ONLY_INTEL
 def test_mpi_says_why_it_ends_the_ranks(
     mpi: Mpi, hostfile: Path, tmp_path: Path
