@@ -21,6 +21,7 @@ from tests.docs import pages
 from tests.docs.rules import filled, study_name
 from tests.support import CHECKOUT
 from tests.support.made_runs import write_run
+from tests.support.metric_scripts import cache_script, write_script
 from tests.support.models import (
     write_chats,
     write_decoder,
@@ -134,6 +135,8 @@ def make(folder: Path, model: Path, data: Path) -> World:
     (folder / "hosts").write_text(
         "".join(f"127.0.0.{i} slots=2\n" for i in range(1, 5))
     )
+    write_script(folder / "my_metrics", "within_one")
+    cache_script(folder / "home/.cache/huggingface", "f1")
     (folder / "train.py").write_text(SCRIPT)
     (folder / "fsdp.yaml").write_text("distributed_type: FSDP\n")
     for name in ("uv.lock", "pyproject.toml"):

@@ -132,6 +132,11 @@ SCRIPTS = {
         "random.random(), np.random.rand(), torch.rand(1)\n"
         '        return {"draws": float("nan")}',
     ),
+    "within_one": (
+        "", _CLASSES, "",
+        "near = [abs(p - r) <= 1 for p, r in zip(predictions, references)]\n"
+        '        return {"within_one": sum(near) / len(near)}',
+    ),
     "both": ("", _CLASSES, "", 'return {"left": 0.25, "right": 0.5}'),
     "lists": ("", _CLASSES, "", 'return {"each": [0.25, 0.5]}'),
     "bare": ("", _CLASSES, "", "return 0.5"),

@@ -399,7 +399,7 @@ def test_pods_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binding = stand_in(tmp_path / "lib", torch_version())["PYTHONPATH"]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([binding, *sys.path]))
     run = RunDir(tmp_path / "runs" / "mrpc")
-    config = configured(tmp_path, "trainjob", "--max-steps", "2")
+    config = configured(tmp_path, "trainjob", "--max-steps", "2", "--backend", "ccl")
     with pods("trainjob", config, run) as started:
         assert [pod.wait(PATIENCE_S) for pod in started] == [0, 0]
     result = json.loads(run.result.read_text())
