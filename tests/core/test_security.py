@@ -341,8 +341,9 @@ def test_pickled_weights_are_refused(
     weights = folder / "model.safetensors"
     torch.save(load_file(weights), folder / "pytorch_model.bin")
     weights.unlink()
+    flags = {"task": "emotion", "model": str(folder), "data": str(tiny_data)}
     with pytest.raises(UsageError, match="no weights in safetensors"):
-        configure({"task": "emotion", "model": str(folder), "data": str(tiny_data)})
+        configure(flags)
     from transformers import AutoModelForSequenceClassification
 
     task = Task(
@@ -350,3 +351,6 @@ def test_pickled_weights_are_refused(
     )
     with pytest.raises(UsageError, match=r"use_safetensors=False\).save_pretrained"):
         task.pretrained(AutoModelForSequenceClassification)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(UsageError, match="holds no weights"):
+        configure(flags)

@@ -103,7 +103,12 @@ def _check_model(train: TrainConfig, name: str, folder: Path) -> None:
         )
     # A large model has several, and an index; one of them tells the format.
     if not any(folder.glob("*.safetensors")):
-        raise no_safetensors(name)
+        if any(folder.glob("*.bin")):
+            raise no_safetensors(name)
+        raise UsageError(
+            f"--model {name!r} holds no weights (*.safetensors)",
+            "give a folder that save_pretrained wrote",
+        )
     if train.preset == "chat" and not _has_chat_template(folder):
         raise no_chat_template(name)
 
