@@ -23,7 +23,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from comparisons.table import CHECKS, Check, lines
+from comparisons.all_checks import CHECKS
+from comparisons.table import Check, lines
 from harness import load, parser, provenance, save
 
 PACKAGES = (
@@ -96,17 +97,6 @@ def package_versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    # Modules of checks import the references when they run, so that --help is fast.
-    from comparisons import (  # noqa: F401
-        batches,
-        metrics,
-        models,
-        programs,
-        resumes,
-        schedules,
-        trainings,
-    )
-
     arguments = parser(__doc__)
     arguments.add_argument("names", nargs="*", choices=[*CHECKS, []], metavar="CHECK")
     arguments.add_argument("--evaluate", type=Path, metavar="DIR")

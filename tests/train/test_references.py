@@ -10,16 +10,7 @@ import pytest
 from tests.support import CHECKOUT
 
 sys.path.insert(0, str(CHECKOUT / "results" / "benchmarks"))
-from comparisons import (  # noqa: F401
-    batches,
-    metrics,
-    models,
-    programs,
-    resumes,
-    schedules,
-    trainings,
-)
-from comparisons.table import CHECKS
+from comparisons.all_checks import CHECKS
 
 ELSEWHERE = {
     # TRL is in no extra of the tests; evaluate's scripts are on its hub.

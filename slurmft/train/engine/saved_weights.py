@@ -19,18 +19,6 @@ SAVED_DTYPES = {
 }
 """Value of --save-dtype -> type."""
 
-_OF_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "top_h",
-    "min_p",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-)
-_OF_BEAMS = ("early_stopping", "length_penalty")
-
 
 def save_whole(
     model: Any,
@@ -71,18 +59,6 @@ def saved_generation(model: Any) -> Iterator[Any]:
         yield config
     finally:
         model.generation_config = evaluated_config
-
-
-def drop_unused(config: Any) -> None:
-    """Takes settings of sampling, or of beams, from a configuration that generates without."""
-    unused: list[str] = []
-    if not config.do_sample:
-        unused += _OF_SAMPLING
-    if config.num_beams in (None, 1):
-        unused += _OF_BEAMS
-    defaults = type(config)()
-    for name in unused:
-        setattr(config, name, getattr(defaults, name, None))
 
 
 def rounded(weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

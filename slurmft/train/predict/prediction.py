@@ -4,6 +4,7 @@ Like a training it stops, saves and resumes; its samples are the rows of a file.
 """
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -212,9 +213,7 @@ def finish(
             raise UsageError(problem, "give it another name")
         answers = answers_file(output, setup.config)
         if answers and "id" in columns:
-            ids = map(str, columns["id"])
-            pairs = zip(ids, predictions["prediction"], strict=True)
-            write_json(answers, dict(pairs))
+            write_answers(answers, columns["id"], predictions["prediction"])
         write_rows(output, columns | predictions)
         job.say(f"{len(inputs[0]):,} rows with predictions: {output}")
 
@@ -235,3 +234,9 @@ def finish(
     # The result is last: a run that has one has finished.
     PatientSave(job, world, "the result", _RESULT_BYTES).run(lambda: job.result(facts))
     world.on_main(job.remove_checkpoints)
+
+
+def write_answers(file: Path, ids: Iterable[Any], answers: Iterable[str]) -> None:
+    """Writes answers as the official script of SQuAD reads them: id -> text."""
+    pairs = zip(map(str, ids), answers, strict=True)
+    write_json(file, dict(pairs))

@@ -19,7 +19,6 @@ from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.engine.saved_weights import drop_unused
 from slurmft.train.tasks.base import Evaluated
 from slurmft.train.tasks.evaluate_metrics import MetricInputs, text_inputs
 from slurmft.train.tasks.hub import Rows
@@ -38,6 +37,18 @@ _DEFAULT_MAX_LENGTH = 20
 """Tokens that transformers generates at most, where a model does not say it."""
 _PRINTED_SAMPLES = 3
 """Number of samples of which an evaluation prints the texts."""
+
+_OF_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "top_h",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
+_OF_BEAMS = ("early_stopping", "length_penalty")
 
 
 class Task(Pretrained):
@@ -93,7 +104,7 @@ class Task(Pretrained):
             num_beams=self.config.num_beams,
             do_sample=False,
         )
-        drop_unused(generation_config)
+        _drop_unused(generation_config)
         self._decoder_inputs = model.prepare_decoder_input_ids_from_labels
         if data.folder:  # the source of the tokenizer may be gone
             self._decoder = AutoTokenizer.from_pretrained(data.folder / "tokenizer")
@@ -256,3 +267,15 @@ def bleu(predictions: np.ndarray) -> float:
     # As `BLEU()` smooths by default; `compute_bleu` itself would smooth nothing.
     scores = BLEU.compute_bleu(correct, total, *lengths, smooth_method="exp")
     return float(scores.score)
+
+
+def _drop_unused(config: Any) -> None:
+    """Takes settings of sampling, or of beams, from a configuration that generates without."""
+    unused: list[str] = []
+    if not config.do_sample:
+        unused += _OF_SAMPLING
+    if config.num_beams in (None, 1):
+        unused += _OF_BEAMS
+    defaults = type(config)()
+    for name in unused:
+        setattr(config, name, getattr(defaults, name, None))
