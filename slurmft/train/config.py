@@ -927,7 +927,7 @@ def _check_has_classes(given: str, task: str, cure: str) -> None:
 
 def _check_predictions(metrics: Sequence[MetricSpec], task: str) -> None:
     """Raises UsageError where the predictions of a task are none that metrics take."""
-    if not own_task.facts(task).predictions:
+    if own_task.facts(task).predictions in ("", "vectors"):
         raise UsageError(
             f"--metric {metrics[0].text!r} cannot be used with --task {task}: its evaluation has "
             "no predictions that such a metric takes",

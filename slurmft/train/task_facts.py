@@ -31,7 +31,8 @@ class TaskFacts:
     checkpoint is the best."""
     predictions: str = "classes"
     """Kind of its predictions, for --metric: classes, numbers, flags (0 or 1 of each class), tags
-    (classes of words), answers, texts; "": none of them. See `evaluate_metrics.examples`."""
+    (classes of words), answers, texts; "": none of them. See `evaluate_metrics.examples`. And
+    vectors, which no metric takes."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """For a task of your own: options whose defaults differ from those of text-classification."""
 

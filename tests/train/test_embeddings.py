@@ -16,12 +16,14 @@ import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from slurmft.core.errors import UsageError
+from slurmft.runs.rundir import RunDir
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.data.stream import epoch_order
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.engine import freezing
 from slurmft.train.login import inputs
+from slurmft.train.login.rows import read_columns, write_rows
 from slurmft.train.login.sources import localize
 from slurmft.train.login.texts import Texts
 from slurmft.train.loop.coupling import loss_and_gradient
@@ -304,8 +306,46 @@ def test_sentence_transformers_has_the_same_vectors(
     vectors = task.predict(task.model(data).eval()(**batch.inputs), batch, data)
     assert vectors.detach().numpy() == pytest.approx(expected.reshape(87, 32), abs=1e-6)
     # The run evaluated the same: by packed batches, in its own process.
-    values = task.compute(expected.reshape(87, 32), data)
-    assert values == pytest.approx(triplets.result["metrics"])
+    everything = expected.reshape(87, 32)
+    values = task.compute(everything, data)
+    values["loss"] = task.split_loss(everything, data, step_rows=16)
+    assert values == pytest.approx(triplets.result["metrics"], abs=1e-5)
+
+
+@pytest.mark.processes
+def test_predictions_are_what_sentence_transformers_encodes(
+    triplets: Done, compared: Path, tmp_path: Path
+) -> None:
+    """As an array."""
+    encoder = reference().SentenceTransformer(str(triplets.run.model), device="cpu")
+    (texts, *_) = texts_of("pairs", rows_of(compared, "validation"))
+    vectors = predicted(triplets.run, compared, tmp_path / "vectors.npy")
+    assert vectors.dtype == np.float32
+    assert vectors == pytest.approx(encoder.encode(texts), abs=1e-5)
+
+
+def predicted(run: RunDir, data: Path, output: Path) -> np.ndarray:
+    done = slurmft(
+        *("predict", str(run.path), str(data / "validation.jsonl")),
+        *("--output", str(output), "--cluster", "local", "--nodes", "1", "--follow"),
+        imported=True,
+    )
+    assert done.code == 0, done.err
+    vectors: np.ndarray = np.load(output)
+    return vectors
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_files_of_vectors(suffix: str, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).random((3, 4), dtype=np.float32)
+    file = tmp_path / f"vectors{suffix}"
+    write_rows(file, {"text": ["a", "b", "c"], "prediction": list(vectors)})
+    columns = read_columns(file)
+    assert columns["text"] == ["a", "b", "c"]
+    cells = columns["prediction"]
+    if suffix == ".csv":
+        cells = [json.loads(cell) for cell in cells]
+    assert np.array_equal(np.array(cells, dtype=np.float32), vectors)
 
 
 @pytest.mark.processes
@@ -321,8 +361,12 @@ def test_adapters(
     columns = texts_of("pairs", rows_of(compared, "validation"))
     vectors = np.stack([encoder.encode(texts) for texts in columns], axis=1)
     task, data = prepared("pairs", compared, model)
-    values = task.compute(vectors.reshape(58, 32), data)
-    assert values == pytest.approx(done.result["metrics"])
+    everything = vectors.reshape(58, 32)
+    values = task.compute(everything, data)
+    values["loss"] = task.split_loss(everything, data, step_rows=16)
+    assert values == pytest.approx(done.result["metrics"], abs=1e-5)
+    anchors = predicted(done.run, compared, tmp_path / "vectors.npy")
+    assert anchors == pytest.approx(vectors[:, 0], abs=1e-5)
 
 
 def test_texts_are_cut_as_they_were_in_training(
@@ -406,13 +450,67 @@ def test_metrics_are_those_of_sentence_transformers(
     assert values["pearson"] == pytest.approx(expected["pearson_cosine"], abs=1e-6)
 
 
-def metrics_of(preset: str, data: Path, model: Path) -> dict[str, float]:
+@pytest.mark.processes  # its import starts one
+@pytest.mark.parametrize("preset", list(COLUMNS))
+def test_the_loss_of_an_evaluation_is_that_of_their_trainer(
+    preset: str, compared: Path, model: Path, tmp_path: Path
+) -> None:
+    """Of batches of eight rows and one of five."""
+    st = reference()
+    from datasets import Dataset
+    from sentence_transformers.base.sampler import DefaultBatchSampler
+    from sentence_transformers.sentence_transformer import losses
+
+    class InOrder(DefaultBatchSampler):  # type: ignore[misc, unused-ignore]
+        """Batches of the rows as they stand; theirs are drawn by another generator."""
+
+        def __init__(self, dataset: Any, **settings: Any) -> None:
+            super().__init__(torch.utils.data.SequentialSampler(dataset), **settings)
+
+    rows = rows_of(compared, "validation")
+    order = epoch_order(len(rows), 42, 0)
+    in_order = [rows[i] for i in order]
+    columns = dict(zip("abc", texts_of(preset, in_order), strict=False))
+    kind = losses.MultipleNegativesRankingLoss
+    if preset == "scores":
+        columns["score"] = [row["score"] for row in in_order]
+        kind = losses.CosineSimilarityLoss
+    encoder = plain_encoder(st, model)
+    trainer = st.SentenceTransformerTrainer(
+        encoder,
+        st.SentenceTransformerTrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_eval_batch_size=8,
+            batch_sampler=InOrder,
+            use_cpu=True,
+            report_to=[],
+        ),
+        eval_dataset=Dataset.from_dict(columns),
+        loss=kind(encoder),
+    )
+    expected = trainer.evaluate()["eval_loss"]
+    task, data, vectors = evaluated(preset, compared, model)
+    value = task.compute(vectors, data).get("loss")
+    if preset != "scores":
+        value = task.split_loss(vectors, data, step_rows=8)
+    assert value == pytest.approx(expected, abs=1e-5)
+
+
+def evaluated(
+    preset: str, data: Path, model: Path
+) -> tuple[Any, TokenData, np.ndarray]:
+    """A task with its data, and the vectors of the validation split."""
     task, tokens = prepared(preset, data, model)
     table = tokens.validation
     batch = task.batch(table.batch(np.arange(len(table)), tokens.pad_id), table)
     with torch.no_grad():
         vectors = task.predict(task.model(tokens).eval()(**batch.inputs), batch, tokens)
-    values: dict[str, float] = task.compute(vectors.numpy(), tokens)
+    return task, tokens, vectors.numpy()
+
+
+def metrics_of(preset: str, data: Path, model: Path) -> dict[str, float]:
+    task, tokens, vectors = evaluated(preset, data, model)
+    values: dict[str, float] = task.compute(vectors, tokens)
     return values
 
 

@@ -187,6 +187,8 @@ def test_files_that_cannot_be_right(trained: Done, tmp_path: Path) -> None:
         predict(run, tmp_path / "new.txt"), "is none of .csv, .tsv, .jsonl, .parquet"
     )
     file = write(tmp_path / "new.csv", {"text": ["a"]})
+    array = str(tmp_path / "out.npy")
+    assert_two_lines(predict(run, file, "--output", array), "is none of .csv, .tsv")
     output = str(tmp_path / "none" / "out.csv")
     assert_two_lines(predict(run, file, "--output", output), "no such folder")
     copy = RunDir(tmp_path / "copy")

@@ -73,7 +73,7 @@ def test_scores_are_those_of_a_cross_encoder(
 ) -> None:
     """Those of the evaluation, and of slurmft predict; the metrics are scikit-learn's of them."""
     st = pytest.importorskip("sentence_transformers")
-    from sklearn.metrics import average_precision_score
+    from sklearn.metrics import average_precision_score, log_loss
 
     rows = rows_of(pairs, "validation")
     encoder = st.CrossEncoder(str(trained.run.model), device="cpu")
@@ -84,6 +84,7 @@ def test_scores_are_those_of_a_cross_encoder(
     assert list(metrics) == ["average_precision", "accuracy", "loss"]
     assert metrics["average_precision"] == pytest.approx(expected)
     assert metrics["accuracy"] == np.mean((scores >= 0.5) == labels)
+    assert metrics["loss"] == pytest.approx(log_loss(labels, scores), abs=1e-5)
     output = tmp_path / "scores.jsonl"
     done = slurmft(
         *("predict", str(trained.run.path), str(pairs / "validation.jsonl")),

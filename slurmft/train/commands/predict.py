@@ -8,8 +8,8 @@ examples:
   slurmft predict sft-20261120 chats.jsonl --generation model --seed 1
 
 The file (.csv, .tsv, .jsonl, .parquet) has the columns of texts that the run was trained on. Its
-columns stay, and `prediction` is added: a label, with its `probability`; a number; a text; an
-answer; entities. A job that was stopped resumes with the rows that are left.
+columns stay, and `prediction` is added: a label, with its `probability`; a number; a vector; a
+text; an answer; entities. A job that was stopped resumes with the rows that are left.
 """
 
 from pathlib import Path

@@ -23,9 +23,10 @@ from slurmft.train.login.formats import format_of
 from slurmft.train.login.rows import SQUAD_COLUMNS, read_columns
 from slurmft.train.login.sources import check_installed
 from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
-from slurmft.train.task_facts import TASKS
 
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
+ARRAY = ".npy"
+"""Ending of an output that holds vectors alone, one for each row, without the columns."""
 COLUMNS = ("prediction", "probability")
 """Columns that predictions add to a file."""
 _CHECKED_BYTES = 2**28
@@ -123,10 +124,8 @@ def _trained(run: RunDir) -> TrainConfig:
     own_task.use_code(program.code)
     train = TrainConfig.of(program)
     facts = own_task.facts(train.task)
-    # What the user's own tasks predict, they say themselves.
-    is_known = train.task not in TASKS or facts.predictions or continues_prompts(train)
     # No splits: the rows are generated, and a file has none of their kind.
-    if not facts.splits or not is_known:
+    if not facts.splits:
         raise UsageError(
             f"{where}: slurmft predict knows no rows of --task {train.task}",
             f"load its model by {facts.library}: {run.model}",
@@ -234,10 +233,13 @@ def _check_files(file: Path, output: Path, overwrite: bool, train: TrainConfig) 
     if not file.is_file():
         hint = "give the rows to predict: .csv, .jsonl"
         raise UsageError(f"no such file: {str(file)!r}", hint)
-    for path in (file, output):
-        if path.suffix not in FILES:
-            forms = ", ".join(FILES)
-            raise UsageError(f"{str(path)!r} is none of {forms}", "convert it")
+    outputs: tuple[str, ...] = FILES
+    if own_task.facts(train.task).predictions == "vectors":
+        outputs = (*FILES, ARRAY)
+    for path, forms in ((file, FILES), (output, outputs)):
+        if path.suffix not in forms:
+            problem = f"{str(path)!r} is none of {', '.join(forms)}"
+            raise UsageError(problem, "convert it, or give another --output")
     if not overwrite:
         # The job checks it once more before it writes: it may wait for days.
         check_absent(output, train)

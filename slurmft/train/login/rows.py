@@ -145,7 +145,8 @@ def read_columns(
 
 
 def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes columns as a .csv, .tsv, .jsonl or .parquet file, whole or not at all."""
+    """Writes columns as a .csv, .tsv, .jsonl or .parquet file, whole or not at all; a column of
+    vectors alone as a .npy file, too."""
     # Written beside its place and renamed: nobody sees half a file.
     aside = aside_of(path)
     try:
@@ -153,6 +154,13 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
             import pyarrow.parquet
 
             pyarrow.parquet.write_table(pyarrow.table(dict(columns)), aside)
+        elif path.suffix == ".npy":
+            import numpy as np
+
+            (vectors,) = columns.values()
+            # Opened here: numpy would add an ending to the name.
+            with open(aside, "xb") as array_file:
+                np.save(array_file, np.asarray(vectors))
         else:
             with open(aside, "x", encoding="utf-8", newline="") as file:
                 match path.suffix:
@@ -170,7 +178,7 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 def _write_jsonl(file: Any, columns: Mapping[str, Sequence[Any]]) -> None:
     for cells in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, cells, strict=True))
+        row = dict(zip(columns, map(_plain, cells), strict=True))
         file.write(f"{to_json(row)}\n")
 
 
@@ -180,10 +188,18 @@ def _write_csv(file: Any, columns: Mapping[str, Sequence[Any]], separator: str) 
     for cells in zip(*columns.values(), strict=True):
         row = list(cells)
         for place, cell in enumerate(cells):
+            cell = _plain(cell)
             # A .csv has no lists and objects: it gets their JSON.
             if isinstance(cell, list | dict):
                 row[place] = to_json(cell)
         writer.writerow(row)
+
+
+def _plain(cell: Any) -> Any:
+    """Returns a cell as text files hold it: of numpy's vectors, lists."""
+    if hasattr(cell, "tolist"):
+        return cell.tolist()
+    return cell
 
 
 # --- lines of UTF-8 -------------------------------------------------------------------------------

@@ -187,9 +187,14 @@ class Evaluator:
             metrics = task.compute(values, data)
             if self._named_metrics:
                 metrics = self._named_metrics.compute(values, data) | metrics
-            # A task of the user's own may compute one itself.
+            split_loss = task.split_loss(
+                values, data, self._setup.plan.global_batch_size
+            )
             if terms:
-                metrics.setdefault(LOSS, loss / terms)
+                split_loss = loss / terms
+            # A task of the user's own may compute one itself.
+            if split_loss is not None:
+                metrics.setdefault(LOSS, split_loss)
             if self._named_metrics:
                 metrics = self._named_metrics.in_order(metrics)
             by_class = task.by_class(values, data)

@@ -17,6 +17,7 @@ from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
 from slurmft.train.tasks import (
     Task,
     causal_lm,
+    embeddings,
     multi_label,
     reranker,
     seq2seq,
@@ -76,6 +77,9 @@ def kind_of(task: Any, data: TokenData, predict: PredictConfig) -> Kind:
             settings = _generation(task, predict)
             generate = partial(_continued, settings, task.config.seed)
             return replace(_kind_of_texts(data, most, generate), pads_left=True)
+        case embeddings.Task():
+            kind = _kind_of_task(task, _columns_of_vectors)
+            return replace(kind, shape=(task.hidden_size,))
         case reranker.Task():
             return Kind((), np.float64, _scores, _columns_of_numbers)
         case _ if not data.labels:
@@ -204,6 +208,11 @@ def _scores(model: Any, batch: Batch, data: TokenData) -> Any:
 
 def _columns_of_numbers(inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:
     return {"prediction": values.tolist()}
+
+
+def _columns_of_vectors(inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:
+    # Rows of the array: lists of Python's numbers would take several times their room.
+    return {"prediction": list(values)}
 
 
 # --- words ----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import format_of
 from slurmft.train.login.predict import (
+    ARRAY,
     answers_file,
     check_absent,
     continues_prompts,
@@ -214,6 +215,8 @@ def finish(
         answers = answers_file(output, setup.config)
         if answers and "id" in columns:
             write_answers(answers, columns["id"], predictions["prediction"])
+        if output.suffix == ARRAY:
+            columns = {}
         write_rows(output, columns | predictions)
         job.say(f"{len(inputs[0]):,} rows with predictions: {output}")
 

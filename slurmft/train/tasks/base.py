@@ -187,6 +187,21 @@ class Task(TaskDeclaration):
         labels = data.validation.labels
         return {name: SCORES[name](predictions, labels) for name in self.metric_names}
 
+    def split_loss(
+        self,
+        predictions: np.ndarray,
+        data: TokenData,
+        step_rows: int,
+    ) -> float | None:
+        """Returns the loss of a split whose batches have none, as where rows are coupled; None:
+        there is none. Here, the batches have it.
+
+        Args:
+            predictions: those of all validation samples, in their order.
+            step_rows: rows of an optimizer step.
+        """
+        return None
+
     def metric_inputs(
         self,
         predictions: np.ndarray,

@@ -7,6 +7,7 @@ CosineSimilarityLoss. The saved model is one of sentence-transformers.
 """
 
 import dataclasses
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import AutoConfig, AutoModel
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.train.config import TrainConfig
+from slurmft.train.data.stream import epoch_order
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.cells import label_numbers
@@ -34,7 +36,7 @@ SCALE = 20.0
 _MOST_RANKED = 10
 """Places of a ranking that MRR looks at."""
 _SIMILARITIES_AT_ONCE = 2**24
-"""Cosines that the ranking computes at a time: 64 MiB."""
+"""Cosines that are computed at a time in an evaluation: 64 MiB."""
 
 
 class Task(Pretrained):
@@ -75,6 +77,12 @@ class Task(Pretrained):
         by_row = itertools.chain.from_iterable(zip(*ids, strict=True))
         return TokenTable.build(by_row, np.repeat(scores, self._texts).tolist())
 
+    @functools.cached_property
+    def hidden_size(self) -> int:
+        """Numbers of a vector."""
+        model_config = self.load(AutoConfig.from_pretrained)
+        return int(model_config.get_text_config().hidden_size)
+
     def model(self, data: TokenData) -> Any:
         """Returns the model without a head; UsageError where it is no encoder."""
         model_config = self.load(AutoConfig.from_pretrained)
@@ -85,7 +93,7 @@ class Task(Pretrained):
             )
         model = self.pretrained(AutoModel)
         _drop_pooler(model)
-        self.prediction_shape = (model.config.get_text_config().hidden_size,)
+        self.prediction_shape = (self.hidden_size,)
         return model
 
     def save_extras(self, folder: Path, model: Any) -> None:
@@ -96,7 +104,7 @@ class Task(Pretrained):
             module = {"idx": number, "name": str(number), "path": path}
             modules.append(module | {"type": f"sentence_transformers.models.{name}"})
         pooling = {
-            "word_embedding_dimension": model.config.get_text_config().hidden_size,
+            "word_embedding_dimension": self.hidden_size,
             "pooling_mode_cls_token": False,
             "pooling_mode_mean_tokens": True,
             "pooling_mode_max_tokens": False,
@@ -172,6 +180,28 @@ class Task(Pretrained):
             first_name: float(np.mean(ranks == 1)),
             second_name: float(np.mean(reciprocals)),
         }
+
+    def split_loss(
+        self,
+        predictions: np.ndarray,
+        data: TokenData,
+        step_rows: int,
+    ) -> float | None:
+        """Returns the mean loss of the rows, in batches as those of training: drawn by the seed,
+        the same ones in every evaluation, with as many negatives as an optimizer step has."""
+        if not self.couples_rows:
+            return None
+        vectors = torch.from_numpy(predictions)
+        by_row = vectors.view(-1, self._texts, vectors.shape[-1])
+        order = epoch_order(len(by_row), self.config.seed, 0)
+        at_once = max(1, _SIMILARITIES_AT_ONCE // (step_rows * self._texts))
+        total = 0.0
+        for start in range(0, len(order), step_rows):
+            rows = by_row[order[start : start + step_rows]]
+            for first in range(0, len(rows), at_once):
+                count = min(at_once, len(rows) - first)
+                total += float(self.coupled_loss(rows, first, count))
+        return total / len(by_row)
 
 
 def _drop_pooler(model: Any) -> None:
