@@ -4,7 +4,7 @@ import sys
 
 import slurmft
 from slurmft.cli import load_command, usage
-from slurmft.core import plugins, terminal
+from slurmft.core import interruption, plugins, terminal
 from slurmft.core.errors import Exit, run_main
 
 
@@ -28,7 +28,8 @@ def console(argv: list[str] | None = None) -> int:
     """The console script `slurmft`."""
     words = sys.argv[1:] if argv is None else argv
     terminal.protect()
-    return run_main(lambda: main(words), debug="--debug" in words)
+    with interruption.as_exceptions():
+        return run_main(lambda: main(words), debug="--debug" in words)
 
 
 if __name__ == "__main__":

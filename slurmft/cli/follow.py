@@ -8,6 +8,7 @@ examples:
   slurmft follow runs/emotion-20261120-093012-a1b2c3
 """
 
+import contextlib
 import sys
 from collections.abc import Collection
 
@@ -16,7 +17,7 @@ from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster.wait import JobWatch
-from slurmft.core import hooks
+from slurmft.core import hooks, interruption
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.runs.rundir import RunDir
 from slurmft.show.progress import Progress
@@ -30,13 +31,27 @@ def follow(run: RunDir, only_new: bool = False) -> int:
     job = JobWatch(run)
     try:
         output = cluster_follow.follow(job, Progress(), only_new)
-    except KeyboardInterrupt:
-        # Ctrl-C is meant for this process alone: the job has a group of its own, or other nodes.
-        then = next_commands(run.path)
-        print(f"\nno longer following; job {job.job_id} continues. {then}")
-        # As a shell counts a death by SIGINT: a script sees that the job has not ended.
-        return 130
+    except KeyboardInterrupt as interrupt:
+        return detached(job, interrupt)
     return show_outcome(job, output)
+
+
+def detached(job: JobWatch, interrupt: KeyboardInterrupt) -> int:
+    """Says that a job goes on though nobody watches it any more; returns the exit code."""
+    # A signal is meant for this process alone: the job has a session of its own, or other nodes.
+    name = interruption.signal_of(interrupt).name
+    why = ""
+    if name != "SIGINT":
+        why = f" ({name})"
+    then = next_commands(job.run.path)
+    # A terminal that has closed shows nothing any more.
+    with contextlib.suppress(OSError):
+        print(
+            f"\nno longer following{why}; job {job.job_id} continues. {then}",
+            flush=True,
+        )
+    # Of a death by the signal: a script sees that the job has not ended.
+    return interruption.exit_code(interrupt)
 
 
 def show_outcome(job: JobWatch, output: Collection[str] = ()) -> int:

@@ -8,7 +8,6 @@ examples:
   slurmft watch 4711 > progress.txt
 """
 
-import signal
 import sys
 from collections.abc import Iterable
 
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from slurmft.cli.elsewhere import Elsewhere
-from slurmft.cli.follow import follow, show_outcome
+from slurmft.cli.follow import detached, follow, show_outcome
 from slurmft.cli.parser import Parser
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.run_records import Epoch, Ranks, Record, Resume, Start, Warned
@@ -48,8 +47,6 @@ def main(argv: list[str]) -> int:
     reader = RecordReader(run.records)
     view = RunView(run.path.name, footer="Ctrl-C quits; the job keeps running")
     records: Iterable[Record] = reader.read_recent(*_KINDS, samples=_SAMPLES)
-    # What was on the terminal comes back, also when this is killed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with Live(console=console, screen=True, auto_refresh=False) as screen:
             for _ in job.looks(pause_s=_REDRAW_S):
@@ -57,8 +54,8 @@ def main(argv: list[str]) -> int:
                 screen.update(view, refresh=True)
                 # All kinds now: of what is new, nothing is too much.
                 records = reader.read(Record)
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as interrupt:
+        return detached(job, interrupt)
     # The screen of its own is gone: the last view stays where the command was typed.
     view.footer = ""
     console.print(view)

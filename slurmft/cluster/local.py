@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from slurmft.cluster.job_state import Report
 from slurmft.core import permissions, process
@@ -34,7 +34,6 @@ _KILL_AFTER_S = 20
 """Between SIGTERM and SIGKILL to the other nodes when one has failed."""
 _TIME_LIMIT = signal.SIGUSR2
 """What submitit's local controller sends shortly before the time limit."""
-_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ class LocalNodes:
         signals.block()
         run = self.run
         permissions.settle(run.load_own_config().job.share_with_group)
-        os.setpgrp()  # the terminal's Ctrl-C is not meant for the job
         signals.listen(self._on_stop)
         attempts.check_turn(run, str(os.getpid()))
         pid = os.getpid()
@@ -195,38 +193,70 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 
     _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
     script = run.submitit / "setup.sh"
-    # submitit hides all GPUs from its jobs: the script shows them again, as they are here.
-    visible = os.environ.get(_GPUS)
-    gpus = f"unset {_GPUS}"
-    if visible is not None:
-        gpus = f"export {_GPUS}={shlex.quote(visible)}"
-    lines = [gpus, "set -e", *config.job.setup, "set +e", 'exec "$@"', ""]
+    lines = ["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]
     write_text(script, "\n".join(lines))
 
     class Executor(submitit.LocalExecutor):  # type: ignore[misc, unused-ignore]
-        """submitit's executor, with bash for the setup lines, as on Slurm."""
+        """submitit's executor, with bash for the setup lines, as on Slurm, and with a controller
+        that no signal to this command reaches."""
 
         @property
         def _submitit_command_str(self) -> str:
             command = [sys.executable, "-u", "-m", module, str(run.path)]
             return shlex.join(["bash", str(script), *command])
 
+        def _submit_command(self, command: str) -> Any:
+            controller = _start_controller(config, run, command)
+            return self.job_class(self.folder, str(controller.pid), process=controller)
+
         @classmethod
         def name(cls) -> str:
             return "local"
 
     executor = Executor(run.submitit)
-    limit_min = time_limit_min(config.job.time or "unlimited")
-    # The job outlives this terminal: neither its Ctrl-C nor its end may reach submitit's processes.
-    detach = [
-        "trap '' INT HUP",
-        f"exec </dev/null >>{shlex.quote(str(_job_log(run)))} 2>&1",
-    ]
-    # submitit's controller signals `lead_s` before the limit, as sbatch's --signal does.
-    executor.update_parameters(
-        timeout_min=limit_min, signal_delay_s=config.job.lead_s, setup=detach
-    )
     return str(executor.submit(os.getpid).job_id)  # its pickle: the command loads none
+
+
+def _start_controller(
+    config: RunConfig, run: RunDir, command: str
+) -> subprocess.Popen[bytes]:
+    """Starts submitit's controller, which runs a command as the job.
+
+    submitit itself would start it in the group of this process, which a terminal, `timeout` and
+    other managers signal as a whole; and without GPUs.
+    """
+    limit_min = time_limit_min(config.job.time or "unlimited")
+    variables = {
+        "NTASKS": 1,
+        "COMMAND": command,
+        "TIMEOUT_S": int(60 * limit_min),
+        # The controller signals so long before the limit, as sbatch's --signal does.
+        "SIGNAL_DELAY_S": config.job.lead_s,
+        "NODEID": 0,
+        "JOB_NUM_NODES": 1,
+        # The id of the job is that of the controller itself.
+        "WITH_SHELL": "",
+    }
+    environment = os.environ | {"SUBMITIT_EXECUTOR": "local"}
+    environment["SUBMITIT_STDERR_TO_STDOUT"] = ""
+    for name, value in variables.items():
+        environment[f"SUBMITIT_LOCAL_{name}"] = str(value)
+    with open(_job_log(run), "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "submitit.local._local", str(run.submitit)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_ignore_hangups,
+        )
+
+
+def _ignore_hangups() -> None:
+    """Lets no end of a terminal or a session reach what this process starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def job_state(job_id: str, run: RunDir) -> Report | None:

@@ -1,11 +1,13 @@
 """Errors that users see: what happened with which value, and what to do about it."""
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from slurmft.core.credentials import redact
+from slurmft.core.interruption import exit_code
 from slurmft.core.terminal import plain
 
 
@@ -83,9 +85,11 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
             _print_traceback()
         print(f"error: {redact(str(error))}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130  # as a shell counts a death by SIGINT: 128 + 2
+    except KeyboardInterrupt as interrupt:
+        # The terminal may be what has ended this command.
+        with contextlib.suppress(OSError):
+            print("interrupted", file=sys.stderr)
+        return exit_code(interrupt)
     # As in `slurmft ... | head`.
     except BrokenPipeError:
         # Else Python would complain at its end that it could not write the rest.

@@ -193,11 +193,17 @@ def test_watched_to_its_end(live: LiveRun) -> None:
     assert "error: a reason" in terminal.raw.decode()
 
 
-def test_leaves_the_job_alone(live: LiveRun) -> None:
+@pytest.mark.parametrize(
+    ("key", "code", "word"),
+    [(b"\x03", 130, "following;"), (b"\x1c", 131, "following (SIGQUIT);")],
+    ids=["Ctrl-C", "Ctrl-backslash"],
+)
+def test_leaves_the_job_alone(live: LiveRun, key: bytes, code: int, word: str) -> None:
     terminal = Terminal(live.run, NO_COLOR="1")
     terminal.until(lambda text: "Ctrl-C quits" in text)
-    terminal.press(b"\x03")
-    assert terminal.end() == 130
+    terminal.press(key)
+    assert terminal.end() == code
+    assert f"no longer {word} job" in terminal.raw.decode()
     assert live.job.poll() is None
     assert live.run.get_state().state == "running"
     assert not any(f"\x1b[{n}m".encode() in terminal.raw for n in (31, 32, 33))

@@ -247,6 +247,7 @@ def _start_job(config: Any, run: Any, module: str, *arguments: str) -> str:
         return str(pid)
     log = os.open(run.logs / "job.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     streams = [os.open(os.devnull, os.O_RDONLY), log, log]
+    os.setsid()
     _become(["-u", "-m", module, str(run.path), *arguments], dict(os.environ), streams)
 
 

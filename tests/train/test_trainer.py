@@ -559,18 +559,32 @@ def test_cancelled_while_following(tmp_path: Path) -> None:
     assert "already ended (cancelled)" in slurmft("cancel", str(job.run.path)).out
 
 
-def test_job_goes_on_after_ctrl_c_and_leaves_no_orphans_when_it_is_killed(
+def test_job_goes_on_after_signals_and_leaves_no_orphans_when_it_is_killed(
     tmp_path: Path,
 ) -> None:
-    """SIGKILL to the process that stands in for srun: nobody could clean up by hand."""
+    """A signal to the group of whoever follows, as terminals, `timeout` and managers send it; then
+    SIGKILL to the process that stands in for srun: nobody could clean up by hand."""
     job = Following("--runs-dir", str(tmp_path), *LONG)
     job.until("step 2/")
-    # as a terminal sends it: to all in the foreground
-    os.killpg(job.process.pid, signal.SIGINT)
+    os.killpg(job.process.pid, signal.SIGTERM)
     code, text = job.end()
-    assert code == 130
-    assert "no longer following; job" in text
+    assert code == 128 + signal.SIGTERM
+    assert "no longer following (SIGTERM); job" in text
     assert f"cancel {job.run.path}" in text
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        following = subprocess.Popen(
+            [sys.executable, "-u", "-m", "slurmft", "follow", str(job.run.path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert following.stdout is not None
+        following.stdout.readline()
+        os.killpg(following.pid, signal.SIGPIPE)  # Python's processes do not die of it
+        os.killpg(following.pid, number)
+        text, _ = following.communicate(timeout=PATIENCE_S)
+        assert following.returncode == 128 + number
+        assert "no longer following" in text
     before = len(records(job.run, "step"))
     until(lambda: len(records(job.run, "step")) > before)
     pid: dict[str, Any] = json.loads((job.run.submitit / "pid.json").read_text())

@@ -676,6 +676,9 @@ def _run(
             timeout=timeout_s,
             env=environment,
             check=False,
+            # A signal to the group of this process, such as Ctrl-C, must not come in the middle of
+            # a submission.
+            start_new_session=True,
         )
     except FileNotFoundError:
         message = f"{command[0]} is not on the PATH"

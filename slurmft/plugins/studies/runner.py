@@ -9,8 +9,7 @@ after another.
 import contextlib
 import json
 import math
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from slurmft.cluster import dependency, launcher, wait
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, create, provenance, submit
-from slurmft.core import run_files
+from slurmft.core import interruption, run_files
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.options import flag
@@ -310,7 +309,7 @@ def submit_arrays(
     after = live_jobs(todo.status.alive())
     for number, group in enumerate(by_request(todo, due), start=1):
         try:
-            with _uninterrupted():
+            with interruption.deferred():
                 runs = _create_all(todo, group, provenance)
                 script = scripts / f"{stamp}-{number}.sh"
                 array = job_array.submit(runs, todo.study.at_most, after, script)
@@ -364,31 +363,23 @@ def live_jobs(tries: Sequence[RunStatus]) -> list[str]:
     return sorted(jobs, key=lambda job: (len(job), job))
 
 
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignores Ctrl-C, which must not come between a submission and the note of its job's id."""
-    # Commands that are started meanwhile, such as sbatch, inherit this.
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
 # --- without Slurm --------------------------------------------------------------------------------
 
 
 def run_one(todo: Submission, repeat: Repeat) -> RunDir:
-    """Runs one repeat to its end. An interruption ends and removes the run."""
-    with _uninterrupted():
-        provenance = todo.provenance()
-        config, mark = todo.new_run(repeat, provenance)
-        run = submit(config, todo.cluster, mark)
+    """Runs one repeat to its end. Ctrl-C ends and removes the run; after another signal it goes on,
+    and `study run` waits for it when it is called again."""
     try:
+        with interruption.deferred():
+            provenance = todo.provenance()
+            config, mark = todo.new_run(repeat, provenance)
+            run = submit(config, todo.cluster, mark)
         wait_for_end(run)
+    except interruption.Interruption:
+        raise
     except KeyboardInterrupt:
         # First the end, then the directory: a process that still runs would write into it.
-        with _uninterrupted():
+        with interruption.deferred():
             wait.cancel(run)
             wait_for_end(run, _CANCEL_S)
         run.discard()

@@ -639,3 +639,19 @@ def test_on_this_machine(tmp_path: Path, tiny_model: Path, tiny_data: Path) -> N
     shown = slurmft("study", "status", str(tmp_path / "s"))
     assert "2 runs: 1 finished, 1 missing" in shown.out
     assert f"Next: slurmft {' '.join(command[:3])}" in shown.out
+    # A signal that is not Ctrl-C's, to the whole group as `timeout` sends it: the run goes on.
+    going = subprocess.Popen(
+        [sys.executable, "-m", "slurmft", *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until(lambda: len(list((tmp_path / "s" / "runs").glob("*/job.json"))) == 2)
+    os.killpg(going.pid, signal.SIGTERM)
+    out, _ = going.communicate(timeout=PATIENCE_S)
+    assert going.returncode == 128 + signal.SIGTERM
+    assert "goes on (SIGTERM is not meant for it)" in out
+    two = next(
+        r for r in runs_of(tmp_path / "s").values() if r.load_config().job.nodes == 2
+    )
+    until(lambda: two.get_state().state == "finished")

@@ -36,6 +36,7 @@ examples:
 """
 
 import argparse
+import contextlib
 import shlex
 import stat
 import sys
@@ -60,6 +61,7 @@ from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm import launcher as slurm
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.status import RunStatus
+from slurmft.core import interruption
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.options import options
@@ -189,7 +191,8 @@ def _submit(todo: Submission) -> int:
 
 
 def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
-    """Runs one repeat after another; returns the exit code. Ctrl-C leaves no partial run."""
+    """Runs one repeat after another; returns the exit code. Ctrl-C leaves no partial run; another
+    signal lets the current one go on."""
     code = int(Exit.OK)
     # Two runs at a time on one machine would measure each other.
     for each in todo.status.alive():
@@ -205,12 +208,8 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
         print(f"{title}: begins", flush=True)
         try:
             run = runner.run_one(todo, repeat)
-        except KeyboardInterrupt:
-            again = command("study", "run", *todo.argv)
-            print(
-                f"\ninterrupted: the run of {cell} was removed, finished ones stay. "
-                f"To continue: {again}"
-            )
+        except KeyboardInterrupt as interrupt:
+            _say_interrupted(todo, cell, interrupt)
             raise
         state = run.get_state()
         if state.state == "finished":
@@ -225,6 +224,22 @@ def _run_here(todo: Submission, due: Sequence[Repeat]) -> int:
             return Exit.CANCELLED
         code = Exit.FAILED
     return code
+
+
+def _say_interrupted(todo: Submission, cell: str, interrupt: KeyboardInterrupt) -> None:
+    again = command("study", "run", *todo.argv)
+    became = "was removed"
+    if isinstance(interrupt, interruption.Interruption):
+        became = (
+            f"goes on ({interruption.signal_of(interrupt).name} is not meant for it)"
+        )
+    # A terminal that has closed shows nothing any more.
+    with contextlib.suppress(OSError):
+        print(
+            f"\ninterrupted: the run of {cell} {became}, finished ones stay. "
+            f"To continue: {again}",
+            flush=True,
+        )
 
 
 # --- study status, study cancel -------------------------------------------------------------------
