@@ -349,13 +349,13 @@ def test_tokenizers_that_lack_something(
     data = write_rows(tmp_path / "data", row)
     preset = "chat" if "template" in made else "completion"
     with pytest.raises(UsageError, match=message):
-        task_of(data, model, preset=preset).prepare()
-    if "template" in made:  # found out at submission; of a model on the hub, in the job
-        config = TrainConfig.resolve(
-            task="sft", data=str(data), model=str(model), preset=preset
-        )
-        with pytest.raises(UsageError, match=message):
-            tasks.get(config).prepare()
+        config_of(data, model, preset=preset)
+    # Of a model on the hub, the job finds out.
+    config = TrainConfig.resolve(
+        task="sft", data=str(data), model=str(model), preset=preset
+    )
+    with pytest.raises(UsageError, match=message):
+        tasks.get(config).prepare()
 
 
 def test_a_chat_template_is_found(decoder: Path, tmp_path: Path) -> None:

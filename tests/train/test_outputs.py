@@ -46,13 +46,16 @@ PAD = "<|system|>"
 PAD_ID = 4
 
 
-def decoder_of(folder: Path, ends_with_pad: bool = False) -> Path:
+def decoder_of(
+    folder: Path, ends_with_pad: bool = False, pad: str | None = PAD
+) -> Path:
     """A Llama as Qwen's are published: its configuration names no padding, its tokenizer does.
 
     Args:
         ends_with_pad: the tokenizer ends texts with that token, as that of Qwen3-Embedding does.
+        pad: None: the tokenizer names no padding, either, as Llama's and GPT-2's.
     """
-    write_decoder(folder, pad=PAD, initializer_range=0.2)
+    write_decoder(folder, pad=pad, initializer_range=0.2)
     config = json.loads((folder / "config.json").read_text())
     assert config["pad_token_id"] is None
     if ends_with_pad:
@@ -96,11 +99,13 @@ TASK = ("--task", "text-classification", "--learning-rate", "0.01", "--epochs", 
 
 @pytest.mark.extra("training")
 @pytest.mark.processes
-@pytest.mark.parametrize("ends_with_pad", [False, True])
-def test_decoders_as_classifiers(ends_with_pad: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tokenizer", [{}, {"ends_with_pad": True}, {"pad": None}], ids=str
+)
+def test_decoders_as_classifiers(tokenizer: dict[str, Any], tmp_path: Path) -> None:
     """The result is that of the saved model, by transformers' pipeline and by `slurmft predict`;
     with packed batches and with padded ones."""
-    model = decoder_of(tmp_path / "model", ends_with_pad)
+    model = decoder_of(tmp_path / "model", **tokenizer)
     data = sentences(tmp_path / "data", train=80, validation=60)
     source = ("--data", str(data), "--model", str(model), "--batch-size", "8")
     losses = []
@@ -128,6 +133,32 @@ def test_decoders_as_classifiers(ends_with_pad: bool, tmp_path: Path) -> None:
     assert predicted.code == 0, predicted.err
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert np.mean([row["prediction"] == str(row["label"]) for row in rows]) == accuracy
+
+
+def test_the_end_of_texts_pads_where_nothing_does(tmp_path: Path) -> None:
+    """As transformers' users let it: their outputs, also of a text that ends so."""
+    folder = decoder_of(tmp_path / "model", pad=None)
+    data = sentences(tmp_path / "data", "joy love <|end|>", train=20, validation=8)
+    source = {"data": str(data), "model": str(folder)}
+    task: Any = tasks.get(TrainConfig.resolve(task="text-classification", **source))
+    tokens = task.prepare()
+    model = task.model(tokens).eval()
+    table = tokens.validation
+    assert len(np.unique(table.lengths(np.arange(len(table))))) > 1
+    batch = table.batch(np.arange(len(table)), tokens.pad_id)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.eos_token
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, pad_token_id=tokenizer.eos_token_id
+    )
+    theirs.load_state_dict(model.state_dict())
+    texts = [row["text"] for row in rows_of(data, "validation")]
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        expected = theirs.eval()(**inputs).logits
+        logits = model(**batch.inputs).logits
+    assert torch.allclose(logits, expected, atol=1e-6)
+    assert theirs.config.pad_token_id == model.config.pad_token_id
 
 
 @pytest.mark.processes

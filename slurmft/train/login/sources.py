@@ -24,6 +24,7 @@ from slurmft.train.login.validation_part import (
     splits_of_data,
 )
 from slurmft.train.own_task import facts
+from slurmft.train.task_facts import TASKS
 
 SUFFIXES = (
     ".jsonl",
@@ -56,6 +57,8 @@ def localize(train: TrainConfig) -> TrainConfig:
         folder = _folder("--model", train.model)
         _check_model(train, train.model, folder)
         changes["model"] = str(folder)
+    if train.model is not None and facts(train.task).splits:
+        _check_special_tokens(train)
     metrics = [metric_spec.localized(text) for text in train.metric]
     changes["metric"] = tuple(metrics)
     return dataclasses.replace(train, **changes)
@@ -127,10 +130,51 @@ def no_safetensors(model: str) -> UsageError:
     )
 
 
+_PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes whose special tokens are those that their files name; others have some by default."""
+
+
+def _check_special_tokens(train: TrainConfig) -> None:
+    """Raises UsageError where a tokenizer on this machine lacks a special token that one of our
+    tasks needs."""
+    file = tokenizer_file(str(train.model))
+    if file is None or train.task not in TASKS:
+        return
+    tokens = read_json(file.with_name("tokenizer_config.json")) or {}
+    if tokens.get("tokenizer_class") not in _PLAIN_TOKENIZERS:
+        return
+    # transformers 4 writes it besides.
+    tokens |= read_json(file.with_name("special_tokens_map.json")) or {}
+    if tokens.get("eos_token"):
+        return
+    if not tokens.get("pad_token"):
+        raise no_padding(train.model)
+    if facts(train.task).pipeline == "text-generation":
+        raise no_end(train.model)
+
+
+def no_padding(model: str | None) -> UsageError:
+    """Returns the error for a tokenizer with neither a token of padding nor one that may pad."""
+    return UsageError(
+        f"the tokenizer of {model!r} has no padding token, and no end-of-text token",
+        "set pad_token in its tokenizer_config.json, to a token of its vocabulary that no text has",
+    )
+
+
+def no_end(model: str | None) -> UsageError:
+    """Returns the error for a tokenizer that cannot end what a language model writes."""
+    return UsageError(
+        f"the tokenizer of {model!r} has no end-of-text token",
+        "set eos_token in its tokenizer_config.json, to a token of its vocabulary",
+    )
+
+
 def _has_chat_template(folder: Path) -> bool:
     """Looks for a chat template in a file of its own, and in the tokenizer's configuration."""
     tokenizer_config = read_json(folder / "tokenizer_config.json") or {}
-    return "chat_template" in tokenizer_config or any(folder.glob("*chat_template*"))
+    # transformers writes null where there is none.
+    has_one = bool(tokenizer_config.get("chat_template"))
+    return has_one or any(folder.glob("*chat_template*"))
 
 
 def no_chat_template(model: str | None) -> UsageError:
@@ -179,7 +223,10 @@ def folders_of(model: str) -> list[Path]:
         return [Path(model)]
     folder_name = model.replace("/", "--")
     cached = hub_cache() / f"models--{folder_name}" / "snapshots"
-    return sorted(cached.glob("*"))
+    try:
+        return sorted(cached.glob("*"))
+    except PermissionError:  # the job says what is closed to it
+        return []
 
 
 def tokenizer_file(model: str) -> Path | None:

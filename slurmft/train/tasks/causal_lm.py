@@ -20,6 +20,7 @@ from transformers.models.auto import modeling_auto as auto
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.login.sources import no_end
 from slurmft.train.tasks.base import Evaluated
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import check_numbers
@@ -38,7 +39,7 @@ class Task(Pretrained):
     prediction_dtype: np.dtype[Any] = np.dtype(np.float64)
     prediction_shape: tuple[int, ...] = (3,)
     """Of a sample: the sum of the loss, tokens, tokens that are predicted rightly."""
-    eos_may_pad = True  # padding is masked, and has no labels
+    names_padding = False  # a token that ends texts as well is none to a language model
 
     _chooses_logits = False
     """The model can make logits of chosen tokens alone."""
@@ -99,10 +100,7 @@ class Task(Pretrained):
         has none."""
         end = tokenizer.eos_token_id
         if end is None:
-            raise UsageError(
-                f"the tokenizer of {self.config.model!r} has no end-of-text token",
-                "set eos_token in its tokenizer_config.json, to a token of its vocabulary",
-            )
+            raise no_end(self.config.model)
         # Some tokenizers add it themselves.
         if ids[-1:] == [end]:
             return ids

@@ -20,6 +20,7 @@ from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.formats import format_of
+from slurmft.train.login.sources import no_padding
 from slurmft.train.login.validation_part import (
     VALIDATION,
     Part,
@@ -52,8 +53,8 @@ class Pretrained(Task):
     """Names of the classes, where a split is read that does not say which there are."""
     needs_offsets: bool = False
     """The tokenizer must tell which words and characters its tokens are of."""
-    eos_may_pad: bool = False
-    """The end-of-text token pads where there is no token for that."""
+    names_padding: bool = True
+    """The model's configuration gets the token of padding, where it names none."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
@@ -325,17 +326,14 @@ class Pretrained(Task):
         """Returns the model's tokenizer; UsageError where there is none, or it lacks something."""
         from transformers import AutoTokenizer
 
-        what = f"the tokenizer of {self.config.model!r}"
         tokenizer = self.load(AutoTokenizer.from_pretrained)
-        if tokenizer.pad_token_id is None and self.eos_may_pad:
+        if tokenizer.pad_token_id is None:
+            # GPT-2 and Llama are published without one. Padding is masked: any token will do.
             tokenizer.pad_token = tokenizer.eos_token
         if tokenizer.pad_token_id is None:
-            raise UsageError(
-                f"{what} has no padding token",
-                "set pad_token in its tokenizer_config.json, to a token of its vocabulary that no "
-                "text has",
-            )
+            raise no_padding(self.config.model)
         if self.needs_offsets and not tokenizer.is_fast:
+            what = f"the tokenizer of {self.config.model!r}"
             raise UsageError(f"{what} does not tell where tokens are")
         return tokenizer
 
@@ -399,8 +397,8 @@ class Pretrained(Task):
         train that token.
         """
         text_config = model.config.get_text_config()
-        # A token that ends texts as well is no padding to a language model.
-        if self.eos_may_pad or getattr(text_config, "pad_token_id", None) is not None:
+        names_one = getattr(text_config, "pad_token_id", None) is not None
+        if names_one or not self.names_padding:
             return
         text_config.pad_token_id = self.tokenizer().pad_token_id
 
