@@ -47,6 +47,10 @@ class Report:
     """Of an ended job; 128 + the signal, if one ended it."""
     expected_start: str = ""
     """When Slurm expects a pending job to start, as it prints it; "": unknown."""
+    partition: str = ""
+    """Of a pending job: one, or several with commas; "": unknown."""
+    nodes: int = 0
+    """How many a pending job asks for; 0: unknown."""
 
     @property
     def ended(self) -> bool:

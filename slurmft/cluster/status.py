@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import dependency
+from slurmft.cluster import dependency, pending
 from slurmft.cluster import launcher as launchers
 from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine
 from slurmft.cluster.launcher import Launcher
@@ -258,8 +258,9 @@ def summary(status: RunStatus) -> dict[str, Any]:
     Returns:
         name, path, user, task, model, data, nodes, submitted (ISO time), cluster (slurm, local,
         ...), where (the Slurm cluster's name, or the host), job, state (a `Phase`), reason,
-        expected_start (local time), requeues, and of `records.latest` steps_done, steps_total,
-        epoch, samples_per_s, left_s, loss, metrics. None is what is not known.
+        waiting (a `pending.Waiting`), expected_start (local time), requeues, and of
+        `records.latest` steps_done, steps_total, epoch, samples_per_s, left_s, loss, metrics. None
+        is what is not known.
     """
     return described(status.run) | {
         "submitted": status.run.submission.time or None,
@@ -268,10 +269,21 @@ def summary(status: RunStatus) -> dict[str, Any]:
         "job": status.job or None,
         "state": str(status.state),
         "reason": status.reason,
+        "waiting": _waiting(status),
         "expected_start": status.job_state.report.expected_start or None,
         "requeues": status.requeues,
         **_progress(status),
     }
+
+
+def _waiting(status: RunStatus) -> dict[str, Any] | None:
+    """Returns why Slurm has a job wait; None where it does not, or gives an unknown reason."""
+    if status.cluster != "slurm" or status.job_state.name != "PENDING":
+        return None
+    waiting = pending.explain(status.job_state.report.reason or "None", status.job)
+    if waiting is None:
+        return None
+    return dataclasses.asdict(waiting)
 
 
 def _progress(status: RunStatus) -> dict[str, Any]:
@@ -302,12 +314,12 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     """Returns all that is known of a run, as `slurmft status --json` prints it.
 
     Returns:
-        What `summary` returns, and: cost (of `costs_of`, and advice), program, job_options (the
-        configuration), submission, hosts,
+        What `summary` returns, and: queue (lines about the queue of a pending job), cost (of
+        `costs_of`, and advice), program, job_options (the configuration), submission, hosts,
         history (a list of state, time, reason, exit_code), changed (since submission: path -> how,
-        in words), attempts, last_record (Unix seconds),
-        evaluating (samples done and in all), checkpoints (a list of name, bytes, time), warnings,
-        failures (a list of where, message, hint, attempt, time), result, model_path, logs.
+        in words), attempts, last_record (Unix seconds), evaluating (samples done and in all),
+        checkpoints (a list of name, bytes, time), warnings, failures (a list of where, message,
+        hint, attempt, time), result, model_path, logs.
     """
     from slurmft.cluster import cost  # 5 ms, which `slurmft list` need not pay
 
@@ -329,6 +341,7 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     if run.model.is_dir():
         model_path = str(run.model)
     return facts | {
+        "queue": _queue(status),
         "cost": costs | {"advice": cost.advice(costs, status.run)},
         "program": status.run.config["program"],
         "job_options": status.run.config["job"],
@@ -346,6 +359,15 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "model_path": model_path,
         "logs": str(run.logs),
     }
+
+
+def _queue(status: RunStatus) -> list[str]:
+    """Returns lines about the queue in which a run's job waits."""
+    if status.cluster != "slurm" or status.job_state.name != "PENDING":
+        return []
+    from slurmft.cluster.slurm import queue_facts  # of a pending job alone
+
+    return queue_facts.of_job(status.job, status.job_state.report).lines()
 
 
 def _failure_facts(failure: Failure) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from slurmft.core.text import ago, brief, clock, duration, hanging, in_bytes, so
 from slurmft.show import costs
 from slurmft.show.progress import metrics_words
 from slurmft.show.result_table import result_table
-from slurmft.show.status_words import progress_words, state_words
+from slurmft.show.status_words import progress_words, state_words, waiting_advice
 
 _HISTORY_LINES = 12
 _SECTION_LINES = 5
@@ -35,6 +35,8 @@ def text(facts: dict[str, Any]) -> str:
     submission = facts["submission"]
     rows = [
         ("state", state_words(facts)),
+        ("start", waiting_advice(facts)),
+        *(("queue", line) for line in facts["queue"]),
         ("what", ", ".join(part for part in what if part)),
         ("code", _code(submission.get("snapshot"))),
         ("where", _where(facts)),

@@ -40,19 +40,46 @@ def note(facts: dict[str, Any]) -> str:
     reason = reason.removeprefix(f"{state}: ")
     reason = reason.removeprefix(f"{state}; ")
     details = []
-    if reason != state and state != "finished":
+    waiting = facts["waiting"]
+    # One that names the runs it waits for says more than Slurm's reason.
+    if waiting is not None and reason in ("", waiting["reason"]):
+        details.append(_waiting_words(waiting))
+    elif reason != state and state != "finished":
         details.append(reason)
     expected_start = facts["expected_start"]
     if expected_start:
         # squeue writes 2026-11-22T14:05:00.
         clock = expected_start.replace("T", " ")
-        details.append(f"starts about {clock}")
+        details.append(f"Slurm guesses a start at {clock}")
     requeues = facts["requeues"]
     if requeues == 1:
         details.append("requeued once")
     elif requeues:
         details.append(f"requeued {requeues} times")
     return "; ".join(filter(None, details))
+
+
+def _waiting_words(waiting: dict[str, Any]) -> str:
+    """ "jobs of higher priority are before it (Priority)" """
+    cause = str(waiting["cause"])
+    # Slurm's word, by which support and documentation of the site speak.
+    word, _, _ = str(waiting["reason"]).partition(",")
+    if word == "None":
+        return cause
+    return f"{cause} ({word})"
+
+
+def waiting_advice(facts: dict[str, Any]) -> str:
+    """Returns whether a pending job starts by itself, and what to do; "" of other jobs."""
+    waiting = facts["waiting"]
+    if waiting is None:
+        return ""
+    start = "does not start by itself"
+    if waiting["by_itself"]:
+        start = "starts by itself"
+    if waiting["action"]:
+        start += f"; {waiting['action']}"
+    return start
 
 
 def state_words(facts: dict[str, Any]) -> str:

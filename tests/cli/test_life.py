@@ -175,18 +175,22 @@ def test_finished_run_is_not_undone_by_a_job_that_came_too_late(
     ("own", "squeue", "sacct", "state", "note"),
     [
         ("submitted", "7|PENDING|2026-11-22T14:05:00|Priority", "", "pending",
-         "Priority; starts about 2026-11-22 14:05:00"),
-        ("submitted", "7|PENDING|N/A|Dependency", "", "pending", "Dependency"),
+         "jobs of higher priority are before it (Priority); "
+         "Slurm guesses a start at 2026-11-22 14:05:00"),
+        ("submitted", "7|PENDING|N/A|Dependency", "", "pending",
+         "it starts after another job (Dependency)"),
         ("running", "7|RUNNING|2026-11-22T14:05:00|None", "", "running", ""),
         ("stopping", "7|RUNNING|N/A|None", "", "stopping", ""),
         ("running", "7|SUSPENDED|N/A|None", "", "running", "suspended"),
-        ("requeued", "7|PENDING|N/A|BeginTime", "", "requeued", "BeginTime; requeued once"),
+        ("requeued", "7|PENDING|N/A|BeginTime", "", "requeued",
+         "it may not start before a time (BeginTime); requeued once"),
         ("running", "7|PREEMPTED|N/A|None", "", "requeued", "requeued once"),
         ("running", "", "", "vanished", "neither queue nor accounting knows its job"),
         ("running", "", "7|TIMEOUT|0:0", "failed", "timeout"),
         ("running", "", "7|CANCELLED by 1000|0:15", "cancelled", "cancelled by 1000"),
         ("failed", "7|FAILED|N/A|None", "", "failed", ""),
-        ("failed", "7|PENDING|N/A|Resources", "", "requeued", "Resources; requeued once"),
+        ("failed", "7|PENDING|N/A|Resources", "", "requeued",
+         "it is next, and waits for free nodes (Resources); requeued once"),
         ("cancelled", "", "", "cancelled", ""),
         ("finished", "", "", "finished", ""),
         ("running", "down", "", "unknown", "Slurm does not answer"),
@@ -431,8 +435,9 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path, clock_s: float) -> 
 # --- list and status ------------------------------------------------------------------------------
 
 SUMMARY = """name path user task model data nodes submitted cluster where job state reason
-expected_start requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
-FULL = """cost program job_options submission hosts history changed attempts last_record evaluating
+waiting expected_start requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
+FULL = """queue cost program job_options submission hosts history changed attempts last_record
+evaluating
 checkpoints warnings failures result model_path logs"""
 
 
@@ -498,7 +503,8 @@ def test_status(
     assert cli_status.main(["last"]) == 0
     shown = capsys.readouterr().out
     for text in (
-        "requeued: BeginTime; starts about 2026-11-22 14:05:00; requeued once",
+        "requeued: it may not start before a time (BeginTime); Slurm guesses a start at",
+        "start        starts by itself",
         "job 21 (slurm), on n1",
         "step 20/20 (100 %), epoch 1.00, loss 0.1000",
         "step-00000010, ",

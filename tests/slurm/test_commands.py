@@ -161,6 +161,9 @@ def test_flags_win_over_sbatch_variables(fake_slurm: FakeSlurm, tmp_path: Path) 
     shown = fake_slurm.run(["scontrol", "show", "job", job]).stdout
     for text in ("Partition=batch", "TimeLimit=00:07:00", "Requeue=1"):
         assert text in shown
+    page = slurmft(fake_slurm, "status", str(done.run.path)).out
+    for text in ("you hold it (JobHeldUser)", f"scontrol release {job}"):
+        assert text in page
     assert slurmft(fake_slurm, "cancel", str(done.run.path)).code == 0
 
 
@@ -183,3 +186,28 @@ def test_setup_that_fails(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     assert "no module named cuda/99" in done.err
     assert "ended as FAILED" in done.err
     assert job_fields(fake_slurm, done) == ("FAILED", "7:0")
+
+
+def test_status_of_a_job_that_waits_for_nodes(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """More nodes than the partition has up are asked of the controller: it says which there are."""
+    nodes = fake_slurm.run(["sinfo", "--noheader", "--partition=batch", "--format=%D"])
+    count = nodes.stdout.split()[0]
+    blocker = [
+        "sbatch", "--parsable", f"--nodes={count}", "--exclusive", "--output=/dev/null",
+        "--partition=batch", "--wrap=sleep 300",
+    ]  # fmt: skip
+    job = fake_slurm.run(blocker).stdout.strip()
+    done = submit(fake_slurm, tmp_path, "--partition", "batch", *QUICK)
+
+    def status() -> str:
+        return slurmft(fake_slurm, "status", str(done.run.path)).out
+
+    # The scheduler looks at the queue every few seconds: before that there is no reason.
+    until(lambda: "  queue " in status(), status)
+    page = status()
+    fake_slurm.run(["scancel", job])
+    assert slurmft(fake_slurm, "cancel", str(done.run.path)).code == 0
+    assert "starts by itself" in page
+    assert "nodes of the partition batch" in page or "before it" in page

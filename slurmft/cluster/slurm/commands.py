@@ -272,7 +272,13 @@ def _state_of_controller(job_id: str) -> Report | None:
     )
 
 
-_SQUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%S|%r")
+_SQUEUE = (
+    "squeue",
+    "--noheader",
+    "--array",
+    "--states=all",
+    "--format=%i|%T|%S|%r|%P|%D",
+)
 """Ended jobs, too: the controller knows them for minutes, and earlier than accounting."""
 _SACCT = ("sacct", "-nPX", "--format=JobID,State,ExitCode")
 
@@ -420,19 +426,36 @@ def _states_by(
 
 
 def parse_squeue_jobs(text: str) -> dict[str, Report]:
-    """Reads lines of `squeue --array --format=%i|%T|%S|%r`: job id, or array_index, -> state."""
+    """Reads lines of `squeue --array --format=%i|%T|%S|%r|%P|%D`: job id, or array_index, ->
+    state."""
     reports = {}
     for line in text.splitlines():
-        fields = line.strip().split("|", 3)
-        fields += [""] * (4 - len(fields))  # absent ones are empty
-        job, name, start, reason = fields
+        fields = line.strip().split("|")
+        fields += [""] * (6 - len(fields))  # absent ones are empty
+        job, name, start, reason, partition, nodes = fields[:6]
         report = parse_squeue(f"{name}|{reason}")
         if report is None:
             continue
-        if name == "PENDING" and start != "N/A":
-            report = dataclasses.replace(report, expected_start=start)
+        if name == "PENDING":
+            expected_start = start
+            if start == "N/A":
+                expected_start = ""
+            report = dataclasses.replace(
+                report,
+                expected_start=expected_start,
+                partition=partition,
+                nodes=_fewest_nodes(nodes),
+            )
         reports[job] = report
     return reports
+
+
+def _fewest_nodes(text: str) -> int:
+    """Returns the number of nodes that a job asks for, the smaller one of "2-4"; 0: unknown."""
+    match = re.match(r"\d+", text)
+    if match is None:
+        return 0
+    return int(match[0])
 
 
 def parse_sacct_jobs(text: str) -> dict[str, Report]:

@@ -1,0 +1,223 @@
+"""What the queue of a pending job looks like: one question to the controller, chosen by the reason
+for which the job waits, and one to accounting."""
+
+import getpass
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from slurmft.cluster.job_state import Report
+from slurmft.cluster.slurm import commands
+from slurmft.core.errors import SlurmftError
+from slurmft.core.text import duration
+
+_PAST = "now-30days"
+"""How far back the user's own waits are looked at, in sacct's form."""
+_FEWEST_WAITS = 5
+"""Of fewer jobs, no quantiles are shown."""
+_IDLE = ("idle", "mix")
+_AWAY = re.compile(
+    "down|drain|drng|fail|maint|unk|no_respond|resv|power|boot|[*~#!%$@^-]$"
+)
+"""States of nodes that take no job, as `sinfo --format=%t` prints them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waits:
+    """How long the user's own jobs of a size have waited in a partition."""
+
+    jobs: int
+    median_s: float
+    ninth_decile_s: float
+    """Nine of ten jobs waited less."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueFacts:
+    """The queue of a pending job. None: not asked, or not known."""
+
+    text: str | None = None
+    """The answer of the controller in words: "12 jobs are before it, 2 of them yours"."""
+    waits: Waits | None = None
+
+    def lines(self) -> list[str]:
+        """Returns a line for each fact."""
+        lines = []
+        if self.text:
+            lines.append(self.text)
+        if self.waits is not None:
+            lines.append(
+                f"your last {self.waits.jobs} jobs of this size waited "
+                f"{duration(self.waits.median_s)} (median), nine of ten less than "
+                f"{duration(self.waits.ninth_decile_s)}"
+            )
+        return lines
+
+
+def of_job(job: str, report: Report) -> QueueFacts:
+    """Returns the facts about a pending job; those that Slurm does not give are absent."""
+    text = None
+    for pattern, ask in _QUESTIONS:
+        if re.match(pattern, report.reason):
+            try:
+                text = ask(job, report)
+            # It is extra: the state is known without it.
+            except (SlurmftError, ValueError):
+                text = None
+            break
+    return QueueFacts(text=text, waits=_waits(report))
+
+
+# --- the controller -------------------------------------------------------------------------------
+
+
+def _jobs_ahead(job: str, report: Report) -> str | None:
+    """Counts the jobs of a higher priority, in the order in which Slurm looks at them."""
+    options = ["--noheader", "--array", "--states=PENDING", "--sort=-p,i"]
+    if report.partition:
+        options.append(f"--partition={report.partition}")
+    text = commands.call("squeue", *options, "--format=%i|%u")
+    return parse_jobs_ahead(text, job, getpass.getuser())
+
+
+def parse_jobs_ahead(text: str, job: str, user: str) -> str | None:
+    """Reads lines of `squeue --sort=-p,i --format=%i|%u`, up to that of the job."""
+    users: list[str] = []
+    for line in text.splitlines():
+        each, _, owner = line.strip().partition("|")
+        if each == job:
+            own = users.count(user)
+            return f"{len(users)} pending jobs are before it, {own} of them yours"
+        users.append(owner)
+    return None
+
+
+def _nodes(job: str, report: Report) -> str | None:
+    options = ["--noheader"]
+    if report.partition:
+        options.append(f"--partition={report.partition}")
+    text = commands.call("sinfo", *options, "--format=%t|%D")
+    return parse_nodes(text, report.partition, report.nodes)
+
+
+def parse_nodes(text: str, partition: str, requested: int) -> str | None:
+    """Reads lines of `sinfo --format=%t|%D`, one for each state of nodes."""
+    nodes = Counter[str]()
+    for line in text.splitlines():
+        state, _, count = line.strip().partition("|")
+        if _AWAY.search(state):
+            nodes["away"] += int(count)
+        elif state in _IDLE:
+            nodes[state] += int(count)
+        nodes["all"] += int(count)
+    if not nodes["all"]:
+        return None
+    where = "the cluster"
+    if partition:
+        where = f"the partition {partition}"
+    in_use = nodes["all"] - nodes["away"] - nodes["idle"]
+    parts = [f"{nodes['idle']} are idle", f"{in_use} in use"]
+    if nodes["away"]:
+        parts.append(f"{nodes['away']} down, drained or reserved")
+    needs = ""
+    if requested:
+        needs = f"; it needs {requested}"
+    return f"of the {nodes['all']} nodes of {where} {', '.join(parts)}{needs}"
+
+
+def _own_jobs(job: str, report: Report) -> str | None:
+    text = commands.call(
+        "squeue", "--noheader", "--me", "--states=RUNNING", "--format=%D|%C"
+    )
+    return parse_own_jobs(text)
+
+
+def parse_own_jobs(text: str) -> str:
+    """Reads lines of `squeue --me --states=RUNNING --format=%D|%C`."""
+    jobs = 0
+    nodes = 0
+    cpus = 0
+    for line in text.splitlines():
+        node_count, _, cpu_count = line.strip().partition("|")
+        jobs += 1
+        nodes += int(node_count)
+        cpus += int(cpu_count)
+    return f"you run {jobs} jobs on {nodes} nodes, with {cpus} CPUs"
+
+
+def _reservations(job: str, report: Report) -> str | None:
+    text = commands.call("scontrol", "--oneliner", "show", "reservation")
+    return parse_reservations(text)
+
+
+def parse_reservations(text: str) -> str | None:
+    """Reads `scontrol --oneliner show reservation`; returns the one that begins first."""
+    found = re.findall(r"ReservationName=(\S+) StartTime=(\S+) EndTime=(\S+)", text)
+    if not found:
+        return None
+    name, start, end = min(found, key=lambda each: each[1])
+    return (
+        f"the reservation {name} is from {start.replace('T', ' ')} to "
+        f"{end.replace('T', ' ')}"
+    )
+
+
+_QUESTIONS: Sequence[tuple[str, Callable[[str, Report], str | None]]] = (
+    ("Priority", _jobs_ahead),
+    (r"Reservation|ReqNodeNotAvail.*[Mm]aintenance", _reservations),
+    (r"Resources|ReqNodeNotAvail|Nodes required|PartitionNodeLimit|NodeDown", _nodes),
+    (r"(Assoc|QOS)?(Max\w*Per(User|Account)|MaxJobs)", _own_jobs),
+)
+"""Beginning of a reason -> the question that explains it."""
+
+
+# --- accounting -----------------------------------------------------------------------------------
+
+
+def _waits(report: Report) -> Waits | None:
+    columns = "--format=Partition,NNodes,Eligible,Start"
+    options = ["--noheader", "--parsable2", "--allocations", f"--starttime={_PAST}"]
+    if report.partition:
+        options.append(f"--partition={report.partition}")
+    try:
+        text = commands.call("sacct", *options, columns)
+    except SlurmftError:
+        return None
+    return parse_waits(text, report.partition, report.nodes)
+
+
+def parse_waits(text: str, partition: str, nodes: int) -> Waits | None:
+    """Reads lines of `sacct -nPX --format=Partition,NNodes,Eligible,Start`.
+
+    Args:
+        text: the lines.
+        partition: that of the job; "": all count.
+        nodes: that of the job: those between half and twice as large count; 0: all do.
+    """
+    waits_s = []
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 4:
+            continue
+        name, count, eligible, start = fields
+        if partition and name != partition:
+            continue
+        try:
+            is_of_size = not nodes or nodes / 2 <= int(count) <= nodes * 2
+            waited = datetime.fromisoformat(start) - datetime.fromisoformat(eligible)
+        # "Unknown" of a job that has not started, "None" of one that never did.
+        except ValueError:
+            continue
+        if is_of_size:
+            waits_s.append(max(0.0, waited.total_seconds()))
+    if len(waits_s) < _FEWEST_WAITS:
+        return None
+    deciles = statistics.quantiles(waits_s, n=10, method="inclusive")
+    return Waits(
+        jobs=len(waits_s),
+        median_s=statistics.median(waits_s),
+        ninth_decile_s=deciles[-1],
+    )

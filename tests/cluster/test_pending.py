@@ -1,0 +1,135 @@
+"""Slurm's reasons for waiting, in words; the queue of a pending job."""
+
+import pytest
+
+from slurmft.cluster import pending
+from slurmft.cluster.job_state import Report
+from slurmft.cluster.slurm import commands, queue_facts
+from slurmft.core.errors import SlurmftError
+
+# "JOB REASON CODES" of Slurm 25.11, and the texts that the controller itself writes.
+REASONS = """
+AccountNotAllowed AccountingPolicy AssocGrpBB AssocGrpBBMinutes AssocGrpBBRunMinutes AssocGrpBilling
+AssocGrpBillingMinutes AssocGrpCpuLimit AssocGrpCPUMinutesLimit AssocGrpCPURunMinutesLimit
+AssocGrpEnergy AssocGrpGRES AssocGrpGRESMinutes AssocGrpJobsLimit AssocGrpLicense AssocGrpMemLimit
+AssocGrpMemMinutes AssocGrpNodeLimit AssocGrpNodeRunMinutes AssocGrpSubmitJobsLimit
+AssocGrpWallLimit AssocMaxBBMinutesPerJob AssocMaxBillingPerJob AssocMaxCpuMinutesPerJobLimit
+AssocMaxCpuPerJobLimit AssocMaxCpuPerNode AssocMaxGRESPerJob AssocMaxGRESPerNode AssocMaxJobsLimit
+AssocMaxMemPerJob AssocMaxNodePerJobLimit AssocMaxSubmitJobLimit AssocMaxWallDurationPerJobLimit
+AssociationJobLimit AssociationResourceLimit AssociationTimeLimit BadConstraints BeginTime
+BurstBufferOperation BurstBufferResources BurstBufferStageIn Cleaning DeadLine Dependency
+DependencyNeverSatisfied FedJobLock FrontEndDown InactiveLimit InvalidAccount InvalidQOS
+JobArrayTaskLimit JobHeldAdmin JobHeldUser JobHoldMaxRequeue JobLaunchFailure Licenses
+MaxBBPerAccount MaxCpuPerAccount MaxGRESPerAccount MaxJobsPerAccount MaxMemoryPerAccount
+MaxMemPerLimit MaxNodePerAccount MaxSubmitJobsPerAccount NodeDown NonZeroExitCode None OutOfMemory
+PartitionConfig PartitionDown PartitionInactive PartitionNodeLimit PartitionTimeLimit Priority
+Prolog QOSGrpBB QOSGrpCpuLimit QOSGrpCPUMinutesLimit QOSGrpGRES QOSGrpJobsLimit QOSGrpMemLimit
+QOSGrpNodeLimit QOSGrpSubmitJobsLimit QOSGrpWallLimit QOSJobLimit QOSMaxBBPerUser
+QOSMaxCpuMinutesPerJobLimit QOSMaxCpuPerJobLimit QOSMaxCpuPerNode QOSMaxCpuPerUserLimit
+QOSMaxGRESPerJob QOSMaxGRESPerUser QOSMaxJobsPerUserLimit QOSMaxMemoryPerJob QOSMaxMemoryPerUser
+QOSMaxNodePerJobLimit QOSMaxNodePerUserLimit QOSMaxSubmitJobPerUserLimit
+QOSMaxWallDurationPerJobLimit QOSMinBB QOSMinBilling QOSMinCpuNotSatisfied QOSMinGRES QOSMinMemory
+QOSMinNode QOSNotAllowed QOSResourceLimit QOSTimeLimit QOSUsageThreshold ReqNodeNotAvail Reservation
+ReservationDeleted Resources SchedDefer SystemFailure TimeLimit
+"""
+TEXTS = [
+    "ReqNodeNotAvail, UnavailableNodes:n1,n2",
+    "ReqNodeNotAvail, Reserved for maintenance",
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+    "launch failed requeued held",
+    "job requeued in held state",
+    "user env retrieval failed requeued held",
+]
+
+
+@pytest.mark.parametrize("reason", [*REASONS.split(), *TEXTS])
+def test_reason_of_slurm_in_words(reason: str) -> None:
+    waiting = pending.explain(reason, "17")
+    assert waiting is not None
+    assert waiting.cause
+    for text in (waiting.cause, waiting.action):
+        assert "{" not in text
+        assert reason not in text
+    # A job that cannot start by itself needs somebody who does something.
+    assert waiting.by_itself or waiting.action
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "by_itself"),
+    [
+        ("QOSMaxGRESPerUser", "limit of GPUs", True),
+        ("AssocGrpCPUMinutesLimit", "limit of minutes of CPUs", True),
+        ("AssocMaxCpuPerJobLimit", "more CPUs than a job", False),
+        ("QOSMinGRES", "than the QOS requires", False),
+        ("AssocMaxJobsLimit", "your limit of jobs", True),
+    ],
+)
+def test_limit_is_named(reason: str, cause: str, by_itself: bool) -> None:
+    waiting = pending.explain(reason)
+    assert waiting is not None
+    assert cause in waiting.cause
+    assert waiting.by_itself == by_itself
+
+
+def test_unknown_reason_is_left_to_slurm() -> None:
+    assert pending.explain("SitePluginSaysNo") is None
+
+
+# --- the queue ------------------------------------------------------------------------------------
+
+
+def test_jobs_ahead() -> None:
+    text = "5|bob\n9_1|ann\n7|ann\n8|bob\n"
+    found = queue_facts.parse_jobs_ahead(text, "7", "ann")
+    assert found == "2 pending jobs are before it, 1 of them yours"
+    # It has started meanwhile.
+    assert queue_facts.parse_jobs_ahead(text, "11", "ann") is None
+
+
+def test_nodes() -> None:
+    text = "idle|2\nmix|1\nalloc|10\ndown*|1\ndrng|1\nresv|1\n"
+    assert queue_facts.parse_nodes(text, "gpu", 4) == (
+        "of the 16 nodes of the partition gpu 2 are idle, 11 in use, 3 down, drained or "
+        "reserved; it needs 4"
+    )
+    assert queue_facts.parse_nodes("", "gpu", 4) is None
+
+
+def test_own_jobs_and_reservations() -> None:
+    assert queue_facts.parse_own_jobs("2|64\n1|8\n") == (
+        "you run 2 jobs on 3 nodes, with 72 CPUs"
+    )
+    text = (
+        "ReservationName=later StartTime=2026-12-02T08:00:00 EndTime=2026-12-02T18:00:00 x=y\n"
+        "ReservationName=maint StartTime=2026-12-01T08:00:00 EndTime=2026-12-01T18:00:00 x=y\n"
+    )
+    assert queue_facts.parse_reservations(text) == (
+        "the reservation maint is from 2026-12-01 08:00:00 to 2026-12-01 18:00:00"
+    )
+    assert queue_facts.parse_reservations("No reservations in the system") is None
+
+
+def test_waits_of_jobs_of_this_size() -> None:
+    lines = []
+    for minute in range(10):
+        lines.append(f"gpu|2|2026-11-20T10:00:00|2026-11-20T10:{minute:02d}:00")
+    lines.append("gpu|64|2026-11-20T10:00:00|2026-11-21T10:00:00")
+    lines.append("cpu|2|2026-11-20T10:00:00|2026-11-21T10:00:00")
+    lines.append("gpu|2|2026-11-20T10:00:00|Unknown")
+    waits = queue_facts.parse_waits("\n".join(lines), "gpu", 2)
+    assert waits is not None
+    assert waits.jobs == 10
+    assert waits.median_s == 270
+    assert waits.ninth_decile_s == pytest.approx(486)
+    assert queue_facts.parse_waits("\n".join(lines[:3]), "gpu", 2) is None
+
+
+def test_facts_that_slurm_does_not_give_are_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*command: str, **rest: float) -> str:
+        raise SlurmftError(f"{command[0]} failed")
+
+    monkeypatch.setattr(commands, "call", refuse)
+    report = Report(name="PENDING", reason="Priority", partition="gpu", nodes=2)
+    assert queue_facts.of_job("7", report).lines() == []
