@@ -37,7 +37,8 @@ _LONGEST_WAIT_S = 30
 
 
 class _Form(IntEnum):
-    """What an entry looks like. Those of the first form that is there are the checkpoints."""
+    """What an entry looks like. Those of the first form that has a whole one are the checkpoints:
+    beside numbered folders, a file is often the final model."""
 
     NUMBERED_FOLDER = 0
     FILE = 1
@@ -85,22 +86,20 @@ def weights(folder: Path) -> list[Path]:
 
 
 def newest_first(times: dict[Path, int]) -> list[Path]:
-    """Returns those of some candidates that are checkpoints, by when they were written."""
-    by_form: dict[_Form, list[Path]] = {}
-    for path in times:
-        form = _form(path)
-        if form is not None:
-            by_form.setdefault(form, []).append(path)
-    if not by_form:
-        return []
+    """Returns some candidates by their form, those of one form by when they were written."""
 
-    def order(path: Path) -> tuple[int, list[int], str]:
+    def order(path: Path) -> tuple[int, int, list[int], str]:
         # By time: of names, nobody knows whether step-900 sorts before step-1000. Those of the
         # same time are sorted by their numbers.
         numbers = [int(digits) for digits in re.findall(r"\d+", path.name)]
-        return times[path], numbers, path.name
+        return -forms[path], times[path], numbers, path.name
 
-    return sorted(by_form[min(by_form)], key=order, reverse=True)
+    forms = {}
+    for path in times:
+        form = _form(path)
+        if form is not None:
+            forms[path] = form
+    return sorted(forms, key=order, reverse=True)
 
 
 def _form(path: Path) -> _Form | None:
@@ -159,14 +158,17 @@ def _is_channel(path: Path) -> bool:
 
 
 def newest_whole(checkpoints: list[Path]) -> Path | None:
-    """Returns the first of some checkpoints, newest first, that looks whole; None: none does.
+    """Returns the first of some checkpoints, as `newest_first` sorts them, that looks whole; None:
+    none does.
 
-    A folder is half-written if it lacks a file that the checkpoint before it has: many programs
-    write a marker last.
+    A folder is half-written if it lacks a file that the one before it, of the same form, has: many
+    programs write a marker last.
     """
     for index, path in enumerate(checkpoints):
-        older = checkpoints[index + 1 : index + 2]
-        has_all = all(_kinds(path) >= _kinds(before) for before in older)
+        has_all = True
+        for before in checkpoints[index + 1 : index + 2]:
+            if _form(before) == _form(path):
+                has_all = _kinds(path) >= _kinds(before)
         if has_all and _is_readable(path):
             return path
     return None

@@ -66,6 +66,10 @@ def make(folder: Path, *names: str) -> None:
             "temperature-0.7.pt",
         ),
         (["step_5/m", "step_6.tmp/m", "7.orbax-checkpoint-tmp-1/m"], "step_5"),
+        # A folder that is not whole, by the length of its file, hides no file.
+        (["ckpt.pt", "checkpoint-5/model.safetensors"], "ckpt.pt"),
+        (["latest/model", "ckpt.safetensors", "step-5/a.safetensors"], "latest"),
+        (["step_4/m", "ckpt.pt", "step_5/model.safetensors"], "step_4"),
         (["config.json", "log.txt", "latest", "runs/x", "events.out.tfevents.7"], None),
         ([], None),
     ],
