@@ -6,7 +6,7 @@ cluster, or if it belongs to another user.
 
 import contextlib
 import os
-import shutil
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +15,17 @@ from pathlib import Path
 
 from slurmft.cluster.job_state import Phase
 from slurmft.cluster.status import RunStatus, run_statuses
-from slurmft.core import hooks
+from slurmft.core import hooks, removal
 from slurmft.core.errors import SlurmftError
-from slurmft.core.files import ASIDE, aside_of
 from slurmft.runs import resolve
 from slurmft.runs.disk_space import size_of
-from slurmft.runs.rundir import RunDir
+from slurmft.runs.rundir import (
+    BAD_CHECKPOINT,
+    CHECKPOINT,
+    HALF_CHECKPOINT,
+    RUN,
+    RunDir,
+)
 
 KINDS = ("runs", "checkpoints", "tokens", "leftovers", "token-cache")
 """runs: whole ones, which have not finished. checkpoints: the best one, which finished runs keep
@@ -39,6 +44,8 @@ class Item:
     """One of KINDS."""
     why: str
     bytes: int
+    form: re.Pattern[str]
+    """The form of its name."""
     inode: int | None
     """Of what was found there."""
 
@@ -63,6 +70,8 @@ class _Candidate:
     path: Path
     why: str
     """Why it may be removed."""
+    form: re.Pattern[str]
+    """The form of its name."""
 
 
 def _in_run(status: RunStatus, older_s: float) -> Iterator[_Candidate]:
@@ -79,28 +88,31 @@ def _in_run(status: RunStatus, older_s: float) -> Iterator[_Candidate]:
             word = status.state
         idle_days = idle_s / 86400
         why = f"{word}; no activity for {idle_days:.0f} days"
-        yield _Candidate("runs", files.path, why)
+        yield _Candidate("runs", files.path, why, RUN)
     if has_finished and files.model.is_dir() and files.checkpoints.is_dir():
         why = "the run has finished; its model is kept"
-        yield _Candidate("checkpoints", files.checkpoints, why)
+        # A link to a larger disk stays, and in the folder there what slurmft has not made.
+        if files.checkpoints.is_symlink():
+            yield from _named("checkpoints", files.checkpoints, CHECKPOINT, why)
+        else:
+            form = removal.exactly(files.checkpoints.name)
+            yield _Candidate("checkpoints", files.checkpoints, why, form)
     if has_finished and files.tokens.is_dir():
-        yield _Candidate("tokens", files.tokens, "the run has finished")
+        form = removal.exactly(files.tokens.name)
+        yield _Candidate("tokens", files.tokens, "the run has finished", form)
     for folder in (files.path, files.failures, files.submitit):
-        yield from _leftovers(folder)
-    # As `job.checkpoints` names what it writes, prunes or puts aside.
-    for path in files.checkpoints.glob(".*"):
-        yield _Candidate("leftovers", path, "half written")
-    for path in files.checkpoints.glob("bad-*"):
-        yield _Candidate("leftovers", path, "a damaged checkpoint")
+        yield from _named("leftovers", folder, removal.ASIDE, _LEFT)
+    yield from _named("leftovers", files.checkpoints, HALF_CHECKPOINT, _LEFT)
+    why = "a damaged checkpoint"
+    yield from _named("leftovers", files.checkpoints, BAD_CHECKPOINT, why)
 
 
-def _leftovers(folder: Path) -> Iterator[_Candidate]:
-    """Yields what a kill during a write or a removal left in a folder."""
-    # Not every run has all of the folders.
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(folder)):
-            if ASIDE.fullmatch(name):
-                yield _Candidate("leftovers", folder / name, _LEFT)
+def _named(
+    kind: str, folder: Path, form: re.Pattern[str], why: str
+) -> Iterator[_Candidate]:
+    """Yields what has a name of a form in a folder."""
+    for path in removal.matching(folder, form):
+        yield _Candidate(kind, path, why, form)
 
 
 def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
@@ -122,7 +134,12 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
             skipped["run(s) whose cluster does not report the state of their jobs"] += 1
         else:
             candidates += _of_kinds(_in_run(status, older_s), kinds)
-    outside = [*_leftovers(top), *_in_shared_caches(older_s)]
+            if status.run.path.joinpath("checkpoints").is_symlink():
+                skipped[
+                    "`checkpoints` that are links: what slurmft has not made there"
+                ] += 1
+    outside = [*_named("leftovers", top, removal.ASIDE, _LEFT)]
+    outside += _in_shared_caches(older_s)
     # Others write into a shared folder of runs, and into a shared cache.
     for candidate in _of_kinds(outside, kinds):
         if _is_own(candidate.path, candidate.path):
@@ -143,6 +160,7 @@ def _item(candidate: _Candidate) -> Item:
         kind=candidate.kind,
         why=candidate.why,
         bytes=size_of(candidate.path),
+        form=candidate.form,
         # `remove` compares it again after the rename.
         inode=_inode(candidate.path),
     )
@@ -156,7 +174,9 @@ def _in_shared_caches(older_s: float) -> Iterator[_Candidate]:
             # Under this name an entry is written, until it is whole.
             if path.name.startswith("."):
                 why = _LEFT
-            yield _Candidate("token-cache", path, why)
+            # The cache has chosen it by its name.
+            form = removal.exactly(path.name)
+            yield _Candidate("token-cache", path, why, form)
 
 
 def _of_kinds(
@@ -206,26 +226,14 @@ def _inode(path: Path) -> int | None:
 
 def remove(item: Item) -> str | None:
     """Removes an item, atomically for readers; returns the error, if any."""
-    aside = aside_of(item.path)
     try:
-        os.rename(item.path, aside)
+        removal.remove(item.path, item.form, at_once=True, inode=item.inode)
     # Somebody else has removed it.
     except FileNotFoundError:
         return None
     except OSError as error:
-        return f"{str(item.path)!r} could not be removed: {error.strerror or error}"
-    # Between plan and rename, another user may have put a link there that leads elsewhere.
-    if _inode(aside) != item.inode:
-        os.rename(aside, item.path)
-        return f"{str(item.path)!r} was replaced meanwhile: it stays"
-    try:
-        # Of a link to a folder, the link alone goes: rmtree refuses links.
-        if aside.is_dir() and not aside.is_symlink():
-            shutil.rmtree(aside)
-        else:
-            aside.unlink()
-    except OSError as error:
-        return f"{str(aside)!r} could not be removed: {error.strerror or error}"
+        path = error.filename or str(item.path)
+        return f"{path!r} could not be removed: {error.strerror or error}"
     return None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slurmft.cluster.job_state import Report
-from slurmft.core import permissions, process
+from slurmft.core import permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
@@ -191,7 +191,8 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
     id, its process id."""
     import submitit
 
-    _pid_file(run).unlink(missing_ok=True)  # of the job before, where this is a resume
+    # Of the job before, where this is a resume.
+    removal.discard(_pid_file(run), removal.exactly("pid.json"))
     script = run.submitit / "setup.sh"
     lines = ["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]
     write_text(script, "\n".join(lines))

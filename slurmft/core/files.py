@@ -7,8 +7,6 @@ import functools
 import json
 import math
 import os
-import re
-import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -16,10 +14,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import removal
 from slurmft.core.errors import UsageError
-
-ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
-"""Names that `aside_of` makes."""
+from slurmft.core.removal import aside_of
 
 _STALE_S = 4.0
 """How long a client of a shared file system may still take a file for the one that another has
@@ -45,18 +42,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.replace(aside, path)
     # Ctrl-C, too, is to leave nothing behind.
     except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
+        removal.discard(aside)
         raise
-
-
-def aside_of(path: Path) -> Path:
-    """Returns a hidden name beside a path, which nobody else uses.
-
-    GlusterFS places names of this form with that of the path. If file and replacement were on two
-    of its servers, there would be none for a moment.
-    """
-    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(2).hex()}")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -221,9 +208,9 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
         os.rename(aside, path)
         # The name is kept by the folder above.
         _sync(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        removal.discard(old)
     except BaseException as error:
-        shutil.rmtree(aside, ignore_errors=True)
+        removal.discard(aside)
         # What another process has put there is as good.
         was_slower = isinstance(error, OSError) and path.exists() and not replace
         if not was_slower:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import shlex
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from slurmft.core import removal
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder, read_text
 from slurmft.core.run_files import current_attempt
-from slurmft.runs.rundir import RunDir
+from slurmft.runs.rundir import BAD_CHECKPOINT, CHECKPOINT, HALF_CHECKPOINT, RunDir
 
 _T = TypeVar("_T")
 MANIFEST = "manifest.json"
@@ -102,21 +102,18 @@ def prune(run: RunDir, keep: int, best: str | None) -> None:
     names = run.checkpoint_names()
     older = names[: max(0, len(names) - keep)]
     for name in older:
-        if name == best:
-            continue
-        # Renamed first, so that a reader never sees half a checkpoint.
-        aside = run.checkpoints / f".old-{name}"
-        (run.checkpoints / name).rename(aside)
-        shutil.rmtree(aside)
+        if name != best:
+            # At once: a reader never sees half a checkpoint.
+            removal.remove(run.checkpoints / name, CHECKPOINT, at_once=True)
 
 
-def remove_leftovers(run: RunDir, bad: bool = False) -> None:
-    """Removes what a kill during a save left behind, and damaged checkpoints if `bad`."""
-    leftovers = list(run.checkpoints.glob(".*"))
+def remove_leftovers(run: RunDir, bad: bool = False) -> list[str]:
+    """Removes what a kill during a save left behind, and damaged checkpoints if `bad`; returns a
+    line for each that stays."""
+    left = removal.sweep(run.checkpoints, HALF_CHECKPOINT)
     if bad:
-        leftovers += run.checkpoints.glob("bad-*")
-    for path in leftovers:
-        shutil.rmtree(path, ignore_errors=True)
+        left += removal.sweep(run.checkpoints, BAD_CHECKPOINT)
+    return left
 
 
 class Checkpoints:

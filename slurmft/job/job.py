@@ -352,7 +352,8 @@ class Job:
             return None
 
         def find() -> Path | None:
-            checkpoints.remove_leftovers(run)
+            for line in checkpoints.remove_leftovers(run):
+                self.warn(line)
             return checkpoints.newest(run, self.warn)
 
         # The main rank looks for all: file systems may show the others another newest one.
@@ -389,7 +390,8 @@ class Job:
         assert self._run is not None
         with contextlib.suppress(OSError):  # they can be removed by hand
             checkpoints.prune(self._run, keep, self._checkpoints.best)
-            checkpoints.remove_leftovers(self._run, bad=True)
+            for line in checkpoints.remove_leftovers(self._run, bad=True):
+                self.warn(line)
 
     # --- records ----------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 The last upstream release is for torch 2.8; sites that pin that have wheels or builds of their own.
 """
 
-import contextlib
 import functools
 import json
 import os
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import process
+from slurmft.core import process, removal
 from slurmft.core.errors import UsageError
 
 MODULE = "oneccl_bindings_for_pytorch"
@@ -206,16 +205,15 @@ def remove_shared_memory(pids: Iterable[int], place: Path) -> None:
         place: folder of the shared memory.
     """
     deadline = time.monotonic() + _END_S
+    ended = []
     for pid in pids:
         while _is_alive(pid) and time.monotonic() < deadline:
             time.sleep(_END_S / 40)
         # Another process may have the number by now.
-        if _is_alive(pid):
-            continue
-        for file in place.glob(f"{pid}:{os.getuid()}:*"):
-            with contextlib.suppress(OSError):  # it is gone by now
-                if file.lstat().st_uid == os.getuid():
-                    file.unlink()
+        if not _is_alive(pid):
+            ended.append(str(pid))
+    form = re.compile(rf"({'|'.join(ended)}):{os.getuid()}:.*")
+    removal.sweep(place, form)
 
 
 def _is_alive(pid: int) -> bool:

@@ -6,7 +6,7 @@ cannot watch itself.
 
 import contextlib
 import os
-import shutil
+import re
 import signal
 import stat
 import tempfile
@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmft.core import process
+from slurmft.core import process, removal
 from slurmft.core.text import duration
 from slurmft.node import ccl, heartbeat
 from slurmft.runs.rundir import RunDir
@@ -38,6 +38,9 @@ _LEAST_S = 60
 _SLOWER_STEPS = 3
 
 _PY_SPY_S = 20
+
+_FOLDER = re.compile(r"slurmft-\d+-\d+-\w+")
+"""Names of the folders of tasks: slurmft-NAMESPACE-PID-RANDOM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +183,8 @@ def _prefix() -> str:
 
 def remove_stale(place: Path) -> None:
     """Removes the folders of this user's tasks that were killed: they occupy memory."""
-    for folder in place.glob(f"{_prefix()}*"):
-        # slurmft-NAMESPACE-PID-RANDOM
+    own_names = re.compile(re.escape(_prefix()) + ".*")
+    for folder in removal.matching(place, own_names):
         task, _, _ = folder.name.removeprefix(_prefix()).partition("-")
         has_ended = task.isdigit() and process_state(int(task)) == "gone"
         if has_ended and _is_own(folder):
@@ -210,7 +213,7 @@ def _remove(folder: Path) -> None:
             for rank in heartbeat.ranks(folder):
                 pids += heartbeat.processes(folder, rank)
             ccl.remove_shared_memory(pids, folder.parent)
-    shutil.rmtree(folder, ignore_errors=True)
+    removal.discard(folder, _FOLDER)
 
 
 def process_state(pid: int) -> str:

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 
-from slurmft.core import filesystem, git
+from slurmft.core import filesystem, git, removal
 from slurmft.core.decode import read
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.files import aside_of, write_bytes
+from slurmft.core.files import write_bytes
+from slurmft.core.removal import aside_of
 from slurmft.core.run_files import AnyConfig, Snapshot
 from slurmft.core.text import in_bytes
 from slurmft.runs.disk_space import is_full, no_room
@@ -293,7 +294,7 @@ def take(source: Source, run: RunDir) -> Snapshot:
             raise no_room(run, "the code", source.bytes) from None
         raise _unreadable(error) from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        removal.discard(aside)
     return Snapshot(
         mode=source.mode,
         root=os.fsencode(source.root).decode("utf-8", "backslashreplace"),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slurmft.core import fingerprint, hooks
+from slurmft.core import fingerprint, hooks, removal
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import kind_of
@@ -374,5 +374,5 @@ def await_failure(run: RunDir, code: int) -> None:
         with contextlib.suppress(OSError):
             probe = run.failures / f".{os.getpid()}"
             probe.touch()
-            probe.unlink()
+            removal.remove(probe, removal.exactly(probe.name))
         time.sleep(0.5)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from slurmft.core import removal
 from slurmft.runs.rundir import RunDir
 
 ON = "SLURMFT_ON"
@@ -47,7 +48,7 @@ def alone(runs_dir: Path, request: str) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            removal.discard(path, removal.exactly(path.name))
 
 
 def _locked(path: Path) -> IO[bytes]:

@@ -12,7 +12,6 @@ import dataclasses
 import errno
 import os
 import re
-import shutil
 import sys
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft.core import permissions
+from slurmft.core import permissions, removal
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently, read
@@ -45,6 +44,15 @@ from slurmft.core.run_files import (
 
 RUN_DIR = "SLURMFT_RUN_DIR"
 """Variable with the run directory, in every process that a job's program starts."""
+
+RUN = re.compile(r"[^./][^/]*")
+"""Names of run directories, which users may rename."""
+CHECKPOINT = re.compile(r"step-\d+(-\w+)?")
+"""Names of checkpoints: see `RunDir.checkpoint_names`."""
+HALF_CHECKPOINT = re.compile(r"\.(bad-)?step-[\w-]+\.\d+-[0-9a-f]{4}")
+"""Names of checkpoints that are being written or removed."""
+BAD_CHECKPOINT = re.compile(r"bad-step-[\w-]+")
+"""Names of damaged checkpoints, which were put aside."""
 
 
 class _Below:
@@ -254,7 +262,7 @@ class RunDir:
     def discard(self) -> None:
         """Removes the run: its job never came to be."""
         # The error that led here is the one to report.
-        shutil.rmtree(self.path, ignore_errors=True)
+        removal.discard(self.path, RUN, at_once=True)
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:03d}.log"
@@ -420,7 +428,7 @@ class RunDir:
             names = os.listdir(self.checkpoints)
         except (FileNotFoundError, PermissionError):
             return []
-        return sorted(name for name in names if name.startswith("step-"))
+        return sorted(filter(CHECKPOINT.fullmatch, names))
 
     def first_began_at(self) -> float:
         """Returns when the first attempt began (Unix seconds, the head node's clock); now, where no

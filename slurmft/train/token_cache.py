@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shlex
 import shutil
 import stat
@@ -23,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import permissions
+from slurmft.core import permissions, removal
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder, write_json
 
@@ -32,6 +31,10 @@ _NAME = re.compile(
     r"(meta|texts)\.json|(train|validation)/\w+\.npy|tokenizer/\w[\w.-]*"
 )
 """Files that tokens consist of; no other file is written or taken, whatever damage says."""
+_TOP = re.compile(r"(meta|texts)\.json|train|validation|tokenizer")
+"""Names of these in the folder of an entry."""
+ENTRY = re.compile(r"\w+|\.\w+\.\d+-[0-9a-f]{4}")
+"""Names of entries, and of those that are being written or removed."""
 _UNUSED_S = 30 * 86400
 """Entries that no run has used for so long are removed when another is added."""
 _LEFTOVER_S = 86400
@@ -98,14 +101,8 @@ def _check_private(cache: Path, status: os.stat_result) -> None:
 
 def _remove(cache: Path, name: str) -> None:
     """Removes an entry at once for whoever looks for it; or not at all, if another process does."""
-    plain_name = name.lstrip(".")
-    random_part = secrets.token_hex(4)
-    # With a dot: `unused` takes what a kill leaves of it for a leftover.
-    aside = cache / f".{plain_name}.{random_part}.old"
-    # Another process may be removing it, too.
-    with contextlib.suppress(OSError):
-        os.rename(cache / name, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+    # `unused` takes what a kill leaves of it for a leftover.
+    removal.discard(cache / name, ENTRY, at_once=True)
 
 
 def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
@@ -117,7 +114,7 @@ def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
     try:
         with _opened(cache) as private:
             idle_s = {}
-            for path in sorted(private.iterdir()):
+            for path in removal.matching(private, ENTRY):
                 # `take` touches an entry that it uses.
                 idle_s[path.name] = now - path.lstat().st_mtime
     except (OSError, SlurmftError):
@@ -203,11 +200,7 @@ def _place(source: Path, target: Path) -> None:
 
 
 def _empty(into: Path) -> None:
-    for path in into.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    removal.sweep(into, _TOP)
 
 
 def keep(cache: Path, key: str, tokens: Path) -> None:

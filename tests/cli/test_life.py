@@ -567,7 +567,7 @@ def messy(
             folder.mkdir(parents=True)
             (folder / "meta.json").write_bytes(b"x" * 100)
         (run.path / ".state.json.123-abcd").write_bytes(b"x" * 10)
-        (run.checkpoints / ".old-step-00000005").mkdir()
+        (run.checkpoints / ".step-00000005.123-abcd").mkdir()
         grow_old(run, 1 if name == "recent" else 40)
     queue.squeue = "3|RUNNING|N/A|None"
     monkeypatch.setattr(token_cache, "folder", lambda: tmp_path / "cache")
@@ -589,7 +589,8 @@ def test_what_may_go(
         "runs failed", "runs cancelled", "runs vanished",
         "checkpoints finished/checkpoints", "tokens finished/tokens",
         "leftovers finished/.state.json.123-abcd",
-        "leftovers recent/.state.json.123-abcd", "leftovers recent/checkpoints/.old-step-00000005",
+        "leftovers recent/.state.json.123-abcd",
+        "leftovers recent/checkpoints/.step-00000005.123-abcd",
         "leftovers .gone.77-0a1b",
     }  # fmt: skip
     assert planned(runs, "checkpoints") == {"checkpoints finished/checkpoints"}
@@ -622,9 +623,9 @@ def test_kept_tokens_that_nobody_used(
     messy: dict[str, RunDir], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache, into = tmp_path / "cache", tmp_path / "into"
-    for key in ("unused", "used", "new", ".half.7.ab"):
+    for key in ("unused", "used", "new", ".half.7-ab01"):
         token_cache.keep(cache, key, messy["finished"].tokens)
-    for key in ("unused", "used", ".half.7.ab"):
+    for key in ("unused", "used", ".half.7-ab01"):
         os.utime(cache / key, (time.time() - 40 * DAY_S,) * 2)
     into.mkdir()
     assert token_cache.take(cache, "used", into)
@@ -632,7 +633,7 @@ def test_kept_tokens_that_nobody_used(
     assert clean.main([*flags, "--json", "--dry-run"]) == 0
     items = json.loads(capsys.readouterr().out)["items"]
     assert [(Path(i["path"]).name, i["kind"]) for i in items] == [
-        (".half.7.ab", "token-cache"), ("unused", "token-cache"),
+        (".half.7-ab01", "token-cache"), ("unused", "token-cache"),
     ]  # fmt: skip
     assert "no run has used it for 40 days" in items[1]["why"]
     assert items[1]["bytes"] > 100

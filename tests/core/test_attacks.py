@@ -210,10 +210,11 @@ def links_under_names_of_writes(ada: User, eve: User) -> None:
     folder.mkdir()
     folder.chmod(0o777)
     code = (
-        "import os; from pathlib import Path; from slurmft.core import files\n"
+        "import os; from pathlib import Path\n"
+        "from slurmft.core import files, removal\n"
         "os.urandom = lambda size: bytes(size)\n"
         f"path = Path({str(folder)!r}, 'state.json')\n"
-        f"os.symlink({str(precious)!r}, files.aside_of(path))\n"
+        f"os.symlink({str(precious)!r}, removal.aside_of(path))\n"
         "try: files.write_text(path, 'attacked')\n"
         "except FileExistsError: print('refused')"
     )
@@ -253,8 +254,125 @@ def clean(ada: User, eve: User) -> None:
         "print(remove(item), (top / 'kept' / 'checkpoints').exists())"
     )
     assert ada.python(code).endswith(
-        "/checkpoints' was replaced meanwhile: it stays True\n"
+        "/checkpoints' could not be removed: it was replaced meanwhile True\n"
     )
+
+
+def link(user: User, place: Path, target: Path) -> None:
+    """A link that this user has put in the place of what was there."""
+    if place.exists():
+        place.rename(place.with_name(f"{place.name}-before"))
+    place.symlink_to(target)
+    os.chown(place, user.uid, user.uid, follow_symlinks=False)
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@attack(
+    GROUP,
+    "puts links to your home in the place of folders of a run whose mode allows it (`checkpoints`, "
+    "`failures`, `submitit`), before you `clean`",
+    "not followed; what `slurmft clean` leaves is named",
+)
+def clean_behind_links(ada: User, eve: User) -> None:
+    before = names_in(ada.home)
+    runs = ada.home / "cleaned"
+    run = write_run(runs / "open-2", state="finished")
+    run.submitit.mkdir()
+    ada.write(run.model / "model.safetensors", "")
+    ada.own(runs)
+    run.path.chmod(0o777)
+    hidden = [".ssh", ".git", ".profile.12-ab0f", "bad-luck", "step-00000001"]
+    home = ada.home / "elsewhere"
+    for name in hidden:
+        ada.write(home / name / "file", "mine")
+    ada.own(home)
+    for place in (run.checkpoints, run.failures, run.submitit):
+        link(eve, place, home)
+    done = ada.slurmft("clean", "--runs-dir", str(runs), "--yes", "--older-than", "0s")
+    assert done.code == 0, done.err
+    assert "`checkpoints` that are links" in done.err
+    assert names_in(home) == set(hidden)
+    assert names_in(ada.home) >= before
+
+
+@attack(
+    GROUP,
+    "does so before a job of the run starts, ends or sends its message",
+    "not followed; a warning of the run says what stays",
+)
+def end_behind_links(ada: User, eve: User) -> None:
+    run = write_run(ada.home / "ended" / "open-3", state="running")
+    run.submitit.mkdir()
+    ada.own(run.path.parent)
+    home = ada.home / "notes"
+    names = {".step-1.12-ab0f", "bad-step-1", "pid.json", "3", "README.md"}
+    for name in names - {"3"}:
+        ada.write(home / name, "mine")
+    ada.write(home / "3", "")
+    os.utime(home / "3", (0, 0))
+    run.path.chmod(0o777)
+    for place in (run.checkpoints, run.submitit, run.notifications):
+        link(eve, place, home)
+    code = (
+        "from slurmft.job import checkpoints; from slurmft.runs.rundir import RunDir\n"
+        "from slurmft.plugins.notify import notification\n"
+        f"run = RunDir.open({str(run.path)!r})\n"
+        "print(*checkpoints.remove_leftovers(run, bad=True))\n"
+        "try: notification._claim(run.notifications / '3')\n"
+        "except OSError as error: print(error)\n"
+    )
+    assert "'checkpoints' on the way belongs to another user" in ada.python(code)
+    assert names_in(home) == names
+
+
+@attack(
+    GROUP,
+    "puts leftovers of theirs, and links of the same names, into your folder of runs, before you "
+    "`clean`",
+    "left out",
+)
+def leftovers_of_another(ada: User, eve: User) -> None:
+    runs = ada.home / "sticky"
+    kept = ada.write(ada.home / "kept-2" / "file", "mine")
+    ada.write(runs / ".ada.12-ab01" / "file", "")
+    ada.own(runs)
+    runs.chmod(0o1777)
+    eve.write(runs / ".eve.12-ab02" / "file", "hers")
+    link(eve, runs / ".link.12-ab03", kept.parent)
+    done = ada.slurmft("clean", "--runs-dir", str(runs), "--yes")
+    assert done.code == 0, done.err
+    assert names_in(runs) == {".eve.12-ab02", ".link.12-ab03"}
+    assert kept.exists()
+
+
+@attack(
+    ANYBODY,
+    "makes folders of a task's name in /dev/shm, and links of that name to yours",
+    "left alone",
+)
+def memory_of_another(ada: User, eve: User) -> None:
+    place = ada.home.parent / "shm"
+    place.mkdir()
+    place.chmod(0o1777)
+    kept = ada.write(ada.home / "kept-3" / "file", "mine")
+    code = (
+        "import os; from pathlib import Path; from slurmft.node import watchdog\n"
+        "print(watchdog._prefix())"
+    )
+    prefix = ada.python(code).strip()
+    gone = 2**22 + 1  # no process has this number
+    eve.write(place / f"{prefix}{gone}-eve" / "rank-0", "hers")
+    link(eve, place / f"{prefix}{gone}-link", kept.parent)
+    ada.write(place / f"{prefix}{gone}-ada" / "rank-0", "")
+    ada.python(
+        "from pathlib import Path; from slurmft.node import watchdog\n"
+        f"watchdog.remove_stale(Path({str(place)!r}))"
+    )
+    assert names_in(place) == {f"{prefix}{gone}-eve", f"{prefix}{gone}-link"}
+    assert kept.exists()
 
 
 @attack(

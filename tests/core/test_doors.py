@@ -26,6 +26,14 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("exec()", "eval()", "runpy.run_path", "runpy.run_module"),
         ("plugins/integrations/__main__.py",),  # the script that the user names
     ),
+    "delete": (
+        ("rmtree", "unlink", "rmdir", "os.remove", "os.removedirs", "os.unlink"),
+        (
+            "core/removal.py",
+            "plugins/stage_env/pack.py",
+            "plugins/stage_env/unpack.py",
+        ),
+    ),
     "link": (
         ("os.link", "hardlink_to"),
         ("train/token_cache.py",),

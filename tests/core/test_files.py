@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import slurmft
-from slurmft.core import files
+from slurmft.core import files, removal
 from tests.support.nfs import remember_absent_names
 
 
@@ -51,11 +51,11 @@ def test_a_file_that_stays_stale_is_none(
 def test_what_is_written_aside_is_placed_with_what_it_replaces(tmp_path: Path) -> None:
     """GlusterFS, cluster.rsync-hash-regex: by the group's name, not by the whole one."""
     for name in ("state.json", "step-00000001", "a name.with dots"):
-        aside = files.aside_of(tmp_path / name).name
+        aside = removal.aside_of(tmp_path / name).name
         found = re.fullmatch(r"\.(.+)\.[^.]+", aside)
         assert found
         assert found[1] == name
-        assert files.ASIDE.fullmatch(aside)
+        assert removal.ASIDE.fullmatch(aside)
 
 
 def test_a_file_that_nfs_remembers_as_absent(

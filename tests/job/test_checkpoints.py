@@ -158,7 +158,7 @@ def test_one_that_fails_is_not_seen_and_the_next_is_due_after_a_pause(
 
 
 def test_leftovers_of_a_kill_are_removed(run: RunDir) -> None:
-    for name in (".step-00000001.123.ab", "bad-step-00000001-5", "step-00000002"):
+    for name in (".step-00000001.123-ab01", "bad-step-00000001-5", "step-00000002"):
         (run.checkpoints / name).mkdir(parents=True)
         (run.checkpoints / name / "model").touch()
     # a file that a client of NFS holds open

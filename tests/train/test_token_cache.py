@@ -162,8 +162,8 @@ def test_entries_that_nobody_uses_go(tmp_path: Path, tokens: Path, empty: Path) 
     for key in ("unused", "used"):
         token_cache.keep(cache, key, tokens)
         os.utime(cache / key, (long_ago, long_ago))
-    (cache / ".half.1.ab").mkdir()
-    os.utime(cache / ".half.1.ab", (long_ago, long_ago))
+    (cache / ".half.1-ab01").mkdir()
+    os.utime(cache / ".half.1-ab01", (long_ago, long_ago))
     assert token_cache.take(cache, "used", empty)
     token_cache.keep(cache, "new", tokens)
     assert sorted(path.name for path in cache.iterdir()) == ["new", "used"]

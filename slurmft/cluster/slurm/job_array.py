@@ -13,6 +13,7 @@ from slurmft.cluster import launcher
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.slurm.sbatch_options import arguments, directives, request
+from slurmft.core import removal
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_text
@@ -116,5 +117,5 @@ def _discarded_on_error(runs: Sequence[RunDir], script: Path) -> Iterator[None]:
     except (SlurmftError, OSError):
         for run in runs:
             run.discard()
-        script.unlink(missing_ok=True)
+        removal.discard(script, removal.exactly(script.name))
         raise

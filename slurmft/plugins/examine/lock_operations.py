@@ -1,12 +1,14 @@
 """The lock operations of an agent: real processes on a node take, hold and lose locks."""
 
 import os
+import re
 import secrets
 import signal
 from pathlib import Path
 from typing import Any
 
 from slurmft import locks
+from slurmft.core import removal
 
 _PREFIX = ".slurmft-lock-"
 
@@ -94,8 +96,7 @@ class LockOperations:
 
     def _clear(self, path: Path, primitive: str) -> str:
         """Removes what a probe has left here."""
-        for leftover in path.parent.glob(f"{path.name}*"):
-            leftover.unlink(missing_ok=True)
+        removal.sweep(path.parent, re.compile(re.escape(path.name) + ".*"))
         return "yes"
 
 

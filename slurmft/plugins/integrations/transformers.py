@@ -6,19 +6,22 @@ was half-written when a node died never was.
 """
 
 import functools
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME, Trainer
 from transformers.trainer_callback import TrainerCallback
 
+from slurmft.core import removal
 from slurmft.core.decode import read
 from slurmft.core.files import is_number, read_json, write_json
 from slurmft.plugins.integrations.attached import add_to_all, attached
 
 _SAVED = "trainer.json"
 """Name of the file that names Trainer's checkpoints."""
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
+"""Names of Trainer's checkpoints."""
 _STEP_NUMBERS = ("loss", "learning_rate", "grad_norm")
 _THEIR_STOP = "JITCheckpointCallback"
 _NO_METRICS = ("_runtime", "_per_second", "_preparation_time")
@@ -159,7 +162,7 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if folder and args.save_strategy == "no":
             keep = self._job.config.job.keep_checkpoints
             for old in paths[:-keep]:
-                shutil.rmtree(old, ignore_errors=True)
+                removal.discard(Path(old), _CHECKPOINT)
         if self._stops:
             self._process.stop()
         self._job.alive("train")

@@ -8,6 +8,7 @@ outside, whoever follows or waits for the run sends it.
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import stat
@@ -19,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from slurmft.core import process
+from slurmft.core import process, removal
 from slurmft.core.credentials import is_private, kind_in, redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.filesystem import absolute
@@ -32,6 +33,8 @@ from slurmft.show.progress import metrics_words
 
 SEND_S = 15
 """What sending may take, all in all."""
+_CLAIM = re.compile(r"\d+")
+"""Names of claims: the numbers of messages."""
 LATER_S = 20
 """How long the login side leaves it to the job itself: longer than the job's own try takes."""
 
@@ -265,7 +268,7 @@ def send(run: RunDir, number: int) -> None:
         claim.write_text("sent", encoding="utf-8")
     except Exception as error:  # of any library: the run must not know
         signal.alarm(0)
-        claim.unlink(missing_ok=True)  # somebody else may have more luck
+        removal.discard(claim, _CLAIM)  # somebody else may have more luck
         warn(run.records, redact(f"no notification was sent: {one_line(error)}"))
 
 
@@ -279,7 +282,7 @@ def _claim(path: Path) -> bool:
         facts = path.stat()
         # A process that was killed has left its claim, empty.
         if not facts.st_size and time.time() - facts.st_mtime > 2 * SEND_S:
-            path.unlink()
+            removal.remove(path, _CLAIM)
     try:
         path.parent.mkdir(exist_ok=True)
         path.touch(exist_ok=False)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 from slurmft.cli import command_parser, load_command
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import input_file, input_path
+from slurmft.core import removal
 from slurmft.core.credentials import redact
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
@@ -454,7 +455,7 @@ class Forwarded:
             request["git"] = {"commit": self.source.commit, "dirty": is_dirty}
         yield request
         # Not reached where the block raises, as without a connection: the id is kept then.
-        record.unlink(missing_ok=True)
+        removal.discard(record, removal.exactly(record.name))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from transformers.models.auto import modeling_auto as auto
 from transformers.pytorch_utils import Conv1D
 
+from slurmft.core import removal
 from slurmft.core.errors import UsageError, one_line
 from slurmft.core.text import shown, some
 from slurmft.train.config import TrainConfig, required
@@ -98,7 +99,8 @@ class Adapter:
             state_dict=state,
             save_embedding_layers=False,
         )
-        (folder / "README.md").unlink()  # PEFT's; the run writes one
+        # PEFT's; the run writes one.
+        removal.remove(folder / "README.md", removal.exactly("README.md"))
         self._model.config.save_pretrained(folder / "config")
         with saved_generation(self._model) as generation_config:
             if generation_config is not None:

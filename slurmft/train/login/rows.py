@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from slurmft.core import removal
 from slurmft.core.errors import UsageError
-from slurmft.core.files import aside_of, to_json
+from slurmft.core.files import to_json
+from slurmft.core.removal import aside_of
 from slurmft.core.text import shown
 
 SQUAD_COLUMNS = ("id", "question", "context", "answers")
@@ -173,7 +175,7 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         os.replace(aside, path)
     finally:
         # It is there still where the disk was full.
-        aside.unlink(missing_ok=True)
+        removal.discard(aside)
 
 
 def _write_jsonl(file: Any, columns: Mapping[str, Sequence[Any]]) -> None:
