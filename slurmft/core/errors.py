@@ -1,6 +1,8 @@
 """Errors that users see: what happened with which value, and what to do about it."""
 
 import contextlib
+import errno
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,6 +31,18 @@ class Exit(IntEnum):
     """The run stopped on request, has saved its state, and can resume (BSD's EX_TEMPFAIL)."""
 
 
+NAME_BYTES = 255
+"""Most bytes of the name of a file, on all file systems of Linux."""
+PATH_BYTES = 4095
+"""Most bytes of a path that Linux takes (PATH_MAX, without the NUL)."""
+TOO_LONG = "too long for a path"
+TOO_LONG_CURE = (
+    f"a name has at most {NAME_BYTES} bytes, a path {PATH_BYTES:,}: give a shorter one"
+)
+_WORD_CHARACTERS = 1000
+"""A longer word in a message is cut: whole screens of it would hide the rest."""
+
+
 class SlurmftError(Exception):
     """An error that its reader can act on.
 
@@ -48,16 +62,26 @@ class SlurmftError(Exception):
     ) -> None:
         super().__init__(message)
         # Names and messages of others may be in it: none of them may command the terminal.
-        self.message = plain(message)
+        self.message = _readable(message)
         self.hint = None
         if hint is not None:
-            self.hint = plain(hint)
+            self.hint = _readable(hint)
         self.code = code
 
     def __str__(self) -> str:
         if self.hint is None:
             return self.message
         return f"{self.message}\nhint: {self.hint}"
+
+
+def _readable(text: str) -> str:
+    """Returns a text without commands to a terminal, and its longest words cut."""
+
+    def cut(match: "re.Match[str]") -> str:
+        word = match[0]
+        return f"{word[:60]}...{word[-20:]}"
+
+    return re.sub(rf"\S{{{_WORD_CHARACTERS},}}", cut, plain(text))
 
 
 class UsageError(SlurmftError):
@@ -99,6 +123,10 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
     except OSError as error:
         if debug:
             _print_traceback()
+        if error.errno == errno.ENAMETOOLONG:
+            too_long = UsageError(f"{error.filename!r} is {TOO_LONG}", TOO_LONG_CURE)
+            print(f"error: {redact(str(too_long))}", file=sys.stderr)
+            return too_long.code
         print(f"error: {plain(str(error))}\nhint: --debug shows where", file=sys.stderr)
         return Exit.FAILED
 

@@ -17,13 +17,24 @@ Plug-ins add options to a configuration by dataclasses of their own: see `from_p
 import dataclasses
 import functools
 import math
+import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from slurmft.core import credentials, plugins
-from slurmft.core.errors import UsageError, one_line, unknown
+from slurmft.core.errors import (
+    NAME_BYTES,
+    PATH_BYTES,
+    TOO_LONG,
+    TOO_LONG_CURE,
+    UsageError,
+    one_line,
+    unknown,
+)
+from slurmft.core.text import shown
 
 Affects = Literal["result", "speed", "both", "nothing"]
 Place = Literal["submission", "job", "node", "rank"]
@@ -421,7 +432,7 @@ def check_options(config: Any) -> None:
         # It was not given.
         if value is None:
             continue
-        _check_not_empty(each, value)
+        _check_texts(each, value)
         if each.choices and value not in each.choices:
             raise unknown(each.flag, value, list(each.choices))
         each.check_bounds(value, config)
@@ -436,13 +447,23 @@ def check_options(config: Any) -> None:
                 _check_excluded(config, each, value, exclusion)
 
 
-def _check_not_empty(declared: Option, value: Any) -> None:
+def _check_texts(declared: Option, value: Any) -> None:
     texts = value if declared.is_repeatable else (value,)
-    if declared.may_be_empty:
-        return
     for text in texts:
-        if isinstance(text, str):
+        if not isinstance(text, str):
+            continue
+        if not declared.may_be_empty:
             check_not_empty(declared.flag, text)
+        if declared.path is not None:
+            _check_path(declared.flag, text)
+
+
+def _check_path(name: str, text: str) -> None:
+    """Refuses a path that no file system takes."""
+    # The settings of a metric, and where an image is from, stand beside colons and commas.
+    longest = max(len(os.fsencode(part)) for part in re.split("[/:,]", text))
+    if longest > NAME_BYTES or len(os.fsencode(text)) > PATH_BYTES:
+        raise UsageError(f"{name} {shown(text)!r} is {TOO_LONG}", TOO_LONG_CURE)
 
 
 def check_not_empty(name: str, text: str) -> None:

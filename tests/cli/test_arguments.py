@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from slurmft.__main__ import main
 from slurmft.cli import command_parser, load_command, parser
 from slurmft.core import plugins
-from slurmft.core.errors import UsageError
+from slurmft.core.errors import UsageError, run_main
 
 
 def _names() -> Iterator[list[str]]:
@@ -21,6 +24,9 @@ def _names() -> Iterator[list[str]]:
 
 
 NAMES = list(_names())
+_DRY = ["--dry-run", "--cluster", "local"]
+DRY = {"submit": _DRY, "run": _DRY, "predict": _DRY}
+"""Command -> flags by which it submits nothing."""
 
 
 def declared(words: list[str]) -> list[argparse.Action]:
@@ -47,6 +53,49 @@ def test_an_empty_value_of_a_flag_is_refused(words: list[str]) -> None:
             flag = action.option_strings[0]
             with pytest.raises(UsageError, match=f"^{flag} '' is empty"):
                 found.parse([flag, ""])
+
+
+def command_lines(words: list[str], value: str) -> Iterator[list[str]]:
+    """Yields command lines in which each flag and each argument of a command has a value."""
+    actions = declared(words)
+    needed = [
+        action
+        for action in actions
+        if not action.option_strings and action.nargs not in ("?", "*")
+    ]
+    for action in actions:
+        line = [*words, *DRY.get(words[0], [])]
+        line += [f"{action.option_strings[0]}={value}"] if action.option_strings else []
+        line += [value if each is action else "y" for each in needed]
+        if not action.option_strings and action not in needed:
+            line.append(value)
+        yield line
+
+
+@pytest.mark.parametrize(
+    "words",
+    # Doctor waits for nodes.
+    [words for words in NAMES if words[0] != "doctor"],
+    ids=" ".join,
+)
+def test_a_value_of_any_length_ends_in_two_lines(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where it becomes a path or a name, file systems do not take it."""
+    (tmp_path / "y").touch()  # a program, for `slurmft run`
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    for line in command_lines(words, "x" * 5000):
+        code = run_main(lambda line=line: main(line))  # type: ignore[misc]
+        text = capsys.readouterr().err
+        what = f"{' '.join(line)[:80]}: {text[:500]}"
+        assert code == 0 or text.startswith("error: "), what
+        assert len(text.splitlines()) <= 2, what
+        assert len(text) < 1000, what
+        assert "Errno" not in text, what
 
 
 @pytest.mark.parametrize("text", ["1_000", " 1", "٣", "1e3", "nan", "inf", "", "0x1"])
