@@ -4,16 +4,17 @@ import argparse
 import functools
 import inspect
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
+from slurmft.cli import foreign_flags
 from slurmft.core import plugins
-from slurmft.core.errors import Exit, UsageError, unknown
+from slurmft.core.errors import Exit, UsageError, nearest, unknown
 from slurmft.core.files import to_json
 from slurmft.core.options import Option, check_not_empty, extensions, own_options
+from slurmft.core.text import screen_width
 
 if TYPE_CHECKING:
     from slurmft.runs.rundir import RunDir
@@ -31,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         """
         text = inspect.cleandoc(documentation or "")
         about, _, self.more = text.partition("\n\n")
-        width = min(80, shutil.get_terminal_size().columns)
+        width = _help_width()
         super().__init__(command, None, wrapped(about), allow_abbrev=False)
         self.formatter_class = functools.partial(
             argparse.RawDescriptionHelpFormatter, width=width - 2, max_help_position=28
@@ -47,6 +48,10 @@ class Parser(argparse.ArgumentParser):
         )
         on = "run the command there, by ssh; see docs/from-a-laptop.md"
         self.add_argument("--on", metavar="CLUSTER", help=on)
+        # Where --help leaves nothing out, it is the same, and has no line of its own.
+        self._help_all = self.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, help=argparse.SUPPRESS
+        )
 
     def add_run(self, default: str | None = None) -> Self:
         """Adds the argument that names a run, and the folder where it is looked for; without a
@@ -126,8 +131,7 @@ class Parser(argparse.ArgumentParser):
         """Lets --help show the usual options and these others; --help-all shows all."""
         unusual = {name for name, each in self.options.items() if not each.usual}
         self.hidden = unusual - set(others)
-        text = "show all flags of this command, and exit"
-        self.add_argument("--help-all", action=_HelpAll, nargs=0, help=text)
+        self._help_all.help = "show all flags of this command, and exit"
         return self
 
     def format_help(self) -> str:
@@ -156,7 +160,7 @@ class Parser(argparse.ArgumentParser):
             # A hyphen alone is a file's name by custom, and no flag.
             if word.startswith("-") and word != "-":
                 flag = word.partition("=")[0]
-                raise unknown("flag", flag, self._long_flags())
+                raise self._unknown_flag(flag)
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")
         return arguments
@@ -199,6 +203,18 @@ class Parser(argparse.ArgumentParser):
                 check_not_empty(_name_of(action), text)
         return super()._get_values(action, arg_strings)
 
+    def _unknown_flag(self, flag: str) -> UsageError:
+        """Returns the error for a flag that this command does not have."""
+        flags = self._long_flags()
+        hint = foreign_flags.hint(flag, flags)
+        # Without hyphens: they are in all, and would make short flags alike.
+        near = nearest(flag.strip("-"), [name.strip("-") for name in flags])
+        if hint is None and near is not None:
+            hint = f"did you mean --{near}?"
+        return UsageError(
+            f"unknown flag {flag!r}", hint or f"{self.prog} --help-all lists its flags"
+        )
+
     def _long_flags(self) -> list[str]:
         flags: list[str] = []
         for action in self._actions:
@@ -221,10 +237,15 @@ def _name_of(action: argparse.Action) -> str:
     return str((*action.option_strings, action.metavar, action.dest)[0])
 
 
+def _help_width() -> int:
+    """Returns the columns of help: those of the terminal, at most 80."""
+    return min(80, screen_width(no_terminal=80))
+
+
 def wrapped(text: str) -> str:
     """Returns paragraphs and examples, as wide as the terminal, at most 80 columns."""
     # Some terminals go to the next line after a character in the last column.
-    width = min(80, shutil.get_terminal_size().columns) - 1
+    width = _help_width() - 1
     wrapped_blocks = []
     for block in text.strip("\n").split("\n\n"):
         lines = block.splitlines()
@@ -296,7 +317,7 @@ def run_part(
     if name in parts:
         part = parts[name]
         return part.main(argv[1:])
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "--help-all"):
         print(f"usage: {command} {{{','.join(names)}}} ...\n")
         print(wrapped(description))
         return Exit.OK

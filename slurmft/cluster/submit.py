@@ -24,6 +24,7 @@ from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import read_bytes, write_bytes, write_text
+from slurmft.core.job_variables import outside_of_jobs
 from slurmft.core.program import OWN, kind_of
 from slurmft.core.run_files import Submission
 from slurmft.core.site import site_file
@@ -216,7 +217,8 @@ def _submit_job(config: RunConfig, run: RunDir, cluster: str) -> str:
     """Submits the job of a run, and records it; returns its id."""
     launcher = cluster_launcher.get(cluster)
     where = cluster_launcher.location(cluster)  # before the job: see `note_job`
-    job_id = launcher.submit(config, run)
+    with outside_of_jobs():
+        job_id = launcher.submit(config, run)
     try:
         cluster_launcher.note_job(run, cluster, job_id, where)
     except OSError:

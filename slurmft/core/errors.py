@@ -150,7 +150,7 @@ def one_line(error: BaseException) -> str:
     return repr(error)
 
 
-def nearest(word: str, words: list[str]) -> str | None:
+def nearest(word: str, words: Sequence[str]) -> str | None:
     """Returns the one of `words` that `word` was probably meant to be; None: none is near."""
     import difflib  # 3 ms: only a typo pays for it
 
@@ -158,11 +158,13 @@ def nearest(word: str, words: list[str]) -> str | None:
     return next(iter(matches), None)
 
 
-def unknown(what: str, word: str, words: list[str]) -> UsageError:
+def unknown(what: str, word: str, words: Sequence[str]) -> UsageError:
     """Returns the error for a name that is none of `words`."""
+    from slurmft.core.text import some  # an error alone pays for it
+
     near = nearest(word, words)
-    hint = f"known: {', '.join(words)}"
-    # Not both: in a list of a hundred flags nobody would see it.
+    hint = f"known: {some(words)}"
+    # Not both: in a list nobody would see it.
     if near:
         hint = f"did you mean {near}?"
     return UsageError(f"unknown {what} {word!r}", hint)

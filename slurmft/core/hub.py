@@ -4,15 +4,20 @@ import os
 import re
 from pathlib import Path
 
+_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt", ".gz", ".xlsx")
+"""Ends of the names of data files: nobody calls a data set of the hub so."""
+
 
 def is_local(name: str) -> bool:
     """Returns True for the name of a model or data set that means a folder.
 
-    It does if there is such a folder, or if the name can be no id of the hub.
+    It does if there is such a folder, or if the name can be no id of the hub, or is one of a file.
     """
     # The hub allows NAME and OWNER/NAME; a path has more parts, or begins with a slash or a dot.
     hub_id = re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name, re.ASCII)
-    return hub_id is None or os.path.exists(os.path.expanduser(name))
+    if hub_id is None or name.endswith(_SUFFIXES):
+        return True
+    return os.path.exists(os.path.expanduser(name))
 
 
 def is_hub_offline() -> bool:

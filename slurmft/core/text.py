@@ -33,10 +33,18 @@ def shown(text: str, width: int = 60) -> str:
     return line[: width - 3] + "..."
 
 
-def screen_width() -> int:
-    """Returns the columns of the terminal that is written to; without one, no limit."""
-    no_terminal = (10**6, 24)  # a file or a pipe gets whole lines
-    return shutil.get_terminal_size(no_terminal).columns
+_NARROWEST = 20
+"""Columns: on a terminal that says it has fewer, lines are longer than it is."""
+
+
+def screen_width(no_terminal: int = 10**6) -> int:
+    """Returns the columns of the terminal that is written to; without one, no limit.
+
+    Args:
+        no_terminal: columns of a file or a pipe, which gets whole lines.
+    """
+    columns = shutil.get_terminal_size((no_terminal, 24)).columns
+    return max(columns, _NARROWEST)
 
 
 def hanging(head: str, text: str, indent: int = 4) -> str:

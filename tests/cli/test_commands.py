@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from slurmft import Run
-from slurmft.cli import pasted, run, status, typed
+from slurmft.cli import load_command, pasted, run, status, typed
 from slurmft.core import plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError
@@ -314,3 +316,49 @@ def test_dry_run_shows_everything_and_does_nothing(
     ):
         assert text in done.out
     assert not runs.exists()
+
+
+@pytest.mark.parametrize("columns", ["1", "7", "60"])
+def test_narrow_terminal(columns: str, tmp_path: Path) -> None:
+    """Some report one column, or none."""
+    for command in (["run", "--help"], ["list", "--runs-dir", str(tmp_path)]):
+        done = slurmft(*command, env={"COLUMNS": columns})
+        assert done.code == 0
+        assert "Traceback" not in done.err
+
+
+def test_standard_output_that_is_closed(tmp_path: Path) -> None:
+    """What is opened later would get its number, and what is printed."""
+    command = shlex.join([sys.executable, "-m", "slurmft", "list", "--json"])
+    done = subprocess.run(
+        ["sh", "-c", f"{command} --runs-dir {shlex.quote(str(tmp_path))} >&- 2>&-"],
+        check=False,
+    )
+    assert done.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_working_folder_that_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = shlex.join([sys.executable, "-m", "slurmft", "list"])
+    done = subprocess.run(
+        ["sh", "-c", f"cd {shlex.quote(str(folder))} && rmdir . ../gone; {command}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        "error: the working folder has been removed\nhint: change to another one: cd\n"
+    )
+
+
+@pytest.mark.parametrize("name", [*plugins.entries(plugins.COMMANDS), "study run"])
+def test_every_command_has_help_all(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(SystemExit):
+        command, *rest = name.split()
+        load_command(command).main([*rest, "--help-all"])
+    assert "usage: slurmft" in capsys.readouterr().out

@@ -28,7 +28,7 @@ from slurmft.train.login import inputs
 from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.configure import configure
 from slurmft.train.login.rows import read_columns
-from slurmft.train.login.sources import localize
+from slurmft.train.login.sources import find_split, localize
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_model, write_pairs, write_splits
 
@@ -170,7 +170,10 @@ def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
             "'{}': line 6 has 3 cells, not the header's 2",
         ),
         (TICKETS + "half a row\n", "'{}': line 6 has 1 cells, not the header's 2"),
-        (TICKETS + '"never closed,billing\n', "'{}': line 6: unexpected end of data"),
+        (
+            TICKETS + '"never closed,billing\n',
+            "'{}': a quote is left open in the row that begins in line 6",
+        ),
         (
             TICKETS.encode() + b"caf\xe9,billing\n",
             "'{}': line 6 is not UTF-8: it has the byte 0xe9\nhint: if 'café' is right there, the "
@@ -182,6 +185,18 @@ def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
         (
             TICKETS.replace(",", ";"),
             "'{}': its cells are separated by semicolons: 'text;label'\nhint: separate them by",
+        ),
+        (
+            TICKETS.replace(",", "|"),
+            "'{}': its cells are separated by vertical bars: 'text|label'\nhint: separate them by",
+        ),
+        (
+            TICKETS + 'lost,"left open\n' + "a,x\n" * 40,
+            "'{}': a quote is left open in the row that begins in line 6",
+        ),
+        (
+            "text,label\n" + "".join(f"text {n},{n / 40}\n" for n in range(40)) * 2,
+            "'{}': row 1 has the label '0.0'",
         ),
         ("text,label\n", "'{}' has no rows"),
         ("", "'{}' has no rows"),
@@ -535,3 +550,40 @@ def test_real_data() -> None:
     assert words[0].endswith("31 twice or more")  # as the folder's README says
     assert words[1].endswith("5 also in train")
     assert not said
+
+
+@pytest.mark.parametrize(
+    ("train", "validation"),
+    [
+        ("train.csv", "dev.csv"),
+        ("Train.csv", "Val.csv"),
+        ("training.csv", "valid.csv"),
+        ("data/train.csv", "data/eval.csv"),
+    ],
+)
+def test_splits_by_other_names(tmp_path: Path, train: str, validation: str) -> None:
+    for name, content in ((train, TICKETS), (validation, OTHERS)):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+    assert find_split(tmp_path, "train").name == Path(train).name
+    assert find_split(tmp_path, "validation").name == Path(validation).name
+
+
+def test_the_name_of_the_split_goes_first_and_two_others_are_a_mistake(
+    tmp_path: Path,
+) -> None:
+    for name in ("validation.csv", "dev.csv"):
+        (tmp_path / name).write_text(OTHERS)
+    assert find_split(tmp_path, "validation").name == "validation.csv"
+    (tmp_path / "validation.csv").rename(tmp_path / "Valid.csv")
+    with pytest.raises(UsageError, match=r"more than one validation file: Valid.csv"):
+        find_split(tmp_path, "validation")
+
+
+def test_folder_without_a_split_says_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "tickets.xlsx").write_text("")
+    with pytest.raises(UsageError) as error:
+        find_split(tmp_path, "train")
+    assert "it has tickets.xlsx (save spreadsheets as .csv)" in error.value.message
+    assert "name it train.csv" in str(error.value.hint)

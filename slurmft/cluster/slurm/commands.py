@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report
 from slurmft.core.config import time_limit_min
 from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.text import some
 from slurmft.runs.job_ids import array_of, is_job_id, tasks_of
 
 if TYPE_CHECKING:
@@ -794,7 +795,7 @@ def refusal(stderr: str, exit_code: int) -> SlurmftError:
 
 def offers() -> str:
     """Returns the partitions of the cluster, as a hint."""
-    descriptions = ", ".join(map(str, partitions()))
+    descriptions = some([str(partition) for partition in partitions()])
     if not descriptions:
         return "sinfo shows no partitions: is Slurm up?"
     return f"partitions here: {descriptions}"

@@ -17,6 +17,7 @@ from slurmft.core import removal
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_text
+from slurmft.core.job_variables import outside_of_jobs
 from slurmft.runs.job_ids import array_task_id
 from slurmft.runs.rundir import RunDir
 
@@ -101,7 +102,8 @@ def submit(
         first = runs[0].load_config()  # the requests of all are the same
         options = array_options(first, len(runs), at_most, after, script.parent)
         write_text(script, script_text(options, runs))
-        array = commands.sbatch(arguments(options), str(script))
+        with outside_of_jobs():
+            array = commands.sbatch(arguments(options), str(script))
     # Outside of the block above: once sbatch has taken the array, its run directories must stay.
     for index, run in enumerate(runs):
         launcher.note_job(run, "slurm", array_task_id(array, index), where)

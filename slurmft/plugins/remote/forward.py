@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
+from slurmft.core.text import screen_width
 from slurmft.plugins.remote.clusters import Cluster, clusters_file, named, word
 from slurmft.plugins.remote.connection import CUT, Connection
 from slurmft.programs import snapshot
@@ -398,8 +398,7 @@ class Forwarded:
             variables[REQUEST] = json.dumps(facts)
         # Answers of several clusters are captured: there is no terminal to ask there.
         if Elsewhere.SEVERAL in self.behaviour and sys.stdout.isatty():
-            size = shutil.get_terminal_size()
-            variables["COLUMNS"] = str(size.columns)
+            variables["COLUMNS"] = str(screen_width())
         words_of_folders = " ".join(word(folder) for folder in folders)
         folder = word(self.folder)
         lines = [f"mkdir -p {words_of_folders} && cd {folder} || exit"]

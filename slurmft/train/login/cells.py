@@ -16,6 +16,9 @@ from slurmft.core.text import some
 MAX_LABELS = 100_000
 """Most different labels of a split."""
 _CHOOSE_LABEL_COLUMN = "choose the column with --label-column"
+_NUMBER = re.compile(r"[+-]?\d*\.?\d+([eE][+-]?\d+)?")
+_MOST_RATINGS = 20
+"""Of so many numbers with fractions, each may be a class: ratings in halves have ten."""
 _WHOLE_FLOAT = re.compile(r"-?\d+\.0+")
 _AS_FLOATS = (
     "pandas writes them so where a cell was empty: .astype('Int64') writes 1, not 1.0"
@@ -112,6 +115,7 @@ class Labels:
         if len(values) == 1:
             problem = f"{self.where!r} has the one label {values[0]!r}"
             raise UsageError(problem, _CHOOSE_LABEL_COLUMN)
+        self._check_scale(kind)
         if len(values) == self.rows:
             # Texts, or identifiers of rows: a class has several rows.
             problem = f"{self.where!r} has another label in every row"
@@ -122,6 +126,21 @@ class Labels:
         else:
             values.sort()
         return [str(value) for value in values]
+
+    def _check_scale(self, kind: type) -> None:
+        """Raises UsageError for texts that are numbers on a scale, as a .csv has them."""
+        if kind is not str or len(self.first) <= _MOST_RATINGS:
+            return
+        are_numbers = all(_NUMBER.fullmatch(value) for _, value in self.first)
+        if are_numbers and not all(value.isdecimal() for _, value in self.first):
+            (_, value), row = next(iter(self.first.items()))
+            raise wrong_label(
+                self.where,
+                row,
+                value,
+                f"{len(self.first):,} different numbers are a scale: --task text-regression; "
+                f"{_CHOOSE_LABEL_COLUMN}",
+            )
 
     def _one_type(self) -> type:
         """Returns the type of all labels; UsageError where there are several, or another one."""
@@ -227,7 +246,7 @@ def label_ids(
             label = ids_by_text.get(str(value))
         # type() and not isinstance(): True would be class 1.
         if type(label) is not int or not 0 <= label < len(names):
-            classes = ", ".join(names)
+            classes = some(list(names))
             if by_number:
                 classes = f"0 to {len(names) - 1}, or {classes}"
             raise wrong_label(where, row, value, f"labels are {classes}")

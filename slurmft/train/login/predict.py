@@ -13,6 +13,7 @@ from slurmft.core.hub import is_local
 from slurmft.core.options import build, flag, options
 from slurmft.core.program import PREDICT, Program, trained_by
 from slurmft.core.site import merge, site_defaults
+from slurmft.core.text import some
 from slurmft.runs.rundir import RunDir
 from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
@@ -299,7 +300,7 @@ def inputs_of(
     names = form.inputs()
     for name in names:
         if name not in columns:
-            hint = f"it has {', '.join(columns)}"
+            hint = f"it has {some(list(columns))}"
             if name not in SQUAD_COLUMNS:  # whose names are fixed
                 hint += "; choose with --text-column, --text-pair-column"
             raise UsageError(f"{where!r} has no column {name!r}", hint)

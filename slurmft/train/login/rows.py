@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from slurmft.core import removal
-from slurmft.core.errors import UsageError
+from slurmft.core.errors import UsageError, nearest
 from slurmft.core.files import to_json
 from slurmft.core.removal import aside_of
-from slurmft.core.text import shown
+from slurmft.core.text import shown, some
 
 SQUAD_COLUMNS = ("id", "question", "context", "answers")
 _CHUNK_ROWS = 1000
@@ -278,8 +278,10 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
     # strict: else a quote that nobody closes would swallow the rest of the file unseen.
     reader = csv.reader(itertools.chain(head, lines), delimiter=separator, strict=True)
     where = str(path)
+    first_line = 1  # of the row that is read
     try:
         header = next(filter(None, reader), [])
+        first_line = reader.line_num + 1
         if not header:
             return
         chosen = _chosen(where, names, header)
@@ -295,10 +297,17 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
                     f"{len(header)}",
                     hint,
                 )
+            first_line = reader.line_num + 1
             yield [row[place] for place in places]
     except csv.Error as error:
+        problem = f"line {reader.line_num}: {error}"
+        # csv reads on to the end of the file.
+        if str(error) == "unexpected end of data":
+            problem = (
+                f"a quote is left open in the row that begins in line {first_line}"
+            )
         raise UsageError(
-            f"{where!r}: line {reader.line_num}: {error}",
+            f"{where!r}: {problem}",
             'a cell that holds a quote is written in quotes, with two of them: "say ""hi"""',
         ) from None
 
@@ -317,7 +326,7 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
     """Returns the character between the cells of a file, by its header: a comma or a tab.
 
     Raises:
-        UsageError: it seems to be a semicolon.
+        UsageError: it seems to be another one.
     """
     if path.name.removesuffix(".gz").endswith(".tsv"):
         return "\t"
@@ -326,14 +335,18 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
         return ","
     if "\t" in header:
         return "\t"
-    if ";" in header and header.strip() not in names:
-        name = shlex.quote(path.name)
-        write = "pandas.read_csv(n, sep=';', dtype=str).to_csv(n, index=False)"
-        raise UsageError(
-            f"{str(path)!r}: its cells are separated by semicolons: {shown(header)!r}",
-            "separate them by commas or tabs: "
-            f'python -c "import pandas, sys; n = sys.argv[1]; {write}" {name}',
-        )
+    for separator, name in (
+        (";", "semicolons"),
+        ("|", "vertical bars"),
+    ):
+        if separator in header and header.strip() not in names:
+            file = shlex.quote(path.name)
+            write = f"pandas.read_csv(n, sep='{separator}', dtype=str).to_csv(n, index=False)"
+            raise UsageError(
+                f"{str(path)!r}: its cells are separated by {name}: {shown(header)!r}",
+                "separate them by commas or tabs: "
+                f'python -c "import pandas, sys; n = sys.argv[1]; {write}" {file}',
+            )
     return ","
 
 
@@ -474,7 +487,10 @@ def _chosen(where: str, names: Sequence[str], columns: Sequence[str]) -> list[st
 
 def no_column(where: str, name: str, columns: Sequence[str]) -> UsageError:
     """Returns the error for a column that a file or data set does not have."""
-    hint = f"it has {', '.join(columns)}"
+    hint = f"it has {some(list(columns))}"
+    near = nearest(name, columns)
+    if near is not None:
+        hint = f"did you mean {near!r}? {hint}"
     if name not in SQUAD_COLUMNS:  # whose names are fixed
         hint += "; choose with --text-column, --text-pair-column, --label-column"
     if "completion" in columns:

@@ -83,6 +83,12 @@ def _check_splits(train: TrainConfig, folder: Path) -> None:
 
 def _folder(flag: str, name: str) -> Path:
     path = absolute(name)
+    if path.is_file() and flag == "--data":
+        raise UsageError(
+            f"{flag} {name!r} is a file: it takes the folder that holds the splits",
+            f"name it train{path.suffix} in a folder of its own, and give that; "
+            "--validation-fraction 0.1 takes the validation rows from it",
+        )
     if not path.is_dir():
         hint = "give a folder that exists, or a hub id"
         raise UsageError(f"{flag} {name!r}: no such folder", hint)
@@ -276,13 +282,39 @@ def _has_data(folder: Path, task: str) -> bool:
     return any(_files_of_split(folder, split) for split in facts(task).splits)
 
 
+_NAMES = {
+    "train": ("train", "training"),
+    VALIDATION: (VALIDATION, "valid", "val", "dev", "eval"),
+    "test": ("test", "testing"),
+}
+"""Split -> names of its file, in any case: the first one counts before all others."""
+
+
+def _places(folder: Path) -> tuple[Path, Path]:
+    """Returns where the files of a data folder may be; data sets of the hub have a folder data."""
+    return folder, folder / "data"
+
+
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """Returns what a folder has as a split; more than one is a mistake. See `rows.files_of`."""
+    return _files_so_named(folder, split) or _files_by_another_name(folder, split)
+
+
+def _files_by_another_name(folder: Path, split: str) -> list[Path]:
+    """Returns files such as dev.csv or Train.csv, where nothing has the name of the split."""
+    names = {
+        f"{name}{suffix}" for name in _NAMES.get(split, (split,)) for suffix in SUFFIXES
+    }
     found = []
-    for place in (
-        folder,
-        folder / "data",
-    ):  # the latter as data sets of the hub have it
+    for place in _places(folder):
+        if place.is_dir():
+            found += [path for path in place.iterdir() if path.name.lower() in names]
+    return sorted(path for path in found if path.is_file())
+
+
+def _files_so_named(folder: Path, split: str) -> list[Path]:
+    found = []
+    for place in _places(folder):
         paths = [place / f"{split}{suffix}" for suffix in SUFFIXES]
         found += [path for path in paths if path.is_file()]
         patterns = set()
@@ -301,6 +333,7 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
     return found
 
 
+_SPREADSHEETS = (".xlsx", ".xls", ".ods")
 _STATE = "state.json"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+(?:\.gz)?)")
 
@@ -380,21 +413,31 @@ def find_split(folder: Path, split: str) -> Path:
             "ask its owner to open it, or copy the data",
         ) from None
     if not files:
-        names = [split + suffix for suffix in SUFFIXES]
         raise NoSplitError(
-            f"the data folder {str(folder)!r} has no {split} file",
+            f"the data folder {str(folder)!r} has no {split} file: {_contents(folder)}",
             split,
-            f"looked for {', '.join(names)}, shards of them ({split}-00000-of-00003.parquet), also "
-            f"in its folder data, and for {split}/ of save_to_disk",
+            f"name it {split}.csv, or one of {', '.join(SUFFIXES)}; also in its folder data, as "
+            f"shards ({split}-00000-of-00003.parquet), or {split}/ of save_to_disk",
         )
     if len(files) > 1:  # which one is meant would be a guess
-        file_names = ", ".join(str(file.relative_to(folder)) for file in files)
+        file_names = some([str(file.relative_to(folder)) for file in files])
         raise UsageError(
             f"the data folder {str(folder)!r} has more than one {split} file: {file_names}",
             "leave one of them there",
         )
     _check_shards(files[0])
     return files[0]
+
+
+def _contents(folder: Path) -> str:
+    """Returns what a data folder holds, for the message that something is missing."""
+    names = sorted(path.name for path in folder.iterdir())
+    if not names:
+        return "it is empty"
+    text = f"it has {some(names)}"
+    if any(name.lower().endswith(_SPREADSHEETS) for name in names):
+        text += " (save spreadsheets as .csv)"
+    return text
 
 
 def may_have_test(train: TrainConfig) -> bool:

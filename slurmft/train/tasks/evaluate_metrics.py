@@ -20,6 +20,7 @@ from typing import Any
 from slurmft.core import permissions
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.hub import is_hub_offline
+from slurmft.core.text import some
 from slurmft.train.metric_spec import MetricSpec, is_cached, script
 
 
@@ -295,7 +296,7 @@ class EvaluateMetric:
             sought = f"no number {self.spec.value}"
         hint = "give arguments with which it returns one, as average=macro"
         if numbers:
-            hint = f"its numbers are {', '.join(numbers)}"
+            hint = f"its numbers are {some(list(numbers))}"
         returned = _shape(result)
         problem = f"--metric {self.spec.text!r} returns {sought}, but {returned}"
         return MetricError(problem, hint)

@@ -1,0 +1,49 @@
+"""The environment variables that the processes of one job hand to each other.
+
+A user's program may submit another job, and a shell may have inherited them: to that other job they
+would tell hosts, ports and an attempt that are not its own.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+PUBLIC = (
+    "SLURMFT_CLUSTERS",
+    "SLURMFT_FILE_LOCKS",
+    "SLURMFT_LISTEN",
+    "SLURMFT_ON",
+    "SLURMFT_REQUEST",
+    "SLURMFT_RUN",
+    "SLURMFT_SITE",
+    "SLURMFT_SITE_OPTIONS",
+    "SLURMFT_TITLE",
+)
+"""Variables that users, sites and connections set, or that users' commands read."""
+OF_JOBS = (
+    "SLURMFT_ATTEMPT",
+    "SLURMFT_BACKEND",
+    "SLURMFT_CORES",
+    "SLURMFT_GPUS",
+    "SLURMFT_HOSTS",
+    "SLURMFT_LOCAL_NODE",
+    "SLURMFT_NODE_FOLDER",
+    "SLURMFT_RENDEZVOUS_PORTS",
+    "SLURMFT_RESERVED_PORT",
+    "SLURMFT_RUN_DIR",
+    "SLURMFT_STACKS",
+    "SLURMFT_STAGE",
+    "SLURMFT_STAGED",
+    "SLURMFT_STOPPING",
+)
+"""Variables of one job alone."""
+
+
+@contextlib.contextmanager
+def outside_of_jobs() -> Iterator[None]:
+    """Lets this process start jobs, in the block, as one that is in no job itself."""
+    values = {name: os.environ.pop(name) for name in OF_JOBS if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(values)

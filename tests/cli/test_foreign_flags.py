@@ -1,0 +1,65 @@
+"""Flags of other tools: the error says what they are called here."""
+
+import pytest
+
+from slurmft.cli import foreign_flags, parser, run
+from slurmft.core.errors import UsageError, unknown
+from slurmft.train.commands import submit
+
+
+def flags_of(command: parser.Parser) -> set[str]:
+    return {flag for action in command.arguments() for flag in action.option_strings}
+
+
+SUBMIT = flags_of(submit.parser())
+
+
+@pytest.mark.parametrize("name", sorted(foreign_flags.FLAGS))
+def test_flag_that_is_named_exists(name: str) -> None:
+    assert foreign_flags.FLAGS[name] in SUBMIT
+    # One that we have ourselves would never be unknown.
+    assert "--" + name.replace("_", "-") not in SUBMIT
+
+
+@pytest.mark.parametrize("name", sorted(foreign_flags.SENTENCES))
+def test_flag_without_a_flag_here(name: str) -> None:
+    assert "--" + name.replace("_", "-") not in SUBMIT
+    assert foreign_flags.hint(f"--{name}", SUBMIT) == foreign_flags.SENTENCES[name]
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("--lr", "--learning-rate"),
+        ("--lr-scheduler", "--lr-schedule"),
+        ("--per_device_train_batch_size", "--batch-size"),
+        ("--per-device-train-batch-size=8", "--batch-size"),
+        ("--num_train_epochs", "--epochs"),
+        ("--output_dir", "--runs-dir"),
+        ("-N", "--nodes"),
+        ("-n", "chosen by slurmft"),
+        ("--resume_from_checkpoint", "slurmft resume"),
+    ],
+)
+def test_submit_answers_a_foreign_flag(typed: str, ours: str) -> None:
+    with pytest.raises(UsageError) as error:
+        submit.parser().parse([typed, "3"])
+    assert ours in str(error.value.hint)
+
+
+@pytest.mark.parametrize("typed", [*foreign_flags.FLAGS, *foreign_flags.SENTENCES])
+def test_command_names_no_flag_that_it_does_not_have(typed: str) -> None:
+    """`slurmft run` starts jobs, and trains nothing itself."""
+    flags = flags_of(run.parser())
+    with pytest.raises(UsageError) as error:
+        run.parser().parse([f"--{typed}", "3"])
+    for word in str(error.value.hint).split():
+        if word.startswith("--") and word != "--":
+            assert word.rstrip("?,;") in flags
+
+
+def test_many_values_are_not_all_listed() -> None:
+    names = [f"choice-{number}" for number in range(800)]
+    hint = str(unknown("choice", "none of them", names).hint)
+    assert hint.count("choice-") <= 10
+    assert "more" in hint
