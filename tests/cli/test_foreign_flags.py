@@ -1,5 +1,8 @@
 """Flags of other tools: the error says what they are called here."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from slurmft.cli import foreign_flags, parser, run
@@ -63,3 +66,24 @@ def test_many_values_are_not_all_listed() -> None:
     hint = str(unknown("choice", "none of them", names).hint)
     assert hint.count("choice-") <= 10
     assert "more" in hint
+
+
+def test_table_of_trainers_arguments_is_that_of_the_errors() -> None:
+    """docs/coming-from.md: what stands in it is answered, with the flag that stands beside it."""
+    page = Path(__file__).parents[2] / "docs" / "coming-from.md"
+    _, _, section = page.read_text().partition("## From transformers' Trainer")
+    rows = 0
+    for row in section.partition("\n## ")[0].splitlines():
+        if not row.startswith("| `--"):
+            continue
+        theirs, ours = row.strip("|").split(" | ", 1)
+        for flag in re.findall(r"--\w+", theirs):
+            if flag in SUBMIT:
+                continue
+            hint = foreign_flags.hint(flag, SUBMIT)
+            if flag.replace("_", "-") in SUBMIT:
+                assert flag.replace("_", "-") in ours
+            else:
+                assert hint is not None, flag
+            rows += 1
+    assert rows > 15
