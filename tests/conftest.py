@@ -7,6 +7,8 @@ import functools
 import itertools
 import json
 import os
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -398,7 +400,19 @@ def slurmft(
         env=os.environ | (env or {}),
         check=False,
     )
+    assert not advises_itself(arguments, done.stderr), done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def advises_itself(arguments: tuple[str, ...], errors: str) -> bool:
+    """Whether the hint of a command that has failed is to type it again, with nothing changed."""
+    hints = [line for line in errors.splitlines() if line.startswith("hint: ")]
+    if not arguments or not hints:
+        return False
+    name, *others = arguments
+    unchanged = ("", "...", shlex.join(others))
+    advised = re.findall(rf"slurmft {re.escape(name)}\b([^;,)`]*)", hints[-1])
+    return any(words.strip() in unchanged for words in advised)
 
 
 def _command(imported: bool) -> list[str]:

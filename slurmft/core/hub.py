@@ -4,8 +4,30 @@ import os
 import re
 from pathlib import Path
 
+from slurmft.core.errors import UsageError
+
 _SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt", ".gz", ".xlsx")
 """Ends of the names of data files: nobody calls a data set of the hub so."""
+NO_HUB_CURE = (
+    "fetch where there is internet and copy the folder of $HF_HOME from there, or set https_proxy, "
+    "or HF_ENDPOINT to a mirror"
+)
+"""Advice to who fetches on a machine that the hub does not answer."""
+NO_NAME_CURE = (
+    "look for its name on the hub; one that is private or gated needs: hf auth login"
+)
+"""Advice to who fetches what the hub does not have."""
+
+
+class NotOnHubError(UsageError):
+    """A model, data set or metric is in no cache, and was not found on the hub."""
+
+    def while_fetching(self) -> UsageError:
+        """Returns the error for `slurmft fetch`, which a job's hint would advise."""
+        cure = NO_HUB_CURE
+        if not is_hub_offline():
+            cure = NO_NAME_CURE
+        return UsageError(self.message, cure)
 
 
 def is_local(name: str) -> bool:
@@ -26,6 +48,11 @@ def is_hub_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
+def endpoint() -> str:
+    """Returns the address of the hub, or of the mirror that stands for it."""
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
 def hub_in_reach(timeout_s: float = 10.0) -> bool:
     """Returns True if the hub answers this node, through the proxy that is set.
 
@@ -37,9 +64,8 @@ def hub_in_reach(timeout_s: float = 10.0) -> bool:
     import urllib.error
     import urllib.request
 
-    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     try:
-        request = urllib.request.Request(endpoint, method="HEAD")
+        request = urllib.request.Request(endpoint(), method="HEAD")
         with urllib.request.urlopen(request, timeout=timeout_s):
             return True
     # The server has answered, though with an error.

@@ -6,7 +6,8 @@ request has the keys
     metrics   values of --metric
     deciding  the one that decides about the best checkpoint, if it is among them
     refresh   whether the hub is asked for what the cache has
-    task, kind, classes  of the samples, see `evaluate_metrics.examples`; without kind: none
+    task, kind, classes  of the samples, see `evaluate_metrics.examples`; without kind: none, as
+              where scripts are fetched
     computes  whether the metrics are computed
 
 and the last line that is printed is the report, as JSON: message and hint of what is wrong, or
@@ -17,7 +18,8 @@ import json
 import sys
 from typing import Any
 
-from slurmft.core.errors import Exit, SlurmftError, run_main
+from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
+from slurmft.core.hub import NotOnHubError
 from slurmft.train import metric_spec
 from slurmft.train.tasks.evaluate_metrics import EvaluateMetric, examples
 
@@ -28,6 +30,11 @@ def main(argv: list[str]) -> int:
     try:
         lines = [_try(text, request) for text in request["metrics"]]
         report["lines"] = lines
+    except NotOnHubError as error:
+        shown: UsageError = error
+        if "kind" not in request:
+            shown = error.while_fetching()
+        report = {"message": shown.message, "hint": shown.hint}
     except SlurmftError as error:
         report = {"message": error.message, "hint": error.hint}
     print(f"\n{json.dumps(report)}", flush=True)

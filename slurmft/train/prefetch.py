@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import Exit, run_main
-from slurmft.core.hub import hub_cache, is_local
+from slurmft.core.hub import NotOnHubError, hub_cache, is_local
 from slurmft.core.text import in_bytes
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
@@ -18,6 +18,13 @@ from slurmft.train.own_task import facts
 
 
 def main(argv: list[str]) -> int:
+    try:
+        return _load(argv)
+    except NotOnHubError as error:
+        raise error.while_fetching() from error
+
+
+def _load(argv: list[str]) -> int:
     config = TrainConfig.resolve(**json.loads(argv[0]))
     task: Any = tasks.get(config)
     lines = []

@@ -13,6 +13,7 @@ from slurmft.__main__ import main
 from slurmft.cli import command_parser, load_command, parser
 from slurmft.core import plugins
 from slurmft.core.errors import UsageError, run_main
+from tests.conftest import advises_itself
 
 
 def _names() -> Iterator[list[str]]:
@@ -96,6 +97,16 @@ def test_a_value_of_any_length_ends_in_two_lines(
         assert len(text.splitlines()) <= 2, what
         assert len(text) < 1000, what
         assert "Errno" not in text, what
+
+
+def test_a_hint_that_advises_the_same_again_is_found() -> None:
+    """`slurmft` of the tests looks for one after every command that they run."""
+    same = "error: no such model\nhint: fill the caches (slurmft fetch ...), or give a folder\n"
+    other = "error: nothing to fetch\nhint: slurmft fetch MODEL, or see slurmft fetch --help\n"
+    assert advises_itself(("fetch", "me/model"), same)
+    assert advises_itself(("fetch", "MODEL"), other)
+    assert not advises_itself(("submit", "--model", "me/model"), same)
+    assert not advises_itself(("fetch",), other)
 
 
 @pytest.mark.parametrize("text", ["1_000", " 1", "٣", "1e3", "nan", "inf", "", "0x1"])

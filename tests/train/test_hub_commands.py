@@ -206,6 +206,20 @@ def test_nothing_to_fetch(arguments: tuple[str, ...], words: str) -> None:
 def test_fetch_of_what_is_not_there(hub: Hub, tmp_path: Path) -> None:
     env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path)}
     done = slurmft("fetch", "team/other", "--task", "emotion", env=env)
-    assert done.code == 1
-    assert "--model 'team/other' was not found locally or on the hub" in done.err
-    assert "error: not fetched" in done.err
+    assert done.code == 2
+    *_, error, hint = done.err.splitlines()
+    assert error.startswith("error: --model 'team/other' was not found locally or on")
+    assert "look for its name on the hub" in hint
+
+
+def test_fetch_without_a_hub(tmp_path: Path) -> None:
+    """It says which hub it asks, asks once, and names what helps."""
+    env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = slurmft("fetch", "team/other", "--task", "emotion", env=env)
+    assert_two_lines(done, "--model 'team/other' was not found locally or on the hub")
+    assert "copy the folder of $HF_HOME" in done.err
+    assert done.out.splitlines() == [
+        "asking http://127.0.0.1:9",
+        "it does not answer this machine: only the caches are left",
+        "loading without the hub",
+    ]

@@ -13,14 +13,22 @@ The caches are where $HF_HOME says; jobs must see the same folder. Local folders
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
+from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
-from slurmft.core.hub import hub_in_reach, is_local
+from slurmft.core.hub import (
+    NO_HUB_CURE,
+    endpoint,
+    hub_in_reach,
+    is_hub_offline,
+    is_local,
+)
 from slurmft.core.options import build, options
 from slurmft.train import metric_spec, recipes
 from slurmft.train.config import TrainConfig
@@ -86,14 +94,15 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
     return train
 
 
-def load(train: TrainConfig, offline: bool) -> None:
-    """Loads model and data in a process of its own.
+def load(train: TrainConfig, offline: bool) -> int:
+    """Loads model and data in a process of its own, which prints what is wrong; returns its exit
+    code.
 
     Args:
         offline: download nothing; otherwise what the caches lack is downloaded.
 
     Raises:
-        SlurmftError: the process failed.
+        SlurmftError: the process was killed.
     """
     values = {
         "task": train.task,
@@ -110,13 +119,13 @@ def load(train: TrainConfig, offline: bool) -> None:
         environment["HF_HUB_OFFLINE"] = "1"
     # Its output goes to the terminal: progress bars, and the reason where it fails.
     done = subprocess.run(command, env=environment, check=False)
-    if done.returncode:
-        fact = "not fetched"
-        if offline:
-            fact = "the caches are not enough without the hub"
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
         raise SlurmftError(
-            fact, "see above; a job on the nodes would fail the same way"
+            f"the process that loads the model was ended by {name}",
+            "fetch where there is more memory: the model is loaded whole",
         )
+    return done.returncode
 
 
 def fetch_metrics(texts: list[str]) -> None:
@@ -131,10 +140,10 @@ def fetch_metrics(texts: list[str]) -> None:
     modules = metric_spec.modules_folder()
     absent = [spec.text for spec in of_hub if not metric_spec.is_cached(spec, modules)]
     # Where it does not answer, evaluate says that it has no such metric.
-    if absent and not hub_in_reach():
+    if absent and not _hub_answers():
         raise UsageError(
-            f"--metric {', '.join(absent)} cannot be fetched: the hub does not answer this machine",
-            "fetch where there is internet, or set https_proxy or HF_ENDPOINT",
+            f"--metric {', '.join(absent)} cannot be fetched without the hub",
+            NO_HUB_CURE,
         )
     print("fetching metrics", flush=True)
     # Those of the cache, too: the hub may have a newer script.
@@ -166,10 +175,24 @@ def main(argv: list[str]) -> int:
             print(f"{name}: a folder, nothing to fetch")
         else:
             needs_hub = True
-    if needs_hub:
+    # Without an answer, each of their files would be tried for 20 s.
+    if needs_hub and _hub_answers():
         print("fetching", flush=True)
-        load(train, offline=False)
+        code = load(train, offline=False)
+        if code:
+            return code
     # A run on nodes without internet does this: what passes here finds its files there.
     print("loading without the hub", flush=True)
-    load(train, offline=True)
-    return Exit.OK
+    return load(train, offline=True)
+
+
+def _hub_answers() -> bool:
+    """Returns whether the hub answers; says which one is asked, and what follows if it does not."""
+    if is_hub_offline():
+        print("HF_HUB_OFFLINE is set: the hub is not asked", flush=True)
+        return False
+    print(f"asking {redact(endpoint())}", flush=True)
+    if hub_in_reach():
+        return True
+    print("it does not answer this machine: only the caches are left", flush=True)
+    return False

@@ -19,7 +19,7 @@ from typing import Any
 
 from slurmft.core import permissions
 from slurmft.core.errors import SlurmftError, UsageError, one_line
-from slurmft.core.hub import is_hub_offline
+from slurmft.core.hub import NotOnHubError, is_hub_offline
 from slurmft.core.text import some
 from slurmft.train.metric_spec import MetricSpec, is_cached, script
 
@@ -34,6 +34,10 @@ class MetricInputs:
 
 class MetricError(UsageError):
     """A metric that cannot be used, or has no value."""
+
+
+class AbsentMetricError(MetricError, NotOnHubError):
+    """A metric that is nowhere."""
 
 
 # --- what metrics take ----------------------------------------------------------------------------
@@ -195,7 +199,7 @@ class EvaluateMetric:
         except (Exception, SystemExit) as error:
             reason = _reason(error)
             if not spec.is_local and _is_absent(error):
-                raise MetricError(
+                raise AbsentMetricError(
                     f"{what} is not in the cache, and was not found on the hub: {reason}",
                     f"on the login node: slurmft fetch --metric {spec.name}; or give the folder "
                     "of its script",

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from slurmft.core import permissions
 from slurmft.core.errors import UsageError
-from slurmft.core.hub import hub_cache, is_local
+from slurmft.core.hub import NotOnHubError, hub_cache, is_local
 from slurmft.train.login.rows import class_names, files_of, no_column, read_columns
 from slurmft.train.login.sources import (
     NoSplitError,
@@ -169,7 +169,7 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
                 "a cache of your own: export HF_HOME=DIR; or its owners open it for a group of "
                 f"yours: chmod -R g+rwX,g+s {shlex.quote(str(cache))}",
             ) from error
-        raise UsageError(
+        raise NotOnHubError(
             f"{flag} {name!r} was not found locally or on the hub: {first_line}",
             "without internet on the nodes, fill the caches on the login node (slurmft fetch ...), "
             f"or give its folder: {flag} DIR",
