@@ -1,5 +1,6 @@
 """`slurmft COMMAND ...`, also as `python -m slurmft COMMAND ...`."""
 
+import itertools
 import os
 import sys
 
@@ -57,7 +58,13 @@ def console(argv: list[str] | None = None) -> int:
     _open_closed_streams()
     terminal.protect()
     with interruption.as_exceptions():
-        return run_main(lambda: main(words), debug="--debug" in words)
+        # Behind "--" stand the flags of a program.
+        own_words = list(itertools.takewhile(lambda word: word != "--", words))
+        return run_main(
+            lambda: main(words),
+            debug="--debug" in own_words,
+            as_json="--json" in own_words,
+        )
 
 
 if __name__ == "__main__":

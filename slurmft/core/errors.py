@@ -95,10 +95,17 @@ class SlurmftWarning(UserWarning):
     """Warning of what looks like a mistake, and may be none."""
 
 
-def run_main(command: Callable[[], int], debug: bool = False) -> int:
-    """Runs a command; turns its errors into two lines on stderr and an exit code.
+def run_main(
+    command: Callable[[], int], debug: bool = False, as_json: bool = False
+) -> int:
+    """Runs a command; turns its errors into two lines on stderr and an exit code. Warnings are a
+    line each.
 
-    With `debug`, the traceback comes first. Warnings are a line each.
+    Args:
+        command: returns the exit code.
+        debug: the traceback comes first.
+        as_json: an error is printed on stdout, too, as the object `{"error": {"message": ...,
+            "hint": ..., "exit_code": ...}}`.
     """
     # Not the file and the line: the reader cannot act on them.
     warnings.formatwarning = lambda text, *_, **__: f"warning: {redact(str(text))}\n"
@@ -107,8 +114,7 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
     except SlurmftError as error:
         if debug:
             _print_traceback()
-        print(f"error: {redact(str(error))}", file=sys.stderr)
-        return error.code
+        return _report(error, as_json)
     except KeyboardInterrupt as interrupt:
         # The terminal may be what has ended this command.
         with contextlib.suppress(OSError):
@@ -125,10 +131,20 @@ def run_main(command: Callable[[], int], debug: bool = False) -> int:
             _print_traceback()
         if error.errno == errno.ENAMETOOLONG:
             too_long = UsageError(f"{error.filename!r} is {TOO_LONG}", TOO_LONG_CURE)
-            print(f"error: {redact(str(too_long))}", file=sys.stderr)
-            return too_long.code
-        print(f"error: {plain(str(error))}\nhint: --debug shows where", file=sys.stderr)
-        return Exit.FAILED
+            return _report(too_long, as_json)
+        return _report(SlurmftError(str(error), "--debug shows where"), as_json)
+
+
+def _report(error: SlurmftError, as_json: bool) -> int:
+    """Prints an error; returns the exit code."""
+    print(f"error: {redact(str(error))}", file=sys.stderr)
+    if as_json:
+        import json  # most errors are for people
+
+        # One line: `slurmft logs --json` prints one object a line.
+        facts = {"message": redact(error.message), "hint": error.hint}
+        print(json.dumps({"error": facts | {"exit_code": int(error.code)}}))
+    return error.code
 
 
 def _print_traceback() -> None:

@@ -362,3 +362,43 @@ def test_every_command_has_help_all(
         command, *rest = name.split()
         load_command(command).main([*rest, "--help-all"])
     assert "usage: slurmft" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["list", "--json", "--state", "asleep"], 2),
+        (["status", "nobody", "--json"], 2),
+        (["submit", "--json", "--task", "emotions"], 2),
+        (["run", "--json", "--", "no-such-program.py"], 2),
+        (["logs", "nobody", "--json"], 2),
+        (["cancel", "nobody", "--json"], 2),
+        (["clean", "--json", "--runs-dir", "/no/such/place"], 2),
+        (["data", "/no/such/place", "--json"], 2),
+        (["report", "/no/such/place", "--json"], 2),
+        (["plan", "/no/such/place", "--json"], 2),
+        (["doctor", "--json", "--backend", "none"], 2),
+        (["study", "status", "/no/such/place", "--json"], 2),
+    ],
+)
+def test_failure_as_json(
+    command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs read one object, whatever comes; people read the same on stderr."""
+    monkeypatch.chdir(tmp_path)
+    done = slurmft(*command)
+    assert done.code == code
+    (name,) = json.loads(done.out)
+    facts = json.loads(done.out)[name]
+    assert name == "error"
+    assert facts["exit_code"] == code
+    assert done.err.startswith(f"error: {facts['message']}")
+    if facts["hint"] is not None:
+        assert facts["hint"] in done.err
+
+
+def test_flags_of_a_program_ask_slurmft_for_nothing() -> None:
+    done = slurmft("run", "--", "no-such-program.py", "--json", "--debug")
+    assert done.code == 2
+    assert done.out == ""
+    assert "Traceback" not in done.err
