@@ -41,8 +41,11 @@ _SORTED_BY = (
     "steps_done",
     "samples_per_s",
     "left_s",
-    "loss",
+    "train_loss",
 )
+_NAMES = {"train_loss": "loss"}
+"""Key of --sort -> name of the value in `status.summary`, where they differ: the table shows
+another loss, that of the validation, among the metrics."""
 
 
 def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
@@ -58,7 +61,7 @@ def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 
     def sort_key(run: dict[str, Any]) -> tuple[bool, float, str]:
         if key in _SORTED_BY:
-            value = run[key]
+            value = run[_NAMES.get(key, key)]
         else:
             metrics = run["metrics"] or {}
             value = metrics.get(key)

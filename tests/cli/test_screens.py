@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,8 @@ def test_list_sorts_and_filters(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     better = runs / "synthetic-20261122-000000-000000"
-    write_run(better, result={"metrics": {"accuracy": 0.7}}, data="hub/other")
+    metrics = {"accuracy": 0.7, "loss": 0.2}
+    write_run(better, result={"metrics": metrics, "loss": 9.0}, data="hub/other")
 
     def names(*arguments: str) -> list[str]:
         assert list_command.main(["--runs-dir", str(runs), "--json", *arguments]) == 0
@@ -98,10 +100,15 @@ def test_list_sorts_and_filters(
         "data",
         "model",
         "nodes",
-        "loss",
         "left_s",
     ):
         assert len(names("--sort", key)) == 4
+    # The validation's, which the table shows.
+    worse = runs / "worse-20261122-000001-000000"
+    write_run(worse, result={"metrics": {"loss": 0.5}, "loss": 0.1})
+    assert names("--sort", "loss")[-2:] == ["synthetic00", "worse00"]
+    assert names("--sort", "train_loss")[-1] == "synthetic00"
+    shutil.rmtree(worse)
     assert names("--sort", "name") == [
         "bert80",
         "emotion78",
