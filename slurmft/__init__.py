@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from slurmft.job import Job, attach
     from slurmft.train.api import submit
 
+UNKNOWN_VERSION = "0+unknown"
 try:  # written by the build, from git's tags
     from slurmft._version import __version__ as __version__
 except ImportError:  # a checkout that was never installed
-    __version__ = "0+unknown"
+    __version__ = UNKNOWN_VERSION
 
 __all__ = ["Job", "Run", "SlurmftError", "attach", "run", "submit"]
 

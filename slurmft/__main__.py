@@ -3,6 +3,7 @@
 import itertools
 import os
 import sys
+from pathlib import Path
 
 import slurmft
 from slurmft.cli import load_command, usage
@@ -22,9 +23,24 @@ def main(argv: list[str]) -> int:
     if argv[0] == "help":
         return main([*argv[1:], "--help"])
     if argv[0] == "--version":
-        print(f"slurmft {slurmft.__version__}")
+        print(f"slurmft {_version()}")
         return Exit.OK
     return int(load_command(argv[0]).main(argv[1:]))
+
+
+def _version() -> str:
+    """Returns the version; of a checkout that was never installed, the commit."""
+    if slurmft.__version__ != slurmft.UNKNOWN_VERSION:
+        return slurmft.__version__
+    from slurmft.core import git  # an installed slurmft need not wait for it
+
+    head = git.head(Path(slurmft.__file__).parent)
+    if head is None:
+        return f"{slurmft.__version__} (never installed)"
+    changes = ""
+    if head.dirty:
+        changes = ", with changes"
+    return f"{slurmft.__version__} (never installed; commit {head.commit[:9]}{changes})"
 
 
 def _check_working_folder() -> None:

@@ -150,8 +150,10 @@ def _history(history: Sequence[Transition]) -> list[str]:
         if transition.reason:
             line += f": {brief(transition.reason)}"
         # 0 is success, which the state says; None is of states that are no end.
-        if transition.exit_code:
-            line += f" (exit code {transition.exit_code})"
+        # A reason may end with it.
+        code = f"exit code {transition.exit_code}"
+        if transition.exit_code and code not in line:
+            line += f" ({code})"
         lines.append(line)
     title = "history"
     earlier = len(history) - len(lines)

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+import slurmft as slurmft_package
 from slurmft import Run
+from slurmft.__main__ import console
 from slurmft.cli import load_command, pasted, run, status, typed
-from slurmft.core import plugins
+from slurmft.core import git, plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.options import flag, options
@@ -402,3 +404,15 @@ def test_flags_of_a_program_ask_slurmft_for_nothing() -> None:
     assert done.code == 2
     assert done.out == ""
     assert "Traceback" not in done.err
+
+
+def test_version_of_a_checkout_that_was_never_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("slurmft.__version__", slurmft_package.UNKNOWN_VERSION)
+    monkeypatch.setattr(
+        git, "head", lambda folder: git.Commit("0123456789abcdef", True)
+    )
+    assert console(["--version"]) == 0
+    expected = "slurmft 0+unknown (never installed; commit 012345678, with changes)\n"
+    assert capsys.readouterr().out == expected

@@ -524,6 +524,9 @@ def test_status(
         "running",
         "requeued",
     ]
+    run.set_state("failed", "ValueError: no rows (exit code 3)", 3)
+    assert cli_status.main(["last"]) == 0
+    assert capsys.readouterr().out.count("exit code 3") == 1
 
 
 def test_status_of_a_finished_run(
