@@ -33,6 +33,19 @@ def shown(text: str, width: int = 60) -> str:
     return line[: width - 3] + "..."
 
 
+def shown_with_end(text: str, width: int = 60) -> str:
+    """Returns a text as one line of at most `width` characters, cut in its middle."""
+    line = " ".join(text.split())
+    if len(line) <= width:
+        return line
+    # Of a run's name, the end is its time: "text-c...20261124-101500".
+    end = max(0, min(_END, width - 3))
+    begin = max(0, width - 3 - end)
+    return f"{line[:begin]}...{line[len(line) - end :]}"
+
+
+_END = len("20261124-101500")
+"""Characters at the end of a text that is cut in its middle."""
 _NARROWEST = 20
 """Columns: on a terminal that says it has fewer, lines are longer than it is."""
 
@@ -74,6 +87,8 @@ class ScreenColumn(NamedTuple):
     """Columns of the highest rank are left out first where there is no room; 0: never."""
     least: int = 10**6
     """Characters that a cell may be cut to."""
+    keeps_end: bool = False
+    """Cells are cut in their middle: they differ in their ends."""
 
 
 def on_screen(columns: Sequence[ScreenColumn]) -> list[str]:
@@ -108,7 +123,10 @@ def on_screen(columns: Sequence[ScreenColumn]) -> list[str]:
         if column.head in widths:
             width = widths[column.head]
             texts = (column.head, *column.cells)
-            table.append([shown(text, width) for text in texts])
+            cut = shown
+            if column.keeps_end:
+                cut = shown_with_end
+            table.append([cut(text, width) for text in texts])
     rows = list(zip(*table, strict=True))
     return aligned(rows)
 

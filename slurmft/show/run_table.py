@@ -36,7 +36,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
         least_result_width = 15
     # Ranks: what tells runs apart and how they end stays; the columns of the highest go first.
     columns = [
-        ScreenColumn("run", names, 0, 26),
+        ScreenColumn("run", names, 0, 26, keeps_end=True),
         ScreenColumn("user", users, 4),
         ScreenColumn("job", jobs, 5),
         ScreenColumn("state", states),
