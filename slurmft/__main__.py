@@ -21,11 +21,22 @@ def main(argv: list[str]) -> int:
         print(usage())
         return Exit.OK if argv else Exit.USAGE
     if argv[0] == "help":
-        return main([*argv[1:], "--help"])
+        return _help(argv[1:])
     if argv[0] == "--version":
         print(f"slurmft {_version()}")
         return Exit.OK
     return int(load_command(argv[0]).main(argv[1:]))
+
+
+def _help(words: list[str]) -> int:
+    """Shows the help of a command, or a page of the documentation."""
+    commands = plugins.entries(plugins.COMMANDS)
+    if not words or words[0].startswith("-") or words[0] in commands:
+        return main([*words, "--help"])
+    from slurmft.cli import help_pages  # other commands need not wait for it
+
+    help_pages.show(words[0])
+    return Exit.OK
 
 
 def _version() -> str:

@@ -83,6 +83,7 @@ def usage() -> str:
     lines += [
         "",
         "slurmft help COMMAND shows a command's flags; start with: slurmft submit --follow",
+        "slurmft help PAGE shows a page of the documentation; slurmft help pages lists them",
         "--on CLUSTER runs any command on a cluster, by ssh",
     ]
     return "\n".join(lines)

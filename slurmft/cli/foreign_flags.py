@@ -119,7 +119,7 @@ SENTENCES = {
     "do_eval": _ALWAYS,
     "do_predict": "`slurmft predict` applies the model of a run to rows",
     "push_to_hub": "`slurmft push RUN` uploads the model of a run",
-    "trust_remote_code": "code from the hub is never run; see docs/security.md",
+    "trust_remote_code": "code from the hub is never run: slurmft help security",
     "main_process_ip": _CHOSEN,
     "main_process_port": _CHOSEN,
     "machine_rank": _CHOSEN,

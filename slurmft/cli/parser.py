@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--debug", action="store_true", help="show tracebacks of errors"
         )
-        on = "run the command there, by ssh; see docs/from-a-laptop.md"
+        on = "run the command there, by ssh; see slurmft help from-a-laptop"
         self.add_argument("--on", metavar="CLUSTER", help=on)
         # Where --help leaves nothing out, it is the same, and has no line of its own.
         self._help_all = self.add_argument(

@@ -12,7 +12,7 @@ examples:
   slurmft run --nodes 4 --dry-run -- train.py      show what would be submitted
 
 A silent program is not taken for a hang, unless --hang-timeout-s is given.
-How its stop, end and checkpoints are read: docs/your-own-program.md
+How its stop, end and checkpoints are read: slurmft help your-own-program
 """
 
 import shlex

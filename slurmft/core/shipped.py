@@ -1,5 +1,5 @@
 """Files that come with slurmft, installed or in a checkout: studies, published tables, batch
-scripts, patches, a data set, and the versions that the tests ran with."""
+scripts, patches, a data set, the documentation, and the versions that the tests ran with."""
 
 import os
 import shutil
@@ -37,6 +37,11 @@ def find(kind: str, path: str | Path) -> Path:
 def files(kind: str) -> list[Path]:
     """Returns the files of a kind, by their names."""
     return sorted((FOLDER / kind).iterdir())
+
+
+def pages() -> list[Path]:
+    """Returns the pages of the documentation."""
+    return sorted((FOLDER / "docs").glob("*.md"))
 
 
 def copy(folder: Path) -> list[Path]:

@@ -34,9 +34,10 @@ pytestmark = pytest.mark.extra("wheel")
 
 VERSION = "1.2.3"
 OF_GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-SHIPPED = {
+EXAMPLES = {
     f"shipped/{kind}/{f.name}" for kind in shipped.KINDS for f in shipped.files(kind)
 }
+SHIPPED = EXAMPLES | {f"shipped/docs/{page.name}" for page in shipped.pages()}
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 
 
@@ -298,13 +299,13 @@ def test_image_of_a_checkout(source: Path, tmp_path: Path) -> None:
 def test_examples(python: Path, tmp_path: Path) -> None:
     done = slurmft(python, "examples", cwd=tmp_path)
     assert done.code == 0, done.err
-    for name in SHIPPED:
+    for name in EXAMPLES:
         assert Path(name).stem in done.out
     assert max(map(len, done.out.splitlines())) <= 60
     (tmp_path / "mine/sbatch").mkdir(parents=True)
     (tmp_path / "mine/sbatch/multi_node.sbatch").write_text("changed")
     done = slurmft(python, "examples", "mine", cwd=tmp_path)
-    assert done.out == f"{len(SHIPPED) - 1} files written to mine\n"
+    assert done.out == f"{len(EXAMPLES) - 1} files written to mine\n"
     assert (tmp_path / "mine/sbatch/multi_node.sbatch").read_text() == "changed"
     study = spec.read_study(tmp_path / "mine/studies/lab-train.toml")
     assert study.published is not None

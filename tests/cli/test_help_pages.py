@@ -1,0 +1,48 @@
+"""The documentation in the terminal, for those who have the wheel alone."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import slurmft
+from slurmft.__main__ import console
+from slurmft.cli import help_pages
+from slurmft.core import plugins, shipped
+
+PAGES = {file.stem for file in shipped.pages()}
+
+
+def test_pages_are_those_of_the_documentation() -> None:
+    docs = Path(slurmft.__file__).parents[1] / "docs"
+    assert {file.stem for file in docs.glob("*.md")} == PAGES
+    assert help_pages.LIST not in PAGES
+
+
+def test_page_that_has_the_name_of_a_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert PAGES & {*plugins.entries(plugins.COMMANDS)} == {"doctor"}
+    assert console(["help", "docs/doctor.md"]) == 0
+    assert capsys.readouterr().out.startswith("# Doctor\n")
+
+
+def test_page_and_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console(["help", "own-data"]) == 0
+    assert capsys.readouterr().out.startswith("# Your own data\n")
+    assert console(["help", "pages"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} == PAGES
+    assert all(line.endswith("?") for line in lines)
+    assert console(["help", "own-dat"]) == 2
+    assert "did you mean own-data?" in capsys.readouterr().err
+
+
+def test_source_names_pages_that_a_user_of_the_wheel_can_open() -> None:
+    """`docs/NAME.md` is a file of the repository."""
+    for path in Path(slurmft.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        for name in re.findall(r"slurmft help (?!lists)([a-z-]+)", text):
+            assert name in PAGES or name == help_pages.LIST, (path, name)
+        # Comments and docstrings of functions are for those who have the repository.
+        assert not re.search(r'"[^"\n]*docs/[a-z-]+\.md[^"\n]*"', text), path
