@@ -283,8 +283,10 @@ class _Settlement:
 
 
 def _is_effect(problem: str) -> bool:
-    """Returns whether a problem only says that another process is gone."""
-    return any(sign in problem.lower() for sign in LOST_PEER)
+    """Returns whether a problem may be that another process is gone."""
+    # C++ aborts, without a word that could be read, where a connection ends in a destructor.
+    is_abort = signal.SIGABRT.name in problem
+    return is_abort or any(sign in problem.lower() for sign in LOST_PEER)
 
 
 class _Probes:

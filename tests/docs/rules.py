@@ -209,6 +209,11 @@ RULES = (
         how=READ,
         why="no such partition here",
     ),
+    Rule(
+        begins="slurmft doctor .*--backend ccl",
+        how=READ,
+        why="oneCCL's binding is not installed here; .ci/xeon tests with it",
+    ),
     Rule(begins="slurmft doctor --nodes 2$", how=READ, why="with --output, it is run"),
     Rule(
         begins=r"(salloc .*)?slurmft doctor(?! locks| node).*--nodes|salloc .*doctor$",

@@ -164,3 +164,12 @@ def test_gradient_is_that_of_the_model(tiny_model: Path) -> None:
     assert adapters is not None
     assert adapters < count / 4
     assert weights_of("/none/such") is None
+
+
+def test_cause_goes_before_what_it_has_done_to_others() -> None:
+    problems = [
+        "on n1: killed by SIGABRT",
+        "on n2: RuntimeError: Connection closed by peer",
+        "on n3: ImportError: libccl.so.1: cannot open shared object file",
+    ]
+    assert sorted(problems, key=collectives._is_effect)[0] == problems[2]
