@@ -19,15 +19,16 @@ from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint, hooks, permissions
-from slurmft.core.config import RunConfig, with_absolute_paths
+from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import read_bytes, write_bytes, write_text
 from slurmft.core.job_variables import outside_of_jobs
+from slurmft.core.options import options
 from slurmft.core.program import OWN, kind_of
 from slurmft.core.run_files import Submission
-from slurmft.core.site import site_file
+from slurmft.core.site import origins, site_files
 from slurmft.core.text import in_bytes
 from slurmft.node import ccl, start
 from slurmft.node.rendezvous import Rendezvous
@@ -61,16 +62,14 @@ def provenance_of(command: str) -> Submission:
     git_facts = None
     if commit:
         git_facts = dataclasses.asdict(commit)
-    site = None
-    if site_file().is_file():
-        site = str(site_file())
+    files = [str(file) for file in site_files()]
     here = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": os.uname().nodename,
         "user": permissions.user_name(os.getuid()),
         "folder": os.getcwd(),
         "command": redact(command),
-        "site_file": site,
+        "site_file": ", ".join(files) or None,
         "slurmft": slurmft.__version__,
         "python": sys.version.split()[0],
         "code": fingerprint.of_code(),
@@ -88,6 +87,7 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
         name = f"{config.name}-<time>-<random>"
         run = RunDir(Path(config.job.runs_dir) / name)
     lines = [f"# configuration, written to {run.config}", config.to_json()]
+    lines += _site_lines(config)
     if config.program.inputs:
         lines.append("# what it reads, as it is now")
         for path, facts in config.program.inputs.items():
@@ -101,6 +101,17 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
         lines += node_command(config, run, cluster)
     lines += ["", "dry run: nothing was submitted"]
     return "\n".join(lines)
+
+
+def _site_lines(config: RunConfig) -> list[str]:
+    """Returns which options come from which site file."""
+    names = [*options(JobConfig), *config.program.settings]
+    lines = []
+    for file, keys in origins(names).items():
+        lines.append(f"{file}: {', '.join(keys) or 'nothing for this job'}")
+    if lines:
+        return ["# site files; later ones and flags have precedence", *lines, ""]
+    return []
 
 
 def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:

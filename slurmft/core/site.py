@@ -1,8 +1,8 @@
-"""The site file: defaults of a site in TOML; its keys are the names of the flags."""
+"""Site files: defaults of a site in TOML, whose keys are the names of the flags."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,48 +27,105 @@ def all_options() -> dict[str, Option]:
     return declared
 
 
-def site_file() -> Path:
-    """Returns the path of the site file: $SLURMFT_SITE, or ~/.config/slurmft/site.toml."""
-    path = os.environ.get("SLURMFT_SITE") or "~/.config/slurmft/site.toml"
-    return Path(path).expanduser()
+_WHERE_ON = "site options of --on"
+OF_CENTRE = Path("/etc/slurmft/site.toml")
+"""The site file of the whole machine."""
+NAMED_BY = "SLURMFT_SITE"
+"""Variable with the path of a site file, as a module of the centre sets it."""
+OF_USER = "~/.config/slurmft/site.toml"
+
+
+def site_files() -> list[Path]:
+    """Returns the site files that there are; each has precedence over those before it.
+
+    Raises:
+        UsageError: $SLURMFT_SITE names no file.
+    """
+    files = [OF_CENTRE]
+    named = os.environ.get(NAMED_BY)
+    if named:
+        file = Path(named).expanduser()
+        # A file that was named must be there; at the usual places it need not.
+        if not file.is_file():
+            raise UsageError(
+                f"${NAMED_BY} names no file: {file}", "unset it, or write that file"
+            )
+        files.append(file)
+    of_user = Path(OF_USER).expanduser()
+    # The variable may name it, too.
+    if of_user not in files:
+        files.append(of_user)
+    return [file for file in files if file.is_file()]
 
 
 def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
-    """Returns the values of the site file, and of a command's --on; empty without either. What the
-    file has for other programs is left out.
+    """Returns the values of the site files, and of a command's --on; empty without any. What the
+    files have for other programs is left out.
 
     Raises:
-        UsageError: the file cannot be read, has an unknown key, or a value of another type than
-            its field's.
+        UsageError: a file cannot be read, has an unknown key, or a value of another type than its
+            field's.
     """
-    of_file = read_site_file()
-    of_on = _options_of_on()
+    layers = _layers()
+    left_out = _of_other_programs(layers, known)
+    defaults: dict[str, Any] = {}
+    for where, values in layers:
+        used = {name: value for name, value in values.items() if name not in left_out}
+        typed = typed_values(where, used, known)
+        # Those of --on are complete: whoever wrote them knew the cluster.
+        if where == _WHERE_ON:
+            defaults |= typed
+        else:
+            defaults = merge(defaults, typed)
+    return defaults
+
+
+def _layers() -> list[tuple[str | Path, dict[str, Any]]]:
+    """Returns the values of each site file and of --on, with their origin; later ones have
+    precedence."""
+    layers: list[tuple[str | Path, dict[str, Any]]] = []
+    for file in site_files():
+        layers.append((file, read_site_file(file)))
+    layers.append((_WHERE_ON, _options_of_on()))
+    return layers
+
+
+def _of_other_programs(
+    layers: Sequence[tuple[str | Path, dict[str, Any]]], known: Mapping[str, Option]
+) -> set[str]:
+    """Returns the keys that are not for the options at hand, and no mistake."""
+    others = {name for _, values in layers for name in values} - known.keys()
+    # To load the options of all programs takes time: only who has others pays for it.
+    if not others:
+        return set()
     usable = extensions(JobConfig)
     installed = plugins.entries(plugins.JOB_OPTIONS)
     # One of them could not be used, as a warning has said. A key that nobody knows may be its own:
     # a job does not fail for it.
     if len(usable) < len(installed):
-        of_file = {name: value for name, value in of_file.items() if name in known}
-        of_on = {name: value for name, value in of_on.items() if name in known}
-    # To load the options of all programs takes time: only who has others pays for it.
-    if (of_file | of_on).keys() - known.keys():
-        others = all_options().keys() - known.keys()
-        of_file = {name: value for name, value in of_file.items() if name not in others}
-        of_on = {name: value for name, value in of_on.items() if name not in others}
-    defaults = typed_values(site_file(), of_file, known)
-    return defaults | typed_values("site options of --on", of_on, known)
+        return others
+    return others & all_options().keys()
+
+
+def origins(names: Iterable[str]) -> dict[Path, list[str]]:
+    """Returns which of some options each site file sets; a file that sets none of them has an empty
+    list."""
+    chosen_names = set(names)
+    keys = {}
+    for file in site_files():
+        keys[file] = [name for name in read_site_file(file) if name in chosen_names]
+    return keys
 
 
 def job_default(name: str) -> Any:
-    """Returns the value that the site file has for an option of the job, else its default. The
+    """Returns the value that the site files have for an option of the job, else its default. The
     option is one of the kernel's: no plug-in is imported for it."""
     kernel_options = own_options(JobConfig)
-    values = read_site_file() | _options_of_on()
-    if name not in values:
-        return kernel_options[name].default
     # This value alone: a mistake in another line is for the command that uses that.
-    typed = typed_values(site_file(), {name: values[name]}, kernel_options)
-    return typed[name]
+    for where, values in reversed(_layers()):
+        if name in values:
+            return typed_values(where, {name: values[name]}, kernel_options)[name]
+    return kernel_options[name].default
 
 
 def _options_of_on() -> dict[str, Any]:
@@ -86,20 +143,12 @@ def _options_of_on() -> dict[str, Any]:
     return values
 
 
-def read_site_file() -> dict[str, Any]:
-    """Reads the site file, without a check of its keys; empty without one.
+def read_site_file(path: Path) -> dict[str, Any]:
+    """Reads a site file, without a check of its keys.
 
     Raises:
-        UsageError: $SLURMFT_SITE names no file, or the file is no TOML.
+        UsageError: it cannot be read, or is no TOML.
     """
-    path = site_file()
-    if not path.is_file():
-        # A file that was named must be there; at the usual place it need not.
-        if os.environ.get("SLURMFT_SITE"):
-            raise UsageError(
-                f"$SLURMFT_SITE names no file: {path}", "unset it, or write that file"
-            )
-        return {}
     import tomllib  # 4 ms: only a site with a file pays for it
 
     try:
@@ -111,9 +160,9 @@ def read_site_file() -> dict[str, Any]:
 
 
 def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of flags over those of the site file.
+    """Returns the values of flags, or of a site file, over those of the site files before them.
 
-    A repeatable flag adds to the list of the site file: the site always needs what is in it.
+    A list adds to those before it: the site always needs what is in them.
     """
     merged = site | flags
     for name, value in flags.items():

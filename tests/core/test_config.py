@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurmft.cluster.slurm.sbatch_options import request
+from slurmft.cluster.submit import dry_run
+from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig, time_limit_min
 from slurmft.core.errors import UsageError
 from slurmft.core.options import Option, build, options
@@ -344,6 +347,42 @@ def test_site_file_of_several_programs(
     expected = {name: value for name, value in values.items() if name in known}
     assert site_defaults(known) == expected
     assert 1 < len(expected) < 4
+
+
+def test_layers_of_site_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The centre's, the one that a module names, the user's: the later, the stronger."""
+    centre = tmp_path / "etc.toml"
+    centre.write_text('partition = "batch"\nnodes = 2\nsetup = ["module load slurm"]\n')
+    module = tmp_path / "module.toml"
+    module.write_text(
+        'partition = "gpu"\naccount = "a1"\nsetup = ["module load cuda"]\n'
+    )
+    user = tmp_path / ".config/slurmft/site.toml"
+    user.parent.mkdir(parents=True)
+    user.write_text('account = "mine"\nsetup = ["ulimit -c 0"]\n')
+    monkeypatch.setattr(site, "OF_CENTRE", centre)
+    monkeypatch.setenv("SLURMFT_SITE", str(module))
+    job = configure({}).job
+    assert (job.partition, job.account, job.nodes) == ("gpu", "mine", 2)
+    assert job.setup == ("module load slurm", "module load cuda", "ulimit -c 0")
+    assert site.job_default("partition") == "gpu"
+    text = dry_run(configure({}), "local")
+    assert f"{centre}: partition, nodes, setup\n{module}: partition, account" in text
+    assert f"{user}: account, setup" in text
+    # One of them alone may be wrong: it is named.
+    centre.write_text('partiton = "batch"\n')
+    with pytest.raises(UsageError, match=re.escape(f"{centre}: unknown key")):
+        configure({})
+
+
+def test_site_file_that_the_variable_names_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = tmp_path / ".config/slurmft/site.toml"
+    user.parent.mkdir(parents=True)
+    user.write_text('setup = ["ulimit -c 0"]\n')
+    monkeypatch.setenv("SLURMFT_SITE", str(user))
+    assert configure({}).job.setup == ("ulimit -c 0",)
 
 
 def test_site_file_named_and_absent(

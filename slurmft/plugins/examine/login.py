@@ -13,7 +13,7 @@ import slurmft
 from slurmft import locks
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import Partition
-from slurmft.core import filesystem
+from slurmft.core import filesystem, site
 from slurmft.core import hub as core_hub
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, one_line
@@ -31,6 +31,7 @@ def examine_this_host(job: JobConfig) -> list[Check]:
     parts: dict[str, Callable[[], list[Check]]] = {}
     if job.cluster != "local":
         parts["Slurm"] = partial(controller, job)
+    parts["site file"] = site_files
     parts["packages"] = packages
     parts["hub"] = hub
     for purpose, path in folders(job.runs_dir).items():
@@ -45,6 +46,18 @@ def examine_this_host(job: JobConfig) -> list[Check]:
         else:
             checks += result
     return checks
+
+
+def site_files() -> list[Check]:
+    """Says which site files are in use, and what each of them sets."""
+    files = site.origins(site.all_options())
+    if not files:
+        places = f"{site.OF_CENTRE}, ${site.NAMED_BY} or {site.OF_USER}"
+        return [ok("site file", f"there is none ({places})")]
+    parts = []
+    for file, keys in files.items():
+        parts.append(f"{file}: {', '.join(keys) or 'nothing'}")
+    return [ok("site file", "; ".join(parts))]
 
 
 # --- Slurm ----------------------------------------------------------------------------------------
