@@ -32,7 +32,7 @@ from slurmft.core.site import origins, site_files
 from slurmft.core.text import in_bytes
 from slurmft.node import ccl, start
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.runs import request
+from slurmft.runs import frozen_code, request
 from slurmft.runs.rundir import RunDir
 
 
@@ -300,6 +300,7 @@ def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
     """Returns the configuration of a run that resumes, and its cluster."""
     # Another user's configuration would choose what this one submits: it is refused.
     old = run.load_own_config()
+    frozen_code.check(run, old)
     _check_ended(run, moves="cluster" in flags)
     # What it waited for is over: Slurm may know those jobs no more.
     if run.attempt.exists():

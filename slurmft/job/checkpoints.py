@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import shlex
 import threading
 import time
@@ -15,10 +16,17 @@ from slurmft.core import removal
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder, read_text
 from slurmft.core.run_files import current_attempt
+from slurmft.core.trusted import Door
 from slurmft.runs.rundir import BAD_CHECKPOINT, CHECKPOINT, HALF_CHECKPOINT, RunDir
 
 _T = TypeVar("_T")
 MANIFEST = "manifest.json"
+CHECKPOINTS = Door(
+    "the checkpoints of a run that others can look into",
+    "`RUN/checkpoints/`",
+    "the weights, and the state, with which a run goes on",
+    cure="move it out of the run",
+)
 _RETRY_S = 30
 """Pause after a checkpoint that could not be written."""
 
@@ -61,11 +69,13 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
     """Returns the newest checkpoint that is whole; damaged ones are put aside, with a warning.
 
     Raises:
+        NotOwnError: somebody else can have written the newest one.
         SlurmftError: the file system cannot be read. That is no reason to start from the beginning.
     """
     names = _read(run.checkpoint_names, run.checkpoints, run)
     for name in reversed(names):
         path = run.checkpoints / name
+        _read(partial(_check_writers, run, path), path, run)
         try:
             _read(partial(verify, path), path, run)
             return path
@@ -80,6 +90,19 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
     if names:
         warn("no checkpoint is whole: the run starts from its beginning")
     return None
+
+
+def _check_writers(run: RunDir, path: Path) -> None:
+    """Raises NotOwnError where somebody else can have written a checkpoint."""
+    # What lies in a folder that is closed to others cannot be reached: there the umask under which
+    # a program of the user's own writes does not matter.
+    if not run.path.stat().st_mode & 0o077:
+        return
+    for below, folder in CHECKPOINTS.tree(path):
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if not entry.is_dir()]
+        for name in names:
+            os.close(CHECKPOINTS.open(path / below / name, folder))
 
 
 def _read(read: Callable[[], _T], path: Path, run: RunDir, tries: int = 5) -> _T:

@@ -20,6 +20,7 @@ from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import (
     ccl,
     collectives,
+    compile_cache,
     granted_cpus,
     heartbeat,
     profiles,
@@ -32,7 +33,7 @@ from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import Rendezvous, reserved_descriptors
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
-from slurmft.runs import log_times
+from slurmft.runs import frozen_code, log_times
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RUN_DIR
 
@@ -41,6 +42,7 @@ def run_node(supervisor: Supervisor) -> int:
     """Runs this node's share of the job; returns its exit code."""
     run = supervisor.run
     config = run.load_own_config()  # it names the module that the ranks run
+    frozen_code.check(run, config)
     run.settle_permissions()
     rendezvous = Rendezvous.of_node(config.job, os.environ)
     reserve_port(config, rendezvous)
@@ -117,6 +119,7 @@ def run_child(
         ) as watchdog,
     ):
         environment |= provided.variables
+        environment |= compile_cache.variables(environment)
         environment |= kind.node_variables(environment)
         environment |= locks.environment(config.job.file_locks, environment)
         environment[heartbeat.FOLDER] = str(watchdog.folder)

@@ -1,6 +1,7 @@
 """The environment of a user's own program, on the login node: `--env`, and the checks of
 `--accelerate-config` that need no torch."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -9,12 +10,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurmft.core import fingerprint, permissions
+from slurmft.core import fingerprint, permissions, trusted
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
 from slurmft.programs.description import OwnProgram
 
+ENVIRONMENTS = trusted.Door(
+    "the environments of `--env uv`",
+    "`RUNS_DIR/.envs-UID/`",
+    "the packages that a program imports",
+    cure="give another folder for runs: --runs-dir",
+)
 _DECIDED_BY_JOB = re.compile(
     r"num_(machines|processes)|machine_rank|main_|rdzv|gpu_ids|mpirun|.*affinity"
 )
@@ -56,11 +63,16 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
         )
     # A part of the key: another Python needs another environment.
     python = _run_uv(project, ["python", "find", "--system"]).stdout.strip()
-    environment = Path(job.runs_dir, f".envs-{os.getuid()}", _uv_key(project, python))
+    kept = Path(job.runs_dir, f".envs-{os.getuid()}")
+    if make:
+        with contextlib.suppress(FileExistsError):
+            permissions.make_folder(kept, job.share_with_group)
+        # Not where another user has been first. One of this user's that is open is refused below.
+        kept = ENVIRONMENTS.place(kept, denied=0)
+    environment = kept / _uv_key(project, python)
     if not make:
         return environment
-    permissions.make_folder(environment.parent, job.share_with_group, exist_ok=True)
-    with permissions.own_folder(environment.parent):
+    with ENVIRONMENTS.folder(kept):
         if not environment.exists():
             print(
                 f"slurmft: uv sync of {project} to {environment}",
@@ -96,6 +108,8 @@ def _run_uv(
         env=inherited | variables,
         capture_output=True,
         text=True,
+        # Packages are code: nobody else's to write, whatever the umask of the user is.
+        umask=permissions.current_umask() | 0o022,
     )
 
 

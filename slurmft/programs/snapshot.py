@@ -26,6 +26,7 @@ from slurmft.core.files import write_bytes
 from slurmft.core.removal import aside_of
 from slurmft.core.run_files import AnyConfig, Snapshot
 from slurmft.core.text import in_bytes
+from slurmft.runs import frozen_code
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
 
@@ -284,7 +285,7 @@ def take(source: Source, run: RunDir) -> Snapshot:
     """
     aside = aside_of(run.code)
     try:
-        digest = _copy_all(source, aside)
+        digest = frozen_code.record(run, _copy_all(source, aside))
         if source.diff:
             write_bytes(run.code_diff, os.fsencode(source.diff))
         # At once: a run has its whole code, or none.
@@ -317,22 +318,21 @@ def copy_of(path: Path, root: Path, run: RunDir) -> Path:
     return copy
 
 
-def _copy_all(source: Source, into: Path) -> str:
-    """Copies all files into a folder; returns the sha256 of their names and contents."""
+def _copy_all(source: Source, into: Path) -> list[str]:
+    """Copies all files into a folder; returns their lines in the list of sums."""
     # Here: it imports logging, which takes time that other commands need not spend.
     from concurrent.futures import ThreadPoolExecutor
 
     for folder in {os.path.dirname(name) for name in source.files}:
         os.makedirs(into / folder, exist_ok=True)
+    modules = {name for name in source.files if name.endswith(".py")}
+    frozen_code.make_cache_folders({os.path.dirname(into / name) for name in modules})
     with ThreadPoolExecutor(_THREADS) as pool:
-        # Sorted: file systems list in orders of their own, on which the digest must not depend.
-        lines = sorted(pool.map(functools.partial(_copy, source, into), source.files))
-    # No file name holds a NUL: other lines cannot have the same text.
-    return hashlib.sha256(os.fsencode("\0".join(lines))).hexdigest()
+        return list(pool.map(functools.partial(_copy, source, into), source.files))
 
 
 def _copy(source: Source, into: Path, name: str) -> str:
-    """Copies a file, or a link; returns a line with its mode, content and name."""
+    """Copies a file, or a link; returns its line in the list of sums."""
     path = source.root / name
     target = into / name
     about = source.files[name]
@@ -341,14 +341,15 @@ def _copy(source: Source, into: Path, name: str) -> str:
         mode = 0o444
         if about.st_mode & stat.S_IXUSR:
             mode = 0o555
-        return f"{mode:o} {_copy_file(path, target, mode)} {name}"
+        digest = _copy_file(path, target, mode)
+        return frozen_code.line(f"{mode:o}", digest, name)
     goal = os.path.normpath(path.parent / os.readlink(path))
     below = os.path.relpath(goal, source.root)
     # A link to what is copied leads to the copy, other links to where they led.
     if below in source.files or (into / below).is_dir():
         goal = os.path.relpath(goal, path.parent)
     os.symlink(goal, target)
-    return f"link {goal!r} {name}"
+    return frozen_code.line("link", frozen_code.of_link(goal), name)
 
 
 def _copy_file(path: Path, target: Path, mode: int) -> str:

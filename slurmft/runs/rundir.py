@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft.core import permissions, removal
+from slurmft.core import permissions, removal, trusted
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently, read
@@ -65,6 +65,12 @@ class _Below:
         return run.path / self._name
 
 
+CONFIG = trusted.Door(
+    "the configuration of a run",
+    "`RUN/config.json`",
+    "`setup` lines, program and options of its job; which run is resumed, cancelled or pushed",
+    cure="use a run of your own; slurmft status, logs and follow show those of others, too",
+)
 _UNREADABLE = (
     OSError,
     # It is no JSON, or no UTF-8, or nested too deeply.
@@ -103,6 +109,7 @@ class RunDir:
     submitit = _Below("submitit")
     script = _Below("submitit/job.sh")
     code = _Below("code")
+    code_sums = _Below("code.sums")
     code_diff = _Below("code.diff")
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +142,7 @@ class RunDir:
                 run = cls(top / f"{start}-{_random_part()}")
             try:
                 # the job would refuse others' writing
-                with permissions.own_folder(run.path):
+                with CONFIG.folder(run.path):
                     write_text(run.config, content)
                 run.set_state("submitted")
             except BaseException:
@@ -250,13 +257,13 @@ class RunDir:
         Raises:
             NotOwnError: the run is another user's, or others can write it.
         """
-        return self.load_config(permissions.read_own)
+        return self.load_config(CONFIG.read)
 
     def is_own(self) -> bool:
         """Returns whether nobody else can have written the configuration."""
         try:
-            return bool(permissions.read_own(self.config))
-        except (permissions.NotOwnError, OSError):
+            return bool(CONFIG.read(self.config))
+        except (trusted.NotOwnError, OSError):
             return False
 
     def discard(self) -> None:

@@ -14,18 +14,22 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import permissions, removal
+from slurmft.core import permissions, removal, trusted
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder, write_json
 
+CACHE = trusted.Door(
+    "the token cache",
+    "`$HF_HOME/slurmft-tokens-UID/`",
+    "the tokens that a run trains on; each file is compared with its sum",
+    cure="set HF_HOME to a folder of yours",
+)
 _SUMS = "sums.json"
 _NAME = re.compile(
     r"(meta|texts)\.json|(train|validation)/\w+\.npy|tokenizer/\w[\w.-]*"
@@ -64,41 +68,6 @@ def key_of(sources: dict[str, Any]) -> str:
 # --- the private folder ---------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _opened(cache: Path) -> Iterator[Path]:
-    """Yields a path to the cache that leads through this process's descriptor of it.
-
-    The group may be allowed to write in the folder above, as in that of a project, and could put a
-    link in the cache's place after the check. This path leads to the checked folder all the same.
-
-    Raises:
-        NotOwnError: the folder is another user's, or others may look into it.
-        OSError: there is none, or it is a link.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(cache, flags)
-    try:
-        _check_private(cache, os.fstat(descriptor))
-        yield Path(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
-
-
-def _check_private(cache: Path, status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid():
-        owner = permissions.user_name(status.st_uid)
-        raise permissions.NotOwnError(
-            f"the token cache {str(cache)!r} belongs to {owner}",
-            "set HF_HOME to a folder of yours",
-        )
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
-        raise permissions.NotOwnError(
-            f"the token cache {str(cache)!r} is open to others (mode {mode:04o})",
-            f"if nobody else has written there: chmod go-rwx {shlex.quote(str(cache))}",
-        )
-
-
 def _remove(cache: Path, name: str) -> None:
     """Removes an entry at once for whoever looks for it; or not at all, if another process does."""
     # `unused` takes what a kill leaves of it for a leftover.
@@ -112,7 +81,7 @@ def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
     """
     now = time.time()
     try:
-        with _opened(cache) as private:
+        with CACHE.private(cache) as private:
             idle_s = {}
             for path in removal.matching(private, ENTRY):
                 # `take` touches an entry that it uses.
@@ -138,7 +107,7 @@ def take(cache: Path, key: str, into: Path) -> bool:
         NotOwnError: the cache is not this user's alone.
     """
     try:
-        with _opened(cache) as private:
+        with CACHE.private(cache) as private:
             return _take(private, key, into)
     except OSError:  # there is none, or it is closed to this user
         return False
@@ -213,7 +182,7 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
     with permissions.as_in(cache.parent):
         cache.parent.mkdir(parents=True, exist_ok=True)
     cache.mkdir(mode=0o700, exist_ok=True)
-    with _opened(cache) as private:
+    with CACHE.private(cache) as private:
         for path, _ in unused(cache, _UNUSED_S):
             _remove(private, path.name)
         if (private / key).exists():

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -608,6 +609,442 @@ def metric_in_a_shared_cache(ada: User, eve: User) -> None:
         printed = ada.python(code, HF_HOME=str(home), HF_HUB_OFFLINE="1")
         assert "attacked" not in printed
         assert "the script of a metric is code: refused" in printed
+
+
+# --- the door -------------------------------------------------------------------------------------
+
+DOOR = """
+import os
+from pathlib import Path
+from slurmft.core.trusted import Door
+door = Door("it", "", "")
+
+def opened(path):
+    try:
+        return door.read(Path(path)).decode()
+    except Exception as error:
+        return repr(str(error))
+"""
+"""The beginning of a program that opens something as the toolkit does."""
+
+
+def opened(user: User, *paths: Path) -> list[str]:
+    """What comes of reading files through the door: their content, or the error."""
+    names = [str(path) for path in paths]
+    return user.python(
+        f"{DOOR}\nfor path in {names!r}: print(opened(path))"
+    ).splitlines()
+
+
+def file_of(user: User, folder: Path, name: str = "config.json") -> Path:
+    """A file that nobody else can write."""
+    path = user.write(folder / name, user.name)
+    folder.chmod(0o755)
+    return path
+
+
+@attack(
+    GROUP,
+    "puts a link, FIFO, device, folder or file of theirs in the place of what decides what runs",
+    "refused at once, with the file and its owner",
+)
+def kinds_of_files(ada: User, eve: User) -> None:
+    top = ada.home / "kinds"
+    good = file_of(ada, top)
+    link = top / "link"
+    link.symlink_to(good)
+    fifo = top / "fifo"
+    os.mkfifo(fifo, 0o644)
+    device = top / "device"
+    os.mknod(device, stat.S_IFCHR | 0o644, os.makedev(1, 5))  # /dev/zero
+    folder = top / "folder"
+    folder.mkdir()
+    ada.own(top)
+    theirs = file_of(eve, top, "theirs")
+    names = file_of(ada, top, "two\nlines \x1b]0;x\x07")
+    names.chmod(0o666)
+    expected = {
+        good: "ada",
+        link: "is a link",
+        fifo: "is not a regular file",
+        device: "is not a regular file",
+        folder: "is not a regular file",
+        theirs: f"belongs to eve (uid {eve.uid})",
+    }
+    lines = opened(ada, *expected, names)
+    for line, (path, word) in zip(lines[:-1], expected.items(), strict=True):
+        assert word in line, (path, line)
+        assert path == good or str(path) in line
+    assert "others can write" in lines[-1]
+    assert "\x1b" not in lines[-1]
+
+
+@attack(
+    GROUP,
+    "puts a link to a folder of theirs in the place of any folder on the way to it; or the folder "
+    "has the setgid bit, or a list that lets them write",
+    "what was opened is examined: refused",
+)
+def links_on_the_way(ada: User, eve: User) -> None:
+    parts = ("a", "b", "c")
+    paths = []
+    for number in range(len(parts)):
+        top = ada.home / f"way-{number}"
+        path = file_of(ada, top.joinpath(*parts))
+        theirs = eve.home / f"way-{number}"
+        file_of(eve, theirs.joinpath(*parts[number:]))
+        component = top.joinpath(*parts[: number + 1])
+        component.rename(component.with_name("aside"))
+        component.symlink_to(theirs / parts[number])
+        paths.append(path)
+    assert all("belongs to eve" in line for line in opened(ada, *paths))
+    setgid = file_of(ada, ada.home / "setgid")
+    setgid.parent.chmod(0o2775)
+    listed = file_of(ada, ada.home / "listed")
+    let_write(listed.parent, eve)
+    assert all("others can write" in line for line in opened(ada, setgid, listed))
+
+
+def let_write(folder: Path, user: User, attribute: str = "access") -> None:
+    """Gives a folder an access control list by which a user may write, as setfacl does."""
+    nobody = 2**32 - 1
+    entries = [
+        (1, 7, nobody),
+        (2, 7, user.uid),
+        (4, 5, nobody),
+        (16, 7, nobody),
+        (32, 5, nobody),
+    ]
+    packed = [struct.pack("<HHI", *entry) for entry in entries]
+    value = struct.pack("<I", 2) + b"".join(packed)
+    os.setxattr(folder, f"system.posix_acl_{attribute}", value)
+
+
+@attack(
+    GROUP,
+    "swaps the file, or a folder on the way, while it is looked at: after each call",
+    "what was opened is what is used: yours, or refused",
+)
+def swapped_while_checked(ada: User, eve: User) -> None:
+    names = ("a", "a/b", "a/b/config.json")
+    theirs = eve.home / "swapped"
+    file_of(eve, theirs / "a" / "b")
+    top = ada.own(ada.write(ada.home / "swapped" / "x", "").parent)
+    code = f"""
+os.umask(0o022)
+calls = {{"open": os.open, "fstat": os.fstat}}
+for name in {names!r}:
+    for call, real in calls.items():
+        for count in range(14):
+            top = Path({str(top)!r}, f"{{call}}-{{count}}-{{len(name)}}")
+            (top / "a/b").mkdir(parents=True)
+            (top / "a/b/config.json").write_text("ada")
+            left = [count]
+            def swap(*args, **kwargs):
+                result = real(*args, **kwargs)
+                left[0] -= 1
+                if left[0] == -1:
+                    os.rename(top / name, top / "aside")
+                    os.symlink(Path({str(theirs)!r}, name), top / name)
+                return result
+            setattr(os, call, swap)
+            print(opened(top / "a/b/config.json"))
+            setattr(os, call, real)
+"""
+    lines = ada.python(DOOR + code).splitlines()
+    refused = [line for line in lines if "is a link" in line]
+    assert refused
+    assert {line for line in lines if line not in refused} == {"ada"}
+
+
+# --- frozen code ----------------------------------------------------------------------------------
+
+
+@attack(
+    GROUP,
+    "changes the code of your run, which is open to them, or puts a link, FIFO or file there",
+    "each start compares it with the sums of the submission: refused, with the file",
+)
+def frozen_code(ada: User, eve: User) -> None:
+    program = file_of(ada, ada.home / "program", "x.py")
+    file_of(ada, program.parent / "package", "module.py")
+    file_of(eve, eve.home, "x.py")
+    file_of(eve, eve.home / "package", "module.py")
+    runs = ada.own(ada.write(ada.home / "frozen" / "x", "").parent)
+    code = f"""
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from slurmft.programs import snapshot
+from slurmft.runs import frozen_code
+from slurmft.runs.rundir import RunDir
+os.umask(0o077)
+
+def change(name):
+    mode = (run.code / name).stat().st_mode
+    (run.code / name).chmod(0o644)
+    (run.code / name).write_text("changed")
+    (run.code / name).chmod(mode)
+
+def swap(name):
+    os.rename(run.code / name, run.path / "aside")
+    os.symlink(Path({str(eve.home)!r}, name), run.code / name)
+
+def pipe():
+    (run.code / "x.py").unlink()
+    os.mkfifo(run.code / "x.py", 0o644)
+
+CASES = {{
+    "written beside": lambda: (run.code / "notes").touch(0o666),
+    "changed": lambda: change("package/module.py"),
+    "gone": lambda: (run.code / "x.py").unlink(),
+    "open": lambda: (run.code / "x.py").chmod(0o666),
+    "open folder": lambda: (run.code / "package").chmod(0o777),
+    "open cache": lambda: (run.code / "package/__pycache__").chmod(0o777),
+    "link": lambda: swap("x.py"),
+    "link of a folder": lambda: swap("package"),
+    "FIFO": pipe,
+    "sums": lambda: run.code_sums.write_text(run.code_sums.read_text() + " "),
+    "no sums": lambda: run.code_sums.unlink(),
+}}
+os.chdir({str(program.parent)!r})
+found = snapshot.source(Path({str(program)!r}))
+for name, change_run in CASES.items():
+    run = RunDir(Path({str(runs)!r}, name))
+    run.path.mkdir()
+    facts = snapshot.take(found, run)
+    change_run()
+    config = SimpleNamespace(submission=SimpleNamespace(snapshot=facts))
+    try:
+        frozen_code.check(run, config)
+        print(f"{{name}}: as it was")
+    except Exception as error:
+        print(f"{{name}}: {{error!r}}")
+"""
+    lines = dict(line.split(": ", 1) for line in ada.python(code).splitlines())
+    assert lines.pop("written beside") == "as it was"
+    for name, line in lines.items():
+        words = "since the submission"
+        if name.startswith("open"):
+            words = "others can write"
+        if name in ("link", "FIFO"):
+            words = {"link": "is a link", "FIFO": "is not a regular file"}[name]
+        assert words in line, (name, line)
+        assert str(runs) in line
+
+
+@attack(
+    ANYBODY,
+    "has a training with a task of their own, whose model you use by `predict`",
+    "refused; nothing of it runs",
+)
+def predict(ada: User, eve: User) -> None:
+    run = run_of(eve, "trained-1", state="finished")
+    eve.write(run.model / "model.safetensors", "")
+    eve.write(run.code / "evil.py", f"open('{ada.home}/attacked', 'w')")
+    config = json.loads(run.config.read_text())
+    config["program"]["code"] = str(run.code)
+    config["program"]["settings"]["task"] = "evil:Task"
+    run.config.write_text(json.dumps(config))
+    rows = ada.write(ada.home / "rows.csv", "text\nhello\n")
+    assert_refused(
+        ada.slurmft("predict", str(run.path), str(rows)), f"'{run.path}' belongs to eve"
+    )
+    assert not (ada.home / "attacked").exists()
+
+
+# --- checkpoints, caches, lists -------------------------------------------------------------------
+
+
+@attack(
+    GROUP,
+    "puts a checkpoint of theirs, or a file of theirs, into a run of yours that they can look into",
+    "the run does not go on with it; with the owner",
+)
+def checkpoint_of_another(ada: User, eve: User) -> None:
+    for number, owner in enumerate(("folder", "file", "open")):
+        run = run_of(ada, f"checkpoints-{number}")
+        path = run.checkpoints / "step-00000002"
+        file = ada.write(path / "weights.safetensors", "")
+        ada.write(path / "manifest.json", '{"files": {}}')
+        if owner == "folder":
+            os.chown(path, eve.uid, eve.uid)
+        if owner == "file":
+            os.chown(file, eve.uid, eve.uid)
+        if owner == "open":
+            path.chmod(0o777)
+        code = (
+            "from slurmft.job import checkpoints; from slurmft.runs.rundir import RunDir\n"
+            f"run = RunDir.open({str(run.path)!r})\n"
+            "try: print(checkpoints.newest(run, print))\n"
+            "except Exception as error: print(repr(error))"
+        )
+        assert "refused, as it would decide what runs as ada" in ada.python(code)
+
+
+@attack(
+    ANYBODY,
+    "makes /tmp/torchinductor_USER first, with compiled code for your ranks",
+    "not used: ranks get a folder of yours",
+)
+def cache_of_compiled_code(ada: User, eve: User) -> None:
+    top = ada.home / "tmp"
+    top.mkdir()
+    top.chmod(0o1777)
+    planted = top / "torchinductor_ada"
+    planted.mkdir()
+    eve.own(planted).chmod(0o777)
+    code = (
+        "from slurmft.node import compile_cache\n"
+        "for _ in range(2): print(compile_cache.variables({})['TORCHINDUCTOR_CACHE_DIR'])"
+    )
+    first, second = ada.python(code, TMPDIR=str(top)).splitlines()
+    assert first == second != str(planted)
+    status = Path(first).stat()
+    assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (ada.uid, 0o700)
+
+
+@attack(
+    GROUP,
+    "has a default list on the folder of your runs, by which they may write what is made there",
+    "run directories do not take it over",
+)
+def default_list(ada: User, eve: User) -> None:
+    runs = ada.own(ada.write(ada.home / "listed runs" / "x", "").parent)
+    let_write(runs, eve, "default")
+    code = (
+        "from pathlib import Path; from slurmft.core import permissions\n"
+        f"run = Path({str(runs)!r}, 'run')\n"
+        "permissions.make_folder(run, share_with_group=True)\n"
+        "permissions.settle(True)\n"
+        "(run / 'checkpoints').mkdir(); (run / 'config.json').touch()"
+    )
+    ada.python(code)
+    for path in (runs / "run", *(runs / "run").iterdir()):
+        assert not path.stat().st_mode & 0o022
+        assert not os.listxattr(path)
+
+
+@attack(
+    ANYBODY,
+    "listens where ssh would keep the connection that commands of `--on` share",
+    "not used: each command has a connection of its own",
+)
+def socket_of_ssh(ada: User, eve: User) -> None:
+    places = [
+        ada.home / "runtime",
+        ada.home / "runtime-open",
+        ada.home / "runtime-theirs",
+    ]
+    for path, mode in zip(places, (0o700, 0o777, 0o755), strict=True):
+        path.mkdir()
+        ada.own(path).chmod(mode)
+    eve.own(places[2])
+    code = (
+        "from slurmft.plugins.remote.connection import Connection\n"
+        "from types import SimpleNamespace\n"
+        "cluster = SimpleNamespace(ssh='true', host='x')\n"
+        "connection = Connection.__new__(Connection)\n"
+        "connection.cluster, connection._ssh = cluster, ['true']\n"
+        "print(bool(connection._sharing()))"
+    )
+    printed = [ada.python(code, XDG_RUNTIME_DIR=str(path)) for path in places]
+    assert printed == ["True\n", "False\n", "False\n"]
+
+
+# --- staged environments --------------------------------------------------------------------------
+
+
+@attack(
+    GROUP,
+    "puts an archive of theirs where `--stage-env` keeps yours, before you submit",
+    "not sent: yours is packed into a folder of another name, which is closed to others",
+)
+def packed_first(ada: User, eve: User) -> None:
+    runs = ada.home / "staged runs"
+    runs.mkdir()
+    runs.chmod(0o1777)
+    usual = runs / f".environments-{ada.uid}"
+    code = (
+        "from pathlib import Path; from slurmft.plugins.stage_env.unpack import ARCHIVE\n"
+        f"place = ARCHIVE.place(Path({str(usual)!r}))\n"
+        "with ARCHIVE.private(place) as private: print(place, list(private.iterdir()))"
+    )
+    planted = eve.write(eve.home / "environments" / "x.tar", "attacked").parent
+    for kind in ("folder", "link", "file", "open"):
+        if kind == "folder":
+            usual.mkdir()
+            eve.own(eve.write(usual / "x.tar", "attacked").parent).chmod(0o777)
+        elif kind == "link":
+            usual.symlink_to(planted)
+        elif kind == "file":
+            eve.write(usual, "attacked")
+        else:
+            usual.mkdir()
+            ada.own(usual).chmod(0o777)
+            eve.write(usual / "x.tar", "attacked")
+        place, _, content = ada.python(code).strip().rpartition(" ")
+        assert place != str(usual)
+        assert content == "[]"
+        status = Path(place).stat()
+        assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (ada.uid, 0o700)
+        usual.rename(runs / f"aside-{kind}")
+
+
+@attack(
+    ANYBODY,
+    "puts an archive, a link, a FIFO or another name of a file of yours on a node's disk, where "
+    "`--stage-env` expects its archive; or a FIFO as the lock of a folder that looks left over",
+    "not unpacked: the run uses the shared environment",
+)
+def archive_on_a_node(ada: User, eve: User) -> None:
+    disk = ada.home / "disk"
+    disk.mkdir()
+    disk.chmod(0o1777)
+    tree = ada.write(ada.home / "packed" / "bin" / "python", "").parents[1]
+    subprocess.run(
+        ["tar", "-C", str(tree), "-cf", str(ada.home / "own.tar"), "."], check=True
+    )
+    ada.own(ada.home)
+    good = ada.home / "own.tar"
+    names = [
+        f"slurmft-env-{ada.uid}-{kind}.tar"
+        for kind in ("theirs", "link", "fifo", "linked", "other")
+    ]
+    theirs, link, fifo, linked, other = (disk / name for name in names)
+    theirs.write_bytes(good.read_bytes())
+    os.chown(theirs, eve.uid, eve.uid)
+    link.symlink_to(good)
+    os.mkfifo(fifo)
+    os.chown(fifo, ada.uid, ada.uid)
+    os.link(good, linked)
+    other.write_bytes(good.read_bytes()[:-512] + bytes([1]) * 512)
+    os.chown(other, ada.uid, ada.uid)
+    left = disk / f"slurmft-env-{ada.uid}-left"
+    left.mkdir()
+    os.mkfifo(left / ".slurmft-lock")
+    eve.own(left).chmod(0o755)
+    sha256 = fingerprint(good)["sha256"]
+    code = f"""
+from slurmft.plugins.stage_env import unpack
+for name in {names!r}:
+    sent = {{f"{disk}/{{name}}": unpack.Sent("/nowhere", {sha256!r})}}
+    with unpack.environment(sent, {{}}, lambda: False) as (python, variables):
+        print(python, variables)
+"""
+    done = ada.run(sys.executable, "-c", code, timeout_s=60)
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == [f"{sys.executable} {{}}"] * 5
+    reasons = done.err.splitlines()
+    words = (
+        "belongs to eve",
+        "is a link",
+        "is not a regular file",
+        "has 2 names",
+        "another sha256",
+    )
+    for reason, word in zip(reasons, words, strict=True):
+        assert word in reason
 
 
 @pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)

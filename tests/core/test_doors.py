@@ -1,49 +1,108 @@
 """Each dangerous act has its place: what could execute, follow or delete something that another
-user has made occurs in the modules that guard it, and nowhere else."""
+user has made occurs in the modules that guard it, and nowhere else.
+
+`python -m tests.core.test_doors` prints the part of docs/security.md that is made from the code.
+"""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import slurmft
+from slurmft.core.site import all_options
+from slurmft.core.trusted import Door
+from slurmft.runs.rundir import RunDir, _Below
 
 _ROOT = Path(slurmft.__file__).parent
 
 # Act -> the calls and names that carry it out, and the modules that may. A module that is missing
 # here has to ask one of these.
 DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "open what is to be trusted": (
+        ("os.O_NOFOLLOW", "os.O_PATH", "os.fwalk"),
+        ("core/removal.py", "core/trusted.py"),
+    ),
     "unpickle": (
-        ("pickle", "torch.load", "dill", "marshal", "joblib.load"),
+        (
+            "pickle",
+            "torch.load",
+            "dill",
+            "cloudpickle",
+            "marshal",
+            "shelve",
+            "joblib.load",
+        ),
         (),
     ),
     "unpack": (
-        ("tarfile", "zipfile", "shutil.unpack_archive"),
-        ("programs/checkpoints.py",),  # looks whether a file is whole
+        ("tarfile", "zipfile", "shutil.unpack_archive", "'tar'"),
+        (
+            "programs/checkpoints.py",  # looks whether a file is whole
+            "plugins/stage_env/pack.py",  # packs
+            "plugins/stage_env/unpack.py",  # what the door has opened
+        ),
     ),
     "execute": (
-        ("exec()", "eval()", "runpy.run_path", "runpy.run_module"),
+        (
+            "exec()",
+            "eval()",
+            "runpy.run_path",
+            "runpy.run_module",
+            "spec_from_file_location",
+        ),
         ("plugins/integrations/__main__.py",),  # the script that the user names
     ),
     "delete": (
         ("rmtree", "unlink", "rmdir", "os.remove", "os.removedirs", "os.unlink"),
+        ("core/removal.py",),
+    ),
+    "change the path of imports": (
+        ("sys.path.insert", "sys.path.append", "sys.path[:0]", "site.addsitedir"),
         (
-            "core/removal.py",
-            "plugins/stage_env/pack.py",
-            "plugins/stage_env/unpack.py",
+            "locks/shim/sitecustomize.py",  # its own package
+            "train/own_task.py",  # of tasks that the user names, or of the frozen code
         ),
     ),
     "link": (
         ("os.link", "hardlink_to"),
-        ("train/token_cache.py",),
+        ("train/token_cache.py",),  # what lies in a private folder
+    ),
+    "act on the configuration of a run, whoever wrote it": (
+        ("load_config",),
+        (
+            # They show, or ask what does not decide what runs.
+            "api.py",
+            "cli/__init__.py",
+            "cluster/follow.py",
+            "cluster/status.py",
+            "runs/rundir.py",
+            "train/login/model_card.py",
+            "train/login/predict.py",  # the model; for the code of a task it asks the door
+            # They have just written it, or are called by what the door has let in.
+            "cluster/launcher.py",
+            "cluster/local.py",
+            "cluster/slurm/first_node.py",
+            "cluster/slurm/job_array.py",
+            "cluster/submit.py",
+            "cluster/wait.py",
+            "job/job.py",
+            "plugins/kubernetes/pod.py",
+            "plugins/notify/notification.py",
+            "plugins/stage_env/hooks.py",
+            "plugins/trackers/hooks.py",
+            "plugins/trackers/trackers.py",
+            "runs/attempts.py",
+        ),
     ),
 }
 
 
 def _uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yields the dotted names that a module uses or imports, and the plain names that it calls as
-    "name()", with their lines."""
+    """Yields the dotted names that a module uses or imports, the plain names that it calls as
+    "name()", its texts in quotes and what it assigns to, with their lines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -55,19 +114,91 @@ def _uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.Attribute):
             yield ast.unparse(node), node.lineno
             yield node.attr, node.lineno
+        if isinstance(node, ast.Subscript | ast.Constant):
+            yield ast.unparse(node), node.lineno
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield f"{node.func.id}()", node.lineno
+
+
+@functools.cache
+def _modules() -> list[tuple[str, ast.AST]]:
+    modules: list[tuple[str, ast.AST]] = []
+    for path in sorted(_ROOT.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        modules.append((str(path.relative_to(_ROOT)), tree))
+    return modules
 
 
 @pytest.mark.parametrize("act", DOORS)
 def test_act_occurs_in_the_modules_that_guard_it_alone(act: str) -> None:
     names, modules = DOORS[act]
     elsewhere = []
-    for path in sorted(_ROOT.rglob("*.py")):
-        module = str(path.relative_to(_ROOT))
-        if module in modules:
-            continue
-        for name, line in _uses(ast.parse(path.read_text())):
+    used = set()
+    for module, tree in _modules():
+        for name, line in _uses(tree):
             if name in names:
-                elsewhere.append(f"{module}:{line}: {name}")
+                used.add(module)
+                if module not in modules:
+                    elsewhere.append(f"{module}:{line}: {name}")
     assert not elsewhere
+    # A module that does it no more has no place here.
+    assert used == set(modules)
+
+
+# --- what docs/security.md lists ------------------------------------------------------------------
+
+
+def doors() -> list[Door]:
+    """Returns all doors that the code declares, without importing it: much of it needs torch."""
+    declared = []
+    for module, tree in _modules():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            if ast.unparse(node.func).rpartition(".")[2] != "Door":
+                continue
+            values = [ast.literal_eval(value) for value in node.args]
+            assert len(values) == 3, f"{module}:{node.lineno}"
+            declared.append(Door(*values))
+    return sorted(declared, key=lambda door: door.what)
+
+
+def trusted_table() -> str:
+    rows = ["| what | where | what it decides |", "|---|---|---|"]
+    rows += [f"| {door.what} | {door.where} | {door.becomes} |" for door in doors()]
+    return "\n".join(rows)
+
+
+def named_by_the_user() -> str:
+    """The options whose values are files or folders that a run reads, or executes."""
+    flags = []
+    for option in all_options().values():
+        if option.path in ("input", "there"):
+            flags.append(f"`{option.flag}`")
+    return ", ".join(sorted(flags))
+
+
+def only_shown() -> str:
+    """The files of a run that decide nothing that is executed."""
+    guarded = " ".join(door.where for door in doors())
+    run = RunDir(Path("RUN"))
+    names = []
+    for attribute, value in vars(RunDir).items():
+        if isinstance(value, _Below):
+            path = str(getattr(run, attribute))
+            # Slurm keeps a copy of the script; tasks of arrays ask the door in bash.
+            if path not in guarded and path != "RUN/submitit/job.sh":
+                names.append(f"`{path.removeprefix('RUN/')}`")
+    return ", ".join(sorted(names))
+
+
+def test_page_lists_all_that_is_read_from_where_others_may_write() -> None:
+    page = (_ROOT.parent / "docs" / "security.md").read_text(encoding="utf-8")
+    flowing = " ".join(page.split())
+    assert trusted_table() in page
+    assert named_by_the_user() in flowing
+    assert only_shown() in flowing
+
+
+if __name__ == "__main__":
+    print(trusted_table(), named_by_the_user(), only_shown(), sep="\n\n")

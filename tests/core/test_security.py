@@ -20,7 +20,7 @@ from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.run_files import Failure
 from slurmft.node import rendezvous
 from slurmft.node.rendezvous import Rendezvous
-from slurmft.runs.rundir import RunDir
+from slurmft.runs.rundir import CONFIG, RunDir
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.configure import configure
 from slurmft.train.tasks.sequence import Task
@@ -110,11 +110,11 @@ def own_file(tmp_path: Path) -> Path:
 
 
 def test_own_file_is_read(own_file: Path) -> None:
-    assert permissions.read_own(own_file) == b"ours"
+    assert CONFIG.read(own_file) == b"ours"
     own_file.parent.parent.chmod(0o1777)  # like /tmp
-    assert permissions.read_own(own_file) == b"ours"
+    assert CONFIG.read(own_file) == b"ours"
     own_file.parent.parent.chmod(0o2770)  # like a project's folder
-    assert permissions.read_own(own_file) == b"ours"
+    assert CONFIG.read(own_file) == b"ours"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_file_that_others_can_write(own_file: Path, up: int, mode: int) -> None:
     path = [own_file, *own_file.parents][up]
     path.chmod(mode)
     with pytest.raises(SlurmftError) as error:
-        permissions.read_own(own_file)
+        CONFIG.read(own_file)
     assert f"others can write {str(path)!r} (mode {mode:04o})" in str(error.value)
     assert f"chmod {'o-w' if up == 2 else 'go-w'} {path}" in str(error.value)
 
@@ -134,15 +134,15 @@ def test_file_that_others_can_write(own_file: Path, up: int, mode: int) -> None:
 def test_file_of_another_user(own_file: Path, up: int) -> None:
     path = [own_file, *own_file.parents][up]
     os.chown(path, 54321, -1)
-    with pytest.raises(SlurmftError, match="belongs to user 54321"):
-        permissions.read_own(own_file)
+    with pytest.raises(SlurmftError, match=r"belongs to another user \(uid 54321\)"):
+        CONFIG.read(own_file)
 
 
 def test_file_behind_a_link(own_file: Path) -> None:
     link = own_file.with_name("link.json")
     link.symlink_to(own_file)
-    with pytest.raises(OSError, match="symbolic links"):
-        permissions.read_own(link)
+    with pytest.raises(SlurmftError, match="is a link"):
+        CONFIG.read(link)
 
 
 @pytest.mark.processes

@@ -18,7 +18,7 @@ from slurmft import locks
 from slurmft.core import fingerprint
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
-from slurmft.core.permissions import NotOwnError
+from slurmft.core.trusted import NotOwnError
 from slurmft.programs import environment, submission
 from slurmft.programs.description import FLAGS
 from slurmft.runs import attempts

@@ -13,8 +13,8 @@ import pytest
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import new_folder, write_json, write_text
-from slurmft.core.permissions import NotOwnError
 from slurmft.core.run_files import Failure
+from slurmft.core.trusted import NotOwnError
 from slurmft.runs import resolve, rundir
 from slurmft.runs.records import RecordReader, RecordWriter
 from slurmft.runs.rundir import RunDir

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from slurmft.core.permissions import NotOwnError
+from slurmft.core.trusted import NotOwnError
 from slurmft.node import profiles
 from slurmft.train import tasks, token_cache
 from slurmft.train.config import TrainConfig

@@ -77,6 +77,11 @@ def script_text(options: Options, runs: Sequence[RunDir]) -> str:
     lines += [f'exec 3<"$folder/{runs[0].script.name}" || exit']
     refusal = 'echo "refused: $folder is another user\'s" >&2'
     lines += [f"[ -O /dev/fd/3 ] || {{ {refusal}; exit 1; }}"]
+    refusal = 'echo "refused: others can write $folder" >&2'
+    lines += [
+        '[ -z "$(find -L "$folder" /dev/fd/3 -maxdepth 0 -perm /022)" ] || '
+        f"{{ {refusal}; exit 1; }}"
+    ]
     lines += ['exec bash /dev/fd/3 >>"$log.out" 2>>"$log.err"', ""]
     return "\n".join(lines)
 

@@ -87,7 +87,7 @@ class MpiRun(LocalNodes):
     """Runs mpirun to its end, again after a stop or a fault."""
 
     def _attempt(self, run: RunDir) -> int:
-        config = run.load_config()
+        config = run.load_own_config()
         hosts = hosts_of(config.job)
         number = attempts.begin(run, hosts, str(os.getpid()))
         command = mpirun_command(config, hosts, str(run.path))

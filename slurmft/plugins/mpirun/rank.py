@@ -37,6 +37,7 @@ from slurmft.node.rendezvous import (
 )
 from slurmft.node.supervisor import Child, Supervisor, run_task
 from slurmft.node.task import run_child
+from slurmft.runs import frozen_code
 from slurmft.runs.rundir import RunDir
 
 _OMPI = "OMPI_COMM_WORLD"
@@ -93,6 +94,9 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
     # a failed rank sends it, to end torchrun
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = run.load_own_config()
+    # Once on each node.
+    if place.local_rank == 0:
+        frozen_code.check(run, config)
     run.settle_permissions()
     # Before the ranks meet: one that mpirun did not start would be waited for in vain.
     check_size(place, config)

@@ -1,7 +1,6 @@
 """ssh and rsync to a cluster: OpenSSH and rsync do the work, with the user's own keys, known hosts
 and configuration."""
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -11,7 +10,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.trusted import Door, NotOwnError
 from slurmft.plugins.remote.clusters import Cluster, word
+
+SOCKETS = Door(
+    "the folder of ssh's shared connections",
+    "`$XDG_RUNTIME_DIR/` or `~/.ssh/`",
+    "where commands to a cluster go; without it, each makes a connection of its own",
+)
 
 CUT = 255
 """ssh's exit code where there is no connection, or it was cut."""
@@ -52,10 +58,17 @@ class Connection:
                 return []
         place = os.environ.get("XDG_RUNTIME_DIR") or "~/.ssh"
         folder = Path(place).expanduser()
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, exist_ok=True)
         # A socket's path has 107 bytes at most: 40 of a hash, and 17 of ssh's own.
-        if len(str(folder)) > 40 or not os.access(folder, os.W_OK):
+        if len(str(folder)) > 40:
+            return []
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            # Whoever listens there in place of ssh gets the commands, and answers them.
+            with SOCKETS.folder(folder):
+                is_usable = os.access(folder, os.W_OK)
+        except (OSError, NotOwnError):
+            return []
+        if not is_usable:
             return []
         return [
             "ControlMaster=auto",

@@ -9,14 +9,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.decode import decode
 from slurmft.core.errors import Exit
 from slurmft.core.hooks import Hooks, NodePython, ScriptLines
 from slurmft.plugins.stage_env.options import StageOptions
 from slurmft.runs.rundir import RunDir
 
 ARCHIVE = "SLURMFT_STAGE"
-"""Variable for the tasks of the nodes: JSON, archive there -> the folder that it is of; slurmft's
-environment is the first. Unset: there is none."""
+"""Variable for the tasks of the nodes: JSON, path there -> `unpack.Sent`; slurmft's environment is
+the first. Unset: there is none."""
 
 _BEFORE = """\
 # the Python environment on the nodes' own disks; without it they use the shared one
@@ -55,7 +56,7 @@ class StageEnv(Hooks):
     ) -> AbstractContextManager[NodePython] | None:
         # Unset or empty: nothing was sent to this node, and the shared environment is used.
         text = os.environ.get(ARCHIVE) or "{}"
-        archives: dict[str, str] = json.loads(text)
+        archives = json.loads(text)
         if not archives:
             return None
         return _unpacked(archives, is_stopping)
@@ -101,9 +102,10 @@ class SharedImports:
 
 @contextmanager
 def _unpacked(
-    archives: dict[str, str], is_stopping: Callable[[], bool]
+    archives: dict[str, Any], is_stopping: Callable[[], bool]
 ) -> Iterator[NodePython]:
     from slurmft.plugins.stage_env import unpack
 
-    with unpack.environment(archives, os.environ, is_stopping) as (python, variables):
+    sent = decode(archives, dict[str, unpack.Sent])
+    with unpack.environment(sent, os.environ, is_stopping) as (python, variables):
         yield NodePython(python, variables)

@@ -12,36 +12,53 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.cluster.slurm import allocation, commands
-from slurmft.core import filesystem
+from slurmft.core import filesystem, removal
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
+from slurmft.core.files import fingerprint, to_json
 from slurmft.core.text import in_bytes
+from slurmft.core.trusted import NotOwnError, for_children
 from slurmft.plugins.stage_env.options import StageOptions
 from slurmft.plugins.stage_env.unpack import (
+    ARCHIVE,
     NAME,
     OLD,
+    Sent,
     StageError,
     leftovers,
-    removal,
+    start_removal,
     unpacked,
 )
 from slurmft.programs.description import OwnProgram
 from slurmft.runs.rundir import RunDir
 
 _ARCHIVES = ".environments"
-"""Where packed environments are kept: in --runs-dir, which all nodes see and which has space."""
+"""Begins the name of the folder for packed environments: in --runs-dir, which all nodes see and
+which has space."""
+_PACKED = re.compile(r"\.?[0-9a-f]{8}-[0-9a-f]{24}[-.][0-9a-f]{8,64}\.tar")
+"""Names of archives in it, and of those that are being packed."""
 _ROOM = 2.1
 """Space that a node needs, in sizes of the archive: for a moment, the archive and its content."""
 _SEND_TIMEOUT_S = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A packed environment, or a part of an installation."""
+
+    path: Path
+    sha256: str
 
 
 def check(job: JobConfig, cluster: str, prefix: str = sys.prefix) -> None:
@@ -83,35 +100,49 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     belong to.
 
     Returns:
-        JSON: archive on the nodes -> the folder here that it is of.
+        JSON: path on the nodes -> the archive there.
 
     Raises:
         StageError: an environment cannot be packed, or has no place on the nodes.
     """
-    config = run.load_config()
+    config = run.load_own_config()
+    runs_dir = Path(config.job.runs_dir)
+    try:
+        kept = ARCHIVE.place(runs_dir / f"{_ARCHIVES}-{os.getuid()}")
+        with ARCHIVE.private(kept) as private:
+            return _send(config, private, environment)
+    except NotOwnError as error:
+        raise StageError(error.message) from error
+    except OSError as error:
+        raise StageError(f"no archives can be kept in {runs_dir}: {error}") from error
+
+
+def _send(config: RunConfig, kept: Path, environment: Mapping[str, str]) -> str:
+    """Packs into a folder for archives, and sends what is there."""
     began_at = time.monotonic()
-    archives = _pack_all(config)
+    archives = _pack_all(config, kept)
     packed_at = time.monotonic()
     folder = node_folder(config.job, environment)
     size_bytes = 0
     for archive in archives.values():
-        size_bytes += archive.stat().st_size
+        size_bytes += archive.path.stat().st_size
     # A random name: other jobs of the user may be on the same node, and leave their own there.
     random_part = secrets.token_hex(6)
     name = f"{folder}/{NAME}-{os.getuid()}-{random_part}"
     # The first is slurmft's, which the nodes unpack at the top of their folder.
-    targets = {}
-    for number, prefix in enumerate(archives):
+    targets: dict[str, Sent] = {}
+    for number, (prefix, archive) in enumerate(archives.items()):
         suffix = ".tar"
         if number > 0:
             suffix = f".{number}.tar"
-        targets[name + suffix] = prefix
-    sent = json.dumps(targets)
+        targets[name + suffix] = Sent(prefix, archive.sha256)
+    sent = to_json(targets)
     try:
         check_folder(folder, size_bytes)
-        for target, prefix in targets.items():
-            archive = archives[prefix]
-            commands.call("sbcast", str(archive), target, timeout_s=_SEND_TIMEOUT_S)
+        for target, each in targets.items():
+            path = for_children(archives[each.folder].path)
+            # Without --force, it makes the file: one that is there is not written.
+            commands.call("sbcast", path, target, timeout_s=_SEND_TIMEOUT_S)
     except SlurmftError as error:
         clean(sent, config.job.nodes)  # some nodes may have it
         raise StageError(error.message) from error
@@ -125,9 +156,8 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     return sent
 
 
-def _pack_all(config: RunConfig) -> dict[str, Path]:
+def _pack_all(config: RunConfig, folder: Path) -> dict[str, Archive]:
     """Packs what a job needs; returns folder -> its archive, slurmft's environment first."""
-    folder = Path(config.job.runs_dir) / _ARCHIVES
     program = OwnProgram.of(config.program)
     prefixes = [sys.prefix]
     if program and program.env and program.env != sys.prefix:
@@ -209,7 +239,7 @@ def check_folder(folder: str, size_bytes: int) -> None:
     if shutil.disk_usage(folder).free < needed_bytes:
         paths = leftovers(Path(folder))
         if paths:
-            removal(paths).wait()
+            start_removal(paths).join()
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise StageError(
@@ -217,9 +247,12 @@ def check_folder(folder: str, size_bytes: int) -> None:
         )
 
 
-def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
+def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Archive:
     """Packs an environment in its current state, or some parts of a folder; returns the archive,
     which may be there from an earlier job.
+
+    Args:
+        folder: one that is this user's alone: what is in it was packed by an earlier job.
 
     Raises:
         StageError: it cannot be packed.
@@ -236,18 +269,18 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
     for part in parts or [""]:
         state += content(os.path.join(prefix, part))
     digest_of_state = _digest([*parts, *state])
-    archive = folder / f"{place}{digest_of_state[:24]}.tar"
-    if archive.exists():
+    name = f"{place}{digest_of_state[:24]}"
+    for archive in folder.glob(f"{name}-*.tar"):
         # Its time is that of its last use.
         with contextlib.suppress(OSError):
             os.utime(archive)
-        return archive
+        _, _, digest = archive.stem.rpartition("-")
+        return Archive(archive, digest)
     # Another job may pack the same: each writes its own, and renames it when it is whole.
     random_part = secrets.token_hex(4)
-    aside = folder / f".{archive.name}.{random_part}"
+    aside = folder / f".{name}.{random_part}.tar"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        command = _pack_command(prefix, aside, parts)
+        command = _pack_command(prefix, for_children(aside), parts)
         done = subprocess.run(command, capture_output=True, text=True)
         highest_good_code = 0
         # tar's 1: a file changed meanwhile. In an environment in use, only compiled modules change.
@@ -256,22 +289,26 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Path:
         if done.returncode > highest_good_code:
             problem = done.stderr.strip()
             raise StageError(f"{prefix} cannot be packed: {problem[-300:]}")
+        digest = fingerprint(aside)["sha256"]
+        # In the name: archive and sum come and go together.
+        archive = folder / f"{name}-{digest}.tar"
         os.replace(aside, archive)
     except OSError as error:
         raise StageError(f"{prefix} cannot be packed in {folder}: {error}") from error
     finally:
-        aside.unlink(missing_ok=True)
-    for old in folder.glob(f"{place}*.tar"):  # of earlier states of this environment
-        if old != archive:
-            old.unlink(missing_ok=True)
-    return archive
+        removal.discard(aside, _PACKED)
+    for old in folder.glob(f"{place}*"):  # of earlier states of this environment
+        # Another job may be sending one of this state.
+        if not old.name.startswith(name):
+            removal.discard(old, _PACKED)
+    return Archive(archive, digest)
 
 
-def _pack_command(prefix: str, target: Path, parts: Sequence[str]) -> list[str]:
+def _pack_command(prefix: str, target: str, parts: Sequence[str]) -> list[str]:
     """Returns the command that packs: tar, or conda-pack, which makes the environment movable."""
     if parts or not _is_conda(prefix):
         names = parts or ["."]
-        return ["tar", "-C", prefix, "-cf", str(target), *names]
+        return ["tar", "-C", prefix, "-cf", target, *names]
     command = [
         sys.executable,
         "-m",
@@ -279,7 +316,7 @@ def _pack_command(prefix: str, target: Path, parts: Sequence[str]) -> list[str]:
         "--prefix",
         prefix,
         "--output",
-        str(target),
+        target,
     ]
     command += ["--format", "tar", "--quiet", "--force"]
     # conda-pack refuses environments in which pip has installed over conda's files, or editable

@@ -11,15 +11,21 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from slurmft.core import process
+from slurmft.core import process, removal
+from slurmft.core.trusted import Door, NotOwnError, sha256_of
 from slurmft.node import copies
 
 NAME = "slurmft-env"
 """Begins the names of archives and folders on a node's disk, which the user's other jobs share."""
+_OURS = re.compile(rf"{NAME}-{os.getuid()}-.+")
 _LOCK = ".slurmft-lock"
 OLD = ".old"
 """Suffix of folders that are being removed."""
@@ -27,6 +33,21 @@ OLD = ".old"
 _YOUNG_S = 1800
 _POLL_S = 0.2
 _LONGEST_ERROR = 300
+ARCHIVE = Door(
+    "a packed environment",
+    "`RUNS_DIR/.environments-UID/`, `slurmft-env-UID-*` on a node's disk",
+    "the Python and the packages of `--stage-env`; each archive is compared with its sum",
+    cure="remove it, or give other folders: --runs-dir, --stage-dir",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An archive on the nodes' own disks."""
+
+    folder: str
+    """The shared folder that it is of."""
+    sha256: str
 
 
 class StageError(Exception):
@@ -35,7 +56,7 @@ class StageError(Exception):
 
 @contextlib.contextmanager
 def environment(
-    archives: Mapping[str, str],
+    archives: Mapping[str, Sent],
     variables: Mapping[str, str],
     is_stopped: Callable[[], bool],
 ) -> Iterator[tuple[str, dict[str, str]]]:
@@ -45,8 +66,7 @@ def environment(
     unpacked environment, or this process's own where that fails.
 
     Args:
-        archives: archive on this node -> the shared folder that it is of; slurmft's environment is
-            the first.
+        archives: path on this node -> the archive; slurmft's environment is the first.
         variables: of this process.
         is_stopped: True where the job is to stop: unpacking is given up.
     """
@@ -70,15 +90,14 @@ def environment(
             print(warning, file=sys.stderr, flush=True)
             # Not in a task's way any more, and the disk may be full.
             for archive in archives:
-                with contextlib.suppress(OSError):
-                    Path(archive).unlink()
+                removal.discard(Path(archive), _OURS)
         # In the background: the work must not wait for it.
-        stack.callback(process.end, removal(leftovers(folder.parent)))
+        start_removal(leftovers(folder.parent))
         yield python, environment
 
 
 def _unpack_all(
-    archives: Mapping[str, str],
+    archives: Mapping[str, Sent],
     folder: Path,
     stack: contextlib.ExitStack,
     is_stopped: Callable[[], bool],
@@ -87,17 +106,17 @@ def _unpack_all(
     its copy. The stack removes them."""
     began_at = time.monotonic()
     targets = {}
-    for number, shared in enumerate(archives.values()):
+    for number, sent in enumerate(archives.values()):
         target = str(folder)
         if number > 0:
             target += f"/.{number}"
-        targets[shared] = target
+        targets[sent.folder] = target
     # Callbacks run in reverse order: the folder goes before its lock is released.
     stack.enter_context(_lock_new(folder))
     stack.callback(_remove, archives, folder)
-    for archive, shared in archives.items():
-        _unpack(Path(archive), Path(targets[shared]), is_stopped)
-        Path(archive).unlink()  # at once, for its space
+    for archive, sent in archives.items():
+        _unpack(Path(archive), sent.sha256, Path(targets[sent.folder]), is_stopped)
+        removal.discard(Path(archive), _OURS)  # at once, for its space
     # When all copies are there: the links of one lead into another.
     for target in targets.values():
         _settle(Path(target), targets)
@@ -120,13 +139,33 @@ def _lock_new(folder: Path) -> Iterator[None]:
         yield
 
 
-def _unpack(archive: Path, folder: Path, is_stopped: Callable[[], bool]) -> None:
-    # /tmp is for all users: the archive may have been replaced. lstat: by a link as well.
-    if archive.lstat().st_uid != os.getuid():
-        raise StageError(f"{archive} belongs to another user")
+def _unpack(
+    archive: Path, sha256: str, folder: Path, is_stopped: Callable[[], bool]
+) -> None:
+    """Unpacks an archive if it is the one that was sent, and nobody else's.
+
+    tar itself writes nothing outside of the folder: a link that leads out of it, as to the Python
+    of an environment, is made after all files.
+    """
+    # /tmp is for all users: the archive may have been replaced. What is opened here is unpacked.
+    try:
+        descriptor = ARCHIVE.open_in_shared(archive)
+    except NotOwnError as error:
+        raise StageError(error.message) from None
+    with open(descriptor, "rb") as content, ThreadPoolExecutor(1) as pool:
+        # Beside tar, which takes longer. Nobody else can write the file.
+        digest = pool.submit(sha256_of, descriptor, is_stopped)
+        _extract(content, archive, folder, is_stopped)
+        if digest.result() != sha256:
+            raise StageError(f"{archive} is not what was sent: it has another sha256")
+
+
+def _extract(
+    content: BinaryIO, archive: Path, folder: Path, is_stopped: Callable[[], bool]
+) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)  # it stays closed to others
-    command = ["tar", "-C", str(folder), "--no-overwrite-dir", "-xf", str(archive)]
-    with process.start(command, stderr=subprocess.PIPE) as tar:
+    command = ["tar", "-C", str(folder), "--no-overwrite-dir", "-xf", "-"]
+    with process.start(command, stdin=content, stderr=subprocess.PIPE) as tar:
         while not is_stopped() and tar.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 tar.wait(_POLL_S)
@@ -169,13 +208,15 @@ def _rename(folder: Path, targets: Mapping[str, str]) -> None:
     def copy_of(match: re.Match[str]) -> str:
         return targets[match[0]]
 
-    # A list, before the first change: a link is removed and made again below.
+    # A list, before the first change: links are made again below.
     paths = [folder / "pyvenv.cfg", *(folder / "bin").iterdir()]
     for path in paths:
         if path.is_symlink():
             target = at_start.sub(copy_of, os.readlink(path))
-            path.unlink()
-            path.symlink_to(target)
+            # In one step: there is no other link of this name in between.
+            aside = removal.aside_of(path)
+            aside.symlink_to(target)
+            os.replace(aside, path)
         elif path.is_file():
             content = path.read_bytes()
             is_settings = path.suffix == ".cfg"
@@ -201,6 +242,9 @@ def leftovers(folder: Path) -> list[Path]:
     for path in folder.glob(f"{NAME}-{os.getuid()}-*"):
         # OSError: another task has just removed it, or is alive and has it locked.
         with contextlib.suppress(OSError):
+            # In /tmp, another user may have given a file or a link such a name.
+            if path.lstat().st_uid != os.getuid():
+                continue
             if path.suffix == OLD:
                 paths.append(path)
             elif path.is_dir():
@@ -226,11 +270,17 @@ def _remove(archives: Iterable[str], folder: Path) -> None:
     paths = [Path(archive) for archive in archives]
     with contextlib.suppress(OSError):
         paths.append(_retire(folder))
-    removal(paths).wait()
+    start_removal(paths).join()
 
 
-def removal(paths: list[Path]) -> subprocess.Popen[bytes]:
-    """Starts to remove files and folders."""
-    # Not by Python, which is slower: a slow disk may take minutes.
-    names = [str(path) for path in paths]
-    return process.start(["rm", "-rf", *names], stderr=subprocess.DEVNULL)
+def start_removal(paths: list[Path]) -> threading.Thread:
+    """Starts to remove files and folders; a slow disk may take minutes. What is left when this
+    process ends is a leftover for the next job."""
+
+    def remove_all() -> None:
+        for path in paths:
+            removal.discard(path, _OURS)
+
+    thread = threading.Thread(target=remove_all, daemon=True)
+    thread.start()
+    return thread

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from slurmft import locks
 from slurmft.cluster.status import RunStatus, run_statuses
-from slurmft.core import permissions
+from slurmft.core import permissions, trusted
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_text, write_text
@@ -22,6 +22,13 @@ from slurmft.plugins.studies.spec import Cell, RepeatKey, Study
 from slurmft.runs import records, scan
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
+
+STUDY = trusted.Door(
+    "the folder of a study",
+    "`STUDIES_DIR/NAME/`",
+    "the runs that `study run` submits, and the jobs that `study cancel` cancels",
+    cure="give a folder of your own: --studies-dir",
+)
 
 
 class HeldError(UsageError):
@@ -53,7 +60,7 @@ def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
         permissions.make_folder(folder, share_with_group, exist_ok=True)
         permissions.settle(share_with_group)
         # Run directories hold what jobs start: no other user may have put the folder there.
-        with permissions.own_folder(folder):
+        with STUDY.folder(folder):
             (folder / "runs").mkdir(exist_ok=True)
         return locks.hold(folder / ".lock")
     except BlockingIOError as holder:

@@ -14,6 +14,7 @@ from slurmft.core.options import build, flag, options
 from slurmft.core.program import PREDICT, Program, trained_by
 from slurmft.core.site import merge, site_defaults
 from slurmft.core.text import some
+from slurmft.runs import frozen_code
 from slurmft.runs.rundir import RunDir
 from slurmft.train import own_task
 from slurmft.train.config import TrainConfig
@@ -121,7 +122,12 @@ def _trained(run: RunDir) -> TrainConfig:
     if reason:
         problem = f"{where} has no finished model: {reason}"
         raise UsageError(problem, "slurmft status RUN says more")
-    # A task of the user's own is the copy that its run was trained with.
+    # A task of the user's own is the copy that its run was trained with. Another user's is refused:
+    # it would be executed here.
+    if program.code:
+        config = run.load_own_config()
+        frozen_code.check(run, config)
+        program = config.program
     own_task.use_code(program.code)
     train = TrainConfig.of(program)
     facts = own_task.facts(train.task)

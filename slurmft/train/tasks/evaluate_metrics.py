@@ -17,11 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import permissions
+from slurmft.core import permissions, trusted
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.hub import NotOnHubError, is_hub_offline
 from slurmft.core.text import some
 from slurmft.train.metric_spec import MetricSpec, is_cached, script
+
+SCRIPTS = trusted.Door(
+    "the scripts of metrics in the cache of evaluate",
+    "`$HF_HOME/modules/`, `$HF_MODULES_CACHE/`",
+    "what `--metric` executes",
+    cure="take a cache of your own",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +372,7 @@ def check_trusted(modules: Path, module_path: str) -> None:
             _check_code(folder)
             folder = folder / part
         _check_code(folder, with_folders=True)
-    except permissions.NotOwnError as error:
+    except trusted.NotOwnError as error:
         raise UsageError(
             f"the script of a metric is code: {error.message}",
             f"{error.hint}; or a cache of your own: export HF_MODULES_CACHE=DIR, slurmft fetch",
@@ -381,17 +388,17 @@ def _check_code(folder: Path, with_folders: bool = False) -> None:
     Raises:
         NotOwnError: somebody else can have written them; or one is a link.
     """
-    with permissions.own_folder(folder) as descriptor:
+    with SCRIPTS.folder(folder) as descriptor:
         for path in sorted(folder.iterdir()):
             is_code = path.name.endswith(tuple(importlib.machinery.all_suffixes()))
             if path.is_symlink() and (is_code or with_folders):
-                raise permissions.NotOwnError(
+                raise trusted.NotOwnError(
                     f"{str(path)!r} is a link", f"rm {shlex.quote(str(path))}"
                 )
             if path.is_dir() and (with_folders or path.name == "__pycache__"):
                 _check_code(path, with_folders)
             elif is_code and path.is_file():
-                os.close(permissions.open_own(path, descriptor))
+                os.close(SCRIPTS.open(path, descriptor))
 
 
 def _is_absent(error: BaseException) -> bool:

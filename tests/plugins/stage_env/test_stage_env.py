@@ -19,16 +19,16 @@ import pytest
 
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.batch_script import inside_text
-from slurmft.core import filesystem, hooks
+from slurmft.core import decode, filesystem, hooks
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.core.files import write_json
+from slurmft.core.files import fingerprint, write_json
 from slurmft.core.filesystem import FileSystem
 from slurmft.core.options import build
 from slurmft.core.run_files import Environment, Rank
 from slurmft.node import copies
 from slurmft.plugins.stage_env import pack, unpack
-from slurmft.plugins.stage_env.unpack import StageError
+from slurmft.plugins.stage_env.unpack import Sent, StageError
 from slurmft.programs.description import OwnProgram
 from slurmft.programs.node_environment import command_in
 from slurmft.runs.rundir import RunDir
@@ -74,6 +74,7 @@ def prefix_of(python: str) -> str:
 
 def test_packed_once_for_each_content(tmp_path: Path, small_venv: Path) -> None:
     archives = tmp_path / "archives"
+    archives.mkdir()
     first = pack.pack(str(small_venv), archives)
     assert pack.pack(str(small_venv), archives) == first
     cached = small_venv / "lib" / "__pycache__"
@@ -85,18 +86,19 @@ def test_packed_once_for_each_content(tmp_path: Path, small_venv: Path) -> None:
     second = pack.pack(str(small_venv), archives)
     extra.unlink()
     assert second != first
-    assert list(archives.iterdir()) == [second]  # the old one is of no use
+    assert list(archives.iterdir()) == [second.path]  # the old one is of no use
 
 
-def sent(folder: Path, environment: Path) -> Path:
-    """An archive as sbcast leaves it on a node."""
-    found = pack.pack(str(environment), folder / "archives")
-    return found.rename(folder / f"slurmft-env-{os.getuid()}-0123.tar")
+def sent(folder: Path, environment: Path) -> tuple[Path, dict[str, Sent]]:
+    """An archive as sbcast leaves it on a node, and what the node's task is told."""
+    (folder / "archives").mkdir()
+    packed = pack.pack(str(environment), folder / "archives")
+    archive = packed.path.rename(folder / f"slurmft-env-{os.getuid()}-0123.tar")
+    return archive, {str(archive): Sent(str(environment), packed.sha256)}
 
 
 def test_node_runs_from_its_own_disk(tmp_path: Path, small_venv: Path) -> None:
-    archive = sent(tmp_path, small_venv)
-    archives = {str(archive): str(small_venv)}
+    archive, archives = sent(tmp_path, small_venv)
     with unpack.environment(archives, {"PATH": "/bin"}, lambda: False) as (
         python,
         variables,
@@ -122,7 +124,7 @@ def test_without_an_archive_nothing_changes() -> None:
 def test_node_falls_back_to_the_shared_environment(
     tmp_path: Path, small_venv: Path, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    archive = sent(tmp_path, small_venv)
+    archive, archives = sent(tmp_path, small_venv)
     folder = Path(str(archive).removesuffix(".tar"))
     if fault == "damaged":
         archive.write_bytes(archive.read_bytes()[:2000])
@@ -140,7 +142,8 @@ def test_node_falls_back_to_the_shared_environment(
         subprocess.run(
             ["tar", "-C", str(unpacked), "-cf", str(archive), "."], check=True
         )
-    archives = {str(archive): str(small_venv)}
+        digest = fingerprint(archive)["sha256"]
+        archives = {str(archive): Sent(str(small_venv), digest)}
     with unpack.environment(archives, {}, lambda: fault == "stopped") as found:
         assert found == (sys.executable, {})
     assert "warning: --stage-env: " in capsys.readouterr().err
@@ -214,7 +217,7 @@ def test_program_and_its_interpreter_are_staged(
     monkeypatch.setattr(sys, "prefix", str(small_venv))
     sent = pack.send(run, {})
     shared.parent.rename(tmp_path / "away")
-    archives = json.loads(sent)
+    archives = decode.loads(sent, dict[str, Sent])
     with unpack.environment(archives, {"PATH": "/bin"}, lambda: False) as (
         python,
         variables,
@@ -267,7 +270,9 @@ def test_a_file_that_changes_while_parts_of_a_conda_installation_are_packed(
     tar.write_text(f'#!/bin/sh\n{shutil.which("tar")} "$@"\nexit 1\n')
     tar.chmod(0o700)
     monkeypatch.setenv("PATH", str(tar.parent), prepend=":")
-    assert pack.pack(str(tmp_path), tmp_path / "packed", ["lib"]).is_file()
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    assert pack.pack(str(tmp_path), packed, ["lib"]).path.is_file()
 
 
 LOCAL = FileSystem(type="xfs", source="x", mount="/")

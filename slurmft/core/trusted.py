@@ -1,0 +1,323 @@
+"""The door: what will be executed, imported, unpacked or resumed is opened here, and nowhere else.
+
+Whoever can write such a file decides what runs as this user. So each is opened by descriptors,
+folder by folder and never through a link, and what was opened is examined: it belongs to this user
+or to root, nobody else can write it, and it is a regular file. What is used afterwards is the
+descriptor: whatever is put in the place of the name meanwhile is not read.
+
+A group may write in the folders above, as in those of projects; everybody may not, unless they are
+sticky, as /tmp is.
+
+Each purpose is a `Door` of its own: the table in docs/security.md is made of them.
+"""
+
+import contextlib
+import errno
+import os
+import shlex
+import stat
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmft.core.errors import SlurmftError
+from slurmft.core.permissions import user_name
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_ABOVE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""For a folder on the way: it need not be readable."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a FIFO would wait for a writer.
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK_BYTES = 2**20
+
+
+class NotOwnError(SlurmftError):
+    """A file or folder that others have written, or could have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Opens files and folders for one purpose, if nobody else can have written them.
+
+    With an access control list, the group's bits of a mode are the most that anybody but owner and
+    others may do: a mode without them denies writing to all whom the list names.
+    """
+
+    what: str
+    """What is opened, as docs/security.md calls it."""
+    where: str
+    """Where it lies."""
+    becomes: str
+    """What it decides."""
+    cure: str = "take a copy of your own"
+    """Advice where it belongs to somebody else."""
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def read(self, path: Path) -> bytes:
+        """Reads a file that nobody else can have written.
+
+        Raises:
+            NotOwnError: the file or its folder is another user's or may be written by others; or
+                everybody may rename what lies in a folder above; or it is no regular file.
+            OSError: the file cannot be read.
+        """
+        with self.folder(path.parent) as folder:
+            descriptor = self.open(path, folder)
+        with open(descriptor, "rb") as file:
+            return file.read()
+
+    def open(self, path: Path, folder: int) -> int:
+        """Opens a regular file by its name in an open folder; returns a descriptor of it.
+
+        Raises:
+            NotOwnError, OSError: as `read` does.
+        """
+        descriptor = self._opened(path.name, _FILE, folder, path)
+        try:
+            self._check_file(path, os.fstat(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def open_in_shared(self, path: Path) -> int:
+        """Opens a regular file in a folder where others may make files, as /tmp is; returns a
+        descriptor of it.
+
+        Raises:
+            NotOwnError, OSError: as `read` does; or the file has another name, too, and may be one
+                of this user's that somebody else has linked here.
+        """
+        descriptor = self._opened(str(path), _FILE, None, path)
+        try:
+            status = os.fstat(descriptor)
+            self._check_file(path, status)
+            if status.st_nlink != 1:
+                raise NotOwnError(
+                    f"{_refused()}: {str(path)!r} has {status.st_nlink} names",
+                    self.cure,
+                )
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    # --- folders ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def folder(self, path: Path) -> Iterator[int]:
+        """Opens a folder in which nobody else can have written; the path may be a link to it.
+
+        Yields:
+            A descriptor of the folder.
+
+        Raises:
+            NotOwnError, OSError: as `read` does.
+        """
+        # Without links: a link that is put into it from now on is not followed.
+        place = Path(os.path.realpath(path))
+        descriptor = self._descend(place)
+        try:
+            self._check(place, os.fstat(descriptor))
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def tree(
+        self, path: Path, only: Collection[str] | None = None
+    ) -> Iterator[tuple[str, int]]:
+        """Yields a folder and the folders in it: the name below `path`, "" for itself, and a
+        descriptor, which is open until the next one is asked for.
+
+        Args:
+            only: names of the folders below `path` to go into; None: all.
+
+        Raises:
+            NotOwnError, OSError: as `read` does, of any of the folders.
+        """
+        with self.folder(path) as top:
+            yield from self._tree(path, "", top, only)
+
+    def _tree(
+        self, path: Path, below: str, folder: int, only: Collection[str] | None
+    ) -> Iterator[tuple[str, int]]:
+        yield below, folder
+        with os.scandir(folder) as entries:
+            names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
+        for name in names:
+            inner = os.path.join(below, name)
+            if only is not None and inner not in only:
+                continue
+            descriptor = self._opened(name, _FOLDER, folder, path / inner)
+            try:
+                self._check(path / inner, os.fstat(descriptor))
+                yield from self._tree(path, inner, descriptor, only)
+            finally:
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def private(self, path: Path) -> Iterator[Path]:
+        """Opens a folder that is this user's alone: others cannot even look into it.
+
+        Yields:
+            A path that leads through this process's descriptor of it; see `for_children`.
+
+        Raises:
+            NotOwnError: the folder is another user's, or open to others.
+            OSError: there is none, or it is a link.
+        """
+        descriptor = os.open(path, _FOLDER)
+        try:
+            status = os.fstat(descriptor)
+            mode = stat.S_IMODE(status.st_mode)
+            if status.st_uid != os.geteuid():
+                raise NotOwnError(
+                    f"{self.what} {str(path)!r} belongs to {owner(status.st_uid)}",
+                    self.cure,
+                )
+            if mode & 0o077:
+                raise NotOwnError(
+                    f"{self.what} {str(path)!r} is open to others (mode {mode:04o})",
+                    "if nobody else has written there: chmod go-rwx "
+                    f"{shlex.quote(str(path))}",
+                )
+            yield Path(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+
+    def place(self, path: Path, denied: int = 0o077) -> Path:
+        """Returns a folder of this user's, made where there is none.
+
+        It is `path`, or has its name with a random ending where another user has been first: nobody
+        can keep it from this user by its name.
+
+        Args:
+            denied: bits that its mode must not have.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            return path
+        with os.scandir(path.parent) as entries:
+            endings = [e.path for e in entries if e.name.startswith(f"{path.name}-")]
+        for candidate in (str(path), *sorted(endings)):
+            # It may be gone by now.
+            with contextlib.suppress(OSError):
+                status = os.lstat(candidate)
+                is_own = status.st_uid == os.geteuid()
+                if (
+                    stat.S_ISDIR(status.st_mode)
+                    and is_own
+                    and not status.st_mode & denied
+                ):
+                    return Path(candidate)
+        import tempfile  # 3 ms: it is seldom needed
+
+        return Path(tempfile.mkdtemp(prefix=f"{path.name}-", dir=path.parent))
+
+    # --- what was opened --------------------------------------------------------------------------
+
+    def _descend(self, place: Path) -> int:
+        """Opens a folder from the root on; returns its descriptor."""
+        descriptor = os.open("/", _ABOVE)
+        above = Path("/")
+        *names, last = place.parts[1:] or ["."]
+        try:
+            for name in names:
+                _check_above(above, os.fstat(descriptor))
+                above /= name
+                inner = self._opened(name, _ABOVE, descriptor, above)
+                os.close(descriptor)
+                descriptor = inner
+            _check_above(above, os.fstat(descriptor))
+            return self._opened(last, _FOLDER, descriptor, place)
+        finally:
+            os.close(descriptor)
+
+    def _opened(self, name: str, flags: int, folder: int | None, path: Path) -> int:
+        """Opens a name in a folder; NotOwnError where it is a link."""
+        try:
+            return os.open(name, flags, dir_fd=folder)
+        except OSError as error:
+            is_link = error.errno == errno.ELOOP
+            # With O_DIRECTORY, the kernel calls a link no directory.
+            if error.errno == errno.ENOTDIR:
+                with contextlib.suppress(OSError):
+                    status = os.lstat(name, dir_fd=folder)
+                    is_link = stat.S_ISLNK(status.st_mode)
+            if not is_link:
+                error.filename = str(path)
+                raise
+        raise NotOwnError(f"{_refused()}: {str(path)!r} is a link", self.cure)
+
+    def _check(self, path: Path, status: os.stat_result) -> None:
+        """Raises NotOwnError where others can have written what was opened."""
+        # What root writes need not be feared: root can do all that this user can.
+        if status.st_uid not in (0, os.geteuid()):
+            raise NotOwnError(
+                f"{_refused()}: {str(path)!r} belongs to {owner(status.st_uid)}",
+                self.cure,
+            )
+        if status.st_mode & _OTHERS_WRITE:
+            command = f"chmod go-w {shlex.quote(str(path))}"
+            raise _writable(path, status.st_mode, command)
+
+    def _check_file(self, path: Path, status: os.stat_result) -> None:
+        self._check(path, status)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotOwnError(f"{str(path)!r} is not a regular file", self.cure)
+
+
+def _check_above(path: Path, status: os.stat_result) -> None:
+    """Raises NotOwnError where everybody may rename what lies in a folder."""
+    mode = status.st_mode
+    # In a sticky folder only the owner of a file renames it.
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise _writable(path, mode, f"chmod o-w {shlex.quote(str(path))}")
+
+
+def _writable(path: Path, mode: int, command: str) -> NotOwnError:
+    return NotOwnError(
+        f"{_refused()}: others can write {str(path)!r} (mode {stat.S_IMODE(mode):04o})",
+        f"if you trust what is there: {command}",
+    )
+
+
+def _refused() -> str:
+    return f"refused, as it would decide what runs as {user_name(os.geteuid())}"
+
+
+def owner(number: int) -> str:
+    """Returns a user in words, by the number: "eve (uid 1002)"."""
+    name = user_name(number)
+    if name.endswith(f" {number}"):
+        return f"another user (uid {number})"
+    return f"{name} (uid {number})"
+
+
+def for_children(path: Path) -> str:
+    """Returns a path through a descriptor of this process as its children can use it."""
+    return str(path).replace("/proc/self/", f"/proc/{os.getpid()}/", 1)
+
+
+def sha256_of(descriptor: int, is_stopping: Callable[[], bool] = bool) -> str:
+    """Returns the sha256 of an open file from its beginning, wherever it has been read to.
+
+    Args:
+        is_stopping: True where the result is of no use any more.
+    """
+    import hashlib  # not for every command
+
+    digest = hashlib.sha256()
+    position = 0
+    while not is_stopping():
+        chunk = os.pread(descriptor, _CHUNK_BYTES, position)
+        if not chunk:
+            break
+        digest.update(chunk)
+        position += len(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,141 @@
+"""The frozen code of a run: each of its files as the submission has recorded it, before it runs.
+
+`code.sums` has a line for each file; its own sha256 is in the configuration of the run.
+"""
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+
+from slurmft.core.config import RunConfig
+from slurmft.core.errors import SlurmftError
+from slurmft.core.files import write_bytes
+from slurmft.core.trusted import Door, sha256_of
+from slurmft.runs.rundir import RunDir
+
+CODE = Door(
+    "the frozen code of a run",
+    "`RUN/code/`, `RUN/code.sums`",
+    "the program of `slurmft run`, or the task of `--task`; each file is compared with its sum",
+    cure="submit the program anew",
+)
+_THREADS = 8
+"""A file takes a millisecond on shared file systems, so several are read at a time."""
+_COMPILED = "__pycache__"
+
+
+class ChangedCodeError(SlurmftError):
+    """A file of the frozen code is not as it was submitted."""
+
+    def __init__(self, path: str, how: str) -> None:
+        super().__init__(
+            f"the frozen code {how} since the submission: {path!r}",
+            "submit the program anew: a run starts with the code that it was submitted with",
+        )
+
+
+def line(kind: str, digest: str, name: str) -> str:
+    """Returns the line of a file in `code.sums`.
+
+    Args:
+        kind: its mode, as 444; or "link".
+        digest: the sha256 of its content, or of what the link leads to.
+        name: its path below `code`.
+    """
+    return f"{kind} {digest} {name}"
+
+
+def record(run: RunDir, lines: list[str]) -> str:
+    """Writes `code.sums`; returns its sha256."""
+    # No file name holds a NUL: other lines cannot have the same text.
+    content = os.fsencode("\0".join(sorted(lines)))
+    write_bytes(run.code_sums, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def make_cache_folders(folders: set[str]) -> None:
+    """Makes the folders in which Python keeps compiled modules. By the umask of the program, which
+    would make them, others might write into them."""
+    for folder in folders:
+        os.makedirs(os.path.join(folder, _COMPILED), exist_ok=True)
+
+
+def check(run: RunDir, config: RunConfig) -> None:
+    """Compares the frozen code with its sums; a run without any passes.
+
+    Raises:
+        ChangedCodeError: a file is gone, or has other content.
+        NotOwnError: a file or folder is another user's, or others can write it.
+        SlurmftError: a file cannot be read.
+    """
+    snapshot = config.submission.snapshot
+    if snapshot is None:
+        return
+    name = run.code_sums.name
+    try:
+        content = CODE.read(run.code_sums)
+        if hashlib.sha256(content).hexdigest() != snapshot.sha256:
+            raise ChangedCodeError(str(run.code_sums), "was changed")
+        recorded: dict[str, tuple[str, str]] = {}
+        for each in os.fsdecode(content).split("\0"):
+            kind, digest, name = each.split(" ", 2)
+            recorded[name] = (kind, digest)
+        present = dict(_digests(run, recorded))
+    except FileNotFoundError as error:
+        gone = error.filename or str(run.code / name)
+        raise ChangedCodeError(str(gone), "has lost a file") from None
+    except OSError as error:
+        raise SlurmftError(
+            f"cannot read the frozen code: {error.filename!r}: {error.strerror}"
+        ) from None
+    for name, (_, digest) in recorded.items():
+        if present.get(name) != digest:
+            raise ChangedCodeError(str(run.code / name), "was changed")
+
+
+def _digests(
+    run: RunDir, recorded: dict[str, tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
+    """Yields the files of the code that were recorded, with their sums as they are now."""
+    # Here: it imports logging, which takes time that other commands need not spend.
+    from concurrent.futures import ThreadPoolExecutor
+
+    by_folder: defaultdict[str, list[str]] = defaultdict(list)
+    for name in recorded:
+        by_folder[os.path.dirname(name)].append(name)
+    # What the program has written beside its code is its own business.
+    entered = set()
+    for folder in by_folder:
+        entered.add(os.path.join(folder, _COMPILED))
+        while folder:
+            entered.add(folder)
+            folder = os.path.dirname(folder)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for folder, descriptor in CODE.tree(run.code, entered):
+            names = by_folder.pop(folder, [])
+            digest = partial(_digest, run, descriptor, recorded)
+            yield from zip(names, pool.map(digest, names), strict=True)
+    for folder in by_folder:
+        raise ChangedCodeError(str(run.code / folder), "has lost a folder")
+
+
+def _digest(
+    run: RunDir, folder: int, recorded: dict[str, tuple[str, str]], name: str
+) -> str:
+    """Returns the sum of a file, or of what a link leads to, by its name in an open folder."""
+    path = run.code / name
+    kind, _ = recorded[name]
+    if kind == "link":
+        return of_link(os.readlink(path.name, dir_fd=folder))
+    descriptor = CODE.open(path, folder)
+    try:
+        return sha256_of(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def of_link(goal: str) -> str:
+    """Returns the sum of what a link leads to."""
+    return hashlib.sha256(os.fsencode(goal)).hexdigest()
