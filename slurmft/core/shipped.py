@@ -16,6 +16,7 @@ KINDS = {
     "tickets": "a made-up data set, for slurmft submit --data",
     "sbatch": "batch scripts, for plain sbatch",
     "patches": "for historic releases of datasets and evaluate",
+    "skill": "for an assistant's folder of skills",
 }
 """Folder -> what its files are for."""
 
