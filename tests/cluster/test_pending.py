@@ -81,7 +81,7 @@ def test_unknown_reason_is_left_to_slurm() -> None:
 def test_jobs_ahead() -> None:
     text = "5|bob\n9_1|ann\n7|ann\n8|bob\n"
     found = queue_facts.parse_jobs_ahead(text, "7", "ann")
-    assert found == "2 pending jobs are before it, 1 of them yours"
+    assert found == "2 pending job(s) before it, 1 of them yours"
     # It has started meanwhile.
     assert queue_facts.parse_jobs_ahead(text, "11", "ann") is None
 

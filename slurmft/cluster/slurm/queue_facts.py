@@ -40,7 +40,7 @@ class QueueFacts:
     """The queue of a pending job. None: not asked, or not known."""
 
     text: str | None = None
-    """The answer of the controller in words: "12 jobs are before it, 2 of them yours"."""
+    """The answer of the controller in words: "12 pending job(s) before it, 2 of them yours"."""
     waits: Waits | None = None
 
     def lines(self) -> list[str]:
@@ -90,7 +90,7 @@ def parse_jobs_ahead(text: str, job: str, user: str) -> str | None:
         each, _, owner = line.strip().partition("|")
         if each == job:
             own = users.count(user)
-            return f"{len(users)} pending jobs are before it, {own} of them yours"
+            return f"{len(users)} pending job(s) before it, {own} of them yours"
         users.append(owner)
     return None
 
