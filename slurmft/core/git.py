@@ -1,29 +1,48 @@
 """Git: reads a work tree, and executes nothing that the repository names.
 
-A repository that somebody else has made can name programs in its configuration: hooks, a file
-system monitor, filters, diff and text conversion drivers, transports. Git runs them with the rights
-of whoever types `git status`. All calls of git go through this module, which switches them off.
+A repository that somebody else has made, or whose configuration a group can write, can name
+programs: hooks, a file system monitor, filters, diff and text conversion drivers, transports. Git
+runs them with the rights of whoever types `git status`. All calls of git go through this module.
+
+What compares files with a commit would run filters. It works on a repository of this module's own,
+which shares nothing but objects and index with that of the user, and so has no such configuration:
+no list of what may be dangerous has to be complete, and nothing can change between a look and the
+use. What only reads index and references has the known switches.
 """
 
+import contextlib
+import errno
 import os
 import shlex
+import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from slurmft.core.errors import UsageError
+from slurmft.core.files import open_regular
 
-# Without optional locks, `git status` writes nothing into a repository that is only read.
 _SAFE = (
-    "git", "--no-pager", "--no-optional-locks",
-    "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null",
+    "--no-pager",
+    # `git status` writes nothing into a repository that is only read.
+    "--no-optional-locks",
+    "-c", "core.fsmonitor=false",
+    "-c", "core.hooksPath=/dev/null",
+    # A folder of the work tree that looks like a repository is none.
+    "-c", "safe.bareRepository=explicit",
 )  # fmt: skip
-_FILTERS = r"^filter\..*\.(clean|smudge|process)$"
 _OWN_VARIABLES = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 """The user's choice of configuration files. All other GIT_* variables may lead elsewhere."""
 _SUBMODULE = "160000"
 """The mode of a submodule in the output of `git ls-files --stage`."""
+_KEPT = (
+    r"^(core\.(filemode|symlinks|ignorecase|precomposeunicode|autocrlf|eol|trustctime|checkstat)"
+    r"|extensions\.objectformat)$"
+)
+"""Settings of a repository by which files are compared. Their values are words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +67,27 @@ def head(folder: Path) -> Commit | None:
 def status(folder: Path, *options: str, timeout_s: float | None = None) -> list[str]:
     """Returns the entries of `git status --porcelain`: two letters, a space and a path each."""
     # -z: a NUL after each entry, as a path may hold a line break, and git would quote it.
-    command = ("status", "-z", "--porcelain", "--no-renames", *options)
-    switches = _without_filters(folder)
-    text = output(folder, *command, switches=switches, timeout_s=timeout_s)
-    # Behind the last NUL is nothing.
-    return text.split("\0")[:-1]
+    # Submodules are looked at below: git would start itself in each, with its configuration.
+    command = (
+        "status",
+        "-z",
+        "--porcelain",
+        "--no-renames",
+        "--ignore-submodules=dirty",
+    )
+    with _private(folder) as (top, variables):
+        text = output(
+            folder, *command, *options, timeout_s=timeout_s, variables=variables
+        )
+        # Behind the last NUL is nothing.
+        entries = text.split("\0")[:-1]
+        changed = {entry[3:] for entry in entries}
+        for name in _submodules(top):
+            if name not in changed and status(
+                top / name, *options, timeout_s=timeout_s
+            ):
+                entries.append(f" M {name}")
+    return entries
 
 
 def files(folder: Path) -> list[str]:
@@ -71,28 +106,44 @@ def tracks(folder: Path, path: Path) -> bool:
         return False
 
 
-def diff(folder: Path) -> str:
-    """Returns the changes of tracked files since the commit, as text."""
+def diff(folder: Path, place: str = "") -> str:
+    """Returns the changes of tracked files since the commit, those of submodules included.
+
+    Args:
+        folder: the work tree.
+        place: where it is in that of which it is a submodule, with a slash at the end.
+    """
     plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short")
-    return output(folder, "diff", *plain, "HEAD", switches=_without_filters(folder))
+    prefixes = (f"--src-prefix=a/{place}", f"--dst-prefix=b/{place}")
+    command = ("diff", *plain, *prefixes, "--ignore-submodules=dirty", "HEAD")
+    with _private(folder) as (top, variables):
+        changes = [output(folder, *command, variables=variables)]
+        for name in _submodules(top):
+            changes.append(diff(top / name, f"{place}{name}/"))
+    return "".join(changes)
 
 
 def output(
     folder: Path,
     *arguments: str,
-    switches: Sequence[str] = (),
     timeout_s: float | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Returns what a git command prints in a folder.
+
+    Args:
+        arguments: the command, one that compares no files; and its arguments.
+        timeout_s: its time limit; None: none.
+        variables: of `_private`, in which all commands may be run.
 
     Raises:
         UsageError: git is not installed, fails, or takes longer than `timeout_s`.
     """
     try:
         done = subprocess.run(
-            [*_SAFE, *switches, *arguments],
+            [_program(), *_SAFE, *arguments],
             cwd=folder,
-            env=_environment(),
+            env=_environment() | dict(variables),
             capture_output=True,
             timeout=timeout_s,
             check=False,
@@ -102,6 +153,19 @@ def output(
     if done.returncode:
         raise _refusal(folder, arguments[0], os.fsdecode(done.stderr))
     return os.fsdecode(done.stdout)
+
+
+def _program() -> str:
+    """Returns git's path; FileNotFoundError: there is none on the PATH.
+
+    An empty or relative entry of the PATH would be looked for in the repository.
+    """
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    path = os.pathsep.join(filter(os.path.isabs, entries))
+    program = shutil.which("git", path=path)
+    if program is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "git")
+    return program
 
 
 def _environment() -> dict[str, str]:
@@ -127,51 +191,93 @@ def _refusal(folder: Path, command: str, printed: str) -> UsageError:
     return UsageError(f"git {command} in {str(folder)!r}: {reason}", hint)
 
 
-def _without_filters(folder: Path) -> list[str]:
-    """Returns the options that switch off the filters of a repository and its submodules.
+@contextlib.contextmanager
+def _private(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Makes a repository that has the objects and the index of a folder's own one, for the block.
 
     Filters of the user's own configuration stay: without that of git-lfs, all its files would look
     changed.
+
+    Yields:
+        The top folder of the work tree, and the variables that lead git to the repository.
+
+    Raises:
+        UsageError: there is no repository, or git cannot read it.
     """
-    options = []
-    for name in sorted(_filters(folder)):
-        for key in ("clean", "smudge", "process"):
-            options += ["-c", f"{name}.{key}="]
-        # Of a filter that is required and has no command, git makes an error.
-        options += ["-c", f"{name}.required=false"]
-    return options
+    top = _path(folder, "--show-toplevel")
+    common = _path(folder, "--git-common-dir")
+    index = _path(folder, "--git-path", "index")
+    with tempfile.TemporaryDirectory(prefix="slurmft-git-") as name:
+        private = Path(name)
+        for part in ("refs", "info"):
+            (private / part).mkdir()
+        (private / "HEAD").write_text(_head(folder))
+        (private / "config").write_text(_settings(folder))
+        for part in ("attributes", "exclude", "sparse-checkout"):
+            _copy(_path(folder, "--git-path", f"info/{part}"), private / "info" / part)
+        # With its times, by which git knows which files may have changed since.
+        _copy(index, private / "index")
+        for shared in index.parent.glob("sharedindex.*"):
+            _copy(shared, private / shared.name)
+        variables = {
+            "GIT_DIR": str(private),
+            "GIT_WORK_TREE": str(top),
+            "GIT_OBJECT_DIRECTORY": str(common / "objects"),
+        }
+        yield top, variables
 
 
-def _filters(folder: Path) -> set[str]:
-    names = set()
-    command = ("config", "-z", "--show-scope", "--get-regexp", _FILTERS)
+def _path(folder: Path, *question: str) -> Path:
+    printed = output(folder, "rev-parse", *question)
+    # Not strip: the name of a folder may end with a space. It may be relative to the folder.
+    return folder / printed.removesuffix("\n")
+
+
+def _head(folder: Path) -> str:
+    """Returns the content of HEAD: the commit, or a branch that has none yet."""
     try:
-        listed = output(folder, *command)
+        return output(folder, "rev-parse", "--verify", "HEAD")
+    except UsageError:
+        return "ref: refs/heads/main\n"
+
+
+def _settings(folder: Path) -> str:
+    """Returns the configuration by which files of a repository are compared."""
+    try:
+        listed = output(folder, "config", "-z", "--get-regexp", _KEPT)
     # Exit code 1: there is none.
     except UsageError:
         listed = ""
-    fields = listed.split("\0")
-    # Scope and setting by turns; the last field, behind the last NUL, is empty.
-    for scope, setting in zip(fields[0::2], fields[1::2], strict=False):
-        if scope in ("local", "worktree"):
-            # With -z, the value stands in a line of its own.
-            key, _, _ = setting.partition("\n")
-            name, _, _ = key.rpartition(".")
-            names.add(name)
-    for path in _submodules(folder):
-        names |= _filters(path)
-    return names
+    settings = {"core.bare": "false", "core.repositoryformatversion": "0"}
+    for setting in listed.split("\0")[:-1]:
+        # With -z, the value stands in a line of its own.
+        key, _, value = setting.partition("\n")
+        if value.isalnum():
+            settings[key] = value
+    if "extensions.objectformat" in settings:
+        settings["core.repositoryformatversion"] = "1"
+    lines = []
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        lines.append(f"[{section}]\n{name} = {value}\n")
+    return "".join(lines)
 
 
-def _submodules(folder: Path) -> list[Path]:
-    printed = output(folder, "rev-parse", "--show-toplevel")
-    # Not strip: the name of a folder may end with a space.
-    top = Path(printed.removesuffix("\n"))
+def _copy(file: Path, place: Path) -> None:
+    """Copies a file, with its times; nothing where there is none."""
+    with contextlib.suppress(FileNotFoundError), open_regular(file) as source:
+        status = os.fstat(source.fileno())
+        with open(place, "xb") as target:
+            shutil.copyfileobj(source, target)
+        os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _submodules(top: Path) -> list[str]:
+    """Returns the paths of the submodules of a work tree that are checked out."""
     listed = output(top, "ls-files", "-z", "--stage")
     paths = []
     for entry in listed.split("\0")[:-1]:
         about, _, name = entry.partition("\t")
-        # One that was never checked out has no configuration that git could read.
         if about.startswith(_SUBMODULE) and os.path.lexists(top / name / ".git"):
-            paths.append(top / name)
+            paths.append(name)
     return paths

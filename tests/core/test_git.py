@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from slurmft.core.errors import UsageError
 pytestmark = pytest.mark.processes
 
 
-def run_git(top: Path, *arguments: str) -> str:
+def run_git(top: Path, *arguments: str, keep: bool = False) -> str:
     author = (
         "-c",
         "user.name=Ada",
@@ -28,7 +29,8 @@ def run_git(top: Path, *arguments: str) -> str:
     )
     command = ["git", *author, *arguments]
     done = subprocess.run(command, cwd=top, capture_output=True, check=True, timeout=60)
-    return os.fsdecode(done.stdout).strip()
+    printed = os.fsdecode(done.stdout)
+    return printed if keep else printed.strip()
 
 
 def repository(top: Path) -> Path:
@@ -90,40 +92,221 @@ def test_variables_do_not_lead_elsewhere(
     assert "+print(2)" in git.diff(tree)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "echo more >>train.py",
+        "git add -A; echo more >>train.py; git add train.py",
+        "rm train.py",
+        "git mv train.py moved.py",
+        "chmod +x train.py",
+        "git config core.fileMode false; chmod +x train.py",
+        "echo new >'new file'; echo new >'a\\nb'",
+        "mkdir sub; echo new >sub/file; echo ignored >.gitignore; echo x >ignored",
+        "echo '*.skip' >>.git/info/exclude; echo x >a.skip",
+        "git config core.autocrlf input; printf 'print(1)\\r\\n' >train.py",
+        "echo '*.py text eol=lf' >.gitattributes; printf 'print(1)\\r\\n' >train.py",
+        "ln -s train.py link; git add link; rm train.py",
+        "git update-index --split-index; echo more >>train.py",
+        "git sparse-checkout set --cone other; echo x >y",
+        "git checkout -q --orphan empty",
+        "git worktree add -q ../other; echo more >>train.py",
+        "git clone -q --shared . ../clone; true",
+    ],
+)
+def test_what_has_changed_is_what_git_itself_says(tree: Path, change: str) -> None:
+    subprocess.run(["bash", "-ec", change], cwd=tree, check=True, capture_output=True)
+    for options in (["-uno"], ["-uall"]):
+        plain = ("status", "-z", "--porcelain", "--no-renames", *options)
+        expected = run_git(tree, *plain, keep=True).split("\0")[:-1]
+        assert git.status(tree, *options) == expected
+    if "orphan" not in change:
+        plain = ("--no-color", "--submodule=short")
+        assert git.diff(tree) == run_git(tree, "diff", *plain, "HEAD", keep=True)
+
+
+def test_submodules_that_have_changed(tree: Path, tmp_path: Path) -> None:
+    library = repository(tmp_path / "library")
+    for name in ("changed", "committed", "untracked", "same"):
+        run_git(tree, "submodule", "--quiet", "add", str(library), name)
+    run_git(tree, "commit", "-qm", "two")
+    (tree / "changed" / "train.py").write_text("print(2)\n")
+    (tree / "committed" / "train.py").write_text("print(2)\n")
+    run_git(tree / "committed", "commit", "-qam", "two")
+    (tree / "untracked" / "new").touch()
+    changed = {" M changed", " M committed"}
+    assert set(git.status(tree, "-uno")) == changed
+    assert set(git.status(tree, "-uall")) == changed | {" M untracked"}
+    text = git.diff(tree)
+    assert text.count("+Subproject commit") == 1
+    assert "+++ b/changed/train.py" in text
+
+
+def test_git_is_not_looked_for_in_the_repository(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "git").write_text("#!/bin/sh\ntouch started\n")
+    (tree / "git").chmod(0o755)
+    monkeypatch.chdir(tree)
+    for first in ("", ".", "../tree"):
+        monkeypatch.setenv("PATH", f"{first}:{os.defpath}")
+        assert git.head(tree) is not None
+        monkeypatch.setenv("PATH", first)
+        assert git.head(tree) is None
+    assert not (tree / "started").exists()
+
+
+FILTERS = ("x", "a.b", "a=b", "A b", "", "p", "]x", "#")
+"""Names of filters; in an option of git's command line, "=" would end the name."""
+PROGRAMS = (
+    "core.fsmonitor", "core.pager", "core.editor", "core.askPass", "core.sshCommand",
+    "core.gitProxy", "core.alternateRefsCommand", "pager.status", "pager.diff", "pager.ls-files",
+    "diff.external", "diff.x.command", "diff.x.textconv", "interactive.diffFilter",
+    "credential.helper", "gpg.program", "gpg.ssh.program", "sequence.editor",
+    "submodule.lib.update", "uploadpack.packObjectsHook", "remote.origin.uploadpack",
+    "remote.origin.proxy", "merge.x.driver", "trailer.x.command", "browser.x.cmd", "man.x.cmd",
+    *(f"alias.{name}" for name in ("status", "diff", "ls-files", "rev-parse", "config")),
+    *(f"filter.{name}.{kind}" for name in FILTERS for kind in ("clean", "smudge")),
+    "filter.p.process",
+)  # fmt: skip
+"""Keys of a repository's configuration that name a program."""
+
+
+def set_trap(place: Path, trap: Path, how: str) -> None:
+    """Has the configuration of a repository name a program by all keys, and its files use it."""
+    folder = Path(run_git(place, "rev-parse", "--absolute-git-dir"))
+    file = folder / "config"
+    match how:
+        case "included":
+            file = folder / "elsewhere"
+            run_git(place, "config", "include.path", "elsewhere")
+        case "conditional":
+            file = folder / "elsewhere"
+            run_git(place, "config", f"includeIf.gitdir:{folder}.path", "elsewhere")
+        case "worktree":
+            run_git(place, "config", "extensions.worktreeConfig", "true")
+            file = folder / "config.worktree"
+    for key in PROGRAMS:
+        value = str(trap)
+        if key.startswith(("alias", "submodule")):
+            value = f"!{trap}"
+        run_git(place, "config", "--file", str(file), key, value)
+    for name in FILTERS:
+        run_git(place, "config", "--file", str(file), f"filter.{name}.required", "true")
+    for key, value in (
+        ("remote.origin.url", f"ext::{trap}"),
+        ("remote.origin.promisor", "true"),
+        ("core.attributesFile", str(folder / "more-attributes")),
+    ):
+        run_git(place, "config", "--file", str(file), key, value)
+    lines = ["train.py diff=x"]
+    for number, name in enumerate(FILTERS):
+        lines.append(f"f{number} filter={name} diff=x merge=x")
+        # Of the size that the index has: git has to read it.
+        (place / f"f{number}").write_text("2\n")
+    (place / ".gitattributes").write_text("\n".join(lines))
+    (folder / "info" / "attributes").write_text("train.py filter=x\n")
+    (place / "train.py").write_text("print(2)\n")
+    for hook in (
+        "post-index-change",
+        "pre-commit",
+        "fsmonitor-watchman",
+        "post-checkout",
+    ):
+        (folder / "hooks").mkdir(exist_ok=True)
+        shutil.copy(trap, folder / "hooks" / hook)
+
+
+@pytest.mark.parametrize("how", ["plain", "included", "conditional", "worktree"])
 @pytest.mark.parametrize("where", ["tree", "submodule"])
 def test_nothing_of_a_repository_is_executed(
-    tree: Path, tmp_path: Path, where: str
+    tree: Path, tmp_path: Path, where: str, how: str
 ) -> None:
-    place = tree
+    trap = tmp_path / "trap"
+    trap.write_text(f'#!/bin/sh\necho "$0 $*" >>{tmp_path}/started\ncat\n')
+    trap.chmod(0o755)
+    library = tmp_path / "library"
     if where == "submodule":
-        library = repository(tmp_path / "library")
+        repository(library)
+    place = tree
+    for repo in filter(Path.exists, (library, tree)):
+        for number, _ in enumerate(FILTERS):
+            (repo / f"f{number}").write_text("1\n")
+        run_git(repo, "add", ".")
+        run_git(repo, "commit", "-qm", "files")
+    if where == "submodule":
         run_git(tree, "submodule", "--quiet", "add", str(library), "lib")
         run_git(tree, "commit", "-qm", "two")
         place = tree / "lib"
-    trap = tmp_path / "trap"
-    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\ncat\n")
-    trap.chmod(0o755)
-    keys = (
-        "core.fsmonitor",
-        "core.pager",
-        "diff.external",
-        "diff.x.command",
-        "diff.x.textconv",
-    )
-    filters = ("filter.a.b.clean", "filter.a.b.smudge", "filter.p.process")
-    for key in (*keys, *filters):
-        run_git(place, "config", key, str(trap))
-    run_git(place, "config", "filter.a.b.required", "true")
-    (place / ".gitattributes").write_text("train.py diff=x filter=a.b\n*.p filter=p\n")
-    # of the same size: git has to read it
-    (place / "train.py").write_text("print(2)\n")
-    folder = Path(run_git(place, "rev-parse", "--absolute-git-dir"), "hooks")
-    folder.mkdir(exist_ok=True)
-    for hook in ("post-index-change", "pre-commit"):
-        shutil.copy(trap, folder / hook)
-    (tmp_path / "started").unlink(missing_ok=True)
+    set_trap(place, trap, how)
+    # A trap that does not snap proves nothing.
+    subprocess.run(["git", "status"], cwd=place, capture_output=True, check=False)
+    assert str(trap) in (tmp_path / "started").read_text()
+    (tmp_path / "started").unlink()
     assert git.head(tree) is not None
     assert git.status(tree, "-uall")
     assert git.files(tree)
+    assert git.tracks(tree, Path("train.py"))
     assert git.diff(tree)
+    assert not (tmp_path / "started").exists()
+
+
+def test_objects_that_are_absent_are_not_fetched(tree: Path, tmp_path: Path) -> None:
+    """A partial clone would have git start a transport."""
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    trap.chmod(0o755)
+    blob = run_git(tree, "rev-parse", "HEAD:train.py")
+    (tree / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    for key, value in (
+        ("core.repositoryFormatVersion", "1"),
+        ("extensions.partialClone", "origin"),
+        ("remote.origin.url", str(tmp_path)),
+        ("remote.origin.uploadpack", str(trap)),
+        ("remote.origin.promisor", "true"),
+    ):
+        run_git(tree, "config", key, value)
+    (tree / "train.py").write_text("print(2)\n")
+    assert git.status(tree) == [" M train.py"]
+    with pytest.raises(UsageError):
+        git.diff(tree)
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_folder_that_looks_like_a_repository_is_none(
+    tree: Path, tmp_path: Path
+) -> None:
+    """A bare repository may be committed into a tree, with a configuration."""
+    bare = tree / "data"
+    run_git(tree, "clone", "-q", "--bare", ".", "data")
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    trap.chmod(0o755)
+    run_git(bare, "config", "core.fsmonitor", str(trap))
+    run_git(bare, "config", "core.bare", "false")
+    run_git(bare, "config", "core.worktree", str(tree))
+    assert git.head(bare) is None
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_filter_that_is_added_meanwhile_does_nothing(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every look at the configuration."""
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\ncat\n")
+    trap.chmod(0o755)
+    (tree / ".gitattributes").write_text("train.py filter=x diff=x\n")
+    (tree / "train.py").write_text("print(2)\n")
+    output = git.output
+
+    def and_then_change(folder: Path, *arguments: str, **rest: Any) -> str:
+        if arguments[0] in ("status", "diff"):
+            for key in ("filter.x.clean", "core.fsmonitor", "diff.x.textconv"):
+                run_git(tree, "config", key, str(trap))
+        return output(folder, *arguments, **rest)
+
+    monkeypatch.setattr(git, "output", and_then_change)
+    assert git.status(tree, "-uno") == [" M train.py"]
+    assert "+print(2)" in git.diff(tree)
     assert not (tmp_path / "started").exists()
