@@ -4,7 +4,11 @@ In scripts and notebooks: `from slurmft import Run, SlurmftError, run, submit`. 
 job: `slurmft.attach()`. Between the two is the run directory, and nothing else.
 """
 
-from typing import TYPE_CHECKING, Any
+from slurmft.core import interpreter
+
+interpreter.leave_out_present_folder()  # before it would be asked for the next module
+
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from slurmft.api import Run, run

@@ -7,13 +7,13 @@ a node, `slurmft.node.container` runs the command that is made here.
 import functools
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import slurmft
 from slurmft.cluster.slurm import commands
+from slurmft.core import interpreter
 from slurmft.core.config import JobConfig, RunConfig, image_kind
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.runs.rundir import RunDir
@@ -82,18 +82,18 @@ def check(job: JobConfig, cluster: str) -> None:
 def node_task(config: RunConfig, run: RunDir) -> list[str]:
     """Returns the command of a node's task; with --container, in the container, if srun has
     `srun_options`."""
-    task = ["-u", "-m", "slurmft.node.task", str(run.path)]
+    task = interpreter.module("slurmft.node.task", str(run.path), unbuffered=True)
     if config.job.container is None:
-        return [sys.executable, *task]
+        return task
     home = Path.home()
-    task = ["env", f"PYTHONPATH={_CODE}", f"HOME={home}", "python3", *task]
+    task = ["env", f"PYTHONPATH={_CODE}", f"HOME={home}", "python3", *task[1:]]
     programs = runtimes()[runtime_of(config.job)]["programs"]
     # Pyxis: srun starts it in the container already.
     if not programs:
         return task
     # None may be on this machine: the nodes have it, perhaps by a module that --setup loads.
     program = next(filter(shutil.which, programs), programs[0])
-    enter = [sys.executable, "-m", "slurmft.node.container", str(run.path), program]
+    enter = interpreter.module("slurmft.node.container", str(run.path), program)
     return [*enter, *_options(config, run), *task]
 
 

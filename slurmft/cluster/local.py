@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slurmft.cluster.job_state import Report
-from slurmft.core import permissions, process, removal
+from slurmft.core import interpreter, permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
@@ -113,7 +113,7 @@ class LocalNodes:
     ) -> subprocess.Popen[bytes]:
         number = {rendezvous.LOCAL_NODE: str(node)}
         environment = os.environ | shared | number | select(gpus)
-        command = [sys.executable, "-m", "slurmft.node.task", str(self.run.path)]
+        command = interpreter.module("slurmft.node.task", str(self.run.path))
         with open(self.run.logs / f"task-{node:03d}.log", "ab") as log:
             # A session of its own, so that a signal reaches the node as srun would send it: whole.
             return process.start(
@@ -203,7 +203,7 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
 
         @property
         def _submitit_command_str(self) -> str:
-            command = [sys.executable, "-u", "-m", module, str(run.path)]
+            command = interpreter.module(module, str(run.path), unbuffered=True)
             return shlex.join(["bash", str(script), *command])
 
         def _submit_command(self, command: str) -> Any:
@@ -244,7 +244,7 @@ def _start_controller(
         environment[f"SUBMITIT_LOCAL_{name}"] = str(value)
     with open(_job_log(run), "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "submitit.local._local", str(run.submitit)],
+            interpreter.module("submitit.local._local", str(run.submitit)),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

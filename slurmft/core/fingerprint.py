@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
+from slurmft.core import interpreter
 from slurmft.core.config import RunConfig
 from slurmft.core.files import open_regular
 from slurmft.core.text import in_bytes, some
@@ -104,7 +105,8 @@ def packages(python: str) -> dict[str, str]:
     """
     from slurmft.core import process  # 6 ms: `status` and `list` start no Python
 
-    printed = process.output([python, "-c", _PACKAGES], 60) or ""
+    command = interpreter.foreign_code(python, _PACKAGES)
+    printed = process.output(command, 60) or ""
     # What the Python imports at its start may print, too: the answer is the last line.
     last_line = printed.rstrip().rpartition("\n")[2]
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from slurmft.core import plugins
+from slurmft.core import interpreter, plugins
 from slurmft.core.errors import SlurmftError, one_line
 
 # For annotations alone: the core imports no package above it.
@@ -38,7 +38,7 @@ class ScriptLines:
 class NodePython:
     """The Python that a node's ranks run with, and the variables that belong to it."""
 
-    python: str = sys.executable
+    python: str = interpreter.PYTHON
     variables: Mapping[str, str] = field(default_factory=dict)
 
 

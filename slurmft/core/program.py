@@ -2,12 +2,11 @@
 
 import functools
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmft.core import plugins
+from slurmft.core import interpreter, plugins
 from slurmft.core.decode import DecodeError, decode
 
 
@@ -100,7 +99,7 @@ class ProgramKind:
     @property
     def python(self) -> str:
         """The Python whose packages it uses."""
-        return sys.executable
+        return interpreter.PYTHON
 
     def gradient(self) -> Gradient:
         """Returns the gradient that its ranks sum, on CPUs as this node's."""

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from slurmft.core import interpreter
 from slurmft.core.errors import Exit, UsageError, run_main, unknown
 from slurmft.core.filesystem import LOCK_PRIMITIVES
 from slurmft.locks import environment, install
@@ -38,12 +39,12 @@ def main(argv: list[str]) -> int:
     command = argv[end + 1 :]
     _check_command(command)
     install(primitive)  # here its errors are shown as ours
-    python = [sys.executable]
+    python = [interpreter.PYTHON]
     # This Python was started with -u: the script is to have it, too.
     if getattr(sys.stdout, "write_through", False):
         python.append("-u")
     variables = os.environ | environment(primitive, dict(os.environ))
-    os.execve(sys.executable, [*python, *command], variables)
+    os.execve(interpreter.PYTHON, [*python, *command], variables)
 
 
 def _primitive(options: list[str]) -> str:

@@ -7,14 +7,13 @@ import functools
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import process, removal
+from slurmft.core import interpreter, process, removal
 from slurmft.core.errors import UsageError
 
 MODULE = "oneccl_bindings_for_pytorch"
@@ -100,9 +99,9 @@ def _minor(text: str) -> list[str]:
     return re.findall(r"\d+", text)[:2]  # "2.9.0a0+git" has 2 and 9
 
 
-def find(python: str = sys.executable) -> Binding | None:
+def find(python: str = interpreter.PYTHON) -> Binding | None:
     """Finds the binding that is installed for a Python, if any, without importing it."""
-    if python != sys.executable:
+    if python != interpreter.PYTHON:
         return _find_elsewhere(python)
     from importlib.util import find_spec
 
@@ -126,7 +125,7 @@ def _find_elsewhere(python: str) -> Binding | None:
 def _look_elsewhere(python: str) -> dict[str, Any]:
     """Returns what another Python says of its binding and its torch; nothing where it cannot be
     started."""
-    printed = process.output([python, "-c", _FIND], _FIND_S) or ""
+    printed = process.output(interpreter.foreign_code(python, _FIND), _FIND_S) or ""
     # What the Python imports at its start may print, too: the answer is the last line.
     last_line = printed.rstrip().rpartition("\n")[2]
     try:
@@ -138,7 +137,7 @@ def _look_elsewhere(python: str) -> dict[str, Any]:
 
 def _torch_of(python: str) -> str | None:
     """Returns the version of a Python's torch; None: it has none."""
-    if python == sys.executable:
+    if python == interpreter.PYTHON:
         return _version("torch")
     torch: str | None = _look_elsewhere(python).get("torch")
     return torch
@@ -174,7 +173,7 @@ def problem_of(binding: Binding | None) -> str | None:
     return binding.mismatch
 
 
-def hint(python: str = sys.executable) -> str:
+def hint(python: str = interpreter.PYTHON) -> str:
     """Returns what to do where a Python cannot use oneCCL."""
     torch = _minor(_torch_of(python) or LAST_TORCH)
     if [int(n) for n in torch] > [int(n) for n in LAST_TORCH.split(".")]:

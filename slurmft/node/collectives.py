@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slurmft.core import process
+from slurmft.core import interpreter, process
 from slurmft.core.config import RunConfig
 from slurmft.core.decode import decode_or_none, loads, read
 from slurmft.core.files import write_json
@@ -306,7 +306,7 @@ class _Probes:
         output = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - see `close`
         errors = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         # By its path: the program's Python may lack this package.
-        command = [python, "-P", str(_PROBE), json.dumps(request)]
+        command = interpreter.foreign_script(python, str(_PROBE), json.dumps(request))
         running = process.start(
             command,
             env=environment,

@@ -12,14 +12,13 @@ import importlib
 import json
 import os
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from slurmft.core import process
+from slurmft.core import interpreter, process
 
 # Variables by which an OpenMP library decides, when it is loaded, where threads run: before the
 # rank is bound to its cores.
@@ -117,7 +116,7 @@ def fork_ranks(argv: Sequence[str], handler: Any) -> None:
         return
     if uses_device():
         return
-    title = " ".join([sys.executable, "-m", module, *arguments])
+    title = " ".join(interpreter.module(module, *arguments, unbuffered=True))
     count = int(argv[argv.index("--nproc-per-node") + 1])
     work = partial(program.main, *arguments)
     waiting = [Rank(work, title) for _ in range(count)]

@@ -1,8 +1,8 @@
 """How this node is prepared for the ranks of a run: its profile, and the variables of the ranks."""
 
-import sys
 from collections.abc import Mapping
 
+from slurmft.core import interpreter
 from slurmft.core.config import RunConfig
 from slurmft.core.program import kind_of
 from slurmft.node import ccl, hardware, profiles
@@ -45,7 +45,7 @@ def training_environment(
     profile: Profile,
     rendezvous: Rendezvous,
     environment: Mapping[str, str],
-    python: str = sys.executable,
+    python: str = interpreter.PYTHON,
 ) -> dict[str, str]:
     """Returns the environment of torchrun and its processes.
 

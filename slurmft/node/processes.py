@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from slurmft.core import process
+from slurmft.core import interpreter, process
 from slurmft.core.errors import UsageError, run_main
 from slurmft.node import signals
 from slurmft.node.hardware import host_name, select, visible_gpus
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
     # a failed rank sends it, to end torchrun
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     each = environments(per, int(count), int(node), int(nodes), head, port)
-    return run([sys.executable, "-m", module, run_dir], each)
+    return run(interpreter.module(module, run_dir), each)
 
 
 if __name__ == "__main__":

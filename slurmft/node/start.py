@@ -1,9 +1,9 @@
 """The command that a node's task starts: torchrun, or the processes of a program without it."""
 
 import os
-import sys
 from pathlib import Path
 
+from slurmft.core import interpreter
 from slurmft.core.config import RunConfig
 from slurmft.core.program import kind_of
 from slurmft.node.rendezvous import Rendezvous
@@ -35,13 +35,13 @@ def node_command(
         count = nproc
         if kind.per == "node":
             count = "1"
-        return [
-            sys.executable, "-m", "slurmft.node.processes",
+        return interpreter.module(
+            "slurmft.node.processes",
             module, str(run_dir),
             kind.per, count,
             str(rendezvous.node_rank), node_count,
             rendezvous.head, str(rendezvous.port),
-        ]  # fmt: skip
+        )  # fmt: skip
     rdzv_conf = {
         # Without it torch finds the store's host by matching host names, which fails where the
         # fabric's name differs from the host's own.
@@ -49,8 +49,8 @@ def node_command(
         "join_timeout": _START_TIMEOUT_S,
         "read_timeout": _START_TIMEOUT_S,
     }
-    return [
-        sys.executable, "-m", "slurmft.node.torchrun",
+    return interpreter.module(
+        "slurmft.node.torchrun",
         "--nnodes", nodes or node_count,
         "--nproc-per-node", nproc,
         "--rdzv-backend", "c10d",
@@ -61,4 +61,4 @@ def node_command(
         "--max-restarts", str(config.job.max_restarts),
         "--log-dir", os.devnull,  # the ranks have logs of their own
         "--module", module, str(run_dir),
-    ]  # fmt: skip
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from slurmft.core import interpreter
 from slurmft.node import prefork, signals
 from slurmft.node.rendezvous import LISTEN, listen, reserved
 from slurmft.runs import log_times
@@ -145,6 +146,15 @@ def await_others() -> None:
     LocalElasticAgent._monitor_workers = monitor_all  # type: ignore[method-assign]
 
 
+def rank_arguments(argv: list[str]) -> list[str]:
+    """Returns torchrun's arguments so that its ranks start without the present folder on their
+    path; torchrun itself has no option for it."""
+    place = argv.index("--module")
+    module, *arguments = argv[place + 1 :]
+    command = interpreter.module(module, *arguments, unbuffered=True)
+    return [*argv[:place], "--no-python", *command]
+
+
 def relay(signum: int, sender: int) -> None:
     """Relays a stop signal to the ranks, and records it for ranks that start later."""
     os.environ[signals.STOPPING] = str(signum)
@@ -169,7 +179,7 @@ def main(argv: list[str]) -> None:
     served: list[Any] = []
     bind_stores(served)
     await_others()
-    torchrun(argv)
+    torchrun(rank_arguments(argv))
     wait_for_clients(served)
 
 

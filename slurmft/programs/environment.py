@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurmft.core import fingerprint, permissions, trusted
+from slurmft.core import fingerprint, interpreter, permissions, trusted
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
@@ -95,7 +95,9 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
 def _run_uv(
     project: Path, words: list[str], **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    uv = shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))
+    uv = shutil.which("uv") or shutil.which(
+        "uv", path=os.path.dirname(interpreter.PYTHON)
+    )
     if uv is None:
         raise UsageError("--env uv: there is no uv on the PATH", "pip install uv")
     # uv warns of an active environment that is not the project's.

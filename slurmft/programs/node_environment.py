@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import interpreter
 from slurmft.core.errors import UsageError
 from slurmft.node import copies
 from slurmft.programs.description import OwnProgram
@@ -51,7 +52,9 @@ def accelerate_variables(
     """
     script = str(Path(__file__).with_name("accelerate_variables.py"))
     command, inside = command_in(
-        own, [own.python, script, str(own.accelerate_config)], variables
+        own,
+        interpreter.foreign_script(own.python, script, str(own.accelerate_config)),
+        variables,
     )
     done = subprocess.run(
         command, cwd=own.folder, env=inside, capture_output=True, text=True

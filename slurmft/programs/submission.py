@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import fingerprint, permissions, plugins
+from slurmft.core import fingerprint, interpreter, permissions, plugins
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
@@ -185,9 +185,9 @@ def _copied(program: OwnProgram, root: Path, run: RunDir) -> dict[str, Any]:
     """Returns the settings that start a program from the copies in its run."""
     argv = list(program.argv)
     python_path = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]
-    # a module: -P keeps the folder itself off its path
+    # A module: the folder itself is not on its path.
     if program.file == program.folder:
-        argv.insert(1, "-P")
+        argv = interpreter.without_folder(argv)
         python_path.insert(0, program.folder)
     elif program.file in argv:
         # Its first place is that of the program; later ones are arguments.
@@ -248,7 +248,7 @@ def _python(env: str | None, in_container: bool) -> str:
         return f"{env}/bin/python"
     if in_container:
         return "python3"
-    return sys.executable
+    return interpreter.PYTHON
 
 
 def _absolute_script(words: list[str]) -> list[str]:

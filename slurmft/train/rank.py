@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import importlib
-import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -31,7 +30,6 @@ def prepare() -> None:
     """Imports what a training needs; torchrun's process may do so for all its ranks."""
     global _imports_s
     if _imports_s is None:
-        leave_out_present_folder()
         # collections of garbage would find none, and take a third of the time
         gc.disable()
         # For one function, in losses of object detection: a tenth of the time of all imports.
@@ -45,22 +43,6 @@ def prepare() -> None:
         gc.freeze()
         gc.enable()
         _imports_s = process.age_s()
-
-
-def leave_out_present_folder() -> None:
-    """Takes the present folder off the path of imports, where `python -m` has put it first.
-
-    Many projects have an evaluate.py or a datasets.py, and others may write into the folder. A task
-    of the user's own puts it back (`own_task`).
-    """
-    started = getattr(sys.modules["__main__"], "__spec__", None)
-    is_ours = started is not None and started.name.startswith("slurmft.")
-    # With -P, or PYTHONSAFEPATH, a folder that comes first is one of PYTHONPATH.
-    if not is_ours or sys.flags.safe_path:
-        return
-    with contextlib.suppress(OSError):  # the folder is gone
-        if sys.path[0] == os.getcwd():
-            del sys.path[0]
 
 
 def main(run_dir: str) -> None:

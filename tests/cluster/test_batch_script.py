@@ -29,10 +29,10 @@ pytestmark = pytest.mark.processes
 PYTHON = """#!/bin/bash
 # Cannot import as often as the file `broken` has lines.
 [ -s "$STATE/broken" ] && sed -i 1d "$STATE/broken" && exec "$PYTHON" -S "$@"
-echo "$3" >>"$STATE/calls"
-case "$3" in
+echo "$4" >>"$STATE/calls"
+case "$4" in
   begin) echo A=1; exit "${BEGIN-0}" ;;
-  end) echo "ended $5" >>"$STATE/calls"; exit "${END-$5}" ;;
+  end) echo "ended $6" >>"$STATE/calls"; exit "${END-$6}" ;;
 esac
 """
 SRUN = """#!/bin/bash

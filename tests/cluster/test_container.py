@@ -154,7 +154,7 @@ def test_command(
     assert nv
     assert told == str(image)
     assert words[0] == "env"
-    assert words[3:7] == ["python3", "-u", "-m", "slurmft.node.task"]
+    assert words[3:8] == ["python3", "-P", "-u", "-m", "slurmft.node.task"]
     assert [m["source"] for m in mounts] == [
         PACKAGE,
         str(tmp_path / "a,b cache"),
@@ -413,7 +413,7 @@ def test_run_by_pyxis(
         ","
     )
     assert "--export=ALL" in others
-    assert words[3:7] == ["python3", "-u", "-m", "slurmft.node.task"]
+    assert words[3:8] == ["python3", "-P", "-u", "-m", "slurmft.node.task"]
 
 
 @pytest.mark.extra("containers")

@@ -18,6 +18,7 @@ from slurmft.cli import next_commands
 from slurmft.cluster import submit, wait
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
+from slurmft.core import interpreter
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.plugins.kubernetes import manifests
 from slurmft.plugins.studies.commands import study
@@ -72,7 +73,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setattr(sys, "executable", "python")
+    monkeypatch.setattr(interpreter, "PYTHON", "python")
     monkeypatch.setattr(sys, "orig_argv", ["slurmft"])
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -129,10 +130,10 @@ def test_job_script(shell: Shell, runs_dir: str, name: str) -> None:
     run = RunDir(Path(config.job.runs_dir) / "a-1")
     path = str(run.path)
     begin, srun, end = shell.run(inside_text(config, run))
-    assert [begin[:2], begin[3:]] == [["python", "-c"], ["begin", path]]
+    assert [begin[:3], begin[4:]] == [["python", "-P", "-c"], ["begin", path]]
     assert srun[srun.index("--output") + 1] == f"{path}/submitit/%j_%t_log.out"
-    assert srun[-5:] == ["python", "-u", "-m", "slurmft.node.task", path]
-    assert [end[:3], end[3:]] == [begin[:3], ["end", path, "0"]]
+    assert srun[-6:] == ["python", "-P", "-u", "-m", "slurmft.node.task", path]
+    assert [end[:4], end[4:]] == [begin[:4], ["end", path, "0"]]
     options = job_array.array_options(config, 2, 1, [], Path(path))
     others = [RunDir(shell.folder.parent / str(number)) for number in range(2)]
     script = job_array.script_text(options, [*others, run])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import stat
 import struct
@@ -374,6 +375,117 @@ def memory_of_another(ada: User, eve: User) -> None:
     )
     assert names_in(place) == {f"{prefix}{gone}-eve", f"{prefix}{gone}-link"}
     assert kept.exists()
+
+
+# --- folders where you type commands --------------------------------------------------------------
+
+
+def submissions(ada: User, folder: Path, path: str = str(REPOSITORY)) -> None:
+    """Has Ada ask in a folder what would be submitted, of a training and of her own program."""
+    program = ada.write(ada.home / "programs" / "train.py", "")
+    for words in (
+        ["submit", "--task", "synthetic"],
+        ["run", "--snapshot", "none", "--", str(program)],
+        ["run", "--", "train.py"],
+    ):
+        if words[-1] == "train.py" and not (folder / "train.py").exists():
+            continue
+        place = words.index("--") if "--" in words else len(words)
+        words[place:place] = ["--cluster", "local", "--dry-run"]
+        command = shlex.join([sys.executable, "-m", "slurmft", *words])
+        done = ada.run("bash", "-c", f"cd {folder} && {command}", PYTHONPATH=path)
+        assert done.code == 0, done.err
+
+
+@attack(
+    GROUP,
+    "puts `json.py`, `psutil.py`, `submitit.py`, `torch.py` and the like into the folder where you "
+    "type commands",
+    "not imported",
+)
+def modules_in_the_folder(ada: User, eve: User) -> None:
+    folder = ada.home.parent / "shared-1"
+    code = f"import os; os.system('touch {ada.home}/attacked')\n"
+    names = (
+        "json", "psutil", "shtab", "submitit", "torch", "typing", "dataclasses", "argparse", "yaml",
+        "sitecustomize", "usercustomize", "subprocess", "re", "rich", "jinja2", "numpy", "datasets",
+    )  # fmt: skip
+    for name in names:
+        eve.write(folder / f"{name}.py", code)
+    submissions(ada, folder)
+    # `export PYTHONPATH=/code:$PYTHONPATH` makes an empty entry.
+    for name in ("sitecustomize", "usercustomize"):  # Python itself imports them
+        (folder / f"{name}.py").unlink()
+    submissions(ada, folder, f"{REPOSITORY}:")
+    assert not (ada.home / "attacked").exists()
+
+
+@attack(
+    GROUP,
+    "names programs in `.git/config` of a work tree that you share: a monitor, filters, also of "
+    "names with `=`, diff drivers, in an included file, in a submodule, or while you submit",
+    "not started",
+)
+def programs_of_git(ada: User, eve: User) -> None:
+    tree = ada.home / "tree"
+    ada.write(tree / "train.py", "")
+    made = (
+        f"cd {tree} && git init -q && git -c user.name=a -c user.email=a add . && "
+        "git -c user.name=a -c user.email=a commit -qm one"
+    )
+    assert ada.run("bash", "-ec", made).code == 0
+    trap = eve.write(
+        eve.home / "trap-1", f"#!/bin/sh\ntouch {ada.home}/attacked\ncat\n", 0o755
+    )
+    sections = [f"[core]\nfsmonitor = {trap}", "[include]\npath = more"]
+    for name in ("x", "a=b", ""):
+        sections.append(f'[filter "{name}"]\nclean = {trap}\nrequired = true')
+    sections.append(f'[diff "x"]\ncommand = {trap}\ntextconv = {trap}')
+    with open(tree / ".git" / "config", "a") as file:
+        file.write("\n".join(sections))
+    eve.write(tree / ".git" / "more", f'[filter "y"]\nprocess = {trap}\n')
+    for number, name in enumerate(("x", "a=b", "", "y")):
+        ada.write(tree / f"f{number}", "1\n")
+        with open(tree / ".git" / "info" / "attributes", "a") as file:
+            file.write(f"f{number} filter={name} diff=x\n")
+    plain = "git -c core.fsmonitor= -c core.attributesFile= add -f f0 f1 f2 f3; rm -f attacked"
+    ada.run("bash", "-c", f"cd {tree} && {plain}")
+    (ada.home / "attacked").unlink(missing_ok=True)
+    for number in range(4):
+        ada.write(tree / f"f{number}", "2\n")
+    submissions(ada, tree)
+    assert not (ada.home / "attacked").exists()
+    # It snaps where git itself is asked.
+    ada.run("bash", "-c", f"cd {tree} && git status")
+    assert (ada.home / "attacked").exists()
+    (ada.home / "attacked").unlink()
+
+
+@attack(
+    ANYBODY,
+    "has a repository with such a configuration, in which you submit; or a bare one within your "
+    "work tree",
+    "not started",
+)
+def repository_of_another(ada: User, eve: User) -> None:
+    trap = eve.write(
+        eve.home / "trap-2", f"#!/bin/sh\ntouch {ada.home}/attacked\n", 0o755
+    )
+    theirs = eve.home / "tree"
+    eve.write(theirs / "plain", "")
+    lines = f"core.bare false && git config core.fsmonitor {trap}"
+    made = f"cd {theirs} && git init -q && git config {lines}"
+    assert eve.run("bash", "-ec", made).code == 0
+    bare = ada.home / "tree-2" / "data"
+    ada.write(bare / "notes", "")
+    made = (
+        f"cd {bare.parent} && git init -q && cd data && git init -q --bare . && git config "
+        f"{lines} && git config core.worktree {bare}"
+    )
+    assert ada.run("bash", "-ec", made).code == 0
+    for folder in (theirs, bare):
+        submissions(ada, folder)
+        assert not (ada.home / "attacked").exists()
 
 
 @attack(

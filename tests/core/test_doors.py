@@ -66,6 +66,15 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "train/own_task.py",  # of tasks that the user names, or of the frozen code
         ),
     ),
+    "start Python": (
+        ("sys.executable",),
+        (
+            "core/interpreter.py",
+            "plugins/stage_env/hooks.py",
+            "plugins/stage_env/pack.py",
+            "plugins/stage_env/unpack.py",
+        ),
+    ),
     "link": (
         ("os.link", "hardlink_to"),
         ("train/token_cache.py",),  # what lies in a private folder

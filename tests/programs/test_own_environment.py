@@ -15,7 +15,7 @@ import pytest
 
 import slurmft as package
 from slurmft import locks
-from slurmft.core import fingerprint
+from slurmft.core import fingerprint, interpreter
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.trusted import NotOwnError
@@ -364,6 +364,6 @@ def test_another_lock_is_another_environment(
 
 def test_without_uv(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(interpreter, "PYTHON", "/nowhere/python")
     with pytest.raises(UsageError, match="there is no uv"):
         environment.folder("uv", project, JobConfig(), make=False)

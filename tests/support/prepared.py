@@ -248,7 +248,9 @@ def _start_job(config: Any, run: Any, module: str, *arguments: str) -> str:
     log = os.open(run.logs / "job.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     streams = [os.open(os.devnull, os.O_RDONLY), log, log]
     os.setsid()
-    _become(["-u", "-m", module, str(run.path), *arguments], dict(os.environ), streams)
+    _become(
+        ["-P", "-u", "-m", module, str(run.path), *arguments], dict(os.environ), streams
+    )
 
 
 def _fork_or_execute(execute: Any) -> Any:
@@ -290,7 +292,7 @@ def _fork_or_execute(execute: Any) -> Any:
 def _is_ours(command: Any) -> bool:
     if isinstance(command, str | bytes) or command[0] != sys.executable:
         return False
-    words = [word for word in command[1:4] if word != "-u"]
+    words = [word for word in command[1:5] if word not in ("-P", "-u")]
     return words[0] == "-m" and str(words[1]).startswith(("slurmft.", "tests."))
 
 

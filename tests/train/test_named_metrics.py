@@ -31,7 +31,6 @@ from slurmft.train.loop.generators import rng_state
 from slurmft.train.loop.named_metrics import NamedMetrics
 from slurmft.train.loop.timers import PhaseClock
 from slurmft.train.metric_spec import MetricSpec
-from slurmft.train.rank import leave_out_present_folder
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.evaluate_metrics import (
     EvaluateMetric,
@@ -503,20 +502,6 @@ def test_trial_does_not_import_from_the_present_folder(
     (tmp_path / "json.py").write_text("raise SystemExit('of the project')")
     monkeypatch.chdir(tmp_path)
     assert trial({"metrics": []}, offline=True) == {"lines": []}
-
-
-def test_ranks_do_not_import_from_the_present_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), "other"])
-    leave_out_present_folder()  # this process is pytest's
-    assert sys.path == [str(tmp_path), "other"]
-    started = SimpleNamespace(__spec__=SimpleNamespace(name="slurmft.node.torchrun"))
-    monkeypatch.setitem(sys.modules, "__main__", started)
-    leave_out_present_folder()
-    leave_out_present_folder()
-    assert sys.path == ["other"]
 
 
 # --- runs -----------------------------------------------------------------------------------------

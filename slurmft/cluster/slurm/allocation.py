@@ -6,13 +6,12 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO
 
 from slurmft.cluster.slurm.commands import error_text, offers
-from slurmft.core import process
+from slurmft.core import interpreter, process
 from slurmft.core.errors import Exit, SlurmftError
 
 
@@ -49,7 +48,7 @@ def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]
     command = ["salloc", "--quiet", "--no-kill", "--job-name=slurmft-doctor", *options]
     with tempfile.TemporaryFile() as errors:
         child = process.start(
-            [*command, sys.executable, "-c", program],
+            [*command, *interpreter.code(program)],
             death=signal.SIGTERM,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

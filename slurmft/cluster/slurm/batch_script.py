@@ -3,14 +3,13 @@ which a submission need not import."""
 
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurmft.cluster import container
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.sbatch_options import all_options, directives
-from slurmft.core import hooks, permissions
+from slurmft.core import hooks, interpreter, permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit
 from slurmft.runs.rundir import RunDir
@@ -56,9 +55,9 @@ def inside_text(
         blocks
         | {
             "umask": f"{permissions.umask(config.job.share_with_group):04o}",
-            "python": shlex.quote(sys.executable),
+            "python": shlex.quote(interpreter.PYTHON),
             "path": shlex.quote(str(run.path)),
-            "start": shlex.quote(_RUN),
+            "start": shlex.join(interpreter.code(_RUN)),
             "task": shlex.join(
                 [*srun, *in_container, *container.node_task(config, run)]
             ),
@@ -91,8 +90,9 @@ def _optional_blocks(config: RunConfig, run: RunDir, in_srun: bool) -> dict[str,
     if folders:
         blocks["make_folders"] = f"mkdir -p {shlex.join(folders)}"
     if in_srun:
-        without_pyxis = [sys.executable, "-m", "slurmft.node.container"]
-        without_pyxis += [str(run.path), "Pyxis"]
+        without_pyxis = interpreter.module(
+            "slurmft.node.container", str(run.path), "Pyxis"
+        )
         blocks["check_pyxis"] = (
             "srun --help 2>&1 | grep -q -e --container-image || "
             + shlex.join(without_pyxis)

@@ -1,13 +1,13 @@
 """Calls that may hang, as in a dead file system; and the versions that must agree everywhere."""
 
 import platform
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import slurmft
+from slurmft.core import interpreter
 
 Result = TypeVar("Result")
 
@@ -57,7 +57,7 @@ def software() -> dict[str, str | None]:
     """Returns the versions that must be the same on all nodes and on the login node."""
     packages = ("torch", "transformers", "accelerate", "datasets")
     return {
-        "Python": f"{platform.python_version()} ({sys.executable})",
+        "Python": f"{platform.python_version()} ({interpreter.PYTHON})",
         "slurmft": slurmft.__version__,
         **{name: installed(name) for name in packages},
     }

@@ -3,6 +3,8 @@
 import getpass
 import os
 import platform
+import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,7 +15,7 @@ import slurmft
 from slurmft import locks
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import Partition
-from slurmft.core import filesystem, site
+from slurmft.core import filesystem, interpreter, site
 from slurmft.core import hub as core_hub
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, one_line
@@ -33,6 +35,7 @@ def examine_this_host(job: JobConfig) -> list[Check]:
         parts["Slurm"] = partial(controller, job)
     parts["site file"] = site_files
     parts["packages"] = packages
+    parts["imports"] = imports
     parts["hub"] = hub
     for purpose, path in folders(job.runs_dir).items():
         parts[purpose] = partial(folder, purpose, path)
@@ -215,6 +218,35 @@ def packages() -> list[Check]:
     transformers = f"transformers {versions['transformers']}"
     text = f"{here}, {torch}, {transformers}; all {len(required)} requirements are met"
     return [ok("packages", text, **versions)]
+
+
+def imports() -> list[Check]:
+    """Checks that nobody else can put modules where this Python imports from."""
+    relative = interpreter.relative_folders()
+    if relative:
+        return [
+            warning(
+                "imports",
+                f"PYTHONPATH={os.environ['PYTHONPATH']!r} names the folder that a command runs in: "
+                "whoever can write there has modules run as you",
+                "leave out what is empty or no absolute path: "
+                "export PYTHONPATH=/code${PYTHONPATH:+:$PYTHONPATH}",
+            )
+        ]
+    folders = [folder for folder in map(Path, sys.path) if folder.is_dir()]
+    writable = [folder for folder in folders if folder.stat().st_mode & 0o022]
+    if writable:
+        names = ", ".join(map(repr, map(str, writable)))
+        commands = shlex.join(["chmod", "go-w", *map(str, writable)])
+        return [
+            warning(
+                "imports",
+                f"others can put modules that run as you into {names}",
+                f"if nobody else is to install there: {commands}",
+            )
+        ]
+    text = f"nobody else can write the {len(folders)} folders that Python imports from"
+    return [ok("imports", text)]
 
 
 def hub() -> list[Check]:

@@ -8,14 +8,13 @@ without it.
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from slurmft.core import process
+from slurmft.core import interpreter, process
 from slurmft.core.decode import decode_or_none, loads
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Failure
@@ -48,9 +47,8 @@ class Preflight:
         self._began = time.monotonic()
         self._names = os.environ.get(HOSTS, host_name()).split(",")
         """Slurm's names for the nodes of the job, by rank."""
-        # By its path, not by -m: no package is imported. -P: the modules beside it are no top-level
-        # modules, of which one could hide a module of Python.
-        command = [sys.executable, "-P", str(Path(__file__).with_name("matmul.py"))]
+        # By its path, not by -m: no package is imported.
+        command = interpreter.script(str(Path(__file__).with_name("matmul.py")))
         if visible_gpus(os.environ):
             command.append("gpu")
         self._products = process.start(

@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from slurmft.cluster.slurm import allocation, sbatch_options
 from slurmft.cluster.slurm.commands import hostnames
+from slurmft.core import interpreter
 from slurmft.core.config import JobConfig
 from slurmft.core.options import options
 from slurmft.node import rendezvous
@@ -86,7 +86,7 @@ def _salloc_options() -> list[str]:
 
 
 def agent_command() -> list[str]:
-    return [sys.executable, "-m", "slurmft.plugins.examine.agent"]
+    return interpreter.module("slurmft.plugins.examine.agent")
 
 
 def allocated(environment: Mapping[str, str], host_suffix: str) -> Site:

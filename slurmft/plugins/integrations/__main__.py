@@ -11,6 +11,7 @@ import runpy
 import sys
 from typing import Any
 
+from slurmft.core import interpreter
 from slurmft.core.after_import import AfterImport
 
 LIBRARIES = {
@@ -30,14 +31,12 @@ def main(name: str, script: str, *arguments: str) -> None:
     AfterImport([LIBRARIES[name]], enable)
     try:
         if script == "-m":
+            interpreter.import_as_plain(os.getcwd())
             sys.argv = [*arguments]
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
+            interpreter.import_as_plain(os.path.dirname(os.path.realpath(script)))
             sys.argv = [script, *arguments]
-            # As Python does: the script's folder is where it imports from, but with -P.
-            if not sys.flags.safe_path:
-                real_path = os.path.realpath(script)
-                sys.path[0] = os.path.dirname(real_path)
             runpy.run_path(os.path.abspath(script), run_name="__main__")
     except Exception as error:
         # The traceback begins with the script, as if Python itself had run it.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
+from slurmft.core import interpreter
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
@@ -132,8 +133,13 @@ def manifest(config: RunConfig, cluster: Namespace) -> str:
 def _command(config: RunConfig, cluster: Namespace) -> list[str]:
     """Returns the command of a pod, with the lines of --setup before it."""
     run = f"{RUNS}/{cluster.name}"
-    command = ["python3", "-u", "-m", "slurmft.plugins.kubernetes.pod"]
-    command += ["/etc/slurmft/config.json", run]
+    command = interpreter.module(
+        "slurmft.plugins.kubernetes.pod",
+        "/etc/slurmft/config.json",
+        run,
+        python="python3",
+        unbuffered=True,
+    )
     if not config.job.setup:
         return command
     # `exec`, so that the pod's SIGTERM reaches the program, not the shell.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurmft.cluster import local
 from slurmft.cluster.local import LocalNodes
-from slurmft.core import process
+from slurmft.core import interpreter, process
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_bytes, read_json, read_text
@@ -304,7 +304,9 @@ def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[st
         )
     dialect, program = choose_program(job.options_of(MpiOptions).dialect)
     options = _intel if dialect == "intel" else _openmpi
-    command = [sys.executable, "-u", "-m", "slurmft.plugins.mpirun.rank", run_dir]
+    command = interpreter.module(
+        "slurmft.plugins.mpirun.rank", run_dir, unbuffered=True
+    )
     return [program, *options(hosts, job.nproc_per_node), *command]
 
 

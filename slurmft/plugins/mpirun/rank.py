@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from slurmft.core import decode
+from slurmft.core import decode, interpreter
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import exists_now, write_json
@@ -173,7 +173,7 @@ def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
     if pmi:
         descriptors += (int(pmi),)
     return Child(
-        command=[sys.executable, "-m", config.program.module, str(run.path)],
+        command=interpreter.module(config.program.module, str(run.path)),
         record_failure=lambda code, log, start: record_rank_failure(
             run,
             place.rank,

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from slurmft.core import process, removal
+from slurmft.core import interpreter, process, removal
 from slurmft.core.credentials import is_private, kind_in, redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.filesystem import absolute
@@ -139,14 +139,9 @@ def start(run: RunDir, later: bool = False) -> Sending:
         if is_news and (options.notify or options.notify_command):
             number = len(history) - 1
             delay_s = LATER_S if later else 0
-            command = [
-                sys.executable,
-                "-m",
-                __name__,
-                str(run.path),
-                str(number),
-                str(delay_s),
-            ]
+            command = interpreter.module(
+                __name__, str(run.path), str(number), str(delay_s)
+            )
             # A session of its own: Ctrl-C in the terminal is not meant for it.
             return subprocess.Popen(
                 command,

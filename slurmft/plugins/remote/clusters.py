@@ -44,8 +44,8 @@ class Cluster:
     def start(self) -> str:
         """The words of a shell that start slurmft there."""
         if self.uv:
-            return f"uv run --project {word(self.uv)} python -m slurmft"
-        return f"{word(self.python)} -m slurmft"
+            return f"uv run --project {word(self.uv)} python -P -m slurmft"
+        return f"{word(self.python)} -P -m slurmft"
 
 
 def word(path: str) -> str:

@@ -19,7 +19,7 @@ from slurmft.cluster import dependency, launcher, wait
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, create, provenance, submit
-from slurmft.core import interruption, run_files
+from slurmft.core import interpreter, interruption, run_files
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.options import flag
@@ -281,10 +281,7 @@ def _settings_as_typed(run: MeasuredRun) -> dict[str, Any]:
         if word.startswith(code):
             word = run.settings["file"]
         argv.append(word)
-    # `python -P -m MODULE`: submission added -P, which keeps the folder off the module's path.
-    if argv[1:2] == ["-P"]:
-        del argv[1]
-    return run.settings | {"argv": argv}
+    return run.settings | {"argv": interpreter.with_folder(argv)}
 
 
 # --- on Slurm -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from slurmft.core import interpreter
 from slurmft.core.config import JobConfig
 from slurmft.core.decode import read
 from slurmft.core.errors import UsageError
@@ -52,7 +53,7 @@ def check(job: JobConfig) -> None:
         if importlib.util.find_spec(name) is None:
             raise UsageError(
                 f"--log-with {name}: the Python package {name} is not installed in {sys.prefix}",
-                f"{shlex.quote(sys.executable)} -m pip install {name}",
+                f"{shlex.quote(interpreter.PYTHON)} -m pip install {name}",
             )
 
 

@@ -15,10 +15,10 @@ import argparse
 import os
 import signal
 import subprocess
-import sys
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
+from slurmft.core import interpreter
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import to_json
@@ -111,8 +111,7 @@ def load(train: TrainConfig, offline: bool) -> int:
         "validation_fraction": train.validation_fraction,
         "data_seed": train.data_seed,
     }
-    # -P: a file of the present folder, as datasets.py, is no library.
-    command = [sys.executable, "-P", "-m", "slurmft.train.prefetch", to_json(values)]
+    command = interpreter.module("slurmft.train.prefetch", to_json(values))
     environment = dict(os.environ)
     if offline:
         # The libraries read it when they are imported: hence another process than the first.

@@ -8,11 +8,10 @@ import functools
 import json
 import os
 import subprocess
-import sys
 import warnings
 from typing import Any
 
-from slurmft.core import process
+from slurmft.core import interpreter, process
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.hub import is_hub_offline, is_local
 from slurmft.train import metric_spec
@@ -113,9 +112,7 @@ def trial(request: dict[str, Any], offline: bool) -> dict[str, Any]:
     environment = dict(os.environ)
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
-    # -P: a file of the present folder, as evaluate.py, is no library.
-    command = [sys.executable, "-P", "-m", "slurmft.train.metric_trial"]
-    command.append(json.dumps(request))
+    command = interpreter.module("slurmft.train.metric_trial", json.dumps(request))
     what = f"--metric {', '.join(request['metrics'])}"
     try:
         done = process.run(command, _TRIAL_S, env=environment)

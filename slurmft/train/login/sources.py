@@ -5,10 +5,10 @@ import importlib.util
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import interpreter
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
@@ -219,7 +219,7 @@ def check_installed(packages: dict[str, tuple[str, ...]]) -> None:
             projects = " ".join(missing).replace("_", "-")
             raise UsageError(
                 f"{what} needs packages that are not installed: {projects}",
-                f"leave it out, or {shlex.quote(sys.executable)} -m pip install {projects}",
+                f"leave it out, or {shlex.quote(interpreter.PYTHON)} -m pip install {projects}",
             )
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+import pytest
+
 from slurmft.cluster.slurm import commands as slurm_commands
 from slurmft.plugins.examine import login
 from slurmft.plugins.examine.checks import Level
@@ -21,6 +26,30 @@ def test_settings() -> None:
         "KillWait": "10 sec",
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=2",
     }
+
+
+def test_folders_of_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    folders = [tmp_path / "own", tmp_path / "of a group"]
+    for folder in folders:
+        folder.mkdir(mode=0o755)
+    monkeypatch.setattr(sys, "path", [*map(str, folders), "/absent.zip"])
+    (check,) = login.imports()
+    assert check.level == Level.OK
+    assert "the 2 folders" in check.text
+    folders[1].chmod(0o2775)
+    (check,) = login.imports()
+    assert check.level == Level.WARNING
+    assert f"into '{folders[1]}'" in check.text
+    assert (
+        check.hint == f"if nobody else is to install there: chmod go-w '{folders[1]}'"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:")
+    (check,) = login.imports()
+    assert check.level == Level.WARNING
+    assert "names the folder that a command runs in" in check.text
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}")
+    assert "PYTHONPATH" not in login.imports()[0].text
 
 
 def test_nodes_that_take_no_jobs() -> None:
