@@ -56,24 +56,23 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("plugins/integrations/__main__.py",),  # the script that the user names
     ),
     "delete": (
-        ("rmtree", "unlink", "rmdir", "os.remove", "os.removedirs", "os.unlink"),
+        (
+            *("rmtree", "unlink", "rmdir", "os.remove", "os.removedirs", "os.unlink"),
+            "'rm'",
+        ),
         ("core/removal.py",),
     ),
     "change the path of imports": (
         ("sys.path.insert", "sys.path.append", "sys.path[:0]", "site.addsitedir"),
         (
+            "core/interpreter.py",  # of a program that an integration runs as Python would
             "locks/shim/sitecustomize.py",  # its own package
             "train/own_task.py",  # of tasks that the user names, or of the frozen code
         ),
     ),
     "start Python": (
         ("sys.executable",),
-        (
-            "core/interpreter.py",
-            "plugins/stage_env/hooks.py",
-            "plugins/stage_env/pack.py",
-            "plugins/stage_env/unpack.py",
-        ),
+        ("core/interpreter.py",),
     ),
     "link": (
         ("os.link", "hardlink_to"),

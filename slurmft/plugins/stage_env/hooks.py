@@ -3,11 +3,11 @@
 import json
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from slurmft.core import interpreter
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.decode import decode
 from slurmft.core.errors import Exit
@@ -21,13 +21,13 @@ the first. Unset: there is none."""
 
 _BEFORE = """\
 # the Python environment on the nodes' own disks; without it they use the shared one
-if archive=$({python} -m slurmft.plugins.stage_env.pack send {path}); then
+if archive=$({send}); then
   export {variable}="$archive"
 fi"""
 # Tasks that end by themselves, or are stopped, have removed theirs.
 _AFTER = """\
 if [ -n "${{archive-}}" ] && [ $ended != 0 ] && [ $ended != {stopped} ]; then
-  {python} -m slurmft.plugins.stage_env.pack clean "$archive"  # what killed tasks left
+  {clean} "$archive"  # what killed tasks left
 fi"""
 
 
@@ -44,11 +44,12 @@ class StageEnv(Hooks):
     def script_lines(self, config: RunConfig, run: RunDir) -> ScriptLines:
         if not config.job.options_of(StageOptions).stage_env:
             return ScriptLines()
-        python = shlex.quote(sys.executable)
-        path = shlex.quote(str(run.path))
+        pack = "slurmft.plugins.stage_env.pack"
+        send = shlex.join(interpreter.module(pack, "send", str(run.path)))
+        clean = shlex.join(interpreter.module(pack, "clean"))
         return ScriptLines(
-            before=_BEFORE.format(python=python, path=path, variable=ARCHIVE),
-            after=_AFTER.format(python=python, stopped=int(Exit.STOPPED)),
+            before=_BEFORE.format(send=send, variable=ARCHIVE),
+            after=_AFTER.format(clean=clean, stopped=int(Exit.STOPPED)),
         )
 
     def node_python(

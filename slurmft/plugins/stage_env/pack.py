@@ -3,7 +3,8 @@
 The batch script packs it again whenever it has changed, and sends it to all nodes by sbcast:
 
     python -m slurmft.plugins.stage_env.pack send RUN_DIR    prints the archives there, as JSON
-    python -m slurmft.plugins.stage_env.pack clean ARCHIVES  removes what killed tasks left
+    python -m slurmft.plugins.stage_env.pack clean ARCHIVES  removes what killed tasks left,
+                                                             by `remove` on each node
 
 The tasks of the nodes unpack it: `slurmft.plugins.stage_env.unpack`.
 """
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.cluster.slurm import allocation, commands
-from slurmft.core import filesystem, removal
+from slurmft.core import filesystem, interpreter, removal
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError, run_main
 from slurmft.core.files import fingerprint, to_json
@@ -43,6 +44,7 @@ from slurmft.plugins.stage_env.unpack import (
 from slurmft.programs.description import OwnProgram
 from slurmft.runs.rundir import RunDir
 
+MODULE = "slurmft.plugins.stage_env.pack"
 _ARCHIVES = ".environments"
 """Begins the name of the folder for packed environments: in --runs-dir, which all nodes see and
 which has space."""
@@ -168,7 +170,7 @@ def _pack_all(config: RunConfig, folder: Path) -> dict[str, Archive]:
     # Two environments may be of one installation, and need different parts of it.
     parts_of: dict[str, set[str]] = {}
     for prefix in prefixes:
-        base, parts = interpreter(prefix)
+        base, parts = installation(prefix)
         parts_of.setdefault(base, set()).update(parts)
     for base, parts_to_pack in parts_of.items():
         if parts_to_pack:
@@ -176,7 +178,7 @@ def _pack_all(config: RunConfig, folder: Path) -> dict[str, Archive]:
     return archives
 
 
-def interpreter(prefix: str) -> tuple[str, list[str]]:
+def installation(prefix: str) -> tuple[str, list[str]]:
     """Returns the installation that an environment's Python belongs to, and the parts of it to be
     staged: interpreter and standard library. There are none where the environment has them, or
     every node."""
@@ -309,15 +311,9 @@ def _pack_command(prefix: str, target: str, parts: Sequence[str]) -> list[str]:
     if parts or not _is_conda(prefix):
         names = parts or ["."]
         return ["tar", "-C", prefix, "-cf", target, *names]
-    command = [
-        sys.executable,
-        "-m",
-        "conda_pack.cli",
-        "--prefix",
-        prefix,
-        "--output",
-        target,
-    ]
+    command = interpreter.module(
+        "conda_pack.cli", "--prefix", prefix, "--output", target
+    )
     command += ["--format", "tar", "--quiet", "--force"]
     # conda-pack refuses environments in which pip has installed over conda's files, or editable
     # packages; these are on the shared file system, and work from there.
@@ -357,14 +353,19 @@ def clean(sent: str, nodes: int) -> None:
     """Removes archives and environments from all nodes of the job."""
     archives = list(json.loads(sent))
     with contextlib.suppress(SlurmftError):  # the next job on the node will
-        folder = unpacked(archives[0])
-        remove = ["rm", "-rf", *archives, folder, folder + OLD]
+        remove = interpreter.module(MODULE, "remove", json.dumps(archives))
         srun = allocation.srun_command(nodes, ["--export=ALL"], remove)
         commands.call(*srun, timeout_s=120)
 
 
 def main(argv: list[str]) -> int:
     operation, argument = argv
+    if operation == "remove":
+        archives = json.loads(argument)
+        folder = unpacked(archives[0])
+        paths = [Path(name) for name in (*archives, folder, folder + OLD)]
+        start_removal(paths).join()
+        return 0
     if operation == "clean":
         clean(argument, allocation.allocated_nodes() or 1)
         return 0

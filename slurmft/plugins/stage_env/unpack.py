@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from slurmft.core import process, removal
+from slurmft.core import interpreter, process, removal
 from slurmft.core.trusted import Door, NotOwnError, sha256_of
 from slurmft.node import copies
 
@@ -70,7 +70,7 @@ def environment(
         variables: of this process.
         is_stopped: True where the job is to stop: unpacking is given up.
     """
-    python = sys.executable
+    python = interpreter.PYTHON
     environment: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         first_archive = next(iter(archives))  # slurmft's: the folder is named after it

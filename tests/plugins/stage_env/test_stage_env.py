@@ -350,7 +350,18 @@ def test_failed_broadcast_leaves_nothing(
     monkeypatch.setattr(sys, "prefix", str(small_venv))
     with pytest.raises(StageError, match="No space left"):
         pack.send(run, {})
-    assert {"srun", "rm"} <= set(calls[-1])
+    command = list(calls[-1])
+    assert command[0] == "srun"
+    # It removes what the nodes may have, and nothing of another name.
+    (archives,) = command[command.index("remove") + 1 :]
+    (tmp_path / "mine.tar").touch()
+    for name in json.loads(archives):
+        Path(name).touch()
+    words = [*command[command.index("-P") - 1 :][:-1]]
+    for given in (archives, json.dumps([str(tmp_path / "mine.tar")])):
+        subprocess.run([*words, given], check=True)
+    assert (tmp_path / "mine.tar").exists()
+    assert not any(Path(name).exists() for name in json.loads(archives))
 
 
 @pytest.mark.parametrize(
@@ -391,7 +402,7 @@ def test_script_goes_on_without_it(tmp_path: Path) -> None:
     tools.mkdir()
     python = tools / "python"
     python.write_text(
-        "#!/bin/bash\nshift 2\n"
+        "#!/bin/bash\nshift 3\n"
         f'[ "$1" = begin ] && echo A=1 && exit; echo "$*" >>{log}\n'
         '[ "$1" = send ] && { [ -n "$FAULT" ] || echo /tmp/archive; [ -z "$FAULT" ]; exit; }\n'
         "exit 0\n"
