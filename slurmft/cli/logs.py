@@ -16,6 +16,7 @@ from slurmft.cli.follow import show_outcome
 from slurmft.cli.parser import Parser, count, whole
 from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
+from slurmft.core.interruption import exit_code
 from slurmft.core.run_files import FINAL_STATES
 from slurmft.runs.log_text import LogText
 from slurmft.runs.logfiles import Choice
@@ -48,8 +49,8 @@ def main(argv: list[str]) -> int:
         if arguments.follow and run.get_state().state not in FINAL_STATES:
             return _follow(run, text)
         _print(text.until_now())
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as interrupt:
+        return exit_code(interrupt)
     # The job had ended before: a script gets its exit code all the same.
     if arguments.follow:
         return run.get_state().exit_code or Exit.OK

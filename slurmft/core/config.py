@@ -463,6 +463,8 @@ class JobConfig:
                     f"--stop-lead-s {self.stop_lead_s} leaves nothing of --time {self.time} to run",
                     "give more --time, or a shorter --stop-lead-s: at least what a save takes",
                 )
+        if self.mem is not None:
+            _check_memory(self.mem)
         _check_run_name(self.name)
         check_lines(self)
         for pair in self.sbatch:
@@ -685,6 +687,15 @@ def time_limit_min(text: str) -> int:
             f"--time {text!r} leaves no time to run", "give at least one minute"
         )
     return math.ceil(seconds / 60)
+
+
+def _check_memory(text: str) -> None:
+    # sbatch's hint would be the partitions, which do not help.
+    if not re.fullmatch(r"\d+([KMGTP]i?B?)?", text.strip(), re.ASCII | re.IGNORECASE):
+        raise UsageError(
+            f"--mem {text!r} is no amount of memory",
+            "write it as 64G or 900M; 0 is all memory of a node",
+        )
 
 
 _SECONDS_OF_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -41,6 +41,9 @@ TOO_LONG_CURE = (
 )
 _WORD_CHARACTERS = 1000
 """A longer word in a message is cut: whole screens of it would hide the rest."""
+_KEPT_START = 60
+_KEPT_END = 20
+"""Characters that stay of such a word; with its end the quote behind it stays."""
 
 
 class SlurmftError(Exception):
@@ -79,7 +82,7 @@ def _readable(text: str) -> str:
 
     def cut(match: "re.Match[str]") -> str:
         word = match[0]
-        return f"{word[:60]}...{word[-20:]}"
+        return f"{word[:_KEPT_START]}...{word[-_KEPT_END:]}"
 
     return re.sub(rf"\S{{{_WORD_CHARACTERS},}}", cut, plain(text))
 

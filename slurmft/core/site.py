@@ -156,7 +156,10 @@ def read_site_file(path: Path) -> dict[str, Any]:
     # tomllib reads text alone: bytes that are no UTF-8 fail before it sees them.
     # tomllib calls itself for every bracket: thousands of them are too many.
     except (ValueError, RecursionError, OSError) as error:
-        raise UsageError(f"cannot read the site file {path}: {error}") from None
+        raise UsageError(
+            f"cannot read the site file {path}: {error}",
+            "write it as TOML, a line for each option: nodes = 2",
+        ) from None
 
 
 def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -199,5 +202,6 @@ def typed_values(
 
 
 def in_file(where: str | Path, error: UsageError) -> UsageError:
-    """Returns an error that names its file."""
-    return UsageError(f"{where}: {error.message}", error.hint)
+    """Returns an error that names its file, and has a hint."""
+    hint = error.hint or "correct the line, or take it out"
+    return UsageError(f"{where}: {error.message}", hint)

@@ -34,6 +34,7 @@ _ZIP = b"PK\x03\x04"
 _SETTLED_S = 5
 """A file that has not changed for so long is not being written."""
 _LONGEST_WAIT_S = 30
+"""How long a file that goes on changing is waited for: all nodes wait meanwhile."""
 
 
 class _Form(IntEnum):

@@ -22,6 +22,8 @@ ENVIRONMENTS = trusted.Door(
     "the packages that a program imports",
     cure="give another folder for runs: --runs-dir",
 )
+_ERROR_CHARACTERS = 300
+"""Characters of uv's output that a message has."""
 _DECIDED_BY_JOB = re.compile(
     r"num_(machines|processes)|machine_rank|main_|rdzv|gpu_ids|mpirun|.*affinity"
 )
@@ -87,7 +89,7 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
         done = _run_uv(project, sync, UV_PROJECT_ENVIRONMENT=str(environment))
     if done.returncode:
         # The error is at the end; what stands before is progress.
-        last = " ".join(done.stderr.split())[-300:]
+        last = " ".join(done.stderr.split())[-_ERROR_CHARACTERS:]
         raise UsageError(f"--env uv: uv sync failed: {last}", "try: uv sync --frozen")
     return environment
 

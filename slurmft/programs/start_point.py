@@ -24,9 +24,13 @@ from slurmft.runs.rundir import RunDir
 _TIMEOUT_S = 60
 """How long ranks wait for each other: they start together."""
 _POLL_S = 0.2
+"""Pause between two questions, and between two looks at whether the job stops."""
 _BACKLOG = 2048
+"""Ranks whose connections may wait: those of many nodes come at once."""
 _CONNECTION_S = 5
+"""How long one connection may take: whoever is no rank must not hold up the others."""
 _LONGEST_LINE = 2**13
+"""Most bytes of an answer: the names of a run and of a checkpoint, with room."""
 
 
 class StartPoint:

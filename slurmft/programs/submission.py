@@ -24,6 +24,8 @@ from slurmft.programs import environment, snapshot
 from slurmft.programs.description import FLAGS, OwnProgram
 from slurmft.runs.rundir import RunDir
 
+_NAME_CHARACTERS = 40
+"""Most characters of a name that is taken from the program: a time and a random part follow."""
 _MOST_ENTRIES = 100
 """Of larger folders no fingerprint is taken: it reads up to 16 MiB of each file."""
 
@@ -287,7 +289,7 @@ def _name(program: str) -> str:
     # It becomes the name of a folder, and of a job: nothing in it may need quotes.
     stem = Path(program).name.removesuffix(".py")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")
-    return name[:40] or "program"
+    return name[:_NAME_CHARACTERS] or "program"
 
 
 def _inputs(words: list[str], program: OwnProgram) -> dict[str, dict[str, Any]]:

@@ -113,6 +113,7 @@ def fake_sbatch(tmp_path: Path) -> dict[str, str]:
         (["--cluster", "slurm"], "sbatch is not on the PATH"),
         (["--runs-dir", "/proc/none"], "cannot write the run directory"),
         (["--comment", "two\nlines"], "holds a line break"),
+        (["--mem", "abc"], "write it as 64G or 900M"),
     ],
 )
 def test_mistakes_end_in_two_lines(

@@ -332,6 +332,7 @@ def test_site_file_that_cannot_be_right(
         site_defaults(OPTIONS)
     assert message in str(error.value)
     assert str(site) in str(error.value)
+    assert error.value.hint
 
 
 @pytest.mark.parametrize("known", [OPTIONS, options(JobConfig) | FLAGS])

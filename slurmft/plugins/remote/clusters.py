@@ -112,7 +112,8 @@ def _cluster(name: str, values: Any) -> Cluster:
             raise in_file(where, unknown("key", key, keys))
         shape, kind = _KINDS.get(key, (str, "a text"))
         if not matches(value, shape):
-            raise UsageError(f"{where}: {key} must be {kind}, not {value!r}")
+            wrong_type = UsageError(f"{key} must be {kind}, not {value!r}")
+            raise in_file(where, wrong_type)
     defaults: dict[str, Any] = {"name": name, "host": name}
     cluster = Cluster(**defaults | values)
     if bool(cluster.python) == bool(cluster.uv):

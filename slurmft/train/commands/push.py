@@ -15,10 +15,13 @@ from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.terminal import unprotected
+from slurmft.core.text import shown
 from slurmft.runs.rundir import RunDir
 
 ELSEWHERE = Elsewhere.PLAIN
 
+_REASON_CHARACTERS = 300
+"""Characters of an answer of the hub that a message has: it may be a page of HTML."""
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 """Files of the model's folder that are uploaded: no pickles, whatever was put there."""
 
@@ -89,8 +92,7 @@ def push(run: RunDir, repo: str, public: bool) -> str:
 def refusal(repo: str, error: Exception) -> SlurmftError:
     """Returns an error of the hub in two lines."""
     # The library's messages have several lines, and may hold a page of HTML.
-    reason = " ".join(str(error).split())
-    reason = reason[:300]
+    reason = shown(str(error), _REASON_CHARACTERS)
     # Only an answer of the hub has a status; a connection that failed has none.
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)

@@ -62,6 +62,12 @@ _ROUNDING = 1e-4
 _SAMPLE_LENGTHS = (2, 5, 9)
 """Tokens of the texts that a model is tried out with: different ones, so that there is padding."""
 
+_SHORT = 9
+"""Tokens of the short sample beside a long one."""
+
+_BEYOND_WINDOW = 40
+"""Tokens by which the long one is longer than the window of the model's attention."""
+
 _VARIES = 1e-3
 """Logits that differ less from text to text do not show which tokens a head looks at."""
 
@@ -476,9 +482,9 @@ class Packing:
             longest or sys.maxsize,
         ]
         # Somewhat longer than the window, so that its first and its last tokens are strangers.
-        length = min(max(sizes) + 40, *limits)
+        length = min(max(sizes) + _BEYOND_WINDOW, *limits)
         # Lengths are sorted: the short text beside it comes first, and has padding.
-        sample = _Sample.of(self.model, 9, max(10, length))
+        sample = _Sample.of(self.model, _SHORT, max(_SHORT + 1, length))
         with _few_layers(self.base):
             expected = self.base(**sample.padded).last_hidden_state
             return difference(sample.real(expected), self._states(sample))

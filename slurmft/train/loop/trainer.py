@@ -37,6 +37,7 @@ from slurmft.train.parallel.strategy import Strategy
 disable_progress_bar()
 
 _RESULT_BYTES = 2**14
+"""Room that the result takes, about: for the message of a full disk."""
 
 
 def run(job: Job, imports_s: float | None = None) -> None:

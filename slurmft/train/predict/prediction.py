@@ -45,7 +45,9 @@ from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
 from slurmft.train.tasks import Evaluated, Task
 
 _RECORD_EVERY_S = 1.0
+"""Time between two records of the progress."""
 _RESULT_BYTES = 2**14
+"""Room that the result takes, about: for the message of a full disk."""
 
 
 def run(job: Job) -> None:
