@@ -18,6 +18,7 @@ from slurmft.cluster.slurm.commands import (
     parse_grant,
     parse_partitions,
 )
+from slurmft.cluster.slurm.sbatch_options import directives
 from tests.support import until
 
 FORMAT = "--format=%i|%T|%r"
@@ -495,6 +496,15 @@ echo $?
         )  # fmt: skip
         line = first_line(site.folder / "environment")
         assert line == f"{array} outside 1 urgent 2 {array} 5 slurmft"
+
+    def test_quotes_and_backslashes_in_lines(self, site: Site) -> None:
+        """A value that `directives` writes is what Slurm has."""
+        comment = 'it\'s "a \\b" #c $d \\\\ \\'
+        lines = "\n".join(directives([("comment", comment), ("time", "3")]))
+        script = site.write("quotes.sh", f"#!/bin/sh\n{lines}\n")
+        job = site.output("sbatch", "--parsable", "--hold", script).strip()
+        assert f"Comment={comment} " in site.facts(job)
+        site.output("scancel", job)
 
     def test_variables_of_sbatch(self, site: Site) -> None:
         """They are stronger than the script's lines, and weaker than options."""

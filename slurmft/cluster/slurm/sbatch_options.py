@@ -74,7 +74,13 @@ def of_fields(job: JobConfig, names: Iterable[str]) -> dict[str, str | None]:
 
 def directives(options: Iterable[tuple[str, str | None]]) -> list[str]:
     """Returns options as lines of a batch script."""
-    return [f"#SBATCH {_option(name, value, shlex.quote)}" for name, value in options]
+    return [f"#SBATCH {_option(name, value, _quoted)}" for name, value in options]
+
+
+def _quoted(value: str) -> str:
+    """Returns a value as sbatch reads it in a line: like a shell, but for backslashes, which escape
+    the next character within single quotes, too."""
+    return shlex.quote(value).replace("\\", "\\\\")
 
 
 def arguments(options: Iterable[tuple[str, str | None]]) -> list[str]:

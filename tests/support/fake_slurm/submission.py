@@ -144,10 +144,19 @@ def _directives(text: str) -> dict[str, str]:
     words: list[str] = []
     for line in text.splitlines():
         if line.startswith("#SBATCH"):
-            words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            words += _words(line.removeprefix("#SBATCH"))
         elif line.strip() and not line.startswith("#"):
             break
     return parse(words)[0]
+
+
+def _words(line: str) -> list[str]:
+    """Returns the words of an #SBATCH line. Unlike a shell, sbatch takes backslashes for escapes
+    within any quotes."""
+    words = shlex.shlex(line, posix=True, punctuation_chars=False)
+    words.whitespace_split = True
+    words.escapedquotes = "'\""
+    return list(words)
 
 
 def _check(options: Mapping[str, str]) -> None:
