@@ -354,3 +354,21 @@ def test_pickled_weights_are_refused(
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(UsageError, match="holds no weights"):
         configure(flags)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_model_that_names_code_of_the_hub_is_refused(
+    tiny_model: Path, tiny_data: Path, tmp_path: Path, key: str
+) -> None:
+    """transformers would fetch and execute it as soon as the package `kernels` is installed."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    values = json.loads((folder / "config.json").read_text())
+    values[key] = "somebody/kernel"
+    (folder / "config.json").write_text(json.dumps(values))
+    from transformers import AutoModelForSequenceClassification
+
+    config = TrainConfig.resolve(task="emotion", model=str(folder), data=str(tiny_data))
+    with pytest.raises(UsageError, match="names code of the hub") as error:
+        Task(config).pretrained(AutoModelForSequenceClassification)
+    assert "attn_implementation 'somebody/kernel'" in error.value.message

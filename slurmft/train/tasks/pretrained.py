@@ -410,7 +410,31 @@ class Pretrained(Task):
             # Without a decision on remote code transformers may ask, where there is no terminal.
             return load(name, trust_remote_code=False, **settings)
 
-        return from_hub("--model", name, load_by_name)
+        loaded = from_hub("--model", name, load_by_name)
+        refuse_kernels(loaded, name)
+        return loaded
+
+
+def refuse_kernels(loaded: Any, name: str) -> None:
+    """Refuses the configuration of a model that names code of the hub for its attention or its
+    experts: transformers would fetch it and execute it, whatever is decided on remote code.
+
+    Raises:
+        UsageError: it does.
+    """
+    configs = [loaded]
+    for part in getattr(loaded, "sub_configs", ()):
+        configs.append(getattr(loaded, part, None))
+    for config in configs:
+        for kind in ("attn_implementation", "experts_implementation"):
+            implementation = str(getattr(config, f"_{kind}", None))
+            # Those that come with transformers have no slash: REPOSITORY/NAME is one of the hub.
+            if "/" in implementation:
+                raise UsageError(
+                    f"--model {name!r}: its config.json names code of the hub, which is never "
+                    f"executed: {kind} {implementation!r}",
+                    "take that out of the config.json of a copy",
+                )
 
 
 def dtype_of(model_config: Any) -> Any:
