@@ -4,7 +4,8 @@ What is deleted may lie in a folder that a group can write, or behind a link. So
 for everything:
 
 - A folder is opened component by component, and names are removed in the open folder. A link on the
-  way is followed if this user or root has made it, as one to a larger disk.
+  way is followed if this user or root has made it, as one to a larger disk; or whoever alone can
+  write the folder that holds it, as a site's account for projects.
 - Of names, only those go that slurmft itself makes: every caller gives their form. A user's own
   files beside them stay, hidden ones, too.
 - What goes belongs to this user. A link goes itself, never what it leads to.
@@ -23,6 +24,8 @@ ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
 
 _MOST_LINKS = 40
 """As the kernel: more of them on one way are a circle."""
+_DEEPEST = 200
+"""Each level of folders has a descriptor open."""
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_DIRECTORY, too: without it, O_PATH mounts nothing where homes are mounted when they are used.
 _FOLDER_PLACE = _PLACE | os.O_DIRECTORY
@@ -142,7 +145,9 @@ def _refusal(path: Path | str, why: str) -> OSError:
     return PermissionError(errno.EPERM, why, str(path))
 
 
-def _remove_entry(folder: int, name: str) -> None:
+def _remove_entry(folder: int, name: str, depth: int = 0) -> None:
+    if depth > _DEEPEST:
+        raise OSError(errno.ELOOP, "its folders are nested too deep", name)
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode):
         os.unlink(name, dir_fd=folder)
@@ -150,19 +155,19 @@ def _remove_entry(folder: int, name: str) -> None:
     # It may be a link by now: that is not opened.
     descriptor = os.open(name, _FOLDER, dir_fd=folder)
     try:
-        _empty(descriptor)
+        _empty(descriptor, depth + 1)
     finally:
         os.close(descriptor)
     os.rmdir(name, dir_fd=folder)
 
 
-def _empty(folder: int) -> None:
+def _empty(folder: int, depth: int) -> None:
     """Removes what is in an open folder, all that can be; raises the first error."""
     first_error: OSError | None = None
     # A list: the order of names may change while some are removed.
     for name in os.listdir(folder):
         try:
-            _remove_entry(folder, name)
+            _remove_entry(folder, name, depth)
         except FileNotFoundError:  # another process removes it, too
             continue
         except OSError as error:
@@ -228,7 +233,10 @@ def _target(name: str, folder: int, path: Path) -> str:
             raise NotADirectoryError(
                 errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)
             )
-        if status.st_uid not in (0, os.geteuid()):
+        holder = os.fstat(folder)
+        # Whoever alone can write a folder decides anyway what is found there.
+        is_holders = status.st_uid == holder.st_uid and not holder.st_mode & 0o022
+        if status.st_uid not in (0, os.geteuid()) and not is_holders:
             why = f"the link {name!r} on the way belongs to another user (uid {status.st_uid})"
             raise _refusal(path, why)
         return os.readlink("", dir_fd=link)

@@ -238,6 +238,17 @@ def test_a_whole_job_imports_nothing_from_the_folder_of_its_submission(
     output(
         tmp_path / "here", *MODULE, *words, "--task", "synthetic", "--max-steps", "2"
     )
-    output(tmp_path / "here", *MODULE, "predict", "--help")
-    output(tmp_path / "here", *MODULE, "status")
     assert seen.read_text() == ""
+    for words in (
+        ["status"],
+        ["logs", "last"],
+        ["resume", "last"],
+        ["report"],
+        ["fetch", "--task", "synthetic"],
+        ["predict", "last", "--data", "absent.csv"],
+        ["study", "run", "absent.toml", "--dry-run"],
+        ["clean", "--dry-run"],
+    ):
+        done = start(tmp_path / "here", *MODULE, *words)
+        assert "Traceback" not in done.err, done.err
+        assert seen.read_text() == "", words

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +57,58 @@ def test_names_of_other_forms_stay(tmp_path: Path) -> None:
         removal.remove(tmp_path / ".git", FORM)
     assert removal.sweep(tmp_path, FORM) == []
     assert sorted(os.listdir(tmp_path)) == [".git", ".step-1", "step-", "steps"]
+
+
+def test_whatever_is_in_a_folder_goes(tmp_path: Path) -> None:
+    """Names with line breaks and escapes, or that are no UTF-8; FIFOs; files that cannot be
+    read; deep folders, up to a limit."""
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    for name in (b"a\nb", b"\x1b]0;x\x07", b"\xff\xfe", b"-rf", b" ", b"*"):
+        path = os.fsencode(folder) + b"/" + name
+        os.mkdir(path)
+        os.mkfifo(path + b"/pipe")
+    (folder / "closed").touch(mode=0o000)
+    deep = folder.joinpath(*"d" * 150)
+    deep.mkdir(parents=True)
+    removal.remove(folder, FORM)
+    assert not list(tmp_path.iterdir())
+    folder.joinpath(*"d" * 300).mkdir(parents=True)
+    (stays,) = removal.sweep(tmp_path, FORM)
+    assert "nested too deep" in stays
+    os.mkfifo(tmp_path / "step-2")
+    removal.remove(tmp_path / "step-2", FORM)
+
+
+@pytest.mark.parametrize("call", ["stat", "rename", "open", "listdir", "rmdir"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_link_that_is_put_in_its_place_meanwhile_is_not_followed(
+    tmp_path: Path,
+    kept: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    at_once: bool,
+) -> None:
+    """Before every call of the system that names it."""
+    original, rename = getattr(os, call), os.rename
+    swapped = tmp_path / "swapped"
+    swapped.mkdir()
+
+    def swap(*arguments: Any, **rest: Any) -> Any:
+        for entry in os.scandir(tmp_path):
+            if "step-1" in entry.name and not entry.is_symlink():
+                rename(entry.path, swapped / str(len(list(os.scandir(swapped)))))
+                os.symlink(kept.parent, entry.path)
+        return original(*arguments, **rest)
+
+    tree(tmp_path / "step-1")
+    inode = (tmp_path / "step-1").lstat().st_ino
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, swap)
+        with contextlib.suppress(OSError):
+            removal.remove(tmp_path / "step-1", FORM, at_once, inode)
+    assert list(swapped.iterdir())
+    assert kept.exists()
 
 
 def test_what_is_absent(tmp_path: Path) -> None:
@@ -109,6 +163,23 @@ def test_a_link_of_another_user_leads_nowhere(tmp_path: Path, number: int) -> No
     os.chown(link, 0, 0, follow_symlinks=False)
     assert removal.sweep(folder, FORM) == []
     assert not (disk / "checkpoints" / "step-1").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two other users")
+@pytest.mark.parametrize(("mode", "is_followed"), [(0o755, True), (0o775, False)])
+def test_links_of_the_only_user_who_can_write_there(
+    tmp_path: Path, mode: int, is_followed: bool
+) -> None:
+    """As those of a site's account for projects."""
+    tree(tmp_path / "disk" / "step-1")
+    projects = tmp_path / "projects"
+    projects.mkdir()
+    (projects / "ours").symlink_to(tmp_path / "disk")
+    for path in (projects, projects / "ours"):
+        os.chown(path, 4242, 4242, follow_symlinks=False)
+    projects.chmod(mode)
+    assert (removal.sweep(projects / "ours", FORM) == []) == is_followed
+    assert (tmp_path / "disk" / "step-1").exists() != is_followed
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two other users")
