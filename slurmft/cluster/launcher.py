@@ -3,6 +3,7 @@
 import os
 from typing import Literal, Protocol
 
+from slurmft.cluster import ending
 from slurmft.cluster.job_state import JobState, Report, by_record, combine
 from slurmft.cluster.slurm.commands import available
 from slurmft.core import plugins
@@ -170,10 +171,19 @@ def job_state(run: RunDir, job: Job) -> JobState:
     may_requeue = False
     if report is not None and report.may_be_requeued:
         may_requeue = run.load_config().job.requeue
-    return combine(
-        run.get_state(),
-        report,
-        is_process=is_process(job.cluster),
-        has_started=os.path.exists(run.attempt),  # False while its file system fails
-        may_requeue=may_requeue,
-    )
+
+    def combined() -> JobState:
+        return combine(
+            run.get_state(),
+            report,
+            is_process=is_process(job.cluster),
+            has_started=os.path.exists(
+                run.attempt
+            ),  # False while its file system fails
+            may_requeue=may_requeue,
+        )
+
+    state = combined()
+    if ending.recover(run, state):
+        state = combined()
+    return state

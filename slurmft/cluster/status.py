@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.cluster import dependency, pending
+from slurmft.cluster import dependency, ending, pending
 from slurmft.cluster import launcher as launchers
 from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine
 from slurmft.cluster.launcher import Launcher
@@ -175,15 +175,12 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
             reason=place.elsewhere or "by its own records alone",
         )
     else:
-        state = combine(
-            run.state,
-            report,
-            is_process=launchers.is_process(place.cluster),
-            has_result=run.result is not None,
-            has_started=has_started,
-            may_requeue=bool(run.value("requeue")),
-        )
+        state = _combined(run, place, report, has_started)
+        if ending.recover(files, state):
+            run = _read_again(run)
+            state = _combined(run, place, report, has_started)
         state = _with_names_of_others(run, state)
+        ending.record_cancelled(files, state, place.job_id)
     where = ""
     if place.job is not None:
         where = place.job.where
@@ -195,6 +192,19 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
         where=where,
         elsewhere=place.elsewhere,
         has_started=has_started or _must_have_started(state),
+    )
+
+
+def _combined(
+    run: MeasuredRun, place: _Place, report: Report | None, has_started: bool
+) -> JobState:
+    return combine(
+        run.state,
+        report,
+        is_process=launchers.is_process(place.cluster),
+        has_result=run.result is not None,
+        has_started=has_started,
+        may_requeue=bool(run.value("requeue")),
     )
 
 

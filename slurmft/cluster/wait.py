@@ -3,13 +3,13 @@
 import contextlib
 import math
 import os
-import re
 import shlex
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from slurmft.cluster import launcher as cluster_launcher
+from slurmft.cluster.ending import cancelled_error
 from slurmft.cluster.job_state import LOST, JobState, Report, by_record
 from slurmft.cluster.slurm import commands
 from slurmft.core import hooks, permissions
@@ -199,7 +199,6 @@ class JobWatch:
         if error.code == Exit.CANCELLED:
             state = "cancelled"
         self.run.set_state(state, error.message, error.code)
-        hooks.state_changed(self.run, from_login=True)
 
     def _ask(self) -> JobState:
         state = cluster_launcher.job_state(self.run, self.job)
@@ -217,7 +216,7 @@ def job_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
     The error's notes help to understand it: a traceback, the end of the job's logs.
     """
     if report.name == "CANCELLED":
-        return _cancelled_error(job_id, report)
+        return cancelled_error(job_id, report)
     failure = run.root_failure()
     recorded = run.get_state()
     # When the scheduler ends a job, or a process is killed, ranks lose each other.
@@ -238,15 +237,6 @@ def job_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
         if lines:
             error.add_note("\n".join(lines))
     return error
-
-
-def _cancelled_error(job_id: str, report: Report) -> SlurmftError:
-    message = f"the job {job_id} was cancelled"
-    by_user_id = re.fullmatch(r"by (\d+)", report.reason)  # as accounting writes it
-    if by_user_id:
-        user = permissions.user_name(int(by_user_id[1]))
-        message += f" by {user}"
-    return SlurmftError(message, None, Exit.CANCELLED)
 
 
 def _ended_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:

@@ -101,6 +101,15 @@ class Started:
     """How often the ranks have met in this attempt."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How the tasks of an attempt ended (ended.json): the batch script writes it before anything
+    decides what becomes of the run."""
+
+    attempt: int
+    code: ExitCode
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An error that ended one process of a run (failures/*.json)."""

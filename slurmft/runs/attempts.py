@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slurmft.core import fingerprint, hooks, removal
+from slurmft.core import fingerprint, removal
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import kind_of
-from slurmft.core.run_files import ATTEMPT, Attempt, Failure, current_attempt
+from slurmft.core.run_files import ATTEMPT, Attempt, Ended, Failure, current_attempt
 from slurmft.core.text import some
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
@@ -100,14 +100,14 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     # Here as well as in `decide`: after a node's death Slurm requeues without asking us.
     if stalled > settings.max_requeues:
         outcome = _no_progress(stalled, "the last attempt ended without a word")
-        run.set_state(outcome.state, outcome.reason, outcome.code)
+        run.set_state(outcome.state, outcome.reason, outcome.code)()
         path = shlex.quote(str(run.path))
         again = f"slurmft resume {path}"
         raise SlurmftError(outcome.reason, f"look into {run.logs}; then: {again}")
     changed = _report_changes(run, number)
     if changed and settings.strict:
         reason = f"changed since submission: {fingerprint.words(changed)} (--strict)"
-        run.set_state("failed", reason, Exit.FAILED)
+        run.set_state("failed", reason, Exit.FAILED)()
         raise SlurmftError(reason, "submit it anew, or: slurmft resume RUN --no-strict")
     attempt = Attempt(
         number=number,
@@ -187,18 +187,34 @@ def _record_packages(run: RunDir, number: int) -> dict[str, str]:
 
 
 def end(run: RunDir, outcome: Outcome) -> Callable[[], None]:
-    """Records what becomes of a run, and notifies the user, while the run is this attempt's."""
+    """Records what becomes of a run, while the run is this attempt's; returns what waits for
+    plug-ins, as `RunDir.set_state` does."""
     if outcome.state == SUPERSEDED:
         print(f"slurmft: {outcome.reason}", file=sys.stderr)
-        return _nothing
+        return lambda: None
     if outcome.state == "finished":
         _record_result(run)
-    run.set_state(outcome.state, outcome.reason, outcome.code)
-    return hooks.state_changed(run)
+    return run.set_state(outcome.state, outcome.reason, outcome.code)
 
 
-def _nothing() -> None:
-    """Waits for no plugin: none was started."""
+def recovered(run: RunDir) -> Outcome | None:
+    """Returns what became of a run whose last attempt is over, by what it left on disk; None: it
+    left nothing that says so, or its end is on record.
+
+    The process that decides at the end may be killed, as the tasks may, after model and result are
+    written.
+    """
+    attempt = run.read_attempt()
+    ended = read(run.ended, Ended)
+    if attempt is None or ended is None or ended.attempt != attempt.number:
+        return None
+    if run.awaits_begin() or run.get_state().state not in ("running", "stopping"):
+        return None
+    outcome = decide(run, ended.code)
+    if outcome.state != "requeued":
+        return outcome
+    reason = f"{outcome.reason}; its job was killed before it was queued again"
+    return Outcome("failed", reason, Exit.STOPPED)
 
 
 def _record_result(run: RunDir) -> None:

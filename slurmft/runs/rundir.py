@@ -20,7 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
+<<<<<<< HEAD
 from slurmft.core import permissions, removal, trusted
+=======
+from slurmft.core import hooks, permissions, removal
+>>>>>>> a56b7755 (An end is recorded in one place, which notifies; the next look or attempt records the end that a killed process could not)
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently, read
@@ -100,6 +104,7 @@ class RunDir:
     failures = _Below("failures")
     checkpoints = _Below("checkpoints")
     attempt = _Below("attempt.json")
+    ended = _Below("ended.json")
     claims = _Below("submissions")
     notifications = _Below("notifications")
     packages = _Below("packages.json")
@@ -287,12 +292,17 @@ class RunDir:
         attempt: int | None = None,
         checkpoint: str | None = None,
         avoided: bool = False,
-    ) -> None:
+    ) -> Callable[[], None]:
         """Records what the run is doing, with the time; see `Transition` and `tell`.
 
-        A final state is only left by submitting the run again, and "failed" by a job that starts
+        Plug-ins hear of an end or a requeue here, whoever records it: they notify the user. A
+        final state is only left by submitting the run again, and "failed" by a job that starts
         all the same. One process writes at a time: the login node's until the job starts and after
         it ended, the head node's in between.
+
+        Returns:
+            A function that waits for the plug-ins. It need not be called where this process goes on
+            living.
 
         Raises:
             OSError: "submitted" cannot be recorded.
@@ -304,7 +314,7 @@ class RunDir:
         goes_on = state == "submitted" or is_started_again
         # The job of a cancelled run may still end in its own way, and record that.
         if last in FINAL_STATES and not goes_on:
-            return
+            return _nothing
         if exit_code is not None:
             exit_code = int(exit_code)
         transition = Transition(
@@ -323,6 +333,9 @@ class RunDir:
             write_json(self.state, recorded)
         else:
             self.tell(self.state, recorded, f"{state}: {reason}")
+        if state in (*FINAL_STATES, "requeued"):
+            return hooks.state_changed(self)
+        return _nothing
 
     def tell(self, path: Path, value: Any, words: str) -> None:
         """Writes a file that informs readers; where that fails, prints `words` to stderr instead.
@@ -540,6 +553,10 @@ class RunDir:
             if attempts >= 2 or host in excluded:
                 bad.append(host)
         return sorted(bad)
+
+
+def _nothing() -> None:
+    """Waits for no plug-in: none was started."""
 
 
 def _random_part() -> str:

@@ -3,6 +3,7 @@ it calls; and what its commands do where the run directory takes nothing, or is 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 from slurmft.cluster.slurm import commands, first_node
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.files import write_json
 from slurmft.core.program import Program
 from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.runs import attempts
@@ -93,6 +95,26 @@ def test_exit_code_is_that_of_the_end(tmp_path: Path, code: int) -> None:
     script = Script(tmp_path)
     assert script.run(CODE=str(code)) == (code, "")
     assert script.calls == ["begin", "srun", "end", f"ended {code}"]
+
+
+def test_tasks_leave_their_code_and_an_end_that_is_killed_is_called_again(
+    tmp_path: Path,
+) -> None:
+    script = Script(tmp_path)
+    (tmp_path / "run").mkdir()
+    assert script.run(CODE="3", END="137", SLURMFT_ATTEMPT="2")[0] == 137
+    assert script.calls == ["begin", "srun", *(2 * ["end", "ended 3"])]
+    ended = (tmp_path / "run" / "ended.json").read_text()
+    assert json.loads(ended) == {"attempt": 2, "code": 3}
+
+
+def test_end_is_not_killed_by_a_stop(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    python = tmp_path / "bin" / "python"
+    kill = 'end) kill -TERM $$; kill -USR2 $$; kill -INT $$; echo "ended'
+    python.write_text(python.read_text().replace('end) echo "ended', kill))
+    assert script.run() == (0, "")
+    assert script.calls == ["begin", "srun", "end", "ended 0"]
 
 
 @pytest.mark.parametrize("code", [2, 75])
@@ -247,6 +269,19 @@ def test_end_that_is_recorded_leaves_the_comment_alone(
     assert end(run, 0) == 0
     assert slurm.changes() == []
     assert run.get_state().state == "finished"
+
+
+def test_start_after_an_end_that_was_killed_ends_at_once(
+    make: Make, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm may start a job again whose run has finished, without a record of that."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    run = make()
+    write_json(run.ended, {"attempt": 1, "code": 0})
+    with pytest.raises(UsageError, match="is finished"):
+        first_node.main(["begin", str(run.path)])
+    assert run.get_state().state == "finished"
+    assert run.attempt_number() == 1
 
 
 def test_refused_requeue_is_recorded(make: Make, slurm: Slurm) -> None:

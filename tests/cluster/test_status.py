@@ -15,7 +15,7 @@ from slurmft.cluster import status
 from slurmft.cluster.slurm import commands
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
-from slurmft.core.run_files import Failure
+from slurmft.core.run_files import RESULT_KEYS, Failure
 from slurmft.runs import resolve
 from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
@@ -53,6 +53,29 @@ def made_run(path: Path, state: str, job: str) -> RunDir:
 def listed(top: Path) -> dict[str, str]:
     found = status.run_statuses(resolve.read_all(top)[0])
     return {each.run.name: each.state for each in found}
+
+
+def test_end_that_nobody_recorded_is_by_the_next_look(
+    tmp_path: Path, slurm: dict[str, Any]
+) -> None:
+    """The one of a job that was cancelled while it waited, and the one of a job whose script was
+    killed when model and result were there."""
+    waiting = made_run(tmp_path / "waiting", "running", "11")
+    waiting.attempt.unlink()
+    waiting.state.unlink()
+    waiting.set_state("submitted")
+    finished = made_run(tmp_path / "finished", "running", "12")
+    write_json(finished.result, dict.fromkeys(RESULT_KEYS, 0))
+    write_json(finished.ended, {"attempt": 1, "code": 0})
+    assert listed(tmp_path) == {"waiting": "running", "finished": "running"}
+    slurm["squeue"] = "11|CANCELLED|N/A|None\n12|FAILED|N/A|NonZeroExitCode\n"
+    # The job on record is the one before a resume that is under way.
+    assert listed(tmp_path) == {"waiting": "cancelled", "finished": "finished"}
+    assert waiting.get_state().state == "submitted"
+    write_json(waiting.job, {"cluster": "slurm", "id": "11"})
+    assert listed(tmp_path) == {"waiting": "cancelled", "finished": "finished"}
+    assert waiting.get_state().reason == "the job 11 was cancelled"
+    assert finished.get_state().state == "finished"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
-from slurmft.core.files import read_json
+from slurmft.core.files import read_json, write_json
 from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
@@ -50,6 +50,37 @@ def fail(run: RunDir, bad_host: str | None = None, secondary: bool = False) -> N
             "node n1", error, secondary=secondary, bad_host=bad_host, attempt=number
         )
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "reason"),
+    [
+        (0, "finished", ""),
+        (3, "failed", "the tasks ended with code 3"),
+        (
+            75,
+            "failed",
+            "stopped; the newest checkpoint is none: it will start again; its job was killed "
+            "before it was queued again",
+        ),
+    ],
+)
+def test_end_that_nobody_recorded(
+    tmp_path: Path, code: int, state: str, reason: str
+) -> None:
+    run = make(tmp_path)
+    begin(run)
+    assert attempts.recovered(run) is None
+    write_json(run.ended, {"attempt": 2, "code": 0})
+    assert attempts.recovered(run) is None  # of another attempt
+    write_json(run.ended, {"attempt": 1, "code": code})
+    outcome = attempts.recovered(run)
+    assert outcome is not None
+    assert (outcome.state, outcome.reason) == (state, reason)
+    attempts.end(run, outcome)
+    assert attempts.recovered(run) is None
+    run.set_state("submitted", "resumed")
+    assert attempts.recovered(run) is None
 
 
 def test_finished(tmp_path: Path) -> None:

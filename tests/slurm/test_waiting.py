@@ -90,7 +90,9 @@ def test_an_array_that_was_cancelled_by_hand(
     for name in ("squeue", "scontrol"):  # minutes later the controller has forgotten it
         stand_in(programs, name, FORGOTTEN)
     found = listed(fake_slurm, tmp_path / "runs")
-    assert set(found.values()) == {("cancelled", "cancelled by 0")}
+    for task in range(4):
+        reason = f"the job {array}_{task} was cancelled by root"
+        assert found[f"task-{task}"] == ("cancelled", reason)
 
 
 def test_accounting_that_does_not_answer(

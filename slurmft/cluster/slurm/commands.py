@@ -300,12 +300,22 @@ def job_states(
     if queued is None:
         return dict.fromkeys(valid_ids, NO_ANSWER)
     left = valid_ids - queued.keys() - set(only_queued)
-    ended = _states_by(_SACCT, parse_sacct_jobs, left)
+    # Who cancelled a job is known to accounting alone.
+    unexplained = set()
+    for job in valid_ids - set(only_queued):
+        if job in queued and queued[job].name == "CANCELLED":
+            unexplained.add(job)
+    ended = _states_by(_SACCT, parse_sacct_jobs, left | unexplained)
     if ended is None:
         ended = dict.fromkeys(left, NO_ACCOUNTING)
     reports = {}
     for job in valid_ids:
-        report = queued.get(job) or _of_task(ended, job)
+        report = queued.get(job)
+        if report is None or job in unexplained:
+            in_accounting = _of_task(ended, job)
+            # It may not have heard of the end yet.
+            if report is None or (in_accounting and in_accounting.ended):
+                report = in_accounting
         if report is not None:
             reports[job] = report
     return reports

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from slurmft.cluster import launcher
 from slurmft.cluster.slurm import commands
-from slurmft.core import hooks, permissions
+from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.node import rendezvous, signals
@@ -25,6 +25,7 @@ from slurmft.runs.attempts import (
     check_turn,
     decide,
     end,
+    recovered,
 )
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
@@ -38,6 +39,11 @@ def begin_attempt(run: RunDir) -> int:
     hosts = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
     job_id = own_job_id(os.environ)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    # A process that was killed before it could record that the run has finished, may have left
+    # that to this one.
+    outcome = recovered(run)
+    if outcome is not None and outcome.state == "finished":
+        end(run, outcome)()
     try:
         check_turn(run, job_id, restarts)
     finally:
@@ -106,15 +112,16 @@ def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False)
     if exclude:
         full_reason += f" (without {', '.join(exclude)})"
     # Before Slurm requeues the job: afterwards this process may have no time to write.
-    run.set_state("requeued", full_reason, Exit.STOPPED, avoided=avoided)
+    wait_for_plugins = run.set_state(
+        "requeued", full_reason, Exit.STOPPED, avoided=avoided
+    )
     print(f"slurmft: requeue: {full_reason}", file=sys.stderr, flush=True)
-    wait_for_plugins = hooks.state_changed(run)  # Slurm may end this script at once
     try:
         warning = commands.requeue(own_job_id(os.environ), exclude)
     # Else the record would say for ever that the job waits.
     except SlurmftError as error:
         refused = f"{reason}; Slurm refuses to requeue: {error.message}"
-        run.set_state("failed", refused, error.code)
+        run.set_state("failed", refused, error.code)()
         raise
     wait_for_plugins()
     if warning:
@@ -188,12 +195,7 @@ def main(argv: list[str]) -> int:
             raise
         return end_unread(RunDir(Path(run_dir)), int(rest[0]), error)
     if command == "begin":
-        try:
-            return begin_attempt(run)
-        except SlurmftError:
-            # It may have recorded the end of the run, of which nobody else will tell the user.
-            hooks.state_changed(run)()
-            raise
+        return begin_attempt(run)
     return end_attempt(run, int(rest[0]))
 
 
