@@ -20,11 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-<<<<<<< HEAD
-from slurmft.core import permissions, removal, trusted
-=======
-from slurmft.core import hooks, permissions, removal
->>>>>>> a56b7755 (An end is recorded in one place, which notifies; the next look or attempt records the end that a killed process could not)
+from slurmft.core import hooks, permissions, removal, trusted
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently, read
