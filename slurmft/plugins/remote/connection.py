@@ -4,6 +4,7 @@ and configuration."""
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -19,9 +20,9 @@ SOCKETS = Door(
     "where commands to a cluster go; without it, each makes a connection of its own",
 )
 
-CUT = 255
+_CUT = 255
 """ssh's exit code where there is no connection, or it was cut."""
-_RSYNC_CUT = (10, 12, 20, 30, 35, CUT)
+_RSYNC_CUT = (10, 12, 20, 30, 35, _CUT)
 """rsync's: errors of sockets and of its protocol, an interrupt, timeouts, and ssh's own code."""
 # No questions: nobody may be there to answer. A dead connection ends within a minute.
 _OPTIONS = (
@@ -32,11 +33,22 @@ _OPTIONS = (
 )
 
 
+_ONCE = "nothing is submitted twice"
+
+
+def was_cut(done: "subprocess.CompletedProcess[str]") -> bool:
+    """Returns whether ssh has ended without the end of the command there: there was no connection,
+    it was cut, or ssh itself was killed."""
+    return done.returncode == _CUT or done.returncode < 0
+
+
 class Connection:
     """One cluster, by ssh; one connection serves all commands of the next ten minutes."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, command: str) -> None:
         self.cluster = cluster
+        self.command = command
+        """The command line that was typed here, for messages."""
         # The command may have options of its own: "ssh -F FILE".
         self._ssh = shlex.split(cluster.ssh)
         for program in (self._ssh[0], "rsync"):
@@ -158,8 +170,8 @@ class Connection:
             stderr=subprocess.PIPE,
             check=False,
         )
-        if done.returncode in _RSYNC_CUT:
-            raise self.no_connection(done.stderr)
+        if done.returncode in _RSYNC_CUT or done.returncode < 0:
+            raise self.no_connection(done)
         if done.returncode:
             lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
             raise SlurmftError(
@@ -167,19 +179,27 @@ class Connection:
                 "the same command goes on",
             )
 
-    def no_connection(self, stderr: str = "") -> SlurmftError:
+    def no_connection(self, done: "subprocess.CompletedProcess[str]") -> SlurmftError:
         """Returns the error of a connection that could not be made, or was cut."""
         name = self.cluster.name
-        host = self.cluster.host
+        if done.returncode < 0:
+            signal_name = signal.Signals(-done.returncode).name
+            return SlurmftError(
+                f"the connection to {name} is gone: {done.args[0]} was killed by {signal_name}",
+                f"the same command again: {self.command}; {_ONCE}",
+                Exit.SUBMIT,
+            )
         # The lines of ssh say more than those that rsync adds to them.
+        stderr = done.stderr or ""
         lines = [line for line in stderr.splitlines() if "rsync" not in line]
         reason = ""
         if lines:
             reason = f": {lines[-1].strip()}"
+        host = shlex.quote(self.cluster.host)
         return SlurmftError(
             f"no connection to {name}, or it was cut{reason}",
-            f"{self.cluster.ssh} {shlex.quote(host)} must work without a question; then the same "
-            "command again: nothing is submitted twice",
+            f"{self.cluster.ssh} {host} must work without a question; then the same command again: "
+            f"{self.command}; {_ONCE}",
             Exit.SUBMIT,
         )
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from slurmft.cli import command_parser, load_command
+from slurmft.cli import command_parser, load_command, typed
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import input_file, input_path
 from slurmft.core import removal
@@ -30,7 +30,7 @@ from slurmft.core.files import read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
 from slurmft.core.text import screen_width
 from slurmft.plugins.remote.clusters import Cluster, clusters_file, named, word
-from slurmft.plugins.remote.connection import CUT, Connection
+from slurmft.plugins.remote.connection import Connection, was_cut
 from slurmft.programs import snapshot
 from slurmft.runs.request import ON, REQUEST
 
@@ -38,6 +38,8 @@ InputType: TypeAlias = Callable[[str], str]
 """`input_path` or `input_file`: what a parser says of an argument that names a file to read."""
 _NOT_FOUND = 127
 """A shell's exit code for a command that is not there."""
+_DETACHED = 130
+"""The exit code after Ctrl-C."""
 
 
 def dispatch(argv: Sequence[str]) -> int | None:
@@ -159,7 +161,8 @@ class Forwarded:
 
     def __init__(self, cluster: Cluster, argv: list[str]) -> None:
         self.cluster = cluster
-        self.connection = Connection(cluster)
+        line = shlex.join([*typed(), "--on", cluster.name, *argv])
+        self.connection = Connection(cluster, redact(line))
         self.typed, self.program = _split_program(argv)
         """The words for slurmft, and those of a program from "--" on."""
         self.behaviour = behaviour(argv)
@@ -185,8 +188,8 @@ class Forwarded:
         self._send()
         with self._request() as facts:
             done = self.connection.run(self._script(facts))
-            if done.returncode == CUT:
-                raise self.connection.no_connection()
+            if was_cut(done) or self._was_killed(done.returncode):
+                raise self.connection.no_connection(done)
             if done.returncode == _NOT_FOUND:
                 raise UsageError(
                     f"{self.cluster.name} cannot start {self.cluster.start}",
@@ -208,10 +211,17 @@ class Forwarded:
     def answer(self) -> Answer:
         """Runs a command that only tells something. Without a connection, stderr says so."""
         done = self.connection.run(self._script({}), capture=True)
-        if done.returncode == CUT:
-            error = self.connection.no_connection(done.stderr)
+        if was_cut(done):
+            error = self.connection.no_connection(done)
             return Answer(Exit.SUBMIT, "", f"error: {error}")
         return Answer(done.returncode, done.stdout, done.stderr)
+
+    def _was_killed(self, code: int) -> bool:
+        """Returns whether a submission there was killed, as a shell counts it: it has no answer. A
+        job that is followed may have such an exit code itself."""
+        is_submission = Elsewhere.SUBMITS in self.behaviour
+        is_by_signal = code > 128 and code != _DETACHED
+        return is_submission and is_by_signal and "--follow" not in self.words
 
     # --- what is sent -----------------------------------------------------------------------------
 
@@ -437,9 +447,7 @@ class Forwarded:
             facts = {"id": request_id, "time": time.time()}
         # Before the command runs: from then on the cluster may have the run.
         write_json(record, facts)
-        command = ["slurmft", "--on", self.cluster.name]
-        command += self.typed
-        command += self.program
+        command = ["slurmft", "--on", self.cluster.name, *self.typed, *self.program]
         command_line = shlex.join(command)
         host = os.uname().nodename
         request = {

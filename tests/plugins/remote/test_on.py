@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -284,6 +285,43 @@ def test_cut_before_the_submission(laptop: Laptop, tmp_path: Path) -> None:
     again = laptop.slurmft(*RUN)
     assert again.code == 0, again.err
     until(lambda: not laptop.processes())  # the first has come to its submission, too
+    assert len(laptop.runs()) == 1
+    assert jobs(laptop) == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "while", "after"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_ssh_that_is_killed(
+    laptop: Laptop, tmp_path: Path, moment: str, number: signal.Signals
+) -> None:
+    """At each moment of a submission: the command says what to do, and that submits once."""
+    mark, go = tmp_path / "mark", tmp_path / "go"
+    waits = f"[ -e '{mark}' ] || {{ touch '{mark}'; sleep 1; }}"
+    if moment == "before":
+        laptop.name("lab", setup=[waits])
+    (laptop.folder / "train.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.1)\n"
+    )
+    first = laptop.start(*FOLLOWED)
+    until(
+        {
+            "before": mark.exists,
+            "while": laptop.runs,
+            "after": lambda: laptop.runs() and laptop.runs()[0].read_job(),
+        }[moment]
+    )
+    for child in psutil.Process(first.pid).children():
+        child.send_signal(number)
+    done = laptop.end(first)
+    assert done.code == 3
+    error, hint = done.err.splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert "slurmft --on lab run --follow -- train.py" in hint
+    assert "nothing is submitted twice" in hint
+    go.touch()
+    again = laptop.slurmft(*FOLLOWED)
+    assert again.code == 0, again.err
+    until(lambda: not laptop.processes())
     assert len(laptop.runs()) == 1
     assert jobs(laptop) == 1
 
