@@ -4,11 +4,12 @@ number of nodes.
 examples:
   slurmft resume last --follow
   slurmft resume emotion-20261120 --nodes 2 --time 60 --dry-run
+  slurmft resume runs/emotion-20261120 --yes program,setup    one that was pulled, in a script
 """
 
 from typing import Any
 
-from slurmft.cli import next_commands
+from slurmft.cli import foreign, next_commands
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.follow import follow
 from slurmft.cli.parser import Parser, print_json, typed_options
@@ -27,6 +28,7 @@ _JOB_OPTIONS = [name for name, each in _DECLARED.items() if not each.identifies]
 def parser() -> Parser:
     command = Parser("slurmft resume", __doc__).add_run()
     command.add_follow("print run, job and checkpoint as JSON")
+    foreign.add_yes(command)
     title = "where to run it (default: as before)"
     return command.add_options(JobConfig, title, _JOB_OPTIONS)
 
@@ -34,6 +36,7 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     flags = typed_options(arguments, _JOB_OPTIONS)
+    foreign.ask(run, arguments.yes)
     # Read before the submission: a job that starts at once may write another.
     checkpoint = run.newest_checkpoint()
     start = checkpoint or "the beginning: there is no checkpoint"

@@ -13,11 +13,11 @@ from slurmft.cluster import launcher as launchers
 from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine
 from slurmft.cluster.launcher import Launcher
 from slurmft.cluster.slurm import commands
-from slurmft.core import fingerprint
+from slurmft.core import fingerprint, permissions
 from slurmft.core.decode import decode_leniently
 from slurmft.core.run_files import Failure, Job, Result
 from slurmft.core.run_records import Warned
-from slurmft.runs import records
+from slurmft.runs import origin, records
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
@@ -325,7 +325,9 @@ def run_facts(run: RunDir) -> dict[str, Any]:
 
     Returns:
         What `summary` returns, and: queue (lines about the queue of a pending job), cost (of
-        `costs_of`, and advice), program, job_options (the configuration), submission, hosts,
+        `costs_of`, and advice), program, job_options (the configuration), submission, owner (of the
+        configuration), is_own (nobody else can have written it), origin (of a run that was fetched:
+        cluster, path, owner, is_own, user, time, accepted), hosts,
         history (a list of state, time, reason, exit_code), changed (since submission: path -> how,
         in words), attempts, last_record (Unix seconds), evaluating (samples done and in all),
         checkpoints (a list of name, bytes, time), warnings, failures (a list of where, message,
@@ -353,6 +355,9 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     return facts | {
         "queue": _queue(status),
         "cost": costs | {"advice": cost.advice(costs, status.run)},
+        "owner": _owner(run),
+        "is_own": run.is_own(),
+        "origin": _origin(run),
         "program": status.run.config["program"],
         "job_options": status.run.config["job"],
         "submission": status.run.config["submission"],
@@ -378,6 +383,17 @@ def _queue(status: RunStatus) -> list[str]:
     from slurmft.cluster.slurm import queue_facts  # of a pending job alone
 
     return queue_facts.of_job(status.job, status.job_state.report).lines()
+
+
+def _owner(run: RunDir) -> str:
+    return permissions.user_name(run.config.stat().st_uid)
+
+
+def _origin(run: RunDir) -> dict[str, Any] | None:
+    came_from = origin.origin_of(run.path)
+    if came_from is None:
+        return None
+    return dataclasses.asdict(came_from)
 
 
 def _failure_facts(failure: Failure) -> dict[str, Any]:

@@ -275,6 +275,7 @@ class JobConfig:
         affects="speed",
         at="job",
         metavar="KEY=VALUE",
+        executes=True,  # some name files that Slurm executes, or writes
         takes_flags=True,
     )
     setup: tuple[str, ...] = option(
@@ -284,6 +285,7 @@ class JobConfig:
         affects="both",
         at="node",
         metavar="LINE",
+        executes=True,
         usual=True,
         commands=("render",),
     )
@@ -297,6 +299,7 @@ class JobConfig:
         at="node",
         metavar="IMAGE",
         path="input",
+        executes=True,
     )
     container_runtime: str = option(
         "auto",

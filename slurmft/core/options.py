@@ -129,6 +129,9 @@ class Option:
     may_be_empty: bool = False
     """True if an empty text is a value. Elsewhere it is refused: it comes of a variable of the
     shell that is not set."""
+    executes: bool = False
+    """True if the value is executed, or chooses what is: shell lines, a Python, an image. Whoever
+    resumes a run from elsewhere is shown it first."""
     takes_flags: bool = False
     """True if the value is options of another program: it may begin with hyphens."""
     decides_tokens: bool = False

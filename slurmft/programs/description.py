@@ -50,6 +50,7 @@ class OwnProgram:
         affects="both",
         at="node",
         path="there",
+        executes=True,
         usual=True,
     )
     accelerate_config: str | None = option(
@@ -108,6 +109,7 @@ class OwnProgram:
         affects="nothing",
         at="node",
         metavar="ARGS",
+        executes=True,  # arguments may be code
         takes_flags=True,
         needs=(Needs("checkpoint_dir"),),
         usual=True,

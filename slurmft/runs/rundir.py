@@ -41,6 +41,7 @@ from slurmft.core.run_files import (
     Transition,
     current_attempt,
 )
+from slurmft.runs import origin
 
 RUN_DIR = "SLURMFT_RUN_DIR"
 """Variable with the run directory, in every process that a job's program starts."""
@@ -257,14 +258,17 @@ class RunDir:
 
         Raises:
             NotOwnError: the run is another user's, or others can write it.
+            ForeignRunError: it came from elsewhere, and its user has not agreed to execute it.
         """
+        origin.check(self.path)
         return self.load_config(CONFIG.read)
 
     def is_own(self) -> bool:
-        """Returns whether nobody else can have written the configuration."""
+        """Returns whether nobody else can have written the configuration, here or elsewhere."""
         try:
+            origin.check(self.path)
             return bool(CONFIG.read(self.config))
-        except (trusted.NotOwnError, OSError):
+        except (trusted.NotOwnError, origin.ForeignRunError, OSError):
             return False
 
     def discard(self) -> None:

@@ -41,6 +41,7 @@ def text(facts: dict[str, Any]) -> str:
         ("code", _code(submission.get("snapshot"))),
         ("where", _where(facts)),
         ("submitted", _submitted(submission)),
+        ("from", _origin(facts["origin"])),
         ("changed", changed),
         ("progress", progress_words(facts)),
         ("speed", _speed(facts)),
@@ -72,6 +73,16 @@ def text(facts: dict[str, Any]) -> str:
     if facts["state"] == "finished":
         lines.append(result_table(facts["result"]))
     return "\n".join(lines)
+
+
+def _origin(origin: dict[str, Any] | None) -> str:
+    if origin is None:
+        return ""
+    owner = origin["owner"] or "an unknown user"
+    text = f"{origin['cluster']}, of {owner} there; fetched {ago(origin['time'])}"
+    if origin["accepted"]:
+        text += f"; may execute {', '.join(origin['accepted'])}"
+    return text
 
 
 def _speed(facts: dict[str, Any]) -> str:

@@ -58,6 +58,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         metavar="NAME|MODULE:CLASS",
+        executes=True,
         usual=True,
         decides_tokens=True,
         # Published tables name the data set, as tasks are named after them.
@@ -648,6 +649,7 @@ class TrainConfig:
         at="rank",
         metavar="NAME|DIR[:ARGUMENT=VALUE,...]",
         path="input",
+        executes=True,
         predicts="reset",
     )
     early_stopping: int | None = option(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -23,6 +24,7 @@ import pytest
 from slurmft.cluster import launcher
 from slurmft.cluster.slurm import job_array
 from slurmft.core.files import fingerprint, write_json
+from slurmft.plugins.remote.forward import _hash_of_path
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
 from tests.programs.test_snapshot import taken_by
@@ -157,6 +159,102 @@ def push(ada: User, eve: User) -> None:
     eve.write(run.model / "model.safetensors", "")
     done = ada.slurmft("push", str(run.path), "ada/model", HF_TOKEN="x" * 20)
     assert_refused(done, f"'{run.path}' belongs to eve")
+
+
+_SSH = """#!/bin/bash
+# ssh to this machine, as far as slurmft and rsync can tell
+while [ $# != 0 ]; do
+  case $1 in -G) exit ;; -o) shift 2 ;; -*) shift ;; *) break ;; esac
+done
+shift
+exec bash -c "$*"
+"""
+
+
+def laptop_of(user: User, folder: Path) -> dict[str, str]:
+    """Variables with which this user has a cluster "lab", whose folder is given."""
+    ssh = user.write(user.home / "bin" / "ssh", _SSH, 0o755)
+    table = {
+        "host": "lab",
+        "ssh": str(ssh),
+        "python": sys.executable,
+        "folder": str(folder),
+    }
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+    clusters = user.write(user.home / "clusters.toml", f"[lab]\n{text}")
+    return {"SLURMFT_CLUSTERS": str(clusters)}
+
+
+@attack(
+    ANYBODY,
+    "has a run with shell lines, links, FIFOs and a forged mark, which you `pull`, then `follow`, "
+    "`push`, `cancel` or `resume`",
+    "regular files come alone; `resume` shows what it would execute, and asks; nothing of it runs",
+)
+def pull(ada: User, eve: User) -> None:
+    attacked = f"touch {ada.home}/attacked"
+    run = run_of(eve, "pulled-1", setup=(attacked,))
+    config = run.load_config()
+    job = config.job.replaced({"notify_command": attacked})
+    run.config.write_text(dataclasses.replace(config, job=job).to_json())
+    (run.path / "model").symlink_to("/etc")
+    os.mkfifo(run.path / "fifo")
+    eve.write(run.path / "set uid", "").chmod(0o4755)
+    eve.write(run.path / "origin.json", '{"is_own": true, "accepted": ["program"]}')
+    lab = laptop_of(ada, ada.home / "lab")
+    where = ("--runs-dir", str(run.path.parent))
+    done = ada.slurmft("pull", "pulled-1", "--on", "lab", *where, **lab)
+    assert done.code == 0, done.err
+    assert "it belongs to eve there" in done.out
+    here = ada.home / "runs" / "pulled-1"
+    assert (here / "records.jsonl").is_file()
+    for name in ("model", "fifo"):
+        assert not os.path.lexists(here / name)
+    for path in (here, *here.rglob("*")):
+        assert path.lstat().st_uid == ada.uid
+        assert path.lstat().st_mode & 0o7077 == 0
+    for command in ("follow", "status", "report"):
+        assert "Traceback" not in ada.slurmft(command, str(here)).err
+    for command in (("cancel",), ("push",), ("resume",)):
+        more = ("ada/model",) if command == ("push",) else ()
+        done = ada.slurmft(*command, str(here), *more)
+        assert done.code != 0
+        assert "came from elsewhere" in done.err
+    local = ("--cluster", "local")
+    assert f"setup: --setup '{attacked}'" in done.err
+    assert "hint: if it may: --yes program,setup,notify-command" in done.err
+    partly = ada.slurmft("resume", str(here), *local, "--yes", "program")
+    assert "but the run executes notify-command, program, setup" in partly.err
+    # What is here already, as a run of hers or a link, is not written over.
+    ada.write(ada.home / "mine" / "pulled-1" / "config.json", "{}")
+    done = ada.slurmft(
+        "pull", "pulled-1", "--on", "lab", *where, "--into", "mine", **lab
+    )
+    assert "is there, and did not come from lab" in done.err
+    assert not (ada.home / "attacked").exists()
+
+
+@attack(
+    ANYBODY,
+    "makes the folder first into which `--on` sends your code, in a shared folder",
+    "refused; nothing is sent",
+)
+def folder_of_code(ada: User, eve: User) -> None:
+    shared = eve.home / "project"
+    ada.write(ada.home / "code" / "train.py", "")
+    name = f"code-{_hash_of_path(ada.home / 'code')}"
+    eve.write(shared / name / "x", "")
+    shared.chmod(0o1777)
+    (shared / name).chmod(0o777)
+    lab = laptop_of(ada, shared)
+    for command in ("list --on lab", "run --on lab -- train.py"):
+        typed = f"cd code && {sys.executable} -m slurmft {command}"
+        done = ada.run("bash", "-c", typed, **lab)
+        assert done.code != 0
+        error, hint = done.err.splitlines()[-2:]
+        assert f"{shared}/{name} is another user's, or a link" in error
+        assert "name another folder in clusters.toml" in hint
+    assert sorted(os.listdir(shared / name)) == ["x"]
 
 
 @attack(

@@ -37,6 +37,15 @@ CONFIGURATIONS = (
 """The options of a job, and those of every program and plug-in that is installed."""
 
 
+_WORDS_OF_CODE = (
+    "shell ",
+    "image to run",
+    "Python environment of",
+    "class of your own",
+)
+"""Words in the help of options whose value is executed."""
+
+
 def problems(config: type[Any]) -> Iterator[str]:
     """Questions to which options of a configuration have no answer, or none that can be right."""
     known = own_options(config)
@@ -66,6 +75,9 @@ def problems(config: type[Any]) -> Iterator[str]:
             yield f"{where}: help is one clause without a full stop"
         if each.metavar in ("DIR", "FILE", "ID|DIR") and each.path is None:
             yield f"{where} does not say which kind of path it is"
+        names_code = any(word in each.help for word in _WORDS_OF_CODE)
+        if names_code and not each.executes and each.default is not False:
+            yield f"{where} does not say that its value is executed"
         if each.metavar and each.choices:
             yield f"{where} has choices, which its metavar hides"
         others = [rule.other for rule in each.needs] + [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,28 @@ def test_push(hub: Hub, run: RunDir) -> None:
     (run.model / "README.md").write_text("---\nlibrary_name: transformers\n---\nmine\n")
     assert push(hub, run).code == 0  # again, with words of one's own
     assert hub.uploaded["README.md"].endswith(b"mine\n")
+
+
+def test_push_takes_regular_files_alone(hub: Hub, run: RunDir, tmp_path: Path) -> None:
+    """A link in the model's folder, as one to a key, or something else in the place of a file."""
+    (tmp_path / "key").write_text("secret")
+    (run.model / "sub").mkdir()
+    (run.model / "sub" / "x.json").write_text("{}")
+    assert push(hub, run).code == 0
+    assert hub.uploaded.pop("sub/x.json") == b"{}"
+    for place in ("notes.txt", "sub/x.json"):
+        hub.uploaded.clear()
+        path = run.model / place
+        path.unlink(missing_ok=True)
+        path.symlink_to(tmp_path / "key")
+        done = push(hub, run)
+        assert done.code != 0
+        assert f"model/{place}" in done.err
+        assert not hub.uploaded
+        path.unlink()
+    os.mkfifo(run.model / "fifo.json")
+    assert "not a regular file" in push(hub, run).err
+    assert not hub.uploaded
 
 
 def test_push_refused(hub: Hub, run: RunDir) -> None:

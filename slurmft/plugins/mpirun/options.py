@@ -18,6 +18,7 @@ class MpiOptions:
         at="submission",
         metavar="FILE",
         path="input",
+        executes=True,  # on these hosts
     )
     dialect: str = option(
         "auto",

@@ -27,6 +27,7 @@ class NotifyOptions:
         affects="nothing",
         at="node",
         metavar="COMMAND",
+        executes=True,
     )
 
     def __post_init__(self) -> None:

@@ -36,6 +36,25 @@ _OPTIONS = (
 _ONCE = "nothing is submitted twice"
 
 
+_REFUSED = "error: "
+_OTHER_FOLDER = "name another folder in clusters.toml, or have that one removed"
+
+
+def own_folders(*folders: str) -> str:
+    """Returns a shell command that makes folders, as far as they are absent, and fails where one is
+    not this user's alone to write: its name could be guessed by another who can write above."""
+    commands = []
+    for folder in folders:
+        path = word(folder)
+        problem = f"{folder} is another user's, or a link"
+        text = shlex.quote(f"{_REFUSED}{problem}\nhint: {_OTHER_FOLDER}")
+        is_own = f"[ -O {path} ] && [ ! -L {path} ] && chmod go-w {path}"
+        commands.append(
+            f"mkdir -p {path} && {{ {is_own} || {{ echo {text} >&2; false; }}; }}"
+        )
+    return " && ".join(commands)
+
+
 def was_cut(done: "subprocess.CompletedProcess[str]") -> bool:
     """Returns whether ssh has ended without the end of the command there: there was no connection,
     it was cut, or ssh itself was killed."""
@@ -125,21 +144,26 @@ class Connection:
         """
         options = ["-r", "--from0", "--files-from=-", "--delete-missing-args"]
         # rsync starts its other end by a shell command, which can make the folder first.
-        options.append(f"--rsync-path=mkdir -p {word(folder)} && rsync")
+        options.append(f"--rsync-path={own_folders(folder)} && rsync")
         target = f"{self.cluster.host}:{_from_home(folder)}/"
         names_with_zeros = "\0".join(names)  # --from0: a name may have a line break
-        self._rsync([*options, f"{root}/", target], "send to", names_with_zeros)
+        # -s: names are no words of a shell there.
+        command = ["-as", *options, f"{root}/", target]
+        self._rsync(command, "send to", names_with_zeros)
 
     def fetch(self, path: str, into: Path, *options: str) -> None:
-        """Fetches a folder's content from there into a folder here.
+        """Fetches a folder's regular files and folders from there into a folder here. Links,
+        devices, FIFOs and the like stay there, and so do owners and set-uid bits.
 
         Raises:
             SlurmftError: the connection was cut, or there is no such folder.
         """
         into.mkdir(parents=True, exist_ok=True)
         source = f"{self.cluster.host}:{_from_home(path)}"
+        # Not -a, of which -rts is what is left: without --perms no special bits come, either.
+        command = ["-rts", *options]
         # With a slash, rsync means what is in a folder.
-        self._rsync([*options, f"{source}/", f"{into}/"], "fetch from")
+        self._rsync([*command, f"{source}/", f"{into}/"], "fetch from")
 
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
         """Runs rsync. `action` is what it does, in messages; `names` goes to its stdin."""
@@ -150,11 +174,9 @@ class Connection:
                 part = f"'{part}'"
             quoted_parts.append(part)
         shell = " ".join(quoted_parts)
-        # -s: names are no words of a shell there. --partial: what was cut off stays, and the same
-        # command goes on from it.
+        # --partial: what was cut off stays, and the same command goes on from it.
         command = [
             "rsync",
-            "-as",
             "--compress",
             "--partial",
             f"--rsh={shell}",
@@ -170,6 +192,10 @@ class Connection:
             stderr=subprocess.PIPE,
             check=False,
         )
+        for line in done.stderr.splitlines():
+            if line.startswith(_REFUSED):
+                problem = line.removeprefix(_REFUSED)
+                raise SlurmftError(f"{self.cluster.name}: {problem}", _OTHER_FOLDER)
         if done.returncode in _RSYNC_CUT or done.returncode < 0:
             raise self.no_connection(done)
         if done.returncode:

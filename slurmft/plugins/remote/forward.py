@@ -30,7 +30,7 @@ from slurmft.core.files import read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
 from slurmft.core.text import screen_width
 from slurmft.plugins.remote.clusters import Cluster, clusters_file, named, word
-from slurmft.plugins.remote.connection import Connection, was_cut
+from slurmft.plugins.remote.connection import Connection, own_folders, was_cut
 from slurmft.programs import snapshot
 from slurmft.runs.request import ON, REQUEST
 
@@ -396,9 +396,9 @@ class Forwarded:
     def _script(self, facts: dict[str, Any]) -> str:
         """Returns the script that a shell there runs; `facts` are those of the request."""
         runs_dir = f"{self.cluster.folder}/runs"
-        folders = [self.folder, runs_dir]
+        own = [self.project]
         if self.fetched:
-            folders.append(self.fetched[0])
+            own.append(self.fetched[0])
         # The shell makes folders from the home folder; slurmft runs in the project.
         if not runs_dir.startswith(("/", "~")):
             runs_dir = f"~/{runs_dir}"
@@ -409,9 +409,10 @@ class Forwarded:
         # Answers of several clusters are captured: there is no terminal to ask there.
         if Elsewhere.SEVERAL in self.behaviour and sys.stdout.isatty():
             variables["COLUMNS"] = str(screen_width())
-        words_of_folders = " ".join(word(folder) for folder in folders)
         folder = word(self.folder)
-        lines = [f"mkdir -p {words_of_folders} && cd {folder} || exit"]
+        # Who shares the folder of runs may have made it.
+        shared = f"mkdir -p {folder} {word(runs_dir)}"
+        lines = [f"{own_folders(*own)} && {shared} && cd {folder} || exit 2"]
         for name, text in variables.items():
             value = shlex.quote(text)
             lines.append(f"export {name}={value}")

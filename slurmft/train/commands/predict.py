@@ -14,7 +14,7 @@ text; an answer; entities. A job that was stopped resumes with the rows that are
 
 from pathlib import Path
 
-from slurmft.cli import submit_or_show
+from slurmft.cli import foreign, submit_or_show
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, input_file, typed_options
 from slurmft.core.config import JobConfig
@@ -49,6 +49,7 @@ def parser() -> Parser:
     overwrite = "let it take the place of a file that is there"
     command.add_argument("--overwrite", action="store_true", help=overwrite)
     command.add_follow()
+    foreign.add_yes(command)
     title = "how to predict (default: as the run evaluated)"
     command.add_options(TrainConfig, title, _PREDICT_OPTIONS)
     command.add_options(PredictConfig, "how texts are generated")
@@ -68,5 +69,8 @@ def main(argv: list[str]) -> int:
     if arguments.output:
         output = Path(arguments.output)
     file = Path(arguments.file)
+    # A model of slurmft's own tasks is weights and words; a task of somebody's own is code.
+    if predict.has_code(run.load_config().program):
+        foreign.ask(run, arguments.yes)
     config = predict.configure(run, file, output, arguments.overwrite, flags)
     return submit_or_show(config, arguments, "predict", argv)

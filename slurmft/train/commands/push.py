@@ -9,6 +9,11 @@ examples:
 The token is that of `hf auth login`, or $HF_TOKEN.
 """
 
+import contextlib
+import fnmatch
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from slurmft.cli.elsewhere import Elsewhere
@@ -16,12 +21,20 @@ from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.terminal import unprotected
 from slurmft.core.text import shown
-from slurmft.runs.rundir import RunDir
+from slurmft.core.trusted import Door
+from slurmft.runs import origin
+from slurmft.runs.rundir import CONFIG, RunDir
 
 ELSEWHERE = Elsewhere.PLAIN
 
 _REASON_CHARACTERS = 300
 """Characters of an answer of the hub that a message has: it may be a page of HTML."""
+MODEL = Door(
+    "the files of a model that `slurmft push` uploads",
+    "`model/` of a run",
+    "what is published in your name",
+    "put a copy of your own in its place",
+)
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 """Files of the model's folder that are uploaded: no pickles, whatever was put there."""
 
@@ -61,10 +74,12 @@ def push(run: RunDir, repo: str, public: bool) -> str:
         NotOwnError: the run is another user's, or others can write it.
         SlurmftError: the hub refuses, or cannot be reached.
     """
-    # For what it raises: another user's run may hold anything, and the upload is in our name.
-    run.load_own_config()
+    # For what they raise: another user's run may hold anything, and the upload is in our name.
+    _check_owner_elsewhere(run)
+    run.load_config(CONFIG.read)
     result = check_finished(run)
-    from huggingface_hub import HfApi  # --help need not wait for it
+    # --help need not wait for it
+    from huggingface_hub import CommitOperationAdd, HfApi
 
     from slurmft.train.login import model_card
 
@@ -77,16 +92,50 @@ def push(run: RunDir, repo: str, public: bool) -> str:
         if not public and api.repo_info(name).private is False:
             hint = "give another one, or add --public"
             raise UsageError(f"the repository {name} is public", hint)
-        with unprotected():  # for its progress bars
-            commit = api.upload_folder(
+        with unprotected(), _opened(run.model) as files:  # for its progress bars
+            operations = []
+            for file, descriptor in files.items():
+                # What is uploaded is what was looked at, not what has its name by then.
+                opened = f"/proc/self/fd/{descriptor}"
+                operations.append(
+                    CommitOperationAdd(path_in_repo=file, path_or_fileobj=opened)
+                )
+            commit = api.create_commit(
                 repo_id=name,
-                folder_path=str(run.model),
+                operations=operations,
                 commit_message=f"Model of {run.path.name}",
-                allow_patterns=list(FILES),
             )
     except (OSError, ValueError) as error:  # the library's HTTP errors are OSErrors
         raise refusal(repo, error) from error
     return str(commit.commit_url)
+
+
+def _check_owner_elsewhere(run: RunDir) -> None:
+    """Raises ForeignRunError for a run that was fetched, and was another user's there."""
+    came_from = origin.origin_of(run.path)
+    if came_from is not None and not came_from.is_own:
+        origin.check(run.path)
+
+
+@contextlib.contextmanager
+def _opened(model: Path) -> Iterator[dict[str, int]]:
+    """Opens the files of a model that are uploaded; yields path below the folder -> descriptor.
+
+    Raises:
+        NotOwnError: one of them, or a folder, is another user's, or others can write it; or it is a
+            link, or no regular file.
+    """
+    with contextlib.ExitStack() as opened:
+        descriptors = {}
+        for below, folder in MODEL.tree(model):
+            for name in sorted(os.listdir(folder)):
+                path = os.path.join(below, name)
+                is_named = any(fnmatch.fnmatch(name, pattern) for pattern in FILES)
+                if not is_named or path.startswith("."):
+                    continue
+                descriptors[path] = MODEL.open(model / path, folder)
+                opened.callback(os.close, descriptors[path])
+        yield descriptors
 
 
 def refusal(repo: str, error: Exception) -> SlurmftError:

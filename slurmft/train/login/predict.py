@@ -124,7 +124,7 @@ def _trained(run: RunDir) -> TrainConfig:
         raise UsageError(problem, "slurmft status RUN says more")
     # A task of the user's own is the copy that its run was trained with. Another user's is refused:
     # it would be executed here.
-    if program.code:
+    if has_code(program):
         config = run.load_own_config()
         frozen_code.check(run, config)
         program = config.program
@@ -143,6 +143,11 @@ def _trained(run: RunDir) -> TrainConfig:
         model = str(train.model)
         _check_base(model, where, program)
     return dataclasses.replace(_without_training_options(train), model=model)
+
+
+def has_code(program: Program) -> bool:
+    """Returns whether the task of a training is code of the user's own."""
+    return bool(program.code) or ":" in str(program.settings.get("task"))
 
 
 def _check_base(model: str, where: str, program: Program) -> None:

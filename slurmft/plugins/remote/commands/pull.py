@@ -1,5 +1,6 @@
 """Fetches a run from a cluster. Its model, records, results and logs can then be listed, reported
-and used here.
+and used here. Of what is there, regular files come alone. The run is marked as one from elsewhere:
+nothing of it is executed before you have seen that and agreed (`slurmft resume`).
 
 examples:
   slurmft pull last --on juwels
@@ -8,19 +9,35 @@ examples:
 """
 
 import json
+import os
 import shlex
+import time
 from pathlib import Path
+from typing import Any
 
+from slurmft.cli import command as command_line
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
+from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.trusted import Door
 from slurmft.plugins.remote.clusters import named
 from slurmft.plugins.remote.forward import Forwarded
+from slurmft.runs import origin
+from slurmft.runs.origin import Origin
 
 ELSEWHERE = Elsewhere.HERE
 
 # Large, and of no use without the job: only a resume needs them. rsync: below the run's folder.
 _LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")
+_NEVER = ("/submissions",)
+"""Links by which a job has the run there."""
+PULLED = Door(
+    "the folder that takes a run of `slurmft pull`",
+    "`runs/`, or `--into`",
+    "what a pulled run is marked as",
+    "give another folder: --into",
+)
 
 
 def parser() -> Parser:
@@ -30,6 +47,70 @@ def parser() -> Parser:
     add("--into", type=Path, default=Path("runs"), metavar="DIR", help=into)
     add("--checkpoints", action="store_true", help="also what only a resume needs")
     return command
+
+
+def _prepared(top: Path, came_from: Origin) -> Path:
+    """Returns the folder that takes a run, marked before any of its files comes.
+
+    Raises:
+        UsageError: the run's name is none, or something else has its place.
+    """
+    name = Path(came_from.path).name
+    where = f"{came_from.cluster}:{came_from.path}"
+    if name.startswith(".") or not name:
+        raise UsageError(f"{where!r} has no name that a run could have", "rename it")
+    into = top / name
+    if os.path.lexists(into):
+        before = origin.origin_of(into)
+        is_of_place = before is not None and (before.cluster, before.path) == (
+            came_from.cluster,
+            came_from.path,
+        )
+        if into.is_symlink() or not is_of_place:
+            raise UsageError(
+                f"{str(into)!r} is there, and did not come from {where}",
+                "give another folder: --into",
+            )
+    permissions.settle(share_with_group=False)
+    permissions.make_folder(into, share_with_group=False, exist_ok=True)
+    # Where others can write the folder above, one of them may have made it.
+    with PULLED.folder(into):
+        origin.mark(into, came_from)
+    return into
+
+
+def _status_there(status: Forwarded) -> dict[str, Any]:
+    """Returns what the cluster says of the run; its error is raised here, with its hint."""
+    answer = status.answer()
+    if answer.code:
+        text = answer.stderr.strip().removeprefix("error: ")
+        error, _, hint = text.partition("\nhint: ")
+        raise SlurmftError(error, hint or None, answer.code)
+    facts: dict[str, Any] = json.loads(answer.stdout)
+    return facts
+
+
+def _origin(cluster: str, facts: dict[str, Any]) -> Origin:
+    return Origin(
+        cluster=cluster,
+        path=str(Path(str(facts["path"]))),
+        # An older slurmft there does not say it.
+        owner=str(facts.get("owner", "")),
+        is_own=facts.get("is_own") is True,
+        user=permissions.user_name(os.getuid()),
+        time=time.time(),
+    )
+
+
+def _rsync_options(checkpoints: bool) -> list[str]:
+    # What a run is marked by is never what it brings along.
+    options = ["--exclude=/[oO][rR][iI][gG][iI][nN].[jJ][sS][oO][nN]"]
+    names = [*_NEVER]
+    if not checkpoints:
+        names += _LEFT_OUT
+    for name in names:
+        options.append(f"--exclude={name}")
+    return options
 
 
 def main(argv: list[str]) -> int:
@@ -46,21 +127,22 @@ def main(argv: list[str]) -> int:
         command += ["--runs-dir", arguments.runs_dir]
     # The cluster knows what "last" is, and where its runs are.
     status = Forwarded(clusters[0], command)
-    answer = status.answer()
-    if answer.code:
-        # The cluster's error becomes ours, with its hint.
-        text = answer.stderr.strip().removeprefix("error: ")
-        error, _, hint = text.partition("\nhint: ")
-        raise SlurmftError(error, hint or None, answer.code)
-    status_there = json.loads(answer.stdout)
-    path = Path(status_there["path"])
-    exclusions: list[str] = []
-    if not arguments.checkpoints:
-        exclusions = [f"--exclude={name}" for name in _LEFT_OUT]
+    came_from = _origin(clusters[0].name, _status_there(status))
+    status.connection.command = command_line(
+        "pull", arguments.run, "--on", arguments.on
+    )
     # A second pull of a run goes on in the same folder, and fetches what is new.
-    into = arguments.into / path.name
-    status.connection.fetch(str(path), into, *exclusions)
+    into = _prepared(arguments.into, came_from)
+    options = _rsync_options(arguments.checkpoints)
+    status.connection.fetch(came_from.path, into, *options)
+    # Again: a file system without upper and lower case may have taken another for the mark.
+    origin.mark(into, came_from)
     print(f"fetched from {clusters[0].name}: {into}")
+    if not came_from.is_own:
+        owner = came_from.owner or "an unknown user"
+        print(
+            f"it belongs to {owner} there: slurmft resume shows first what it executes"
+        )
     if (into / "model").is_dir():
         print(f"its model: {into / 'model'}")
     print(f"  slurmft report {shlex.quote(str(into))}")

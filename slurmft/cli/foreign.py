@@ -1,0 +1,47 @@
+"""The question before something of a run from elsewhere is executed."""
+
+import sys
+
+from slurmft.cli.parser import Parser, confirmed
+from slurmft.core.errors import UsageError
+from slurmft.runs import origin
+from slurmft.runs.rundir import RunDir
+
+
+def add_yes(parser: Parser) -> None:
+    """Adds --yes, by which a script agrees to what a run from elsewhere executes."""
+    text = "of a run that was fetched by slurmft pull: what it may execute, by the names shown"
+    parser.add_argument("--yes", metavar="NAME,...", help=text)
+
+
+def ask(run: RunDir, yes: str | None) -> None:
+    """Shows what a run from elsewhere would execute, and asks whether it may; nothing for a run
+    that was submitted here, or was agreed to before.
+
+    Raises:
+        UsageError: it may not, or nobody is there to ask.
+    """
+    came_from = origin.origin_of(run.path)
+    if came_from is None or came_from.accepted:
+        return
+    lines = origin.executed(run.load_config())
+    text = [f"{run.path} came from elsewhere: {came_from}", "It would execute as you:"]
+    for name, parts in lines.items():
+        for part in parts:
+            text.append(f"  {name}: {part}")
+    print("\n".join(text), file=sys.stderr, flush=True)
+    names = ",".join(lines)
+    if yes is not None:
+        origin.accept(run.path, lines, [name for name in yes.split(",") if name])
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(
+            f"{str(run.path)!r} came from elsewhere, and there is no terminal to ask whether it "
+            f"may execute the above",
+            f"if it may: --yes {names}",
+        )
+    if not confirmed("execute that?"):
+        raise UsageError(
+            "nothing was executed", "slurmft report and status show the run"
+        )
+    origin.accept(run.path, lines, lines)

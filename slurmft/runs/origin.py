@@ -1,0 +1,140 @@
+"""Runs that came from elsewhere (`slurmft pull`).
+
+Whoever could write such a run there has chosen what it makes slurmft execute: shell lines, a
+program and its code, a Python. So it is marked before its files come, and whoever acts on it is
+refused until its user has seen these and agreed.
+"""
+
+import dataclasses
+import os
+import shlex
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurmft.core import plugins
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.decode import read
+from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import write_json
+from slurmft.core.options import Option, options
+
+NAME = "origin.json"
+"""The mark. `slurmft pull` fetches no file of this name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where a run came from (origin.json)."""
+
+    cluster: str = ""
+    """By its name in clusters.toml."""
+    path: str = ""
+    """The run directory there."""
+    owner: str = ""
+    """The user there that it belongs to; "": not known."""
+    is_own: bool = False
+    """There it belonged to the account that fetched it, and nobody else could write it."""
+    user: str = ""
+    """Who fetched it."""
+    time: float = 0.0
+    """When, in Unix seconds."""
+    accepted: list[str] = field(default_factory=list)
+    """What may be executed, by the names that `executed` gives."""
+
+    def __str__(self) -> str:
+        owner = self.owner or "somebody"
+        day = time.strftime("%Y-%m-%d", time.localtime(self.time))
+        return f"{self.cluster}:{self.path} of {owner}, fetched on {day} by {self.user}"
+
+
+class ForeignRunError(SlurmftError):
+    """A run that came from elsewhere, and that its user has not agreed to execute."""
+
+
+def origin_of(run: Path) -> Origin | None:
+    """Returns where a run came from; None for one that was submitted here. One that lies within a
+    run from elsewhere came with it."""
+    for folder in (run, *run.parents):
+        mark = folder / NAME
+        is_run = folder == run or os.path.lexists(folder / "config.json")
+        # A mark that is damaged is one, too.
+        if is_run and os.path.lexists(mark):
+            return read(mark, Origin) or Origin()
+    return None
+
+
+def check(run: Path) -> None:
+    """Raises ForeignRunError where a run came from elsewhere, and nobody has agreed to it."""
+    origin = origin_of(run)
+    if origin is not None and not origin.accepted:
+        raise ForeignRunError(
+            f"{str(run)!r} came from elsewhere ({origin}): nothing of it is executed unseen",
+            f"it shows what it would execute, and asks: slurmft resume {shlex.quote(str(run))}",
+        )
+
+
+def mark(run: Path, origin: Origin) -> None:
+    """Marks a run that comes from elsewhere; of one that was accepted before, that is over."""
+    write_json(run / NAME, origin)
+
+
+def executed(config: RunConfig) -> dict[str, list[str]]:
+    """Returns what a run executes that its configuration chooses: name -> lines to show."""
+    program = config.program
+    words = program.settings.get("argv")
+    command = f"python -m {program.module}"
+    if isinstance(words, (list, tuple)):
+        command = shlex.join(map(str, words))
+    lines = {"program": [command]}
+    for what, value in (
+        ("in the folder", program.settings.get("folder")),
+        ("with the code in", program.settings.get("code") or program.code),
+    ):
+        if value:
+            lines["program"].append(f"{what} {value!r}")
+    values = config.job.values()
+    lines |= _lines_of(options(JobConfig), values)
+    for declared in plugins.load_all(plugins.OPTIONS):
+        lines |= _lines_of(options(declared), program.settings)
+    return lines
+
+
+def _lines_of(
+    declared: dict[str, Option], values: dict[str, Any]
+) -> dict[str, list[str]]:
+    lines = {}
+    for name, each in declared.items():
+        value = values.get(name)
+        if not each.executes or not each.is_set(value):
+            continue
+        parts = [value]
+        if isinstance(value, (list, tuple)):
+            parts = list(value)
+        # By repr: words of a program may hold anything.
+        texts = [f"{each.flag} {part!r}" for part in parts]
+        if texts:
+            lines[each.flag.removeprefix("--")] = texts
+    return lines
+
+
+def accept(run: Path, lines: dict[str, list[str]], names: Iterable[str]) -> None:
+    """Records that a run from elsewhere may execute what its user has named.
+
+    Raises:
+        UsageError: it executes more than that, or less.
+    """
+    named = set(names)
+    if named != lines.keys():
+        raise UsageError(
+            f"--yes names {_listed(named)}, but the run executes {_listed(lines)}",
+            f"look at each, then: --yes {','.join(lines)}",
+        )
+    origin = origin_of(run) or Origin()
+    mark(run, dataclasses.replace(origin, accepted=sorted(named)))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
