@@ -171,8 +171,8 @@ exec bash -c "$*"
 """
 
 
-def laptop_of(user: User, folder: Path) -> dict[str, str]:
-    """Variables with which this user has a cluster "lab", whose folder is given."""
+def laptop_of(user: User, folder: Path) -> str:
+    """Names a cluster "lab" for this user, whose folder is given; returns the file."""
     ssh = user.write(user.home / "bin" / "ssh", _SSH, 0o755)
     table = {
         "host": "lab",
@@ -182,7 +182,7 @@ def laptop_of(user: User, folder: Path) -> dict[str, str]:
     }
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
     clusters = user.write(user.home / "clusters.toml", f"[lab]\n{text}")
-    return {"SLURMFT_CLUSTERS": str(clusters)}
+    return str(clusters)
 
 
 @attack(
@@ -203,7 +203,7 @@ def pull(ada: User, eve: User) -> None:
     eve.write(run.path / "origin.json", '{"is_own": true, "accepted": ["program"]}')
     lab = laptop_of(ada, ada.home / "lab")
     where = ("--runs-dir", str(run.path.parent))
-    done = ada.slurmft("pull", "pulled-1", "--on", "lab", *where, **lab)
+    done = ada.slurmft("pull", "pulled-1", "--on", "lab", *where, SLURMFT_CLUSTERS=lab)
     assert done.code == 0, done.err
     assert "it belongs to eve there" in done.out
     here = ada.home / "runs" / "pulled-1"
@@ -215,9 +215,8 @@ def pull(ada: User, eve: User) -> None:
         assert path.lstat().st_mode & 0o7077 == 0
     for command in ("follow", "status", "report"):
         assert "Traceback" not in ada.slurmft(command, str(here)).err
-    for command in (("cancel",), ("push",), ("resume",)):
-        more = ("ada/model",) if command == ("push",) else ()
-        done = ada.slurmft(*command, str(here), *more)
+    for words in (["cancel"], ["push", "ada/model"], ["resume"]):
+        done = ada.slurmft(words[0], str(here), *words[1:])
         assert done.code != 0
         assert "came from elsewhere" in done.err
     local = ("--cluster", "local")
@@ -228,7 +227,14 @@ def pull(ada: User, eve: User) -> None:
     # What is here already, as a run of hers or a link, is not written over.
     ada.write(ada.home / "mine" / "pulled-1" / "config.json", "{}")
     done = ada.slurmft(
-        "pull", "pulled-1", "--on", "lab", *where, "--into", "mine", **lab
+        "pull",
+        "pulled-1",
+        "--on",
+        "lab",
+        *where,
+        "--into",
+        "mine",
+        SLURMFT_CLUSTERS=lab,
     )
     assert "is there, and did not come from lab" in done.err
     assert not (ada.home / "attacked").exists()
@@ -249,7 +255,7 @@ def folder_of_code(ada: User, eve: User) -> None:
     lab = laptop_of(ada, shared)
     for command in ("list --on lab", "run --on lab -- train.py"):
         typed = f"cd code && {sys.executable} -m slurmft {command}"
-        done = ada.run("bash", "-c", typed, **lab)
+        done = ada.run("bash", "-c", typed, SLURMFT_CLUSTERS=lab)
         assert done.code != 0
         error, hint = done.err.splitlines()[-2:]
         assert f"{shared}/{name} is another user's, or a link" in error

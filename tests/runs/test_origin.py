@@ -53,15 +53,6 @@ def test_the_yes_names_what_is_executed(run: RunDir) -> None:
     assert not run.is_own()
     origin.accept(run.path, lines, [*lines])
     assert run.is_own()
-    assert origin.origin_of(run.path) == Origin(
-        **{
-            "cluster": "lab",
-            "path": "/runs/r",
-            "owner": "eve",
-            "user": "ada",
-            "time": 1e9,
-            "accepted": sorted(lines),
-        }
-    )
+    assert origin.origin_of(run.path) == replace(LAB, accepted=sorted(lines))
     origin.mark(run.path, LAB)  # fetched again, it may have other files
     assert not run.is_own()
