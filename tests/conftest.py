@@ -39,6 +39,20 @@ for _name in list(os.environ):
 # No test reaches a Slurm of this machine: its commands fail at once. The test cluster names its own
 # configuration.
 os.environ["SLURM_CONF"] = os.devnull
+_start_process = subprocess.Popen.__init__
+
+
+@functools.wraps(_start_process)
+def _start_without_slurm(process: Any, *arguments: Any, **options: Any) -> None:
+    """Also where a test gives a process an environment of its own."""
+    given = options.get("env")
+    if given is None:
+        given = os.environ
+    options["env"] = {"SLURM_CONF": os.devnull, **given}
+    _start_process(process, *arguments, **options)
+
+
+subprocess.Popen.__init__ = _start_without_slurm  # type: ignore[method-assign]
 # Under nohup, or in the background of a script, SIGINT is ignored, and would be in every command
 # that a test starts: Ctrl-C could not be tested.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

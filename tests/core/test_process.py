@@ -51,3 +51,20 @@ def test_nobody_else_sets_a_time_limit() -> None:
             if name.startswith("subprocess.") and "timeout" in keywords:
                 found.add(str(path.relative_to(CHECKOUT)))
     assert found == LEAVE_NOTHING
+
+
+def test_no_process_of_a_test_reaches_a_slurm_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever environment a test gives it: Slurm's commands read an empty configuration."""
+    monkeypatch.delenv("SLURM_CONF")
+    for env in (None, {}, {"PATH": "/usr/bin:/bin"}):
+        done = subprocess.run(
+            ["/bin/sh", "-c", "echo $SLURM_CONF; squeue"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == "/dev/null\n"
+        assert done.returncode != 0
