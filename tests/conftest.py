@@ -39,7 +39,7 @@ for _name in list(os.environ):
 # No test reaches a Slurm of this machine: its commands fail at once. The test cluster names its own
 # configuration.
 os.environ["SLURM_CONF"] = os.devnull
-_start_process = subprocess.Popen.__init__
+_start_process: Any = subprocess.Popen.__init__
 
 
 @functools.wraps(_start_process)
@@ -52,7 +52,7 @@ def _start_without_slurm(process: Any, *arguments: Any, **options: Any) -> None:
     _start_process(process, *arguments, **options)
 
 
-subprocess.Popen.__init__ = _start_without_slurm  # type: ignore[method-assign]
+subprocess.Popen.__init__ = _start_without_slurm  # type: ignore[method-assign, assignment]
 # Under nohup, or in the background of a script, SIGINT is ignored, and would be in every command
 # that a test starts: Ctrl-C could not be tested.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -31,9 +31,9 @@ _REASON_CHARACTERS = 300
 """Characters of an answer of the hub that a message has: it may be a page of HTML."""
 MODEL = Door(
     "the files of a model that `slurmft push` uploads",
-    "`model/` of a run",
+    "`RUN/model/`",
     "what is published in your name",
-    "put a copy of your own in its place",
+    cure="put a copy of your own in its place",
 )
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 """Files of the model's folder that are uploaded: no pickles, whatever was put there."""

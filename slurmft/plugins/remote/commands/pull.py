@@ -36,7 +36,7 @@ PULLED = Door(
     "the folder that takes a run of `slurmft pull`",
     "`runs/`, or `--into`",
     "what a pulled run is marked as",
-    "give another folder: --into",
+    cure="give another folder: --into",
 )
 
 
