@@ -84,6 +84,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             # They show, or ask what does not decide what runs.
             "api.py",
             "cli/__init__.py",
+            "cli/foreign.py",  # shows what a run from elsewhere would execute
             "cluster/follow.py",
             "cluster/status.py",
             "runs/rundir.py",

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         output = Path(arguments.output)
     file = Path(arguments.file)
     # A model of slurmft's own tasks is weights and words; a task of somebody's own is code.
-    if predict.has_code(run.load_config().program):
+    if predict.executes_code(run):
         foreign.ask(run, arguments.yes)
     config = predict.configure(run, file, output, arguments.overwrite, flags)
     return submit_or_show(config, arguments, "predict", argv)

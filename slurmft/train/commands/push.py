@@ -76,7 +76,7 @@ def push(run: RunDir, repo: str, public: bool) -> str:
     """
     # For what they raise: another user's run may hold anything, and the upload is in our name.
     _check_owner_elsewhere(run)
-    run.load_config(CONFIG.read)
+    CONFIG.read(run.config)
     result = check_finished(run)
     # --help need not wait for it
     from huggingface_hub import CommitOperationAdd, HfApi

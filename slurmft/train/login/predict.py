@@ -124,7 +124,7 @@ def _trained(run: RunDir) -> TrainConfig:
         raise UsageError(problem, "slurmft status RUN says more")
     # A task of the user's own is the copy that its run was trained with. Another user's is refused:
     # it would be executed here.
-    if has_code(program):
+    if executes_code(run):
         config = run.load_own_config()
         frozen_code.check(run, config)
         program = config.program
@@ -145,8 +145,9 @@ def _trained(run: RunDir) -> TrainConfig:
     return dataclasses.replace(_without_training_options(train), model=model)
 
 
-def has_code(program: Program) -> bool:
+def executes_code(run: RunDir) -> bool:
     """Returns whether the task of a training is code of the user's own."""
+    program = run.load_config().program
     return bool(program.code) or ":" in str(program.settings.get("task"))
 
 
