@@ -16,6 +16,7 @@ FLAGS = {
     "train_file": "--data",
     "validation_file": "--data",
     "data_dir": "--data",
+    "dataset_mixer": "--mix",
     "task_name": "--task",
     "max_seq_length": "--max-length",
     "max_seq_len": "--max-length",

@@ -11,8 +11,9 @@ from slurmft.train.login.rows import Chunk
 _ROWS_AT_ONCE = 1000
 
 
-def cached_split(train: TrainConfig, name: str) -> tuple[str, Chunks]:
-    """Returns the name of a split in messages, and its columns, some rows at a time.
+def cached_split(train: TrainConfig, name: str) -> tuple[str, Chunks, tuple[str, ...]]:
+    """Returns the name of a split in messages; its columns, some rows at a time; and the names of
+    its classes, where it has them beside their numbers.
 
     Raises:
         UsageError: the data set is not in the cache.
@@ -25,11 +26,14 @@ def cached_split(train: TrainConfig, name: str) -> tuple[str, Chunks]:
         rows = task.rows(name)
     except UsageError as error:
         raise UsageError(
-            f"--data {train.data!r} is no folder, and not in the cache: {error.message}",
+            f"{train.data!r} is no folder, and not in the cache: {error.message}",
             f"slurmft fetch {train.model} {train.data} --task {train.task}; or give its folder",
         ) from error
     columns = [rows.column(column) for column in task.form.columns]
-    return rows.where, _in_chunks(columns, rows.where)
+    names = ()
+    if task.form.has_classes:
+        names = rows.names.get(task.form.columns[-1], ())
+    return rows.where, _in_chunks(columns, rows.where), tuple(names)
 
 
 def _in_chunks(columns: list[list[Any]], where: str) -> Chunks:

@@ -21,8 +21,9 @@ from slurmft.core.options import (
     options,
 )
 from slurmft.core.program import Program
-from slurmft.train import own_task
+from slurmft.train import mix_spec, own_task
 from slurmft.train.metric_spec import LOSS, MetricSpec, parsed
+from slurmft.train.mix_spec import MixSpec
 from slurmft.train.recipes import fill, named
 from slurmft.train.task_facts import TASKS
 
@@ -61,6 +62,7 @@ class TrainConfig:
         executes=True,
         usual=True,
         decides_tokens=True,
+        per_source=True,
         # Published tables name the data set, as tasks are named after them.
         published=("dataset",),
         commands=("data",),
@@ -96,6 +98,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         decides_tokens=True,
+        per_source=True,
         commands=("data",),
     )
     model: str | None = option(
@@ -118,6 +121,18 @@ class TrainConfig:
         path="input",
         usual=True,
     )
+    mix: tuple[str, ...] = option(
+        (),
+        "a further source of training data, and its share of each epoch; repeatable",
+        # The tokens of each source are the same for every share.
+        affects="both",
+        at="rank",
+        metavar="ID|DIR:SHARE[,COLUMN=NAME,...]",
+        path="input",
+        predicts="reset",
+        usual=True,
+        commands=("data", "fetch"),
+    )
     validation_fraction: float | None = option(
         None,
         "part of the training data that is the validation split, where there is none",
@@ -133,7 +148,7 @@ class TrainConfig:
     )
     data_seed: int = option(
         42,
-        "seed of the rows that --validation-fraction draws; --seed leaves them as they are",
+        "seed of the rows that --validation-fraction and --mix draw; --seed leaves them alone",
         affects="result",
         at="rank",
         least=0,
@@ -151,6 +166,7 @@ class TrainConfig:
         predicts="flag",
         usual=True,
         decides_tokens=True,
+        per_source=True,
         commands=("data",),
     )
     text_pair_column: str | None = option(
@@ -162,6 +178,7 @@ class TrainConfig:
         metavar="NAME",
         predicts="flag",
         decides_tokens=True,
+        per_source=True,
         commands=("data",),
     )
     label_column: str | None = option(
@@ -172,6 +189,7 @@ class TrainConfig:
         metavar="NAME",
         usual=True,
         decides_tokens=True,
+        per_source=True,
         commands=("data",),
     )
     tools_column: str | None = option(
@@ -181,6 +199,7 @@ class TrainConfig:
         at="rank",
         metavar="NAME",
         decides_tokens=True,
+        per_source=True,
         commands=("data",),
     )
     max_length: int | None = option(
@@ -213,6 +232,7 @@ class TrainConfig:
         metavar="TEXT",
         may_be_empty=True,
         decides_tokens=True,
+        per_source=True,
         commands=("data",),
     )
     num_beams: int | None = option(
@@ -680,6 +700,9 @@ class TrainConfig:
         evaluation_period(self.evaluate_every)
         if self.validation_fraction is not None:
             _check_has_validation(self.task)
+        if self.mix:
+            _check_reads_rows("--mix", self.task)
+            self.sources()  # raises for a source that cannot be
         if self.named_metrics:
             _check_predictions(parsed(self.named_metrics), self.task)
         if self.saves_adapter and self.model is None:
@@ -705,6 +728,47 @@ class TrainConfig:
         """The result is an adapter, not a whole model."""
         return self.lora is not None and not self.merge
 
+    @property
+    def mixed(self) -> list[MixSpec]:
+        """The sources that --mix names."""
+        return mix_spec.parsed(self.mix)
+
+    def sources(self) -> "list[TrainConfig]":
+        """Returns the configuration of each source of training data: that of --data, then those of
+        --mix, of which each has its source as `data`.
+
+        Raises:
+            UsageError: a value of --mix cannot be right.
+        """
+        configs = [dataclasses.replace(self, mix=())]
+        for spec in self.mixed:
+            values = self._values_of_source(spec)
+            config = dataclasses.replace(configs[0], data=spec.name, **values)
+            if config == configs[0]:
+                raise UsageError(
+                    f"--mix {spec.text!r} is the data of --data, of which each epoch has all rows",
+                    "leave it out, or name another source",
+                )
+            # Validation rows are of --data alone.
+            configs.append(dataclasses.replace(config, validation_fraction=None))
+        return configs
+
+    def _values_of_source(self, spec: MixSpec) -> dict[str, Any]:
+        """Returns the options that a source of --mix has values of its own of."""
+        names = [name for name, each in options(TrainConfig).items() if each.per_source]
+        for name in spec.settings:
+            if name not in names:
+                raise unknown(f"option of --mix {spec.text!r}", name, names)
+        task = spec.settings.get("task", self.task)
+        if task != self.task:
+            _check_same_samples(spec, task, self.task)
+        values: dict[str, Any] = {}
+        # A task and a preset have columns of their own.
+        if task != self.task or "preset" in spec.settings:
+            recipe = fill({"task": task, "preset": spec.settings.get("preset")})
+            values = {name: recipe.get(name) for name in names}
+        return values | spec.settings
+
     @classmethod
     def resolve(cls, **given: Any) -> "ResolvedConfig":
         """Builds a configuration of `given` options, and for others the values of the recipe."""
@@ -717,7 +781,8 @@ class TrainConfig:
 
     def program(self) -> Program:
         """Returns the built-in program with these options, as the toolkit knows it."""
-        sources = [name for name in (self.model, self.data) if name is not None]
+        names = [self.model, *(source.data for source in self.sources())]
+        sources = [name for name in names if name is not None]
         metrics = parsed(self.named_metrics)
         # Of a folder with arguments the folder alone.
         sources += [metric.name for metric in metrics]
@@ -736,7 +801,7 @@ class TrainConfig:
             code=own_task.code(self.task),
             module="slurmft.train.rank",
             needs_hub=len(local) < len(sources),
-            paths=tuple(local),
+            paths=tuple(dict.fromkeys(local)),
             settings=dataclasses.asdict(self) | lists,
         )
 
@@ -844,18 +909,36 @@ def local_steps(grad_comm: str) -> int | None:
 def _check_has_validation(task: str) -> None:
     """Raises UsageError where a task has no validation split that could be taken from its training
     data."""
+    _check_reads_rows("--validation-fraction", task)
     what = f"--validation-fraction cannot be used with --task {task}"
     splits = own_task.facts(task).splits
-    if not splits:
-        raise UsageError(f"{what}: it generates its data", "leave it out")
     if splits != ("train", "validation"):
         problem = f"{what}: its splits are {', '.join(splits)}"
         raise UsageError(problem, "leave it out, and give a file of each")
+
+
+def _check_same_samples(spec: MixSpec, task: str, main_task: str) -> None:
+    """Raises UsageError where the samples of two tasks cannot train together."""
+    # Language models learn the tokens that follow, whatever made the texts.
+    pipelines = {own_task.facts(name).pipeline for name in (task, main_task)}
+    if pipelines != {"text-generation"}:
+        raise UsageError(
+            f"--mix {spec.text!r}: its task does not go with --task {main_task}",
+            "leave task= out; only sources of causal-lm and sft go together",
+        )
+
+
+def _check_reads_rows(given: str, task: str) -> None:
+    """Raises UsageError where an option is about the rows of a task that reads none, or not as
+    ours do."""
+    what = f"{given} cannot be used with --task {task}"
+    if not own_task.facts(task).splits:
+        raise UsageError(f"{what}: it generates its data", "leave it out")
     # `tasks.Pretrained` reads rows; a task may read its data in a way of its own.
     if task not in TASKS and not hasattr(own_task.load(task), "rows"):
         raise UsageError(
             f"{what}, which does not read rows as slurmft.train.tasks.Pretrained does",
-            "divide the data in prepare() of the task",
+            "leave it out, and read the data so in prepare() of the task",
         )
 
 

@@ -6,6 +6,7 @@ Its downloads show their progress, and stay in the caches.
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,28 @@ def _load(argv: list[str]) -> int:
     if config.model is not None:
         facts_of_model = _load_model(task, config.model)
         lines.append(f"{config.model}: {facts_of_model}")
-    if config.data is not None:
-        counts = []
-        for split in facts(config.task).splits:
-            rows = task.rows(split)
-            counts.append(f"{split} {len(rows):,} rows")
-        all_counts = ", ".join(counts)
-        lines.append(f"{config.data}: {all_counts}")
+    main, *mixed = config.sources()
+    splits = facts(config.task).splits
+    if main.data is not None:
+        lines.append(_counts(main, splits))
+    for source in mixed:
+        lines.append(_counts(source, facts(source.task).splits[:1]))
     # slurmft fetch starts this twice: to download, then offline, to see that all is there.
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         for line in lines:
             print(line, flush=True)
     return Exit.OK
+
+
+def _counts(source: TrainConfig, splits: Sequence[str]) -> str:
+    """Loads splits of a source; returns how many rows they have."""
+    task: Any = tasks.get(source)
+    counts = []
+    for split in splits:
+        rows = task.rows(split)
+        counts.append(f"{split} {len(rows):,} rows")
+    all_counts = ", ".join(counts)
+    return f"{source.data}: {all_counts}"
 
 
 def _load_model(task: Any, name: str) -> str:

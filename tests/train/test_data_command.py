@@ -93,7 +93,7 @@ def test_data_of_the_hubs_cache(
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data.main(["me/texts"])
     out = capsys.readouterr().out
-    assert "1      3 (75.0 %)  3 (75.0 %)\n" in out
+    assert "1 high  3 (75.0 %)  3 (75.0 %)\n" in out
     assert "also in train         4\n" in out
     with pytest.raises(Exception, match="is no folder, and not in the cache") as error:
         data.main(["me/others"])

@@ -391,3 +391,18 @@ def test_tokens_are_labelled_as_by_run_ner(
 def test_all_tokens_of_what_is_no_word(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it has no labels of words"):
         TrainConfig.resolve(task="emotion", label_all_tokens=True)
+
+
+def test_labels_that_are_numbers_are_names(tmp_path: Path, tiny_model: Path) -> None:
+    """Without names for its numbers, data with the classes 1 and 2 has these."""
+    rows = [{"tokens": ["joy", "word1"], "tags": [1, 2]}] * 3
+    splits = {"train": rows, "validation": rows}
+    data = write_splits(tmp_path / "numbers", splits)
+    config = TrainConfig.resolve(
+        task="token-classification", data=str(data), model=str(tiny_model)
+    )
+    tokens = tasks.get(localize(config)).prepare()
+    assert tokens.labels == ["1", "2"]
+    assert tokens.train.token_labels is not None
+    labels = tokens.train.token_labels[: len(tokens.train.token_labels) // 3]
+    assert labels[labels != IGNORED].tolist() == [0, 1]

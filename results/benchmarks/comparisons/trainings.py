@@ -192,6 +192,40 @@ def classes(folder: Path) -> Iterator[Row]:
     yield row("classes, cosine schedule, gradients not clipped", unclipped, *flags)
 
 
+@check("trainings", LOSS)
+def mixtures(folder: Path) -> Iterator[Row]:
+    """A third of each epoch is of another source, which is too small and repeated."""
+    from datasets import Dataset, concatenate_datasets
+    from transformers import DataCollatorWithPadding
+
+    from slurmft.train.data.stream import mixed_rows
+    from tests.support.models import write_pairs
+
+    data = write_pairs(folder / "data", ("text", None), 3, SAMPLES)
+    sizes = {"train": 30}
+    other = write_pairs(folder / "other", ("text", None), 3, sizes)
+    saved = bert(folder / "model", "SequenceClassification", num_labels=3)
+    model, tokenizer = loaded(saved, "SequenceClassification")
+    sources = [
+        Dataset.from_list(class_samples(each, tokenizer)) for each in (data, other)
+    ]
+    rows = mixed_rows([100, 30], [100, 50], seed=42, epoch=0)
+    samples = list(concatenate_datasets(sources).select(rows))
+    expected = by_trainer(folder, model, samples, DataCollatorWithPadding(tokenizer))
+    # Of 150 rows a third are 50.
+    flags = ("--mix", f"{other}:0.333333333333")
+    for processes, name in (
+        (1, "classes, two sources"),
+        (2, f"classes, two sources, {TWO}"),
+    ):
+        run = by_slurmft(
+            folder, "text-classification", data, saved, *flags, processes=processes
+        )
+        yield Row(
+            name, "Trainer, on concatenate_datasets", largest(losses(run), expected)
+        )
+
+
 @check("trainings", LOSS, "peft")
 def adapters(folder: Path) -> Iterator[Row]:
     import torch

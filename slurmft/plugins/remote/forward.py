@@ -268,8 +268,8 @@ class Forwarded:
         for number, _ in self._places():
             text = self.words[number]
             self.words[number] = self._without_cluster(text)
-        for number, path in inputs:
-            self.words[number] = self._send_input(path, names)
+        for number, path, rest in inputs:
+            self.words[number] = self._send_input(path, names) + rest
         if not names:
             return
         project = _hash(self.project)
@@ -288,21 +288,25 @@ class Forwarded:
             write_json(record, {"names": list(self.source.files)})
         self._warn_of_left_out(names)
 
-    def _inputs(self) -> list[tuple[int, Path]]:
-        """Returns number and path of each word that names a file or folder here."""
+    def _inputs(self) -> list[tuple[int, Path, str]]:
+        """Returns number and path of each word that names a file or folder here, and what follows
+        the path in it, as :0.2 in --mix DIR:0.2."""
         inputs = []
         for number, kind in self._places():
             text = self.words[number]
             # An empty word would be this folder; CLUSTER:PATH is a path there.
             if not text or self._without_cluster(text) != text:
                 continue
-            path = Path(text).expanduser().absolute()
-            is_here = path.exists()
-            if kind is input_file:
-                is_here = path.is_file()
-            # What is not here is left to the cluster: the name of a model, a task or a run.
-            if is_here:
-                inputs.append((number, path))
+            for name in _beginnings(text):
+                # Without "..": what is beside the project is not below it.
+                path = Path(os.path.abspath(os.path.expanduser(name)))
+                is_here = path.exists()
+                if kind is input_file:
+                    is_here = path.is_file()
+                # What is not here is left to the cluster: the name of a model, a task or a run.
+                if is_here:
+                    inputs.append((number, path, text.removeprefix(name)))
+                    break
         return inputs
 
     def _places(self) -> list[tuple[int, InputType]]:
@@ -512,6 +516,14 @@ def _split_assignments(words: Sequence[str], syntax: Syntax) -> Iterator[str]:
             yield value
         else:
             yield each
+
+
+def _beginnings(text: str) -> Iterator[str]:
+    """Yields a text, and what of it stands before each colon, the longest first: a path may have
+    colons itself."""
+    while text:
+        yield text
+        text, _, _ = text.rpartition(":")
 
 
 def _state_file(*names: str) -> Path:

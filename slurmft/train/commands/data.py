@@ -8,6 +8,8 @@ examples:
   slurmft data dair-ai/emotion --task emotion             of the hub's cache; see slurmft fetch
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from slurmft.cli.elsewhere import Elsewhere
@@ -66,6 +68,7 @@ def _facts_of_split(split: Split) -> dict[str, Any]:
         "where": split.where,
         "texts": split.rows,
         "share_read": split.share,
+        "part": split.part or None,
         "empty": len(split.without_text),
         "repeated": split.texts.repeated,
         "also_in_train": split.shared,
@@ -120,13 +123,15 @@ def _classes(splits: list[Split], class_names: tuple[str, ...]) -> list[str]:
         listed = order[:_LARGEST] + order[-_SMALLEST:]
     names = [split.name for split in splits]
     rows = [["class", *names]]
-    for label in listed:
-        name = str(label[1])
+    counts = [_counts_by_name(split, class_names) for split in splits]
+    for _, value in listed:
+        text = str(value)
+        name = _class_name(value, class_names)
         # A label that is a number is shown with the name that the task has for it.
-        if name.isdecimal() and int(name) < len(class_names):
-            name += f" {class_names[int(name)]}"
-        cells = [_share(split, label) for split in splits]
-        rows.append([shown(name, 20), *cells])
+        if name != text:
+            text += f" {name}"
+        cells = [_share(counts_of_split, name) for counts_of_split in counts]
+        rows.append([shown(text, 20), *cells])
     head, *lines = aligned(rows)
     if is_cut:
         left_out = len(order) - len(listed)
@@ -134,10 +139,25 @@ def _classes(splits: list[Split], class_names: tuple[str, ...]) -> list[str]:
     return ["", head, *lines]
 
 
-def _share(split: Split, label: Any) -> str:
-    """Returns how many texts of a split have a label, and their share of it."""
-    counts = split.labels.counts
-    count = counts[label]
+def _class_name(value: Any, class_names: Sequence[str]) -> str:
+    """Returns the name of a class, of which the data may have the number."""
+    text = str(value)
+    if text.isdecimal() and int(text) < len(class_names):
+        return class_names[int(text)]
+    return text
+
+
+def _counts_by_name(split: Split, class_names: Sequence[str]) -> Counter[str]:
+    """Returns how many texts of a split have each class: splits may number them differently."""
+    counts: Counter[str] = Counter()
+    for (_, value), count in split.labels.counts.items():
+        counts[_class_name(value, split.class_names or class_names)] += count
+    return counts
+
+
+def _share(counts: Counter[str], name: str) -> str:
+    """Returns how many texts of a split are of a class, and their share of it."""
+    count = counts[name]
     # Rows with any number of labels may all have none: then there is nothing to divide by.
     percent = 100 * count / (counts.total() or 1)
     return f"{count:,} ({percent:.1f} %)"
@@ -185,6 +205,9 @@ def main(argv: list[str]) -> int:
     class_names = own_task.facts(train.task).labels or splits[0].class_names
     print(f"{train.data}, read as --task {train.task}\n")
     print(text(splits, class_names))
+    for split in splits:
+        if split.part:
+            print(f"{split.name}: {split.where}: {split.part}")
     for each in warnings:
         print(f"warning: {each}")
     return Exit.OK

@@ -108,6 +108,7 @@ def load(train: TrainConfig, offline: bool) -> int:
         "task": train.task,
         "model": train.model,
         "data": train.data,
+        "mix": list(train.mix),
         "validation_fraction": train.validation_fraction,
         "data_seed": train.data_seed,
     }
@@ -167,7 +168,7 @@ def main(argv: list[str]) -> int:
         return Exit.OK
     train = configure(arguments)
     needs_hub = False
-    for name in (train.model, train.data):
+    for name in (train.model, *(source.data for source in train.sources())):
         if name is None:
             continue
         if is_local(name):

@@ -6,7 +6,7 @@ ranks share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +27,50 @@ _Result = TypeVar("_Result")
 def epoch_order(samples: int, seed: int, epoch: int) -> Array:
     """Returns the order of an epoch: a permutation that depends on seed and epoch alone."""
     return np.random.default_rng([seed, epoch]).permutation(samples)
+
+
+def drawn_rows(size: int, count: int, seed: int, source: int, epoch: int) -> Array:
+    """Returns the rows of a source of --mix that an epoch has; they depend on the arguments alone.
+
+    Each epoch goes on where the one before has ended: no row comes a second time in a run before
+    all rows have come.
+
+    Args:
+        size: rows of the source.
+        count: rows that an epoch takes.
+        source: number of the source, from 0.
+    """
+    first = epoch * count
+    end = first + count
+    parts = []
+    for turn in range(first // size, (end - 1) // size + 1):
+        # The third number tells these generators from those of the order.
+        random = np.random.default_rng([seed, turn, 2 + source])
+        start = turn * size
+        in_turn = slice(max(first - start, 0), end - start)
+        parts.append(random.permutation(size)[in_turn])
+    return np.concatenate(parts)
+
+
+def mixed_rows(
+    sizes: Sequence[int],
+    counts: Sequence[int],
+    seed: int,
+    epoch: int,
+) -> Array:
+    """Returns the rows of the training data that an epoch has: all of the first source, and those
+    that are drawn of others.
+
+    Args:
+        sizes: rows of each source; they lie one after the other.
+        counts: rows of each source that an epoch takes.
+    """
+    rows = [np.arange(sizes[0])]
+    first = sizes[0]
+    for source, (size, count) in enumerate(zip(sizes[1:], counts[1:], strict=True)):
+        rows.append(first + drawn_rows(size, count, seed, source, epoch))
+        first += size
+    return np.concatenate(rows)
 
 
 def bucket_by_length(

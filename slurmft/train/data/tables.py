@@ -102,13 +102,21 @@ class TokenTable:
         arrays: dict[str, Any] = {}
         for name in _ARRAYS:
             parts = [getattr(table, name) for table in tables]
-            # All tables are of one task: they have the same arrays.
+            if name == "types" and any(part is not None for part in parts):
+                # A table whose samples are all of one text has none.
+                parts = [table._types_or_zeros() for table in tables]
+            # All tables are of one task: they have the same other arrays.
             if parts[0] is not None:
                 arrays[name] = np.concatenate(parts)
         # Offsets count from the start of their own table: they are made anew.
         lengths = [np.diff(table.offsets) for table in tables]
         arrays["offsets"] = offsets_of(np.concatenate(lengths))
         return cls(**arrays)
+
+    def _types_or_zeros(self) -> Array:
+        if self.types is None:
+            return np.zeros(len(self.tokens), dtype=np.int8)
+        return self.types
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -13,7 +13,15 @@ from slurmft.core.text import some
 from slurmft.train.data.tables import IGNORED, Array, TokenTable
 from slurmft.train.login.texts import Lengths
 
-_META = ("labels", "pad_id", "sizes", "row_size", "notes", "warnings")
+_META = (
+    "labels",
+    "pad_id",
+    "sizes",
+    "source_sizes",
+    "row_size",
+    "notes",
+    "warnings",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,9 @@ class TokenData:
     pad_id: int
     sizes: tuple[int, ...] = ()
     """Number of samples of each validation split: one lies after the other."""
+    source_sizes: tuple[int, ...] = ()
+    """Number of training samples of --data, and of each source of --mix: they lie one after the
+    other. None where there is no other source."""
     row_size: int = 1
     """Neighbouring samples that are a row of the data, and train together: the texts of a pair."""
     texts: Any = None
@@ -39,6 +50,12 @@ class TokenData:
     """Folder that it was loaded from."""
     test: TokenData | None = None
     """The test split, as its validation; None: there is none."""
+
+    @property
+    def source_rows(self) -> list[int]:
+        """Number of rows of each source of the training data."""
+        sizes = self.source_sizes or (len(self.train),)
+        return [size // self.row_size for size in sizes]
 
     @property
     def tables(self) -> list[TokenTable]:
@@ -84,6 +101,8 @@ class TokenData:
             token_counts = np.diff(table.offsets)
             lengths = Lengths.of(token_counts.tolist())
             line = f"{name}: {self.rows(table):,} samples"
+            if self.source_sizes and table is self.train:
+                line += " of all sources"
             if self.labels and table.labels.ndim == 1:  # each sample has one class
                 line += f": {self._shares(table)}"
             lines.append(f"{line}; tokens: {lengths}")
@@ -128,18 +147,25 @@ class TokenData:
         )
 
 
-def balanced(table: TokenTable, classes: int) -> Array:
+def balanced(table: TokenTable, classes: int, weights: Array | None = None) -> Array:
     """Returns weights by which each class counts as much as another one: float32, (classes,).
 
     As scikit-learn defines them: n / (classes that occur * samples of the class); 1 for a class
     that does not occur.
+
+    Args:
+        weights: how often each sample counts: (samples,); None: once.
     """
     # Classes are of samples or of tokens, never of both.
     labels = table.labels
     if table.token_labels is not None:
         labels = table.token_labels
-    counted = labels[labels != IGNORED]
-    counts = np.bincount(counted, minlength=classes)
+        if weights is not None:
+            weights = np.repeat(weights, np.diff(table.offsets))
+    is_counted = labels != IGNORED
+    if weights is not None:
+        weights = weights[is_counted]
+    counts = np.bincount(labels[is_counted], weights, minlength=classes)
     occurs = counts > 0
     weights = np.ones(classes)
     weights[occurs] = counts.sum() / (occurs.sum() * counts[occurs])

@@ -217,6 +217,7 @@ def label_ids(
     where: str,
     by_number: bool = True,
     rows: Iterable[int] | None = None,
+    numbered: Sequence[str] | None = None,
 ) -> list[int]:
     """Returns the numbers of classes that are labels of rows.
 
@@ -226,32 +227,90 @@ def label_ids(
         where: name of the split in messages.
         by_number: a label may be the number of a class; else it is always a name.
         rows: numbers of the rows; None: 1, 2, and so on.
+        numbered: names that the data itself has for its numbers; None: they are those of `names`.
 
     Raises:
         UsageError: a label that is no class.
     """
-    ids_by_text: dict[str, int] = {}
+    ids_by_name = {name: number for number, name in enumerate(names)}
+    # The class of each number: by its name, as the data may have its classes in another order.
+    ids_by_number = [ids_by_name.get(name) for name in numbered or names]
+    ids_by_text: dict[str, int | None] = {}
     if by_number:
-        for number in range(len(names)):
-            ids_by_text[str(number)] = number
+        for number, class_id in enumerate(ids_by_number):
+            ids_by_text[str(number)] = class_id
     # Second, so that a name goes before a number: a class may be called "1".
-    for number, name in enumerate(names):
-        ids_by_text[name] = number
+    ids_by_text |= ids_by_name
     ids = []
     # Not strict: the count has no end.
     for row, value in zip(rows or itertools.count(1), values, strict=False):
-        label = value
+        label = None
         # In a .csv numbers are texts, too.
         if isinstance(value, str) or not by_number:
             label = ids_by_text.get(str(value))
         # type() and not isinstance(): True would be class 1.
-        if type(label) is not int or not 0 <= label < len(names):
+        elif type(value) is int and 0 <= value < len(ids_by_number):
+            label = ids_by_number[value]
+        if label is None:
             classes = some(list(names))
             if by_number:
                 classes = f"0 to {len(names) - 1}, or {classes}"
             raise wrong_label(where, row, value, f"labels are {classes}")
         ids.append(label)
     return ids
+
+
+def names_of_numbers(
+    names_in_data: Sequence[str],
+    names: Sequence[str],
+) -> Sequence[str] | None:
+    """Returns the names that the numbers of a split stand for, where it has names for them; None:
+    they are the numbers of the classes, whatever the split calls them.
+
+    Args:
+        names_in_data: its names, by number.
+        names: names of the classes.
+    """
+    if set(names_in_data) & set(names):
+        return names_in_data
+    return None
+
+
+def check_same_classes(
+    labels: Labels,
+    names: Sequence[str],
+    numbered: Sequence[str],
+    source: str,
+) -> list[str]:
+    """Checks, by their names, that labels of a source of --mix are classes of --data; returns the
+    classes that the source lacks.
+
+    Args:
+        names: names of the classes of --data.
+        numbered: names that the numbers of the source stand for; none: they are names themselves.
+        source: the value of --mix.
+
+    Raises:
+        UsageError: it has other labels.
+    """
+    unknown = []
+    ids = []
+    for _, value in labels.first:
+        try:
+            by_number = bool(numbered)
+            ids += label_ids([value], names, "", by_number, numbered=numbered)
+        except UsageError:
+            shown = value
+            if type(value) is int and 0 <= value < len(numbered):
+                shown = numbered[value]
+            unknown.append(repr(shown))
+    if unknown:
+        listed = some(sorted(unknown), 6)
+        raise UsageError(
+            f"--mix {source!r} has labels that --data does not have: {listed}",
+            f"rename them, or take their rows out; --data has {some(list(names), 20)}",
+        )
+    return [name for number, name in enumerate(names) if number not in ids]
 
 
 def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[float]:

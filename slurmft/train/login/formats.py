@@ -53,6 +53,12 @@ class RowFormat(ABC):
         """Texts of a row that a model reads one by one; 1: one text, or a pair together."""
         return 1
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be alike in rows that train together: texts that are read one by one, and
+        whether there are classes."""
+        return self.texts_apart, self.has_classes
+
     @classmethod
     def of(cls, train: TrainConfig) -> "RowFormat":
         """Returns the format for a configuration; here its columns of texts and of labels."""
@@ -287,6 +293,10 @@ class Compared(RowFormat):
     @property
     def texts_apart(self) -> int:
         return len(self.columns) - self.has_scores
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return *super().kind, self.has_scores
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         if self.has_scores:

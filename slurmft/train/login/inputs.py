@@ -5,8 +5,8 @@ import itertools
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,21 @@ from slurmft.core.files import read_json
 from slurmft.core.hub import is_local
 from slurmft.core.terminal import overwritten
 from slurmft.core.text import some
-from slurmft.train import metric_spec
+from slurmft.train import metric_spec, mix_spec
 from slurmft.train.config import TrainConfig
-from slurmft.train.login.cells import Labels, describe_rows, label_ids
+from slurmft.train.login.cells import (
+    Labels,
+    check_same_classes,
+    describe_rows,
+    label_ids,
+    names_of_numbers,
+)
 from slurmft.train.login.formats import RowFormat, format_of
 from slurmft.train.login.rows import Chunk, class_names, read_chunks
 from slurmft.train.login.sources import find_split, may_have_test
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
 from slurmft.train.login.validation_part import Part
+from slurmft.train.mix_spec import MixSpec
 from slurmft.train.own_task import facts
 
 CHECK_S = 10.0
@@ -33,8 +40,9 @@ _MUCH_SHARED = 0.01
 """Share of a split's texts that the training data has, too, from which on a warning says so."""
 
 Chunks = Iterable[Chunk]
-HubReader = Callable[[TrainConfig, str], tuple[str, Chunks]]
-"""Reads a split of a data set of the hub: returns its name in messages, and its rows."""
+HubReader = Callable[[TrainConfig, str], tuple[str, Chunks, tuple[str, ...]]]
+"""Reads a split of a data set of the hub: returns its name in messages, its rows, and the names of
+its classes, where it has them beside their numbers."""
 
 
 @dataclass(slots=True)
@@ -149,7 +157,8 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
             that the training data does not have, a text that is none; fewer rows than processes.
     """
     inputs: dict[str, dict[str, Any]] = {}
-    if train.data is not None and is_local(train.data):
+    data = [source.data for source in train.sources() if source.data is not None]
+    if any(map(is_local, data)):
         splits, remarks = look(train, processes)
         for split in splits:
             what = split.summary()
@@ -183,57 +192,159 @@ def classes(train: TrainConfig) -> list[str]:
     return _check_labels(train.task, form, [split])
 
 
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads splits of the sources of a run."""
+
+    read_hub_split: HubReader | None
+    """Reads data that is not local; None: nobody does."""
+
+    def can_read(self, source: TrainConfig) -> bool:
+        return is_local(str(source.data)) or self.read_hub_split is not None
+
+    def read(self, source: TrainConfig, name: str) -> Split:
+        form = format_of(source)
+        if self.read_hub_split and not is_local(str(source.data)):
+            where, chunks, names = self.read_hub_split(source, name)
+            split = _read_split(where, chunks, form)
+            split.class_names = names
+            return split
+        # A copy: what a look adds to it must not be in the cache of `_read_file`.
+        return replace(_read_local(source, name, form))
+
+
 def look(
     train: TrainConfig,
     processes: int = 1,
     read_hub_split: HubReader | None = None,
 ) -> tuple[list[Split], list[str]]:
-    """Returns the contents of the splits of the data, and warnings of what looks like a mistake.
+    """Returns the contents of the splits of the data, then of the sources of --mix, and warnings of
+    what looks like a mistake.
 
     Args:
-        read_hub_split: reads data that is not local.
+        read_hub_split: reads data that is not local; None: that is left out.
 
     Raises:
         UsageError: see `check`.
     """
-    data = train.data or ""
-    form = format_of(train)
-
-    def read(name: str) -> Split:
-        if read_hub_split and not is_local(data):
-            where, chunks = read_hub_split(train, name)
-            return _read_split(where, chunks, form)
-        return _read_local(train, name, form)
-
-    splits = {name: read(name) for name in facts(train.task).splits}
-    # The training data is named first; the others are compared with it.
-    first = next(iter(splits.values()))
-    classes = _check_labels(train.task, form, list(splits.values()))
+    main, *sources = train.sources()
+    reader = _Reader(read_hub_split)
+    splits: list[Split] = []
+    classes = list(facts(train.task).labels or ())
     remarks: list[str] = []
-    if is_local(data) and may_have_test(train):
+    if reader.can_read(main):
+        splits, classes = _splits_of_data(main, reader, remarks)
+    tokenizer = LocalTokenizer.of(train.model)
+    for split in splits:
+        split.count_tokens(main, tokenizer)
+    mixed: dict[int, Split] = {}
+    for number, source in enumerate(sources):
+        if reader.can_read(source):
+            split = reader.read(source, facts(source.task).splits[0])
+            split.name = f"mix {number + 1}"
+            split.count_tokens(source, tokenizer)
+            remarks += _check_mixed(train.task, train.mixed[number], split, classes)
+            mixed[number] = split
+    # The training data is named first; the others are compared with it.
+    training = [*splits[:1], *mixed.values()]
+    for split in splits[1:]:
+        split.shared = _count_shared(split, training)
+    for split in (*splits, *mixed.values()):
+        remarks += _warnings_of_rows(split)
+    for split in splits:
+        remarks += _warnings_of_split(split, splits[0])
+    if splits:
+        remarks += _warnings_of_run(splits[0], train, processes, classes)
+    if train.mix:
+        remarks += _note_shares(train, splits, mixed)
+    return [*splits, *mixed.values()], remarks
+
+
+def _note_shares(
+    train: TrainConfig,
+    splits: Sequence[Split],
+    mixed: Mapping[int, Split],
+) -> list[str]:
+    """Notes in each split of training data what part of an epoch it is; returns warnings of sources
+    that are repeated.
+
+    Args:
+        splits: those of --data, as far as it was read.
+        mixed: number of each source of --mix that was read -> its rows.
+    """
+    # --data is named first, where it was read.
+    training = [next(iter(splits), None)]
+    training += [mixed.get(number) for number in range(len(train.mix))]
+    sizes: list[int | None] = []
+    for split, source in zip(training, train.sources(), strict=True):
+        size = None
+        # Rows that are parts of a long text are other than the samples that are drawn.
+        if split and split.share == 1 and facts(source.task).rows_are_samples:
+            size = split.rows
+        sizes.append(size)
+    parts = mix_spec.in_words(train.mixed, sizes)
+    for split, part in zip(training, parts, strict=True):
+        if split is not None:
+            split.part = ", ".join(filter(None, (split.part, part)))
+    return mix_spec.repeated(train.mixed, sizes)
+
+
+def _splits_of_data(
+    train: TrainConfig,
+    reader: _Reader,
+    remarks: list[str],
+) -> tuple[list[Split], list[str]]:
+    """Returns the splits of --data, and the names of their classes; raises as `check`.
+
+    Args:
+        remarks: gets what is wrong with a test split.
+    """
+    form = format_of(train)
+    splits = []
+    for name in facts(train.task).splits:
+        split = reader.read(train, name)
+        split.name = name
+        splits.append(split)
+    classes = _check_labels(train.task, form, splits)
+    if is_local(str(train.data)) and may_have_test(train):
         # A test split is optional: what is wrong with it stops no training.
         try:
-            test = read("test")
-            _check_labels(train.task, form, [first, test])
-            splits["test"] = test
+            test = reader.read(train, "test")
+            _check_labels(train.task, form, [splits[0], test])
+            test.name = "test"
+            splits.append(test)
         except UsageError as error:
             remarks.append(
                 f"the test split is not evaluated at the end: {error.message} (slurmft predict "
                 "needs no labels)"
             )
-    tokenizer = LocalTokenizer.of(train.model)
-    for name, split in splits.items():
-        split.name = name
-        # Set anew in each look: a split may be of the cache of `_read_file`.
-        split.shared = 0
-        if split is not first:
-            split.shared = sum(key in first.texts.seen for key in split.texts.keys)
-        split.count_tokens(train, tokenizer)
-    contents = list(splits.values())
-    for split in contents:
-        remarks += _warnings_of_split(split, first)
-    remarks += _warnings_of_run(first, train, processes, classes)
-    return contents, remarks
+    return splits, classes
+
+
+def _check_mixed(
+    task: str,
+    spec: MixSpec,
+    split: Split,
+    classes: Sequence[str],
+) -> Iterator[str]:
+    """Yields a warning where a source of --mix lacks classes of --data.
+
+    Raises:
+        UsageError: it has labels that are no classes of --data.
+    """
+    if not classes or not split.labels.counts:
+        return
+    numbered = split.class_names or facts(task).labels or ()
+    lacking = check_same_classes(split.labels, classes, numbered, spec.text)
+    if lacking and split.share == 1:
+        listed = some([repr(name) for name in lacking], 5)
+        yield f"--mix {spec.text!r} has no row of classes that --data has: {listed}"
+
+
+def _count_shared(split: Split, training: Sequence[Split]) -> int:
+    """Returns how many texts of a split are in the training data, too."""
+    all_seen = [each.texts.seen for each in training]
+    return sum(any(key in seen for seen in all_seen) for key in split.texts.keys)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -371,12 +482,14 @@ def _check_labels(task: str, form: RowFormat, splits: Sequence[Split]) -> list[s
         # Each label once, with the row in which it is first. It raises for one that is no class.
         labels = split.labels
         values = [value for _, value in labels.first]
-        label_ids(values, names, labels.where, may_be_number, labels.first.values())
+        numbered = names_of_numbers(split.class_names, names)
+        rows = labels.first.values()
+        label_ids(values, names, labels.where, may_be_number, rows, numbered)
     return names
 
 
-def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
-    """Yields what looks like a mistake in one split, `train` being that of the training data."""
+def _warnings_of_rows(split: Split) -> Iterator[str]:
+    """Yields what looks like a mistake in the rows of one split."""
     where = split.title
     if split.share < 1:
         yield (
@@ -388,6 +501,11 @@ def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
         rows = describe_rows(split.without_text)
         yield f"{where}: {count:,} of {split.rows:,} rows have an empty text: {rows}"
     yield from split.labels.oddities()
+
+
+def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
+    """Yields what looks like a mistake of a split beside the training data, which is `train`."""
+    where = split.title
     if split.shared > _MUCH_SHARED * split.rows:
         yield (
             f"{where}: {split.shared:,} of its {split.rows:,} texts are in the training data, "
@@ -410,22 +528,26 @@ def _warnings_of_run(
     """Yields what the number of rows and the model make look like a mistake.
 
     Raises:
-        UsageError: there are fewer rows than processes.
+        UsageError: an epoch has fewer rows than processes.
     """
     if first.share < 1 or not facts(train.task).rows_are_samples:
         return
-    if first.rows < processes:
+    rows = first.rows + sum(mix_spec.draws(first.rows, train.mixed))
+    what = first.title
+    if train.mix:
+        what = "an epoch"
+    if rows < processes:
         raise UsageError(
-            f"{first.title} has {first.rows:,} rows for {processes:,} processes",
+            f"{what} has {rows:,} rows for {processes:,} processes",
             "fewer --nodes or --nproc-per-node; each process needs a row",
         )
     batch_size = train.batch_size or 1
     step_samples = batch_size * processes * train.gradient_accumulation_steps
     if train.max_global_batch_size:
         step_samples = min(step_samples, train.max_global_batch_size)
-    if first.rows < step_samples:
+    if rows < step_samples:
         yield (
-            f"{first.title} has {first.rows:,} rows, fewer than the {step_samples:,} of an "
+            f"{what} has {rows:,} rows, fewer than the {step_samples:,} of an "
             "optimizer step: an epoch is one step (smaller --batch-size)"
         )
     if classes and train.model is not None and is_local(train.model):

@@ -14,6 +14,7 @@ from slurmft.core.files import write_text
 from slurmft.core.hub import is_local
 from slurmft.core.options import options
 from slurmft.runs.rundir import RunDir
+from slurmft.train import mix_spec
 from slurmft.train.config import TrainConfig
 from slurmft.train.task_facts import TASKS
 
@@ -159,7 +160,7 @@ def text(
         title=name,
         source=_public_name(train.model) or "A model of random weights",
         method=method,
-        data=_public_name(train.data) or "generated data",
+        data=_data(train),
         task=train.task,
         results=results,
         speed=_speed(result),
@@ -237,9 +238,8 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
     tags = ["generated_from_trainer", "slurmft"]
     if train.lora:
         tags.append("lora")
-    datasets = None
-    if train.data and not is_local(train.data):
-        datasets = [train.data]
+    sources = [source.data for source in train.sources()]
+    datasets = [name for name in sources if name and not is_local(name)]
     evaluations = _evaluations(train, result)
     # Each type once: F1 and its macro average are of one.
     metric_types = [evaluation.metric_type for evaluation in evaluations]
@@ -248,7 +248,7 @@ def _metadata(train: TrainConfig, result: Mapping[str, Any], name: str) -> Any:
         library_name=library,
         pipeline_tag=_pipeline(train, result),
         tags=tags,
-        datasets=datasets,
+        datasets=datasets or None,
         metrics=list(dict.fromkeys(metric_types)),
         eval_results=evaluations or None,
         **base_model,
@@ -301,6 +301,17 @@ def _pipeline(train: TrainConfig, result: Mapping[str, Any]) -> str:
     if task_facts is None:
         return str(result["pipeline"])
     return task_facts.pipeline or str(train.preset)
+
+
+def _data(train: TrainConfig) -> str:
+    """Returns the names of the sources of training data, and what part of an epoch each is."""
+    if not train.mix:
+        return _public_name(train.data) or "generated data"
+    parts = mix_spec.in_words(train.mixed, [None] * (1 + len(train.mix)))
+    texts = []
+    for source, part in zip(train.sources(), parts, strict=True):
+        texts.append(f"{_public_name(source.data)} ({part})")
+    return ", ".join(texts)
 
 
 def _public_name(source: str | None) -> str | None:

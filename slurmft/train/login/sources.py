@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def localize(train: TrainConfig) -> TrainConfig:
         folder = folder_of_task(_folder("--data", train.data), train.task)
         _check_splits(train, folder)
         changes["data"] = str(folder)
+    changes["mix"] = tuple(_localized_mix(train))
     if train.model is not None and is_local(train.model):
         folder = _folder("--model", train.model)
         _check_model(train, train.model, folder)
@@ -62,6 +64,35 @@ def localize(train: TrainConfig) -> TrainConfig:
     metrics = [metric_spec.localized(text) for text in train.metric]
     changes["metric"] = tuple(metrics)
     return dataclasses.replace(train, **changes)
+
+
+def _localized_mix(train: TrainConfig) -> Iterator[str]:
+    """Yields the values of --mix with absolute paths of folders; raises as `localize`."""
+    main, *sources = train.sources()
+    for spec, source in zip(train.mixed, sources, strict=True):
+        _check_kind(main, source, spec.text)
+        if is_local(spec.name):
+            folder = folder_of_task(_folder("--mix", spec.name), source.task)
+            find_split(folder, facts(source.task).splits[0])
+            spec = dataclasses.replace(spec, name=str(folder))
+        yield spec.text
+
+
+def _check_kind(main: TrainConfig, source: TrainConfig, text: str) -> None:
+    """Raises UsageError where rows of a source are samples of another kind than those of --data.
+
+    Args:
+        text: the value of --mix.
+    """
+    # Here: `formats` imports this module.
+    from slurmft.train.login.formats import format_of
+
+    if format_of(main).kind != format_of(source).kind:
+        raise UsageError(
+            f"--mix {text!r}: its rows have not the kind that --task {main.task} reads of --data: "
+            f"preset {source.preset}, not {main.preset}",
+            "mix rows of one kind, with as many texts each, and scores in all or in none",
+        )
 
 
 def _check_splits(train: TrainConfig, folder: Path) -> None:

@@ -21,6 +21,7 @@ from slurmft.core.text import numbers
 from slurmft.node import hardware
 from slurmft.show.progress import describe_epoch
 from slurmft.show.result_table import result_table
+from slurmft.train import mix_spec
 from slurmft.train.login import model_card
 from slurmft.train.loop.environment import (
     describe_rank,
@@ -153,20 +154,39 @@ class Reporter:
 
     def _data_words(self) -> list[str]:
         """Returns what the data has, in lines: as submission found it, where it was read there."""
-        data = self._plan.config.data
+        sources = [source.data for source in self._plan.config.sources()]
+        data, *mixed = [Path(str(name)) for name in sources]
         lines = []
+        of_mixed = []
         for path, fingerprint in self._job.config.program.inputs.items():
             # A model is an input as well, and so is the script of a metric.
-            if data is not None and Path(path).is_relative_to(data):
+            if any(Path(path).is_relative_to(folder) for folder in mixed):
+                of_mixed.append(f"{path}: {fingerprint['what']}")
+            elif Path(path).is_relative_to(data):
                 name = Path(path).relative_to(data)
                 lines.append(f"{name}: {fingerprint['what']}")
-        if lines:
-            return lines
         # Data of the hub is first seen here; generated data is not worth a line.
         is_generated = not self._setup.task.facts.splits
-        if is_generated:
-            return []
-        return self._setup.data.words()
+        if not lines and not is_generated:
+            lines = self._setup.data.words()
+        lines += of_mixed
+        if self._plan.config.mix:
+            rows = self._setup.data.source_rows
+            parts = mix_spec.in_words(self._plan.config.mixed, rows)
+            for source, part in zip(sources, parts, strict=True):
+                lines.append(f"{source!r}: {part}")
+        return lines
+
+    def _mixture(self) -> list[dict[str, Any]]:
+        """Returns how many rows each source of training data has, and an epoch of them."""
+        sources = self._plan.config.sources()
+        rows = self._setup.data.source_rows
+        counts = self._setup.source_counts
+        mixture = []
+        for source, size, count in zip(sources, rows, counts, strict=True):
+            facts = {"source": source.data, "rows": size, "rows_per_epoch": count}
+            mixture.append(facts)
+        return mixture
 
     def _warn_of_nodes(self, ranks: list[dict[str, Any]]) -> None:
         """Warns where ranks are not on the cores that they were to have."""
@@ -406,7 +426,7 @@ class Reporter:
         test_samples = 0
         if test:
             test_samples = len(test.validation)
-        return self._facts | {
+        facts = self._facts | {
             "loss": counts.loss,
             "steps": steps,
             "epochs": self._plan.epochs(steps),
@@ -423,6 +443,9 @@ class Reporter:
             "peak_memory_bytes": [int(value) for value in memory],
             "startup_s": counts.startup_s,
         }
+        if self._plan.config.mix:
+            facts["mixture"] = self._mixture()
+        return facts
 
     def finish(self, facts: dict[str, Any], metrics: dict[str, float]) -> None:
         """Writes the result, on the main rank. OSError where there is no room."""

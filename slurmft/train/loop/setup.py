@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from slurmft.core import fingerprint
@@ -15,8 +16,8 @@ from slurmft.job import Job
 from slurmft.job.process_group import World
 from slurmft.node import hardware, profiles
 from slurmft.runs.rundir import RunDir
-from slurmft.train import own_task, tasks
-from slurmft.train.config import ResolvedConfig
+from slurmft.train import mix_spec, own_task, tasks
+from slurmft.train.config import ResolvedConfig, TrainConfig
 from slurmft.train.data.token_data import TokenData, balanced
 from slurmft.train.loop import token_files
 from slurmft.train.loop.checkpoint import Checkpoint
@@ -80,7 +81,7 @@ class Setup:
             config=config,
             world_size=world.size,
             precision=precision,
-            train_samples=data.rows(data.train),
+            train_samples=sum(_source_counts(config, data)),
             validation_samples=data.rows(data.validation),
             resumed_batch_size=resumed_batch_size,
         )
@@ -101,6 +102,11 @@ class Setup:
         if checkpoint:
             world.on_main(lambda: setup.check_same_run(checkpoint))
         return setup
+
+    @property
+    def source_counts(self) -> list[int]:
+        """Rows of each source of the training data that an epoch has."""
+        return _source_counts(self.config, self.data)
 
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the run that wrote it."""
@@ -204,8 +210,19 @@ def _load_tokens(
     data = TokenData.load(folder)
     # Known only with the data: how often each class occurs.
     if task.config.class_weights == "balanced":
-        task.class_weights = balanced(data.train, len(data.labels))
+        weights = None
+        if data.source_sizes:
+            counts = np.array(_source_counts(task.config, data))
+            # How often an epoch has each sample of a source, on average.
+            weights = np.repeat(counts / data.source_rows, data.source_sizes)
+        task.class_weights = balanced(data.train, len(data.labels), weights)
     return data
+
+
+def _source_counts(config: TrainConfig, data: TokenData) -> list[int]:
+    """Returns how many rows of each source of the training data an epoch has."""
+    first_rows, *_ = data.source_rows
+    return [first_rows, *mix_spec.draws(first_rows, config.mixed)]
 
 
 def _make_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> None:
@@ -216,5 +233,17 @@ def _make_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> 
     # that is killed here leaves nothing that the next one would take.
     with profiles.all_cores(os.environ), new_folder(folder) as unfinished:
         fill(unfinished, task, job)
-    for text in TokenData.load(folder).warnings:
+        _check_sources(TokenData.load(unfinished), task.config)
+    data = TokenData.load(folder)
+    repeated = mix_spec.repeated(task.config.mixed, data.source_rows)
+    for text in (*data.warnings, *repeated):
         job.warn(text)
+
+
+def _check_sources(data: TokenData, config: TrainConfig) -> None:
+    """Raises UsageError where a task of the user's own has not read the sources of --mix."""
+    if len(data.source_rows) != 1 + len(config.mix):
+        raise UsageError(
+            f"prepare() of --task {config.task} does not read the sources of --mix",
+            "leave --mix out, or let it read them as slurmft.train.tasks.Pretrained does",
+        )

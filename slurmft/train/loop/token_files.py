@@ -59,7 +59,7 @@ def _keep(folder: Path, key: str, job: Job) -> None:
 def _make_test(folder: Path, task: tasks.Task, job: Job) -> None:
     """Writes the tokens of a test split, if there is one with labels."""
     # A task whose training and validation data are both the test split.
-    test: Any = tasks.get(task.config)
+    test: Any = tasks.get(dataclasses.replace(task.config, mix=()))
     test.facts = dataclasses.replace(test.facts, splits=("test", "test"))
     test.known_labels = TokenData.load(folder).labels or None
     try:

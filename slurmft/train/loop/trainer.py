@@ -16,7 +16,12 @@ import transformers.modeling_utils  # noqa: F401 - models need it: time it as an
 from transformers.utils.logging import disable_progress_bar
 
 from slurmft.job import Job
-from slurmft.train.data.stream import bucket_by_length, epoch_order, prepared
+from slurmft.train.data.stream import (
+    bucket_by_length,
+    epoch_order,
+    mixed_rows,
+    prepared,
+)
 from slurmft.train.loop import checkpoint as checkpoints
 from slurmft.train.loop import saved_model
 from slurmft.train.loop.checkpointing import Checkpointing, Stopped
@@ -303,7 +308,9 @@ def global_batches(setup: Setup, epoch: int, done: int = 0) -> Iterator[np.ndarr
     data = setup.data
     seed = setup.config.seed
     size = setup.plan.global_batch_size
-    order = epoch_order(data.rows(data.train), seed, epoch)
+    counts = setup.source_counts
+    rows = mixed_rows(data.source_rows, counts, setup.config.data_seed, epoch)
+    order = rows[epoch_order(len(rows), seed, epoch)]
     if setup.config.batching == "grouped":
         lengths = data.row_lengths(data.train)
         order = bucket_by_length(order, lengths, size, seed, epoch)

@@ -160,7 +160,11 @@ class Task(Pretrained):
                 "give a decoder, such as Llama, Qwen, Gemma or GPT-2",
             )
         model = self.pretrained(auto.AutoModelForCausalLM)
-        _end_at(model, self.ends(self.tokenizer()))
+        tokenizer = self.tokenizer()
+        # Sources of --mix are of language models, too.
+        sources: list[Any] = [self, *self.mixed_sources()]
+        for source in sources:
+            _end_at(model, source.ends(tokenizer))
         parameters = inspect.signature(model.forward).parameters
         self._chooses_logits = "logits_to_keep" in parameters
         return model

@@ -121,7 +121,7 @@ class Task(Pretrained):
     def batch(self, batch: Batch, table: TokenTable) -> Batch:
         """Returns a batch with the lengths of its texts, and the order that puts those of a row
         together."""
-        order = np.argsort(batch.indices, kind="stable")
+        order = by_row(batch.indices, self._texts)
         targets = batch.targets | {
             "lengths": batch.lengths,
             "order": torch.from_numpy(order),
@@ -202,6 +202,22 @@ class Task(Pretrained):
                 count = min(at_once, len(rows) - first)
                 total += float(self.coupled_loss(rows, first, count))
         return total / len(by_row)
+
+
+def by_row(samples: np.ndarray, row_size: int) -> np.ndarray:
+    """Returns the order that puts the texts of each row together: int64, (samples,).
+
+    A row may be among them several times, as a source of --mix that is repeated has it.
+
+    Args:
+        samples: numbers of the texts in their table, in any order.
+        row_size: texts of a row.
+    """
+    order = np.argsort(samples, kind="stable")
+    in_order = samples[order]
+    times_before = np.arange(len(samples)) - np.searchsorted(in_order, in_order)
+    keys = (in_order, times_before, in_order // row_size)
+    return order[np.lexsort(keys)]
 
 
 def _drop_pooler(model: Any) -> None:

@@ -67,9 +67,11 @@ class Source:
     """A data set: a local folder, or one of the hub."""
 
     name: str
-    """--data: path of the folder, or hub id."""
+    """Path of the folder, or hub id."""
     subset: str | None = None
     """Name of one of the data sets that a hub id stands for."""
+    flag: str = "--data"
+    """The flag that names it, in messages."""
 
     def rows(self, split: str, columns: tuple[str, ...]) -> Rows:
         """Reads the rows of a split.
@@ -118,11 +120,11 @@ class Source:
             except ValueError as error:
                 # "Unknown" or "unknown": datasets has no type for it.
                 if "nknown split" in str(error):
-                    problem = f"--data {self.name!r} has no {split} split"
+                    problem = f"{self.flag} {self.name!r} has no {split} split"
                     raise NoSplitError(problem, split, str(error)) from error
                 raise
 
-        return from_hub("--data", self.name, load)
+        return from_hub(self.flag, self.name, load)
 
 
 def _class_names(dataset: Any) -> dict[str, list[str]]:
@@ -144,7 +146,7 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
     alone, as a run's own files are.
 
     Args:
-        flag: --model or --data, for messages.
+        flag: --model, --data or --mix, for messages.
         name: what is loaded.
 
     Raises:

@@ -12,7 +12,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from slurmft.train.data.tables import Batch
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.login.cells import label_ids
 from slurmft.train.tasks import sequence
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.hub import Rows
@@ -26,9 +25,8 @@ class Task(sequence.Task):
         labelled = list(self.form.labels(self.values(rows)))
         # A row has any number of labels: as often its number comes.
         row_numbers = [row for row, _ in labelled]
-        by_number = self.form.columns[-1] in rows.names
         labels = [label for _, label in labelled]
-        ids = label_ids(labels, names, rows.where, by_number, row_numbers)
+        ids = self.class_ids(labels, names, rows, rows.where, row_numbers)
         flags = np.zeros((len(rows), len(names)), dtype=np.int8)
         # Rows are counted from 1. The types, because an array of no numbers would be of floats.
         places = np.array(row_numbers, dtype=np.int64) - 1

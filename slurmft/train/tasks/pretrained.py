@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from slurmft.core import plugins
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import is_local
@@ -18,7 +19,12 @@ from slurmft.core.options import options
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.login.cells import Labels, label_ids, label_numbers
+from slurmft.train.login.cells import (
+    Labels,
+    label_ids,
+    label_numbers,
+    names_of_numbers,
+)
 from slurmft.train.login.formats import format_of
 from slurmft.train.login.sources import no_padding
 from slurmft.train.login.validation_part import (
@@ -55,6 +61,8 @@ class Pretrained(Task):
     """The tokenizer must tell which words and characters its tokens are of."""
     names_padding: bool = True
     """The model's configuration gets the token of padding, where it names none."""
+    is_mixed: bool = False
+    """The data is a source of --mix: its classes are those of --data."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
@@ -76,14 +84,19 @@ class Pretrained(Task):
         # MNLI has two validation splits; they become one table, see `TokenData.sizes`.
         train, *validation = [self.rows(split) for split in self.facts.splits]
         names = self.label_names(train)
-        train_table = self.training_table(tokenizer, train, names)
+        train_tables = [self.training_table(tokenizer, train, names)]
+        train_tables += [source.mixed_table(names) for source in self.mixed_sources()]
+        source_sizes: tuple[int, ...] = ()
+        if self.config.mix:
+            source_sizes = tuple(len(table) for table in train_tables)
         validation_tables = [self.table(tokenizer, rows, names) for rows in validation]
         return TokenData(
-            train=train_table,
+            train=self.joined(train_tables),
             validation=TokenTable.joined(validation_tables),
             labels=names,
             pad_id=tokenizer.pad_token_id,
             sizes=tuple(len(table) for table in validation_tables),
+            source_sizes=source_sizes,
             texts=self.texts(validation[0]),
             notes=tuple(self.notes),
             warnings=tuple(self.warnings),
@@ -105,6 +118,40 @@ class Pretrained(Task):
     ) -> TokenTable:
         """Returns the `table` of the training data; a task may label it otherwise than others."""
         return self.table(tokenizer, rows, names)
+
+    def mixed_sources(self) -> "list[Pretrained]":
+        """Returns a task for each source of --mix, which reads its rows and makes their table."""
+        sources = []
+        for config in self.config.sources()[1:]:
+            task_class = type(self)
+            if config.task != self.config.task:
+                task_class = plugins.get(plugins.TASKS, config.task, "--task").load()
+            source: Pretrained = task_class(config)
+            source.is_mixed = True
+            source.notes = self.notes
+            source.warnings = self.warnings
+            sources.append(source)
+        return sources
+
+    def mixed_table(self, names: list[str]) -> TokenTable:
+        """Returns the table of a source of --mix, `names` being those of the classes of --data."""
+        rows = self.rows(self.facts.splits[0])
+        # Its own check of the tokenizer says what is missing, as a chat template.
+        return self.training_table(self.tokenizer(), rows, names)
+
+    def joined(self, tables: Sequence[TokenTable]) -> TokenTable:
+        """Returns the training samples of several sources, one source after the other.
+
+        Raises:
+            UsageError: a table has arrays of which only its task knows how they are joined.
+        """
+        if len(tables) > 1 and any(table.extra for table in tables):
+            raise UsageError(
+                f"--mix cannot be used with --task {self.config.task}: its tables have arrays of "
+                "their own (extra)",
+                "leave --mix out, or write joined() of the task",
+            )
+        return TokenTable.joined(tables)
 
     def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
         """Returns the tokens of rows that are to be predicted."""
@@ -140,7 +187,10 @@ class Pretrained(Task):
 
     @property
     def _source(self) -> Source:
-        return Source(str(self.config.data), self.hub_subset)
+        flag = "--data"
+        if self.is_mixed:
+            flag = "--mix"
+        return Source(str(self.config.data), self.hub_subset, flag)
 
     def values(self, rows: Rows) -> list[list[Any]]:
         """Returns the columns that the task reads, in the order of its format.
@@ -191,9 +241,29 @@ class Pretrained(Task):
         if not is_local(str(self.config.data)):
             for remark in labels.oddities():
                 warnings.warn(remark, SlurmftWarning, stacklevel=2)
+        return self.class_ids(values, names, rows, rows.where, rows.numbers)
+
+    def class_ids(
+        self,
+        labels: Sequence[Any],
+        names: list[str],
+        rows: Rows,
+        where: str,
+        row_numbers: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Returns the numbers of classes that labels of a split are; raises as `labels`.
+
+        Args:
+            rows: those of the split, which may have names for its numbers.
+            where: what has the labels, in messages.
+            row_numbers: numbers of the rows of the labels; None: 1, 2, and so on.
+        """
         # Only where the task or the data set says what a number stands for.
-        by_number = self.facts.labels is not None or column in rows.names
-        return label_ids(values, names, rows.where, by_number, rows.numbers)
+        numbered: Sequence[str] | None = rows.names.get(self.form.columns[-1])
+        by_number = self.facts.labels is not None or numbered is not None
+        if numbered is not None and not self.is_mixed:
+            numbered = names_of_numbers(numbered, names)
+        return label_ids(labels, names, where, by_number, row_numbers, numbered)
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -285,12 +355,10 @@ class Pretrained(Task):
         """
         if self.config.task not in TASKS:  # own code may import what changes
             return None
-        settings = {}
-        for name, declared in options(TrainConfig).items():
-            if declared.decides_tokens:
-                settings[name] = getattr(self.config, name)
-        splits = splits_of_data(self.config)
-        data = [self._source.files(split) for split in splits]
+        data = [self._source.files(split) for split in splits_of_data(self.config)]
+        mixed = self.mixed_sources()
+        for source in mixed:
+            data.append(source._source.files(source.facts.splits[0]))
         if not all(data):
             return None
         here = Path(__file__).parent
@@ -309,8 +377,10 @@ class Pretrained(Task):
                 [(path.suffixes, fingerprint(path)) for path in files]
             )
         return {
-            "settings": settings,
+            "settings": _settings(self.config),
             "data": data_of_splits,
+            # By which columns and presets, not by which name and share.
+            "mix": [_settings(source.config) for source in mixed],
             "tokenizer": tokenizer,
             "types": self.tells_texts_apart(self.tokenizer()),
             "longest": self.longest(self.tokenizer()),
@@ -435,6 +505,15 @@ def refuse_kernels(loaded: Any, name: str) -> None:
                     f"executed: {kind} {implementation!r}",
                     "take that out of the config.json of a copy",
                 )
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """Returns the options that decide the tokens."""
+    settings = {}
+    for name, declared in options(TrainConfig).items():
+        if declared.decides_tokens:
+            settings[name] = getattr(config, name)
+    return settings
 
 
 def dtype_of(model_config: Any) -> Any:

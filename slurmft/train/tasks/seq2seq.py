@@ -8,7 +8,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,11 @@ class Task(Pretrained):
             target_tokens=target_table.tokens,
             target_offsets=target_table.offsets,
         )
+
+    def joined(self, tables: Sequence[TokenTable]) -> TokenTable:
+        targets = TokenTable.joined([_targets(table) for table in tables])
+        extra = {"target_tokens": targets.tokens, "target_offsets": targets.offsets}
+        return dataclasses.replace(TokenTable.joined(tables), extra=extra)
 
     def texts(self, validation: Rows) -> list[str]:
         _, targets = self.values(validation)

@@ -61,12 +61,11 @@ class Task(Pretrained):
 
     # --- rows to windows --------------------------------------------------------------------------
 
-    def prepare(self) -> TokenData:
-        """Reads both splits, and cuts them into windows."""
-        data = super().prepare()
-        # it is not answered: this would take memory
-        train = replace(data.train, extra={})
-        return replace(data, train=train)
+    def training_table(
+        self, tokenizer: Any, rows: Rows, names: list[str]
+    ) -> TokenTable:
+        # It is not answered: what that needs would take memory.
+        return replace(self.table(tokenizer, rows, names), extra={})
 
     def _questions(self, rows: Rows) -> list[Question]:
         questions = []

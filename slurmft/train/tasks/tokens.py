@@ -14,7 +14,6 @@ import torch
 
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.login.cells import label_ids
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.evaluate_metrics import MetricInputs, tag_inputs
 from slurmft.train.tasks.hub import Rows
@@ -80,7 +79,8 @@ class Task(Pretrained):
         pairs = zip(labels, words_of_tokens, strict=True)
         for place, (labels_of_row, words_of_row) in enumerate(pairs):
             what = f"{rows.where}: row {rows.number(place)}"
-            ids = np.array(label_ids(labels_of_row, names, what), dtype=np.int64)
+            class_ids = self.class_ids(labels_of_row, names, rows, what)
+            ids = np.array(class_ids, dtype=np.int64)
             first_tokens = np.array(first_of_word(words_of_row))
             # The place -1, of tokens that begin no word, is that of IGNORED.
             labels_of_tokens = np.append(ids, IGNORED)[first_tokens]

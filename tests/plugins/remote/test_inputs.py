@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes  # git says what belongs to the folder
 def sent(*argv: str) -> list[str]:
     """Returns the names of the inputs that a command line sends to a cluster."""
     forwarded = Forwarded(Cluster(name="lab"), list(argv))
-    return [path.name for _, path in forwarded._inputs()]
+    return [path.name for _, path, _ in forwarded._inputs()]
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +44,8 @@ def test_a_switch_takes_no_value(switch: str) -> None:
     [
         ("submit", "--data=new.csv"),
         ("submit", "--model", "new.csv"),
+        ("submit", "--mix", "new.csv:0.2,text_column=a:b"),
+        ("submit", "--metric=new.csv:average=macro"),
         ("run", "--accelerate-config", "new.csv", "--", "true"),
         ("study", "run", "new.csv", "--yes"),
         ("data", "new.csv"),
@@ -52,6 +54,18 @@ def test_a_switch_takes_no_value(switch: str) -> None:
 )
 def test_inputs_are_sent(words: tuple[str, ...]) -> None:
     assert sent(*words) == ["new.csv"]
+
+
+def test_what_follows_a_path_stays_behind_it() -> None:
+    Path("../a:b").mkdir()
+    words = ["submit", "--mix", "new.csv:0.2", "--mix", "../a:b:0.1"]
+    forwarded = Forwarded(Cluster(name="lab"), words)
+    forwarded._send()
+    _, _, first, _, second = forwarded.words
+    assert first == "new.csv:0.2"
+    # Of another folder: it is among the inputs there.
+    assert "/inputs/" in second
+    assert second.endswith("/a:b:0.1")
 
 
 @pytest.mark.parametrize(
