@@ -13,6 +13,7 @@ from typing import Any
 from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number, read_text
+from slurmft.core.text import shown
 
 CONFIGURATION = "configuration"
 """Column of a chart's bars that are named PRECISION-BATCHSIZE."""
@@ -148,7 +149,13 @@ def load(path: Path) -> list[PublishedTable]:
     tables: list[PublishedTable] = []
     # A JSON file may as well be a list or a number.
     if isinstance(raw, dict):
-        tables = _tables(path.stem, raw)
+        setup = raw.get("setup", {})
+        if not isinstance(setup, dict):
+            raise UsageError(
+                f"{str(path)!r}: its setup is {shown(repr(setup))}, and no object",
+                'name the settings: {"setup": {"model": "bert-base-uncased", "epochs": 3}}',
+            )
+        tables = _tables(path.stem, raw, setup)
     if not tables:
         raise UsageError(f"{str(path)!r} holds no published table", _HINT)
     return tables
@@ -162,17 +169,15 @@ class _Table:
     rows: list[list[Any]]
 
 
-def _tables(stem: str, raw: dict[str, Any]) -> list[PublishedTable]:
+def _tables(
+    stem: str, raw: dict[str, Any], setup: dict[str, Any]
+) -> list[PublishedTable]:
     """Returns the tables of a file; none, if one of them has not the shape of a table."""
     raw_tables = raw.get("tables", [raw])
     if not matches(raw_tables, list[_Table]):
         return []
     if not all(_is_complete(table) for table in raw_tables):
         return []
-    # Without a usable setup the figures still stand: only their footnote is missing.
-    setup = raw.get("setup", {})
-    if not isinstance(setup, dict):
-        setup = {}
     footnotes = _footnotes(raw, setup)
     tables = []
     for table in raw_tables:

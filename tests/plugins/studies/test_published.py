@@ -45,3 +45,7 @@ def test_published_files_of_wrong_shape(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(UsageError, match="holds no published table"):
             published.load(file)
+    file.write_text('{"columns": ["a"], "rows": [[1]], "setup": "bf16"}')
+    with pytest.raises(UsageError, match="its setup is 'bf16', and no object") as error:
+        published.load(file)
+    assert error.value.hint
