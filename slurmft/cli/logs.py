@@ -45,6 +45,9 @@ def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     choice = Choice(tuple(arguments.rank or ()), arguments.node, arguments.attempt)
     text = LogText(run, choice, arguments.tail, arguments.json)
+    if text.left_out:
+        problem = f"warning: {text.left_out:,} more log files are not read"
+        print(f"{problem}: choose some by --rank or --node", file=sys.stderr)
     try:
         if arguments.follow and run.get_state().state not in FINAL_STATES:
             return _follow(run, text)

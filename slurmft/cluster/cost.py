@@ -23,6 +23,8 @@ _ROOM = 1.5
 """Memory to ask for, in peaks: Slurm measures it every half a minute."""
 _MUCH_BYTES = 4 * 2**30
 """Advice is given where the request exceeds the need by more than this."""
+_MOST_CLAIMS = 1000
+"""Jobs of one run that accounting is asked about."""
 _MUCH_TIME = 4
 """Advice is given where the limit is more than so many times the longest attempt."""
 
@@ -74,7 +76,7 @@ def _jobs(run: MeasuredRun, here: str) -> list[str]:
     # Before its first job has started, a run has no such folder.
     with contextlib.suppress(OSError):
         # A link for each submission, which names its job: see `attempts.check_turn`.
-        for name in os.listdir(claims):
+        for name in sorted(os.listdir(claims))[:_MOST_CLAIMS]:
             jobs.add(os.readlink(claims / name))
     return sorted(jobs)
 
@@ -126,16 +128,18 @@ def _by_records(run: MeasuredRun) -> dict[str, Any]:
         node_count = run.value("nodes") or 1
     gpus = 0
     cpus = 0
-    for node in nodes.values():
-        gpus += len(node.get("gpus", ()))
-        cpu_list = str(node.get("cpus") or "")
-        cpus += len(numbers(cpu_list))
     gpu_hours = None
     cpu_hours = None
-    # Of some nodes alone, the sum would be too small.
-    if len(nodes) == node_count:
-        gpu_hours = hours * gpus
-        cpu_hours = hours * cpus
+    # Whatever has written the file: what is no hardware is not known.
+    with contextlib.suppress(TypeError, ValueError):
+        for node in nodes.values():
+            gpus += len(node.get("gpus", ()))
+            cpu_list = str(node.get("cpus") or "")
+            cpus += len(numbers(cpu_list))
+        # Of some nodes alone, the sum would be too small.
+        if len(nodes) == node_count:
+            gpu_hours = hours * gpus
+            cpu_hours = hours * cpus
     return {
         "node_hours": hours * node_count,
         "gpu_hours": gpu_hours,

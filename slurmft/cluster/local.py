@@ -4,6 +4,7 @@ submitit runs one process, `python -m slurmft.cluster.local RUN_DIR`, in place o
 task for each node, and when one fails, it ends the others and returns its exit code.
 """
 
+import contextlib
 import os
 import shlex
 import signal
@@ -18,9 +19,9 @@ from typing import Any, Literal
 from slurmft.cluster.job_state import Report
 from slurmft.core import interpreter, permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
-from slurmft.core.decode import read
-from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
-from slurmft.core.files import write_json, write_text
+from slurmft.core.decode import load
+from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line, run_main
+from slurmft.core.files import UnfitFileError, read_text, write_json, write_text
 from slurmft.node import rendezvous, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
 from slurmft.runs import attempts
@@ -37,12 +38,32 @@ _TIME_LIMIT = signal.SIGUSR2
 
 
 @dataclass(frozen=True)
-class _Process:
-    """The process of a job (pid.json)."""
+class Process:
+    """A process of a job: the one that runs it (pid.json), and submitit's controller, which starts
+    that (controller.json). A later process of that number, or one of another host or boot, has
+    another start."""
 
     pid: int
-    started: str | None
-    """In clock ticks since boot: a later process of that number has another time."""
+    started: str
+    """In clock ticks since boot."""
+    boot: str
+    """The id of that boot."""
+
+    @classmethod
+    def of(cls, pid: int) -> "Process | None":
+        """Returns a process that runs; None for one that has ended, or a zombie."""
+        fields = process.stat(pid)
+        if fields is None or fields[0] == "Z":
+            return None
+        boot = read_text(_BOOT_ID).strip()
+        # Field 22 of proc(5), starttime: these begin with the third.
+        return cls(pid, fields[19], boot)
+
+    def is_alive(self) -> bool:
+        return self == Process.of(self.pid)
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LocalNodes:
@@ -68,7 +89,7 @@ class LocalNodes:
         signals.listen(self._on_stop)
         attempts.check_turn(run, str(os.getpid()))
         pid = os.getpid()
-        write_json(_pid_file(run), _Process(pid, _start_time(pid)))
+        write_json(_pid_file(run), Process.of(pid))
         while True:
             outcome = self._outcome(run, self._attempt(run))
             attempts.end(run, outcome)
@@ -191,8 +212,7 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
     id, its process id."""
     import submitit
 
-    # Of the job before, where this is a resume.
-    removal.discard(_pid_file(run), removal.exactly("pid.json"))
+    forget_processes(run)  # of the job before, where this is a resume
     script = run.submitit / "setup.sh"
     lines = ["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]
     write_text(script, "\n".join(lines))
@@ -215,7 +235,23 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
             return "local"
 
     executor = Executor(run.submitit)
-    return str(executor.submit(os.getpid).job_id)  # its pickle: the command loads none
+    job = executor.submit(os.getpid)  # its pickle: the command loads none
+    note_controller(run, int(job.job_id))
+    return str(job.job_id)
+
+
+def forget_processes(run: RunDir) -> None:
+    """Forgets the processes of the job before."""
+    for file in (_pid_file(run), _controller_file(run)):
+        removal.discard(file, removal.exactly(file.name))
+
+
+def note_controller(run: RunDir, pid: int) -> None:
+    """Records the process that a job begins with; none that has ended by now."""
+    controller = Process.of(pid)
+    if controller is not None:
+        # The job runs: a disk that is full must not lose its id.
+        run.tell(_controller_file(run), controller, f"the job is process {pid}")
 
 
 def _start_controller(
@@ -262,10 +298,14 @@ def _ignore_hangups() -> None:
 
 def job_state(job_id: str, run: RunDir) -> Report | None:
     """Returns whether the job's process is alive; None for one that has ended as it recorded."""
-    # The process of the id is submitit's controller; the one that writes pid.json comes after it.
-    has_begun = os.path.exists(_pid_file(run))
-    is_starting = not has_begun and _start_time(int(job_id)) is not None
-    is_alive = is_starting or _alive(run)
+    try:
+        is_alive = _living(run) is not None
+    except OSError as error:
+        if run.get_state().has_ended:
+            return None
+        reason = f"{run.submitit} cannot be read: {one_line(error)}"
+        return Report(name="UNKNOWN", reason=reason)
+    # After the look: an end that is recorded meanwhile is seen.
     has_ended = run.get_state().has_ended
     if is_alive and has_ended:
         return Report(name="COMPLETING")
@@ -280,16 +320,17 @@ def job_state(job_id: str, run: RunDir) -> Report | None:
 def cancel(job_id: str, run: RunDir) -> None:
     """Sends SIGTERM to the job's process, which ends the nodes."""
     deadline = time.monotonic() + _KILL_AFTER_S
-    controller = int(job_id)
-    while not _pid_file(run).exists() and _start_time(controller) is not None:
+    while not _pid_file(run).exists() and _living(run) is not None:
         if time.monotonic() > deadline:
             hint = f"log: {_job_log(run)}"
             raise SlurmftError(f"the job {job_id} does not start", hint)
         # It is just starting: before its file is there, nobody knows which process to signal.
         time.sleep(0.05)
-    process_of_job = read(_pid_file(run), _Process)
-    if process_of_job and _alive(run):
-        os.kill(process_of_job.pid, signal.SIGTERM)
+    process_of_job = _living(run)
+    # It may end between the look and the signal.
+    if process_of_job is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process_of_job.pid, signal.SIGTERM)
 
 
 def _job_log(run: RunDir) -> Path:
@@ -301,23 +342,27 @@ def _pid_file(run: RunDir) -> Path:
     return run.submitit / "pid.json"
 
 
-def _alive(run: RunDir) -> bool:
-    """Returns whether the job's process is alive; a later one with its number has another start
-    time."""
-    process_of_job = read(_pid_file(run), _Process)
-    if process_of_job is None:
-        return False
-    return _start_time(process_of_job.pid) == process_of_job.started
+def _controller_file(run: RunDir) -> Path:
+    return run.submitit / "controller.json"
 
 
-def _start_time(pid: int) -> str | None:
-    """Returns when a process started, in clock ticks since boot; None for no process or a
-    zombie."""
-    fields = process.stat(pid)
-    if fields is None or fields[0] == "Z":
+def _living(run: RunDir) -> Process | None:
+    """Returns the process of a job that runs: until it has begun, submitit's controller.
+
+    Raises:
+        OSError: that cannot be read, as while its file system fails.
+    """
+    for file in (_pid_file(run), _controller_file(run)):
+        try:
+            recorded = load(file, Process)
+        except FileNotFoundError:
+            continue
+        except (ValueError, UnfitFileError):  # it tells nothing
+            return None
+        if recorded.is_alive():
+            return recorded
         return None
-    # Field 22 of proc(5), starttime: these begin with the third.
-    return fields[19]
+    return None
 
 
 if __name__ == "__main__":

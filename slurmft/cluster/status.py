@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
+_MOST_WARNINGS = 10_000
 _OUTCOMES = {
     Phase.PENDING: "pending",
     Phase.REQUEUED: "pending",
@@ -348,6 +350,10 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     for failure in run.all_failures():
         if not failure.secondary:
             failures.append(_failure_facts(failure))
+    # The newest: a program may warn at each step.
+    warnings = deque[str](maxlen=_MOST_WARNINGS)
+    for record in status.run.records(Warned):
+        warnings.append(record.text)
     # A prediction, or a program of the user's own, leaves none.
     model_path = None
     if run.model.is_dir():
@@ -368,7 +374,7 @@ def run_facts(run: RunDir) -> dict[str, Any]:
         "last_record": latest.last_record,
         "evaluating": latest.evaluating,
         "checkpoints": checkpoints(run),
-        "warnings": [record.text for record in status.run.records(Warned)],
+        "warnings": list(warnings),
         "failures": failures,
         "result": status.run.result,
         "model_path": model_path,
@@ -414,6 +420,9 @@ def _changes(run: RunDir, status: RunStatus) -> dict[str, str]:
     if attempt is not None:
         recorded = attempt.changed
     if not status.is_alive:
+        return recorded
+    # The paths are those of whoever submitted it: a colleague's may be of any length and kind.
+    if not run.is_own():
         return recorded
     if status.state is Phase.REQUEUED or run.awaits_begin():
         has_run = run.attempt_number() > 0

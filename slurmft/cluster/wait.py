@@ -14,7 +14,7 @@ from slurmft.cluster.job_state import LOST, JobState, Report, by_record
 from slurmft.cluster.slurm import commands
 from slurmft.core import hooks, permissions
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.core.files import exists_now, read_bytes
+from slurmft.core.files import exists_now, read_end
 from slurmft.runs.log_times import split
 from slurmft.runs.rundir import RunDir
 
@@ -30,6 +30,8 @@ _REQUEUE_S = 20
 """How long Slurm may report a job as ended before it requeues it."""
 _LOST_AFTER_S = 60
 """How long a job may be in neither queue nor accounting before it counts as lost."""
+_EXCERPT_BYTES = 2**16
+"""How much of a log its last lines are taken from."""
 _NO_FOLDER = 128 + 53
 """The exit code of a job whose output file Slurm cannot open."""
 _HINTS = {
@@ -278,7 +280,9 @@ def _last_lines(run: RunDir, job_id: str) -> list[str]:
     excerpts: list[str] = []
     for log in logs:
         with contextlib.suppress(OSError):  # only one of the two kinds is there
-            lines = read_bytes(log).decode("utf-8", "replace").splitlines()
+            lines = (
+                read_end(log, _EXCERPT_BYTES).decode("utf-8", "replace").splitlines()
+            )
             if not lines:
                 continue
             excerpts.append(f"end of {log}:")

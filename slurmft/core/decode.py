@@ -7,7 +7,6 @@ unions, lists, tuples, dictionaries with keys of text, `Annotated[int, range(...
 
 import dataclasses
 import functools
-import json
 import math
 import reprlib
 import types
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeAlias, TypeVar
 
-from slurmft.core.files import is_number, read_text
+from slurmft.core.files import is_number, parse_json, read_text
 
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]
@@ -33,10 +32,19 @@ class DecodeError(ValueError):
 def read(path: Path, kind: type[T]) -> T | None:
     """Reads a JSON file as a dataclass; None where it is absent or damaged."""
     try:
-        return loads(read_text(path), kind)
-    # RecursionError: brackets within brackets.
-    except (OSError, ValueError, RecursionError):
+        return load(path, kind)
+    except (OSError, ValueError):
         return None
+
+
+def load(path: Path, kind: type[T]) -> T:
+    """Reads a JSON file as a dataclass.
+
+    Raises:
+        OSError: it is absent, cannot be read, is no regular file or too large.
+        ValueError: it is no JSON, or does not fit the dataclass.
+    """
+    return loads(read_text(path), kind)
 
 
 def loads(text: str | bytes, kind: type[T]) -> T:
@@ -45,7 +53,7 @@ def loads(text: str | bytes, kind: type[T]) -> T:
     Raises:
         ValueError: the text is no JSON, or does not fit the dataclass.
     """
-    return decode(json.loads(text), kind)
+    return decode(parse_json(text), kind)
 
 
 def decode(value: Any, kind: type[T]) -> T:
@@ -243,7 +251,10 @@ def _object(kind: Any, required: frozenset[str]) -> Decoder:
         for name, inner in value.items():
             # Other keys are those of a later version.
             if name in decoders:
-                fields[name] = decoders[name](inner)
+                try:
+                    fields[name] = decoders[name](inner)
+                except DecodeError as error:
+                    raise DecodeError(f"{name}: {error}") from None
         return kind(**fields)
 
     return decode_object

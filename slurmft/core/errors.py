@@ -132,10 +132,7 @@ def run_main(
     except OSError as error:
         if debug:
             _print_traceback()
-        if error.errno == errno.ENAMETOOLONG:
-            too_long = UsageError(f"{error.filename!r} is {TOO_LONG}", TOO_LONG_CURE)
-            return _report(too_long, as_json)
-        return _report(SlurmftError(str(error), "--debug shows where"), as_json)
+        return _report(_of_system(error), as_json)
 
 
 def _report(error: SlurmftError, as_json: bool) -> int:
@@ -148,6 +145,23 @@ def _report(error: SlurmftError, as_json: bool) -> int:
         facts = {"message": redact(error.message), "hint": error.hint}
         print(json.dumps({"error": facts | {"exit_code": int(error.code)}}))
     return error.code
+
+
+def _of_system(error: OSError) -> SlurmftError:
+    """Returns an error of the system in words, and what to do."""
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"{error.filename!r} is {TOO_LONG}", TOO_LONG_CURE)
+    from pathlib import Path
+
+    from slurmft.core import filesystem  # which imports this module's neighbours
+
+    path = filesystem.place_of(error, Path())
+    disk = filesystem.why_not(error, path)
+    if disk is None:
+        return SlurmftError(str(error), "--debug shows where")
+    _, hint = disk
+    reason = filesystem.reason(error, path)
+    return SlurmftError(f"{str(path)!r} cannot be written: {reason}", hint)
 
 
 def _print_traceback() -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slurmft.core import removal
 from slurmft.core.errors import UsageError
@@ -22,6 +22,16 @@ _STALE_S = 4.0
 """How long a client of a shared file system may still take a file for the one that another has
 replaced: on GlusterFS 1 to 2 s."""
 _STALE_PAUSE_S = 0.05
+
+MOST_BYTES = 8 * 2**20
+"""Size of the largest file that is read as a whole: what another user has written may be of any
+size."""
+MOST_FILES = 10_000
+"""How many files of one folder of a run are read."""
+_MOST_BRACKETS = 200_000
+"""How many lists and tables a file has: those of 10,000 ranks, several times."""
+_MOST_DEPTH = 64
+"""How deep lists and tables may lie in each other: Python calls itself for each level."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -41,7 +51,10 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(aside, path)
     # Ctrl-C, too, is to leave nothing behind.
-    except BaseException:
+    except BaseException as error:
+        # To write says only what is wrong with the disk; to open names the hidden file.
+        if isinstance(error, OSError):
+            error.filename = str(path)
         removal.discard(aside)
         raise
 
@@ -109,38 +122,106 @@ def exists_now(path: Path) -> bool:
     return path.exists()
 
 
+class UnfitFileError(OSError):
+    """Something that is no regular file, or too large. It is nothing that a run has written."""
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Opens a file to read it, never a FIFO or a device: one that somebody has put among the files
     of a run would keep its readers for ever.
 
     Raises:
-        OSError: the file is absent, cannot be read, or is no regular file.
+        OSError: the file is absent, or cannot be read.
+        UnfitFileError: it is no regular file.
     """
     # Without O_NONBLOCK, opening a FIFO would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise UnfitFileError(errno.EINVAL, "not a regular file", str(path))
     return open(descriptor, "rb")
 
 
-def read_bytes(path: Path) -> bytes:
-    """Reads a regular file; OSError as of `open_regular`."""
+def read_on(file: BinaryIO, size: int) -> bytes:
+    """Reads on in a file, past what was never written: that reads as zeros, and may be a terabyte
+    which takes no room on the disk."""
+    block = file.read(size)
+    is_zeros = bool(block) and not block.strip(b"\0")
+    if not is_zeros:
+        return block
+    # Only after zeros: not every file system tells right where it has data.
+    place = file.tell()
+    data = _next_data(file, place)
+    if data == place:
+        return block
+    file.seek(data)
+    return file.read(size)
+
+
+def _next_data(file: BinaryIO, place: int) -> int:
+    """Returns where the next data of a file begins, at a place or after it."""
+    descriptor = file.fileno()
+    # The file object has a position of its own, which it believes to be the descriptor's.
+    before = os.lseek(descriptor, 0, os.SEEK_CUR)
+    try:
+        return os.lseek(descriptor, place, os.SEEK_DATA)
+    except OSError:  # no data follows, or the file system does not tell
+        return max(place, os.fstat(descriptor).st_size)
+    finally:
+        os.lseek(descriptor, before, os.SEEK_SET)
+
+
+def read_bytes(path: Path, most_bytes: int | None = MOST_BYTES) -> bytes:
+    """Reads a regular file.
+
+    Args:
+        path: the file.
+        most_bytes: the largest size that is read; None: any, of a file that nobody else has
+            written.
+
+    Raises:
+        OSError: as of `open_regular`.
+        UnfitFileError: the same, or the file is larger.
+    """
     with open_regular(path) as file:
-        return file.read()
+        if most_bytes is None:
+            return file.read()
+        size_bytes = os.fstat(file.fileno()).st_size
+        _check_size(path, size_bytes, most_bytes)
+        # Not more, even if the file has grown since. A file server may tell a size too late.
+        return file.read(max(size_bytes, 2**16))
 
 
-def read_text(path: Path) -> str:
+def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:
+    """Checks a file before it is read by other means; UnfitFileError where it is larger."""
+    _check_size(path, path.stat().st_size, most_bytes)
+
+
+def _check_size(path: Path, size_bytes: int, most_bytes: int) -> None:
+    if size_bytes > most_bytes:
+        problem = f"larger than {most_bytes // 2**20} MiB"
+        raise UnfitFileError(errno.EFBIG, problem, str(path))
+
+
+def read_end(path: Path, size_bytes: int) -> bytes:
+    """Reads the last bytes of a regular file; OSError as of `open_regular`."""
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - size_bytes))
+        return file.read(size_bytes)
+
+
+def read_text(path: Path, most_bytes: int | None = MOST_BYTES) -> str:
     """Reads a text file, again and again while another client of a shared file system replaces it.
 
     Raises:
-        OSError: the file is absent, or cannot be read.
+        OSError: the file is absent, cannot be read, or is too large: see `read_bytes`.
         UnicodeDecodeError: it is no UTF-8.
     """
     deadline = time.monotonic() + _STALE_S
     while True:
         try:
-            return read_bytes(path).decode("utf-8")
+            return read_bytes(path, most_bytes).decode("utf-8")
         except OSError as error:
             # NFS's word for a file that was opened, and replaced before it was read.
             if error.errno != errno.ESTALE or time.monotonic() > deadline:
@@ -148,16 +229,78 @@ def read_text(path: Path) -> str:
         time.sleep(_STALE_PAUSE_S)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, most_bytes: int | None = MOST_BYTES) -> dict[str, Any] | None:
     """Reads a JSON object; None where the file is absent or damaged. What has known fields is read
     by `core.decode`."""
     try:
-        value = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):
+        value = parse_json(read_text(path, most_bytes))
+    except (OSError, ValueError):
         return None
     if not isinstance(value, dict):
         return None
     return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parses JSON that anybody may have written.
+
+    Raises:
+        ValueError: it is no JSON, no UTF-8, or nested too deeply.
+    """
+    if isinstance(text, bytes):
+        # json.loads would guess an encoding, and let halves of characters pass.
+        text = text.decode("utf-8")
+    # Each takes twenty times as much memory as text.
+    brackets = text.count("[") + text.count("{")
+    if brackets > _MOST_BRACKETS:
+        raise ValueError(f"more than {_MOST_BRACKETS:,} lists and tables")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    # A walk through the whole value is worth its time only where something may be found.
+    if brackets > _MOST_DEPTH or "\\u" in text:
+        _check(value)
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parses TOML that anybody may have written.
+
+    Raises:
+        ValueError: it is no TOML, or nested too deeply.
+    """
+    import tomllib  # 4 ms, which not every command needs
+
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check(values)
+    return values
+
+
+_TOO_DEEP = f"brackets within brackets, more than {_MOST_DEPTH} deep"
+
+
+def _check(value: Any) -> None:
+    """Checks the depth of a value, and that all texts in it can be written: an escape of JSON may
+    stand for half a character. Raises ValueError."""
+    level = [value]
+    for _ in range(_MOST_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                item.encode("utf-8")
+            elif isinstance(item, dict):
+                below += item
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        if not below:
+            return
+        level = below
+    raise ValueError(_TOO_DEEP)
 
 
 def is_number(value: Any) -> bool:

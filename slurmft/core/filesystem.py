@@ -1,9 +1,12 @@
 """File systems: which one a path lies on, whether other nodes may see it, how much room it has."""
 
+import errno
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from slurmft.core.text import in_bytes
 
 LOCK_PRIMITIVES = ("flock", "lockf", "ofd", "soft")
 """Kinds of file locks: flock; POSIX byte-range locks; byte-range locks of open file descriptions;
@@ -72,10 +75,6 @@ def room(folder: Path) -> Room:
 
     place = existing(folder)
     usage = os.statvfs(place)
-    # btrfs makes inodes as needed, and counts none.
-    free_inodes = None
-    if usage.f_files:
-        free_inodes = usage.f_favail
     problem = None
     try:
         # Without a name: nothing can be left behind.
@@ -87,9 +86,84 @@ def room(folder: Path) -> Room:
         problem = error.strerror or str(error)
     return Room(
         free_bytes=usage.f_bavail * usage.f_frsize,
-        free_inodes=free_inodes,
+        free_inodes=_free_inodes(usage),
         problem=problem,
     )
+
+
+def _free_inodes(usage: os.statvfs_result) -> int | None:
+    # btrfs makes inodes as needed, and counts none.
+    if not usage.f_files:
+        return None
+    return usage.f_favail
+
+
+def place_of(error: BaseException, default: Path) -> Path:
+    """Returns the file that an error names, else another path."""
+    name = getattr(error, "filename", None)
+    # It may be the number of a descriptor.
+    if not isinstance(name, (str, bytes)):
+        return default
+    return Path(os.fsdecode(name))
+
+
+def reason(error: BaseException, path: Path) -> str:
+    """Returns in words why a path cannot be written: the system's message, and what its disk
+    lacks."""
+    disk = why_not(error, path)
+    number = disk_error(error)
+    if disk is None or number is None:
+        return getattr(error, "strerror", None) or str(error)
+    problem, _ = disk
+    return f"{os.strerror(number)}: {problem}"
+
+
+# numpy's words: they lack those of the system.
+_SHORT_WRITE = re.compile(
+    r"\d+ requested and \d+ written|Not enough free space to write"
+)
+
+
+def disk_error(error: BaseException) -> int | None:
+    """Returns the number of an error by which a disk takes nothing more: it is full (ENOSPC), as is
+    a quota (EDQUOT), or may only be read (EROFS), or fails (EIO); None for another error.
+
+    By the error's text, where it has no number: libraries pass the system's message on.
+    """
+    number = getattr(error, "errno", None)
+    text = str(error)
+    for each in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        if number == each or (number is None and os.strerror(each) in text):
+            return each
+    if number is None and _SHORT_WRITE.search(text):
+        return errno.ENOSPC
+    return None
+
+
+def why_not(error: BaseException, path: Path) -> tuple[str, str] | None:
+    """Returns in words why the disk of a path takes nothing more, and what to do; None where an
+    error says something else."""
+    number = disk_error(error)
+    if number is None:
+        return None
+    place = of(path)
+    cure = (
+        "make room there (slurmft clean shows what nobody needs), or give another place"
+    )
+    match number:
+        case errno.EDQUOT:
+            return f"your quota on the {place} is used up", cure
+        case errno.EROFS:
+            return f"the {place} is mounted read-only", "give another place"
+        case errno.EIO:
+            cure = "try later; those who run this machine may know more"
+            return f"the {place} fails", cure
+    usage = os.statvfs(existing(path))
+    free = in_bytes(usage.f_bavail * usage.f_frsize)
+    if _free_inodes(usage) == 0:
+        problem = f"the {place} has no free inodes: it takes no more files"
+        return f"{problem}, though {free} are free", cure
+    return f"the {place} has {free} free, your quota perhaps less", cure
 
 
 def absolute(path: str | Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
+from slurmft.core.filesystem import reason as reason_of
 
 FOLDER = Path(__file__).parents[1] / "shipped"
 """In a checkout, most of its entries are links to where the files live."""
@@ -64,7 +65,8 @@ def copy(folder: Path) -> list[Path]:
                 if not os.path.lexists(copy_of_file):
                     written.append(Path(shutil.copyfile(file, copy_of_file)))
     except OSError as error:
-        problem = f"cannot write to {error.filename!r}: {error.strerror}"
+        reason = reason_of(error, folder)
+        problem = f"cannot write to {error.filename!r}: {reason}"
         hint = "give a folder that can be made, or is yours"
         raise UsageError(problem, hint) from None
     return written

@@ -1,6 +1,5 @@
 """Site files: defaults of a site in TOML, whose keys are the names of the flags."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from slurmft.core import plugins
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.files import read_text
+from slurmft.core.files import parse_json, parse_toml, read_text
 from slurmft.core.options import Option, extensions, options, own_options
 
 OPTIONS_OF_ON = "SLURMFT_SITE_OPTIONS"
@@ -133,7 +132,7 @@ def _options_of_on() -> dict[str, Any]:
     text = os.environ.get(OPTIONS_OF_ON) or "{}"
     # No JSON, and JSON that is no object, get the same message below.
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError:
         values = None
     if not isinstance(values, dict):
@@ -149,13 +148,9 @@ def read_site_file(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it cannot be read, or is no TOML.
     """
-    import tomllib  # 4 ms: only a site with a file pays for it
-
     try:
-        return tomllib.loads(read_text(path))
-    # tomllib reads text alone: bytes that are no UTF-8 fail before it sees them.
-    # tomllib calls itself for every bracket: thousands of them are too many.
-    except (ValueError, RecursionError, OSError) as error:
+        return parse_toml(read_text(path))
+    except (ValueError, OSError) as error:
         raise UsageError(
             f"cannot read the site file {path}: {error}",
             "write it as TOML, a line for each option: nodes = 2",

@@ -196,14 +196,25 @@ def in_bytes(count: float) -> str:
 
 
 def numbers(text: str) -> list[int]:
-    """Parses a list as the kernel writes it: "0-3,8" is 0, 1, 2, 3, 8."""
+    """Parses a list as the kernel writes it: "0-3,8" is 0, 1, 2, 3, 8.
+
+    Raises:
+        ValueError: the text is no such list, or has more numbers than a machine has CPUs.
+    """
     parsed: list[int] = []
     for part in text.strip().split(","):
         if part:
             first, _, last = part.partition("-")
             end = int(last or first) + 1
-            parsed += range(int(first), end)
+            part_numbers = range(int(first), end)
+            # Before they are made: a file may have "0-99999999999".
+            if len(parsed) + len(part_numbers) > _MOST_CPUS:
+                raise ValueError(f"more than {_MOST_CPUS:,} CPUs")
+            parsed += part_numbers
     return parsed
+
+
+_MOST_CPUS = 2**16
 
 
 def by_host(facts: Iterable[tuple[str, str]]) -> str:

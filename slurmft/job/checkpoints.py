@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from slurmft.core import removal
 from slurmft.core.errors import SlurmftError
-from slurmft.core.files import fingerprint, new_folder, read_text
+from slurmft.core.files import fingerprint, new_folder, parse_json, read_text
 from slurmft.core.run_files import current_attempt
 from slurmft.core.trusted import Door
 from slurmft.runs.rundir import BAD_CHECKPOINT, CHECKPOINT, HALF_CHECKPOINT, RunDir
@@ -52,7 +52,7 @@ def verify(path: Path) -> None:
         OSError: the file system fails; the checkpoint may be good.
     """
     try:
-        manifest = json.loads(read_text(path / MANIFEST))
+        manifest = parse_json(read_text(path / MANIFEST))
         for name, expected in manifest["files"].items():
             size_bytes = (path / name).stat().st_size
             # cheaper than a checksum, and says more
@@ -216,7 +216,7 @@ def _write_manifest(folder: Path) -> None:
     manifest = folder / MANIFEST
     files = {}
     if manifest.exists():
-        files = json.loads(read_text(manifest))["files"]
+        files = parse_json(read_text(manifest))["files"]
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_file() and path != manifest and name not in files:

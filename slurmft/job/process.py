@@ -2,7 +2,6 @@
 failure."""
 
 import ctypes
-import errno
 import faulthandler
 import os
 import platform
@@ -13,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from slurmft.core import process
+from slurmft.core import filesystem, process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Failure, current_attempt
@@ -166,8 +165,13 @@ def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
     if isinstance(error, RuntimeError) and _BROKEN_GPU.search(str(error)):
         return _broken_gpu(error)
     hint = f"log: {run.rank_log(rank)}"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = f"make room on the file system of {run.path}"
+    if isinstance(error, OSError):
+        place = filesystem.place_of(error, run.path)
+        disk = filesystem.why_not(error, place)
+        if disk is not None:
+            _, hint = disk
+            reason = filesystem.reason(error, place)
+            return SlurmftError(f"{str(place)!r} cannot be written: {reason}", hint)
     return SlurmftError(f"{type(error).__name__}: {error}", hint)
 
 

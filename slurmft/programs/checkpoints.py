@@ -5,7 +5,6 @@ them lie logs, metrics and final models.
 """
 
 import contextlib
-import json
 import os
 import re
 import struct
@@ -13,6 +12,8 @@ import time
 from collections.abc import Collection
 from enum import IntEnum
 from pathlib import Path
+
+from slurmft.core.files import MOST_BYTES, open_regular, parse_json
 
 _TEMPORARY = re.compile(
     r"^\.|~$|^_?tmp|^_?temp(?![a-z])|([._-])(te?mp|incomplete|lock)([._-]|$)|\.part(ial)?$"
@@ -220,7 +221,7 @@ def _is_readable(path: Path) -> bool:
 def _is_cut_off(path: Path) -> bool:
     """Returns whether a file ends too early, by the formats whose files tell their length."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             first = file.read(8)
         if not first:
             return path.suffix.lower() in _WEIGHTS
@@ -242,9 +243,9 @@ def _safetensors_size(path: Path) -> int:
     Raises:
         ValueError, struct.error: the header itself is cut off.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         (header_bytes,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(min(header_bytes, path.stat().st_size)))
+        header = parse_json(file.read(min(header_bytes, MOST_BYTES)))
     ends = [0]
     for name, tensor in header.items():
         if name != "__metadata__":

@@ -292,7 +292,7 @@ def take(source: Source, run: RunDir) -> Snapshot:
         os.rename(aside, run.code)
     except OSError as error:
         if is_full(error):
-            raise no_room(run, "the code", source.bytes) from None
+            raise no_room(run, "the code", error, source.bytes) from None
         raise _unreadable(error) from None
     finally:
         removal.discard(aside)

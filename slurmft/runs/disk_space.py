@@ -1,11 +1,11 @@
 """The error of a run whose disk is full: what is missing, and what could be removed."""
 
+import contextlib
 import errno
 import heapq
 import itertools
 import os
 import shlex
-import shutil
 from pathlib import Path
 
 from slurmft.core import filesystem, hooks
@@ -18,18 +18,31 @@ _RUNS = 500
 
 
 def is_full(error: Exception) -> bool:
-    """Returns whether a disk or a quota is full, by the text of an error: libraries pass the
-    system's message on, and not its code."""
-    text = str(error)
-    no_space = os.strerror(errno.ENOSPC)
-    over_quota = os.strerror(errno.EDQUOT)
-    return no_space in text or over_quota in text
+    """Returns whether a disk or a quota is full."""
+    return filesystem.disk_error(error) in (errno.ENOSPC, errno.EDQUOT)
 
 
-def no_room(run: RunDir, what: str, needed_bytes: int) -> SlurmftError:
-    """Returns the error of a full disk: how much is missing, and what to remove."""
-    # Of the whole file system: no common call tells a user's quota.
-    free = in_bytes(shutil.disk_usage(run.path).free)
+def no_room(
+    run: RunDir, what: str, error: Exception, needed_bytes: int | None = None
+) -> SlurmftError:
+    """Returns the error of a disk that is full, as `is_full` says: what is missing, and what to
+    remove.
+
+    Args:
+        run: the run that writes.
+        what: it writes.
+        error: the one that says that the disk is full.
+        needed_bytes: about how many bytes that has; None: not known.
+    """
+    # A library may have written elsewhere, into a cache of its own.
+    path = filesystem.place_of(error, run.path)
+    reason = str(error)
+    in_words = filesystem.why_not(error, path)
+    if in_words is not None:
+        reason, _ = in_words
+    needs = ""
+    if needed_bytes is not None:
+        needs = f"it needs {in_bytes(needed_bytes)}; "
     candidates = []
     for size_bytes, path in largest(run):
         candidates.append(f"{path} ({in_bytes(size_bytes)})")
@@ -37,11 +50,8 @@ def no_room(run: RunDir, what: str, needed_bytes: int) -> SlurmftError:
     runs_dir = shlex.quote(str(run.path.parent))
     if not others:
         others = "no other run of yours has much there"
-    needed = in_bytes(needed_bytes)
-    place = filesystem.of(run.path)
     return SlurmftError(
-        f"no room for {what}: it needs {needed}; the {place} has {free} free, your quota perhaps "
-        "less",
+        f"no room for {what}: {needs}{reason}",
         f"make room: {others}; slurmft clean --runs-dir {runs_dir} shows what nobody needs",
     )
 
@@ -82,9 +92,15 @@ def size_of(path: Path) -> int:
     if not path.is_dir():
         return _file_size(str(path))
     total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            total += _file_size(os.path.join(folder, name))
+    folders = [str(path)]
+    # Not os.walk, which calls itself for each folder within another.
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    total += _file_size(entry.path)
     return total
 
 

@@ -34,6 +34,11 @@ class LogText:
         self._label_width = len("rank 0")
         self._day = ""
 
+    @property
+    def left_out(self) -> int:
+        """How many log files are too many."""
+        return self._logs.left_out
+
     def until_now(self) -> Iterator[str]:
         """Yields the first failure, and then all lines that there are; nothing before anybody
         wrote."""

@@ -6,6 +6,7 @@ file when it is opened.
 """
 
 import heapq
+import io
 import math
 import os
 import re
@@ -15,12 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from slurmft.core.files import open_regular
+from slurmft.core.files import MOST_FILES, open_regular, read_on
 from slurmft.core.run_files import Rank
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, read_log_head
 
 _PIECE_BYTES = 1 << 18
+_LINE_PIECES = 4
+"""A line that is longer than so many pieces is shown as several."""
+_TAIL_BYTES = 1 << 26
+"""How far back the last lines are looked for."""
+_MEMORY_BYTES = 1 << 26
+"""Of the pieces of all files."""
 _CLOCK_S = 5.0
 """How far the time in a line may be off what is known of the lines around it."""
 
@@ -86,6 +93,8 @@ class Logs:
         self._choice = choice
         self._files: dict[Path, LogFile] = {}
         self._starts: list[tuple[float, int]] = []
+        self.left_out = 0
+        """Files of more than `MOST_FILES`, which are not read."""
         self._look_for_files()
 
     def lines(self, whole: bool = True, last: int | None = None) -> Iterator[Line]:
@@ -120,11 +129,14 @@ class Logs:
         paths = list(self._run.logs.glob("*.log"))
         paths += self._run.submitit.glob("*_log.*")
         places = [_place(path, ranks, hosts) for path in paths]
-        for place in sorted(places, key=_order):
-            is_new = place.path not in self._files
-            if is_new and self._choice.has_file(place):
+        chosen = sorted(filter(self._choice.has_file, places), key=_order)
+        self.left_out = max(0, len(chosen) - MOST_FILES)
+        for place in chosen[:MOST_FILES]:
+            if place.path not in self._files:
                 source = len(self._files)
                 self._files[place.path] = LogFile(place, source, self._starts)
+        for file in self._files.values():
+            file.piece_bytes = min(_PIECE_BYTES, _MEMORY_BYTES // len(self._files))
 
 
 class LogFile:
@@ -145,6 +157,7 @@ class LogFile:
             host=place.host,
             attempt=0,
         )
+        self.piece_bytes = _PIECE_BYTES
         self._offset = 0
         self._inode = 0
         self._trace = False
@@ -159,22 +172,17 @@ class LogFile:
         if last is not None:
             self._offset = self._start_of(last)
         while True:
-            lines, changed_at = self._piece(whole)
-            if not lines:
+            piece, changed_at = self._piece(whole)
+            if not piece:
                 return
-            self._offset += sum(map(len, lines))
-            texts = []
-            for line in lines:
-                # A library may print any bytes, and a kill may cut a character in two.
-                text = line.decode("utf-8", "replace")
-                texts.append(text.removesuffix("\n"))
-            self._begin(texts, changed_at, caught_up)
-            for text in texts:
+            self._offset += len(piece)
+            self._begin(piece, changed_at, caught_up)
+            for text in _texts(piece):
                 yield self._line(text, changed_at)
             # Only the first piece comes right after the last look.
             caught_up = False
 
-    def _piece(self, whole: bool) -> tuple[list[bytes], float]:
+    def _piece(self, whole: bool) -> tuple[bytes, float]:
         """Reads the lines that come next, if there are any; returns them, and the Unix time of the
         last change of the file."""
         try:
@@ -189,49 +197,56 @@ class LogFile:
                         self._offset = 0
                     self._inode = status.st_ino
                 file.seek(self._offset)
-                lines = file.readlines(_PIECE_BYTES)
+                piece = read_on(file, self.piece_bytes)
+                self._offset = file.tell() - len(piece)
+                is_all = len(piece) < self.piece_bytes
+                if b"\n" not in piece and not is_all:
+                    piece += file.readline(_LINE_PIECES * self.piece_bytes)
         # It is not there any more, or its server restarts: nothing is new.
         except OSError:
-            return [], 0.0
-        # Its rest comes with the next piece.
-        is_cut_short = bool(lines) and not lines[-1].endswith(b"\n")
-        if is_cut_short and not whole:
-            lines.pop()
-        return lines, status.st_mtime
+            return b"", 0.0
+        whole_lines, newline, _ = piece.rpartition(b"\n")
+        is_long_line = not newline and not is_all
+        if is_long_line or (is_all and whole):
+            return piece, status.st_mtime
+        # The rest of a line comes with the next piece.
+        return whole_lines + newline, status.st_mtime
 
     def _start_of(self, last: int) -> int:
         """Returns the offset at which the last so many lines of the file begin."""
         try:
             with open_regular(self.place.path) as file:
                 size = file.seek(0, os.SEEK_END)
-                start = size
-                tail = b""
-                # One newline more than lines: the first line of the tail may be half a line.
-                while start and tail.count(b"\n") <= last:
-                    start = max(0, start - _PIECE_BYTES)
+                if not last:
+                    return size
+                least = max(0, size - _TAIL_BYTES)
+                missing = last
+                # The newline at the end of the file ends the last line, and begins none.
+                end = size - 1
+                while end > least:
+                    start = max(least, end - _PIECE_BYTES)
                     file.seek(start)
-                    tail = file.read(size - start)
+                    block = file.read(end - start)
+                    newlines = block.count(b"\n")
+                    if newlines >= missing:
+                        return start + _last_lines(block, missing)
+                    missing -= newlines
+                    end = start
+                return least
         except OSError:
             return 0
-        lines = tail.splitlines(keepends=True)
-        # Not lines[-last:], which is all of them for 0.
-        begin = max(0, len(lines) - last)
-        last_lines = lines[begin:]
-        return size - sum(map(len, last_lines))
 
-    def _begin(self, lines: list[str], changed_at: float, caught_up: bool) -> None:
+    def _begin(self, piece: bytes, changed_at: float, caught_up: bool) -> None:
         """Sets the time of lines that come before the first one that has any."""
-        if not lines:
-            return
         if self._last.time == -math.inf:
-            self._at(self._first_time(lines, changed_at))
+            self._at(self._first_time(_texts(piece), changed_at))
             return
-        has_time = self._time_in(lines[0], changed_at) is not None
+        has_time = self._time_in(next(_texts(piece)), changed_at) is not None
         if caught_up and not has_time and not self._trace:
             # It was written since the last look. The clock of the file server may be ahead.
             self._at(min(changed_at, time.time()))
 
-    def _first_time(self, lines: list[str], changed_at: float) -> float:
+    def _first_time(self, lines: Iterable[str], changed_at: float) -> float:
         for line in lines:
             when = self._time_in(line, changed_at)
             if when is not None:
@@ -307,6 +322,22 @@ class LogFile:
         self._had_trace = False
         # The first line of a file belongs to nothing.
         return is_indented and self._last.time != -math.inf
+
+
+def _texts(piece: bytes) -> Iterator[str]:
+    """Yields the lines of a piece, one after the other: as a list, they would need much memory."""
+    for line in io.BytesIO(piece):
+        # A library may print any bytes, and a kill may cut a character in two.
+        yield line.decode("utf-8", "replace").removesuffix("\n")
+
+
+def _last_lines(block: bytes, count: int) -> int:
+    """Returns where the last so many lines of a block begin; each but the first of the block
+    follows a newline."""
+    place = len(block)
+    for _ in range(count):
+        place = block.rindex(b"\n", 0, place)
+    return place + 1
 
 
 def log_of_rank(run: RunDir, rank: int) -> LogFile:

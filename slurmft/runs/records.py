@@ -3,7 +3,6 @@ memory than one of a thousand, and who wants the end reads the end.
 """
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -14,7 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from slurmft.core.decode import decode_leniently
-from slurmft.core.files import exists_now, open_regular, to_json
+from slurmft.core.files import (
+    exists_now,
+    open_regular,
+    parse_json,
+    read_on,
+    to_json,
+)
 from slurmft.core.run_files import Metrics
 from slurmft.core.run_records import EVENTS, Epoch, Evaluate, Record, Resume, record_of
 from slurmft.runs.rundir import RunDir
@@ -133,11 +138,13 @@ class RecordReader:
                 return
             with open_regular(self._path) as file:
                 file.seek(self._offset)
-                while block := file.read(_BLOCK_BYTES):
+                while block := read_on(file, _BLOCK_BYTES):
                     unread = rest + block
-                    whole, newline, rest = unread.rpartition(b"\n")
+                    whole, _, rest = unread.rpartition(b"\n")
+                    if len(rest) > _LINE_BYTES:
+                        rest = b""  # what follows of that line will be no record either
                     # Before they are yielded: whoever stops reading here has had them.
-                    self._offset += len(whole + newline)
+                    self._offset = file.tell() - len(rest)
                     yield from _parsed(whole, mark)
 
     def read_recent(self, *kinds: type[Record], samples: int = 0) -> list[Record]:
@@ -178,6 +185,10 @@ def _sampled_steps(file: BinaryIO, end: int, count: int) -> list[_Line]:
 _BLOCK_BYTES = 1 << 18
 _TAIL_BYTES = 1 << 16
 _SAMPLE_BYTES = 1 << 14
+_LINE_BYTES = 1 << 22
+"""Of the longest record: with the times of 60,000 ranks."""
+_SEARCH_BYTES = 1 << 28
+"""How far back a record is searched for."""
 
 
 def _mark(event: str) -> bytes:
@@ -193,9 +204,9 @@ def _parsed(lines: bytes, mark: bytes) -> Iterator[_Line]:
         if mark not in line:
             continue
         try:  # not contextlib.suppress: it takes a tenth of the time of a line
-            values = json.loads(line)
+            values = parse_json(line)
             record = record_of(values)
-        except (ValueError, RecursionError):
+        except ValueError:
             continue
         if record is not None:
             yield _Line(record, values)
@@ -206,7 +217,7 @@ def _line_begin(file: BinaryIO, place: int) -> int:
     # One byte before: if it ends a line, the next one begins at the very place.
     file.seek(max(0, place - 1))
     if place:
-        file.readline()
+        file.readline(_LINE_BYTES)
     return file.tell()
 
 
@@ -218,6 +229,7 @@ def _newest(
     missing = set(marks)
     newest: dict[bytes, _Line] = {}
     rest = b""
+    until = max(until, end - _SEARCH_BYTES)
     while end > until and missing:
         begin = max(until, end - _BLOCK_BYTES)
         file.seek(begin)
@@ -226,6 +238,8 @@ def _newest(
         # The first line may begin further up: it is read again with the block before.
         first_line, newline, _ = block.partition(b"\n")
         rest = first_line + newline
+        if len(rest) > _LINE_BYTES:
+            rest = b""
         found = []
         for mark in missing:
             last = _last_with(mark, block)

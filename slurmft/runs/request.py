@@ -3,13 +3,13 @@ often it comes."""
 
 import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from slurmft.core import removal
+from slurmft.core.files import parse_json
 from slurmft.runs.rundir import RunDir
 
 ON = "SLURMFT_ON"
@@ -21,7 +21,7 @@ REQUEST = "SLURMFT_REQUEST"
 def facts() -> dict[str, Any]:
     """Returns the facts of the submission: request (an id), command, sender, git; else nothing."""
     try:
-        value = json.loads(os.environ.get(REQUEST, "{}"))
+        value = parse_json(os.environ.get(REQUEST, "{}"))
     except ValueError:
         return {}
     if not isinstance(value, dict):

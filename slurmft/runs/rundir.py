@@ -10,6 +10,7 @@ where it cannot be written, stderr has it. Only a new submission must be recorde
 import contextlib
 import dataclasses
 import errno
+import heapq
 import os
 import re
 import sys
@@ -20,12 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft.core import hooks, permissions, removal, trusted
+from slurmft.core import filesystem, hooks, permissions, removal, trusted
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
-from slurmft.core.decode import decode_leniently, read
+from slurmft.core.decode import decode_leniently, load, read
 from slurmft.core.errors import SlurmftError, UsageError, one_line
-from slurmft.core.files import read_bytes, read_json, write_json, write_text
+from slurmft.core.files import (
+    MOST_FILES,
+    check_size,
+    read_bytes,
+    read_json,
+    write_json,
+    write_text,
+)
 from slurmft.core.filesystem import absolute
 from slurmft.core.program import kind_of
 from slurmft.core.run_files import (
@@ -41,6 +49,7 @@ from slurmft.core.run_files import (
     Transition,
     current_attempt,
 )
+from slurmft.core.text import shown
 from slurmft.runs import origin
 
 RUN_DIR = "SLURMFT_RUN_DIR"
@@ -76,7 +85,6 @@ _UNREADABLE = (
     OSError,
     # It is no JSON, or no UTF-8, or nested too deeply.
     ValueError,
-    RecursionError,
     # It is JSON of something else, or of a version with other options.
     LookupError,
     TypeError,
@@ -156,9 +164,14 @@ class RunDir:
 
     def unwritable(self, error: OSError) -> UsageError:
         """Returns the error for a run directory that cannot be made or written to."""
+        hint = "give a folder that you can write, on a file system that the nodes see: --runs-dir"
+        disk = filesystem.why_not(error, self.path)
+        if disk is not None:
+            _, cure = disk
+            hint = f"{cure}: --runs-dir"
+        problem = filesystem.reason(error, self.path)
         return UsageError(
-            f"cannot write the run directory {str(self.path)!r}: {error.strerror or error}",
-            "give a folder that you can write, on a file system that the nodes see: --runs-dir",
+            f"cannot write the run directory {str(self.path)!r}: {problem}", hint
         )
 
     def make(self, config: RunConfig) -> bool:
@@ -232,6 +245,7 @@ class RunDir:
     def load_config(self, read: Callable[[Path], bytes] = read_bytes) -> RunConfig:
         """Returns the configuration that the login node wrote."""
         try:
+            check_size(self.config)
             return RunConfig.from_json(read(self.config).decode("utf-8"))
         except _UNREADABLE as error:
             reason = f"cannot read {str(self.config)!r}: {one_line(error)}"
@@ -267,6 +281,7 @@ class RunDir:
         """Returns whether nobody else can have written the configuration, here or elsewhere."""
         try:
             origin.check(self.path)
+            check_size(self.config)
             return bool(CONFIG.read(self.config))
         except (trusted.NotOwnError, origin.ForeignRunError, OSError):
             return False
@@ -347,7 +362,7 @@ class RunDir:
             write_json(path, value)
         # ValueError: no UTF-8, in the name of a file
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
+            why = filesystem.reason(error, path)
             text = redact(words)
             with contextlib.suppress(OSError):  # stderr may be a file of the same disk
                 line = f"slurmft: {path} cannot be written ({why}): {text}"
@@ -359,12 +374,12 @@ class RunDir:
 
     def get_state(self) -> State:
         """Returns the last recorded state; "unknown" where the file is absent or damaged."""
-        state = read(self.state, State)
-        if state is not None:
-            return state
-        reason = ""
-        if os.path.exists(self.state):
-            reason = f"{self.state.name} is damaged"
+        try:
+            return load(self.state, State)
+        except FileNotFoundError:
+            reason = ""
+        except (OSError, ValueError) as error:
+            reason = unreadable(self.state.name, error)
         return State(state="unknown", time=0.0, reason=reason, history=[])
 
     def read_job(self) -> Job | None:
@@ -495,7 +510,9 @@ class RunDir:
         `names` chooses files: "*-on-n1-*" are those of one host's ranks."""
         failures: list[Failure] = []
         with contextlib.suppress(OSError):  # while a server restarts, none is known
-            for path in list(self.failures.glob(f"{names}.json")):
+            paths = self.failures.glob(f"{names}.json")
+            # Of very many, the newest: their names end with the time.
+            for path in heapq.nlargest(MOST_FILES, paths, key=_time_in_name):
                 failure = read(path, Failure)
                 if failure is not None:
                     failures.append(failure)
@@ -557,6 +574,19 @@ class RunDir:
 
 def _nothing() -> None:
     """Waits for no plug-in: none was started."""
+
+
+def _time_in_name(path: Path) -> str:
+    """Returns a text that sorts the files of failures by the times in their names: see `add`."""
+    return path.stem.rpartition("-")[2]
+
+
+def unreadable(name: str, error: OSError | ValueError) -> str:
+    """Returns in words why a file of a run, which is there, tells nothing."""
+    if isinstance(error, OSError):
+        return f"{name} cannot be read: {one_line(error)}"
+    # What does not fit may be long.
+    return f"{name} is damaged: {shown(str(error))}"
 
 
 def _random_part() -> str:

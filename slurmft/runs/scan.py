@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.decode import decode_or_none
+from slurmft.core.decode import decode, decode_or_none
 from slurmft.core.errors import UsageError
-from slurmft.core.files import is_number, read_json
+from slurmft.core.files import is_number, parse_json, read_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.program import OWN, PREDICT, trained_by
 from slurmft.core.run_files import AnyConfig, Environment, Provenance, State, StudyEntry
 from slurmft.core.run_records import Epoch
+from slurmft.core.text import shown
 from slurmft.runs.records import R, RecordReader
-from slurmft.runs.rundir import RunDir
+from slurmft.runs.rundir import RunDir, unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,14 @@ class MeasuredRun:
         """Reads a run directory, with or without what its ranks ran on; UsageError where files
         cannot be read, or are not those of a run."""
         files = RunDir(path)
-        config = read_json(files.config)
-        checked = decode_or_none(config, AnyConfig)
-        if config is None or checked is None:
-            path_of_config = str(files.config)
-            is_closed = not os.access(files.config, os.R_OK)
-            if files.config.exists() and is_closed:
-                raise UsageError(
-                    f"{path_of_config!r} cannot be read: Permission denied"
-                )
-            raise UsageError(f"{path_of_config!r} is not the configuration of a run")
+        try:
+            config = parse_json(read_text(files.config))
+            checked = decode(config, AnyConfig)
+        except OSError as error:
+            raise UsageError(unreadable(repr(str(files.config)), error)) from None
+        except ValueError as error:
+            problem = f"{str(files.config)!r} is not the configuration of a run"
+            raise UsageError(f"{problem}: {shown(str(error))}") from None
         result = files.read_result()
         # A damaged result must not pass for a run that has not finished.
         if result is None and files.result.exists():
@@ -218,36 +217,58 @@ def read_each(
     return runs
 
 
-def folders(
-    top: Path, problems: list[str], seen: set[str] | None = None
-) -> Iterator[tuple[str, Path]]:
-    """Real path and path of the run directories in a folder, at any depth; links are followed, and
-    what is below a run is not searched. `problems` takes a line for every folder that cannot be
-    read; `seen` has the real paths of what was searched: links may lead back to it."""
-    # By its real path, a run that links lead to several times is one run.
-    place = os.path.realpath(top)
-    if seen is None:
-        seen = set()
-    if place in seen:
-        return
-    seen.add(place)
+def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
+    """Real path and path of the run directories in a folder, at any depth that people use; links
+    are followed, and what is below a run is not searched. `problems` takes a line for every folder
+    that cannot be read."""
+    # By its real path, a run that links lead to several times is one run, and links may lead back.
+    seen = set()
+    unread = [(top, 0)]
+    while unread:
+        folder, depth = unread.pop()
+        place = os.path.realpath(folder)
+        if place in seen:
+            continue
+        seen.add(place)
+        try:
+            if _is_run(folder):
+                yield place, folder
+            elif depth < _MOST_DEPTH:
+                # The first comes out first.
+                unread += [(below, depth + 1) for below in reversed(_below(folder))]
+            else:
+                problems.append(
+                    f"{str(folder)!r} is not searched: it is {depth} folders down"
+                )
+        except OSError as error:
+            problems.append(f"{str(folder)!r} cannot be read: {error.strerror}")
+
+
+_MOST_DEPTH = 32
+"""Of folders in each other: in thousands, each is slower than the one before."""
+
+
+def _is_run(folder: Path) -> bool:
+    """Returns whether a folder has a configuration, were it one that cannot be read: such a run is
+    named."""
     try:
-        if RunDir(top).config.exists():
-            yield place, top
-            return
-        below = []
-        with os.scandir(top) as entries:
-            for entry in entries:
-                # `slurmft clean` gives a run that it removes a name with a dot.
-                if not entry.name.startswith(".") and _is_folder(entry):
-                    below.append(entry)
-    except OSError as error:
-        problems.append(f"{str(top)!r} cannot be read: {error.strerror}")
-        return
+        RunDir(folder).config.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _below(folder: Path) -> list[Path]:
+    """Returns the folders in a folder that may hold runs."""
+    below = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # `slurmft clean` gives a run that it removes a name with a dot.
+            if not entry.name.startswith(".") and _is_folder(entry):
+                below.append(entry)
     # Links last: a run that has a link beside it comes by its own name.
     below.sort(key=lambda entry: (entry.is_symlink(), entry.path))
-    for entry in below:
-        yield from folders(Path(entry.path), problems, seen)
+    return [Path(entry.path) for entry in below]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -1,4 +1,8 @@
-"""Every file that a command reads, damaged: words and an exit code, and never a traceback."""
+"""Every file that a command reads, damaged: words and an exit code; never a traceback, a wait, much
+memory, or another state. Whatever is wrong with one run, the others are shown.
+
+SLURMFT_DAMAGES=1000 damages each file as often, in other ways than by default.
+"""
 
 from __future__ import annotations
 
@@ -6,51 +10,80 @@ import contextlib
 import io
 import json
 import os
+import resource
+import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
-from hypothesis import given, note
-from hypothesis import strategies as st
 
 from slurmft.__main__ import main
 from slurmft.cluster import wait
 from slurmft.cluster.slurm import commands
+from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import write_json
+from slurmft.core.permissions import current_umask
+from slurmft.core.program import OWN, Program
 from slurmft.core.run_files import Failure
-from tests.support.damage import damaged, damages
+from tests.support.damage import NO_FILES, damaged, remove
 from tests.support.made_runs import write_run
 
-FINISHED, FAILED = (
-    "runs/emotion-20261120-093012-a1b2",
-    "runs/emotion-20261121-093012-c3d4",
-)
+pytestmark = pytest.mark.processes  # git, and what asks for hardware
 
-READING = (
-    ["status", FAILED],
-    ["status", FAILED, "--json"],
-    ["status", FINISHED],
+_COUNT = int(os.environ.get("SLURMFT_DAMAGES", "0"))
+_LONGEST_S = 10
+_MOST_BYTES = 500 * 2**20
+
+FINISHED = "runs/emotion-20261120-093012-a1b2"
+FAILED = "runs/emotion-20261121-093012-c3d4"
+LOCAL = "runs/emotion-20261122-093012-e5f6"
+OWN_RUN = "runs/train-20261123-093012-a7b8"
+OF_STUDY = "studies/small/runs/emotion-20261124-093012-c9d0"
+RUNS = (FINISHED, FAILED, LOCAL, OWN_RUN)
+
+READING: tuple[list[str], ...] = (
+    ["status", "RUN"],
+    ["status", "RUN", "--json"],
+    ["status", "last"],
     ["list"],
-    ["list", "--json"],
-    ["logs", FAILED],
-    ["logs", FAILED, "--json", "--attempt", "1"],
+    ["list", "--json", "--sort", "loss"],
+    ["list", "--cost", "--model", "bert"],
+    ["logs", "RUN"],
+    ["logs", "RUN", "--json", "--attempt", "1"],
+    ["logs", "RUN", "--tail", "3", "--node", "0"],
     ["clean", "--dry-run"],
     ["report", "runs"],
     ["report", "runs", "--format", "csv"],
-    ["report", FAILED, FINISHED, "--compare"],
+    ["report", "studies/small", "--format", "latex"],
+    ["report", "runs", "--peak-tflop-per-s", "3"],
+    ["report", "RUN", FINISHED, "--compare"],
+    ["report", FINISHED, "RUN", "--compare", "--json"],
+    ["report", "studies/small/table.json"],
     ["plan", "runs"],
-    ["follow", FINISHED],
-    ["follow", FAILED],
-    ["watch", FAILED],
+    ["follow", "RUN"],
+    ["watch", "RUN"],
     ["study", "status", "studies/small"],
-    ["cancel", FAILED],
+    ["study", "status", "studies/small", "--json"],
+    ["study", "run", "studies/small/study.toml", "--dry-run"],
+    ["resume", "RUN", "--dry-run"],
+    ["predict", "RUN", "rows.csv", "--dry-run"],
+    ["push", "RUN", "ada/model"],
+    ["submit", "--task", "synthetic", "--dry-run"],
+    ["list", "--on", "far"],
+    ["cancel", "RUN"],
 )  # fmt: skip
-"""Commands that change nothing here."""
+"""Commands that change nothing here. RUN is the run of the damaged file."""
+if _COUNT:
+    READING += (["report", "runs", "--output", "out"],)  # it draws
 
 OF_A_RUN = (
     "config.json", "state.json", "records.jsonl", "job.json", "attempt.json", "started.json",
-    "environment.json", "failures/rank-0.json", "logs/rank-000.log", "logs/node-000.log",
+    "environment.json", "packages.json", "failures/rank-0.json", "logs/rank-000.log",
+    "logs/node-000.log",
 )  # fmt: skip
 FILES = (
     *(f"{FAILED}/{name}" for name in OF_A_RUN),
@@ -58,25 +91,48 @@ FILES = (
     f"{FINISHED}/state.json",
     f"{FINISHED}/records.jsonl",
     f"{FINISHED}/config.json",
+    f"{FINISHED}/model/config.json",
+    f"{LOCAL}/job.json",
+    f"{LOCAL}/submitit/pid.json",
+    f"{LOCAL}/submitit/controller.json",
+    f"{LOCAL}/submitit/5_0_log.out",
+    f"{LOCAL}/checkpoints/step-00000010/manifest.json",
+    f"{OWN_RUN}/config.json",
+    f"{OWN_RUN}/result.json",
+    f"{OF_STUDY}/config.json",
+    f"{OF_STUDY}/result.json",
     "studies/small/study.toml",
+    "studies/small/table.json",
     "site.toml",
+    "clusters.toml",
 )
+
+_DECIDE = ("config.json", "state.json", "job.json", "result.json", "attempt.json",
+           "pid.json", "controller.json")  # fmt: skip
+"""Files of a run that its state, and what is listed of it, follow from."""
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Two runs, one of which failed, a study, a site file; the working directory is theirs."""
+    """Runs of all kinds, a study, a site file; the working directory is theirs."""
     top = tmp_path_factory.mktemp("world")
     _write_world(top)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(top)
         patch.setenv("SLURMFT_SITE", str(top / "site.toml"))
+        patch.setenv("SLURMFT_CLUSTERS", str(top / "clusters.toml"))
+        patch.setenv("XDG_STATE_HOME", str(top / "state"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setattr(commands, "call", _call)
         patch.setattr(wait, "_FILE_LAG_S", 0.1)
+        patch.setattr(wait, "_LOST_AFTER_S", 0.1)
+        # Whatever a command imports, it has imported before its time is taken.
+        for command in READING:
+            _run(_about(command, FINISHED))
         yield top
 
 
-def _call(name: str, *arguments: str) -> str:
+def _call(name: str, *arguments: str, **_: Any) -> str:
     """Slurm, whose accounting knows that both jobs have ended."""
     if name == "sacct":
         each = "JobID," if "--format=JobID,State,ExitCode" in arguments else ""
@@ -87,102 +143,271 @@ def _call(name: str, *arguments: str) -> str:
 def _write_world(top: Path) -> None:
     finished = write_run(top / FINISHED)
     write_json(finished.job, {"cluster": "slurm", "id": "11"})
-    failed = write_run(top / FAILED, state="failed", nodes=2)
-    write_json(failed.job, {"cluster": "slurm", "id": "12"})
-    write_json(
-        failed.attempt,
-        {"number": 1, "job": "12", "hosts": ["n1", "n2"], "time": 1000.0},
-    )
-    write_json(failed.started, {"attempt": 1, "meetings": 1})
-    error = SlurmftError("the disk is full", "free some")
-    failed.add(Failure.of("rank 0 on n1", error, traceback="Traceback", attempt=1))
-    next(failed.failures.iterdir()).rename(failed.failures / "rank-0.json")
-    with open(failed.records, "a", encoding="utf-8") as file:
-        for record in (
-            {
-                "event": "resume",
-                "step": 5,
-                "checkpoint": "step-00000005",
-                "changes": ["x"],
-            },
-            {
-                "event": "epoch",
-                "epoch": 1,
-                "step": 10,
-                "loss": 0.2,
-                "metrics": {"accuracy": 0.5},
-            },
-            {"event": "evaluate", "done": 5, "total": 10},
-            {"event": "warning", "text": "slow"},
-            {
-                "event": "ranks",
-                "step": 10,
-                "own_ms": [1.5, 2.0],
-                "memory_mib": [100, 200],
-            },
-            {"event": "stopping", "step": 20, "reason": "SIGTERM"},
-        ):
-            file.write(json.dumps({"time": 1002.0} | record) + "\n")
-    for name in ("rank-000.log", "node-000.log"):
-        lines = [
-            "2026-11-21T10:00:00.000000 rank 0 on n1, attempt 1, pid 7",
-            "one",
-            "two",
-        ]
-        (failed.logs / name).write_text("\n".join(lines) + "\n")
-    study = top / "studies" / "small"
-    (study / "runs").mkdir(parents=True)
-    (study / "study.toml").write_text(
-        'name = "small"\nrepeats = 2\n\n[base]\ntask = "emotion"\n\n[grid]\nnodes = [1, 2]\n'
-    )
+    finished.model.mkdir()
+    write_json(finished.model / "config.json", {"model_type": "bert"})
+    _write_failed(top / FAILED)
+    _write_local(top / LOCAL)
+    _write_own(top / OWN_RUN)
+    _write_study(top / "studies" / "small", top / OF_STUDY)
+    (top / "rows.csv").write_text("text\ngood\n")
     (top / "site.toml").write_text(
-        'runs_dir = "runs"\npartition = "gpu"\nsetup = ["true"]\n'
+        'runs_dir = "runs"\npartition = "gpu"\nsetup = ["true"]\nnodes = 1\n'
+    )
+    (top / "clusters.toml").write_text(
+        '[far]\nhost = "far"\npython = "python"\nssh = "false"\nsetup = ["true"]\n'
+        'folder = "here"\n[far.site]\npartition = "gpu"\n'
     )
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_no_traceback(world: Path, name: str) -> None:
-    whole = (world / name).read_bytes()
+def _write_failed(path: Path) -> None:
+    run = write_run(path, state="failed", nodes=2)
+    write_json(run.job, {"cluster": "slurm", "id": "12"})
+    attempt = {"number": 1, "job": "12", "hosts": ["n1", "n2"], "time": 1000.0}
+    write_json(run.attempt, attempt)
+    write_json(run.started, {"attempt": 1, "meetings": 1})
+    write_json(run.packages, {"1": {"torch": "2.13.0"}})
+    environment = json.loads(run.environment.read_text())
+    for rank in environment["ranks"]:
+        rank |= {"cores": "0-3", "hardware": {"cpus": "0-7", "gpus": [], "memory": 1}}
+    write_json(run.environment, environment)
+    error = SlurmftError("the disk is full", "free some")
+    run.add(Failure.of("rank 0 on n1", error, traceback="Traceback", attempt=1))
+    next(run.failures.iterdir()).rename(run.failures / "rank-0.json")
+    records: list[dict[str, Any]] = [
+        {"event": "resume", "step": 5, "checkpoint": "step-5", "changes": ["x"]},
+        {"event": "epoch", "epoch": 1, "step": 10, "loss": 0.2, "metrics": {"f1": 0.5}},
+        {"event": "evaluate", "done": 5, "total": 10},
+        {"event": "warning", "text": "slow"},
+        {"event": "ranks", "step": 10, "own_ms": [1.5], "memory_mib": [100, 200]},
+        {"event": "stopping", "step": 20, "reason": "SIGTERM"},
+    ]
+    with open(run.records, "a", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps({"time": 1002.0} | record) + "\n")
+    stamp = "2026-11-21T10:00:00.000000"
+    for name in ("rank-000.log", "node-000.log"):
+        head = f"{stamp} rank 0 on n1, attempt 1, pid 7"
+        (run.logs / name).write_text(f"{head}\none\ntwo\n")
 
-    @damages
-    @given(text=damaged(name, whole), command=st.sampled_from(READING))
-    def check(text: bytes, command: list[str]) -> None:
+
+def _write_local(path: Path) -> None:
+    """A run whose process was killed."""
+    run = write_run(path, state="running")
+    write_json(run.job, {"cluster": "local", "id": "4194305"})
+    checkpoint = run.checkpoints / "step-00000010"
+    checkpoint.mkdir(parents=True)
+    write_json(
+        checkpoint / "manifest.json", {"files": {"a": {"bytes": 1, "sha256": ""}}}
+    )
+    run.submitit.mkdir()
+    for name in ("pid.json", "controller.json"):
+        gone = {"pid": 4194305, "started": "1", "boot": "b"}
+        write_json(run.submitit / name, gone)
+    (run.submitit / "5_0_log.out").write_text("srun: error\n")
+
+
+def _write_own(path: Path) -> None:
+    run = write_run(path, result={"metrics": {"f1": 0.5}, "primary_metric": "f1"})
+    config = RunConfig.from_json(run.config.read_text())
+    settings = {
+        "argv": ["python", "train.py", "--lr", "0.1"],
+        "folder": "/home/ada",
+        "file": "/home/ada/train.py",
+        "checkpoint_dir": "out",
+    }
+    data = {"bytes": 1, "mtime_ns": 1, "sha256": "a", "what": "file"}
+    program = Program(
+        kind=OWN, module="", name="train", settings=settings, inputs={"rows.csv": data}
+    )
+    run.config.write_text(replace(config, program=program).to_json())
+
+
+def _write_study(folder: Path, path: Path) -> None:
+    entry = {"name": "small", "cell": {"nodes": 1}, "repeat": 1}
+    write_run(path, submission={"study": entry})
+    (folder / "study.toml").write_text(
+        'name = "small"\ntitle = "Small"\nscaling = "strong"\nrepeats = 2\nretries = 1\n'
+        'published = "table.json"\n\n[fixed]\ntask = "emotion"\nmax_steps = 3\n\n'
+        "[grid]\nnodes = [1, 2]\n"
+    )
+    table = {
+        "name": "a paper",
+        "source": "a page",
+        "setup": {"gpus": 4},
+        "columns": ["nodes", "time_s"],
+        "rows": [[1, 10.0], [2, 6.0]],
+    }
+    write_json(folder / "table.json", table)
+
+
+# --- what is damaged, and what comes of it --------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", FILES)
+def test_damaged(world: Path, name: str) -> None:
+    content = (world / name).read_bytes()
+    cases = []
+    for seed in range(_COUNT or 5):
+        random = Random(f"{name} {seed} {_COUNT}")
+        text = damaged(name, content, random)
+        cases.append((f"seed {seed}", text, random.sample(READING, 2)))
+    for case, text, chosen in cases:
         (world / name).write_bytes(text)
-        code, out, err = _run(command)
-        note(f"{code}\n{out}\n{err}")
-        assert code in set(Exit), (code, err)
-        assert "Traceback (most recent" not in out + err
-        if code:
-            assert err
-
-    try:
-        check()
-    finally:
-        (world / name).write_bytes(whole)
+        try:
+            _check(world, name, case, chosen)
+        finally:
+            (world / name).write_bytes(content)
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", FILES)
-def test_fifo_keeps_no_reader(world: Path, name: str) -> None:
-    """Another account may put one into a folder of runs that is shared."""
+def test_no_file_at_all(world: Path, name: str) -> None:
+    """Another account may put anything into a folder of runs that is shared."""
     aside = world / "aside"
     (world / name).rename(aside)
-    os.mkfifo(world / name)
     try:
-        for command in READING:
-            code, out, err = _run(command)
-            assert code in set(Exit), (command, code, err)
-            assert "Traceback (most recent" not in out + err
+        chosen_kinds = sorted(NO_FILES)
+        if not _COUNT:
+            chosen_kinds = Random(name).sample(chosen_kinds, 4)
+        for kind in chosen_kinds:
+            chosen = Random(f"{name} {kind}").sample(READING, 1)
+            if _COUNT:
+                chosen = list(READING)
+            NO_FILES[kind](world / name)
+            try:
+                _check(world, name, kind, chosen)
+            finally:
+                remove(world / name)
     finally:
         aside.replace(world / name)
 
 
+@pytest.mark.extra("faults")
+@pytest.mark.timeout(300)
+def test_very_many_files(world: Path) -> None:
+    folders = {
+        "failures": "rank-0-on-n1-7-{}.json",
+        "logs": "rank-{}.log",
+        "checkpoints": "step-{:08}",
+        "submissions": "{}",
+        "submitit": "{}_0_log.out",
+    }
+    run = world / FAILED
+    for folder, name in folders.items():
+        (run / folder).mkdir(exist_ok=True)
+        for number in range(1, 100_001):
+            (run / folder / name.format(number)).touch()
+    for command in READING:
+        words = _about(command, FAILED)
+        code, _, err = _limited(f"very many files: {words}", words)
+        assert code in set(Exit), (words, err)
+    for folder, name in folders.items():
+        for number in range(1, 100_001):
+            (run / folder / name.format(number)).unlink()
+
+
+def _check(world: Path, name: str, case: str, chosen: list[list[str]]) -> None:
+    """Runs commands; then looks at the list of all runs."""
+    run = str(Path(*Path(name).parts[:2]))
+    if run not in RUNS:
+        run = FINISHED
+    for command in (*chosen, ["list", "--json"]):
+        words = _about(command, run)
+        what = f"{name}, {case}: {' '.join(words)}"
+        before = _content(world)
+        recorded = (world / LOCAL / "state.json").read_bytes()
+        code, out, err = _limited(what, words)
+        assert code in set(Exit), (what, code, err)
+        assert "Traceback (most recent" not in err, (what, err)
+        # ssh has a stderr of its own.
+        if code and "--on" not in command:
+            assert err, what
+        # Who follows a run that has ended without a word records its end.
+        if command[0] in ("follow", "watch"):
+            (world / LOCAL / "state.json").write_bytes(recorded)
+        else:
+            assert _content(world) == before, what
+    if not name.endswith("site.toml"):
+        _check_list(name, case, json.loads(out))
+
+
+def _about(command: list[str], run: str) -> list[str]:
+    return [run if word == "RUN" else word for word in command]
+
+
+def _limited(what: str, words: list[str]) -> tuple[int, str, str]:
+    """Runs a command, which may take little time and memory."""
+
+    def give_up(*_: Any) -> None:
+        raise AssertionError(f"{what}: it does not end")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    with open("/proc/self/statm") as file:
+        data_bytes = int(file.read().split()[5]) * resource.getpagesize()
+    before = (
+        signal.signal(signal.SIGPROF, give_up),
+        signal.signal(signal.SIGALRM, give_up),
+    )
+    # Of the processor: the machine may be busy. A wait takes none of it.
+    signal.setitimer(signal.ITIMER_PROF, _LONGEST_S)
+    signal.alarm(6 * _LONGEST_S)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes + _MOST_BYTES, hard))
+    try:
+        return _run(words)
+    except BaseException as error:
+        error.add_note(what)
+        raise
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before[0])
+        signal.signal(signal.SIGALRM, before[1])
+
+
+def _content(world: Path) -> dict[str, tuple[int, int]]:
+    """The files of all runs and studies, with their sizes and times."""
+    content = {}
+    for top in ("runs", "studies"):
+        for folder, _, names in os.walk(world / top):
+            for each in names:
+                status = os.lstat(os.path.join(folder, each))
+                content[f"{folder}/{each}"] = (status.st_size, status.st_mtime_ns)
+    return content
+
+
+_STATES = {
+    FINISHED: "finished",
+    FAILED: "failed",
+    LOCAL: "vanished",
+    OWN_RUN: "finished",
+}
+
+
+def _check_list(name: str, case: str, listing: dict[str, Any]) -> None:
+    """Every run is listed with its state, or said to be left out."""
+    states = {run["name"]: run["state"] for run in listing["runs"]}
+    for run, state in _STATES.items():
+        listed = states.get(Path(run).name)
+        if not name.startswith(run):
+            assert listed == state, (name, case, run)
+        elif listed is None:
+            assert any(run in problem for problem in listing["problems"]), (name, case)
+        elif Path(name).name not in _DECIDE:
+            assert listed == state, (name, case)
+
+
 def _run(command: list[str]) -> tuple[int, str, str]:
     """A command within this process: exit code, stdout, stderr."""
-    with _Stream() as out, _Stream() as err:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = run_main(lambda: main(list(command)))
-        return code, out.text(), err.text()
+    mask = current_umask()  # who follows a run has another
+    try:
+        with _Stream() as out, _Stream() as err:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = run_main(lambda: main(list(command)))
+            return code, out.text(), err.text()
+    finally:
+        os.umask(mask)
 
 
 class _Stream(io.TextIOWrapper):
@@ -190,7 +415,7 @@ class _Stream(io.TextIOWrapper):
 
     def __init__(self) -> None:
         self._bytes = io.BytesIO()
-        super().__init__(self._bytes, encoding="utf-8")
+        super().__init__(self._bytes, encoding="utf-8", errors="backslashreplace")
 
     def text(self) -> str:
         self.flush()

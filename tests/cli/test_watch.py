@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from rich.screen import Screen
 
-from slurmft.core import process
+from slurmft.cluster import local
 from slurmft.core.files import write_json
 from slurmft.core.run_records import record_of
 from slurmft.runs.records import RecordWriter
@@ -133,12 +133,9 @@ class LiveRun:
         self.run = write_run(path, nodes=2, state="running")
         self.job = subprocess.Popen(["sleep", "100"])
         pid = self.job.pid
-        stat = process.stat(pid)
-        assert stat is not None
         self.run.submitit.mkdir()
         write_json(self.run.job, {"cluster": "local", "id": str(pid)})
-        me = {"pid": pid, "started": stat[19]}
-        write_json(self.run.submitit / "pid.json", me)
+        write_json(self.run.submitit / "pid.json", local.Process.of(pid))
 
     def write(self, *found: dict[str, Any]) -> None:
         RecordWriter(self.run.records).write(*found)
@@ -250,7 +247,7 @@ def test_ended_run_is_shown_with_its_result(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     run.submitit.mkdir()
     write_json(run.job, {"cluster": "local", "id": "4194305"})  # above all process ids
-    gone = {"pid": 4194305, "started": "1"}
+    gone = {"pid": 4194305, "started": "1", "boot": ""}
     write_json(run.submitit / "pid.json", gone)
     done = slurmft("watch", str(run.path))
     assert done.code == 0

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from slurmft import submit
-from slurmft.cluster import dependency, status
+from slurmft.cluster import dependency, local, status
 from slurmft.cluster.slurm.sbatch_options import all_options
-from slurmft.core import process
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
@@ -106,8 +105,7 @@ def test_only_slurm_waits(
     run = other(tmp_path, "one", "running", "11", of_other)
     if of_other != "slurm":
         run.submitit.mkdir()
-        started = (process.stat(os.getpid()) or [])[19]
-        write_json(run.submitit / "pid.json", {"pid": os.getpid(), "started": started})
+        write_json(run.submitit / "pid.json", local.Process.of(os.getpid()))
     with pytest.raises(
         UsageError, match=r"--after-any one: that run is running.*wait for each"
     ):

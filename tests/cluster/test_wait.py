@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cluster import job_state, wait
+from slurmft.cluster import job_state, local, wait
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.wait import JobWatch
@@ -214,7 +214,7 @@ def test_an_end_that_only_the_run_knows(run: RunDir, clock: Clock) -> None:
 
 def test_a_process_of_this_host_is_looked_at_often(run: RunDir, clock: Clock) -> None:
     write_json(run.job, {"cluster": "local", "id": "1"})
-    me = {"pid": 1, "started": "never"}
+    me = {"pid": 1, "started": "never", "boot": ""}
     run.submitit.mkdir()
     write_json(run.submitit / "pid.json", me)
     watch = follow(run, clock, 100)
@@ -273,8 +273,10 @@ def test_a_job_goes_on_while_its_file_system_fails(tmp_path: Path) -> None:
     with TwoNodes(tmp_path) as two:
         run = write_run(two.nodes[0] / "run", state="running")
         write_json(run.job, {"cluster": "local", "id": str(os.getpid())})
+        run.submitit.mkdir()
+        local.note_controller(run, os.getpid())
         watch = JobWatch(run)
         two.crash(0)
         assert not watch.has_ended()
-        assert watch.state.name == "RUNNING"
+        assert watch.state.name == "UNKNOWN"
         assert run.all_failures() == []

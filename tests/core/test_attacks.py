@@ -14,6 +14,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,15 @@ from typing import Any
 
 import pytest
 
-from slurmft.cluster import launcher
+from slurmft.cluster import launcher, local
 from slurmft.cluster.slurm import job_array
-from slurmft.core.files import fingerprint, write_json
+from slurmft.core.files import fingerprint, to_json, write_json
 from slurmft.plugins.remote.forward import _hash_of_path
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
 from tests.programs.test_snapshot import taken_by
+from tests.support import PATIENCE_S
+from tests.support.damage import NO_FILES
 from tests.support.made_runs import write_run
 from tests.support.users import REPOSITORY, User, two_users
 
@@ -139,11 +142,7 @@ def cancel(ada: User, eve: User) -> None:
     mine = subprocess.Popen(["sleep", "100"], user=ada.uid)
     try:
         run = run_of(eve, "cancel-me", state="running", job=str(mine.pid))
-        started = (
-            Path(f"/proc/{mine.pid}/stat").read_text().rpartition(") ")[2].split()[19]
-        )
-        told = {"pid": mine.pid, "started": started}
-        eve.write(run.submitit / "pid.json", json.dumps(told))
+        eve.write(run.submitit / "pid.json", to_json(local.Process.of(mine.pid)))
         assert_refused(
             ada.slurmft("cancel", str(run.path)), f"'{run.path}' belongs to eve"
         )
@@ -632,6 +631,38 @@ def reading(ada: User, eve: User) -> None:
         done = ada.slurmft(command, str(run.path))
         assert done.code == 0, done.err
     assert "shown-1" in ada.slurmft("list", "--runs-dir", str(run.path.parent)).out
+
+
+@attack(
+    ANYBODY,
+    "puts FIFOs, links to devices, and files of a terabyte, of one long line or of a million lists "
+    "into runs of theirs, in a folder that you `list`, `report` or `clean`",
+    "your runs are shown at once; each of theirs has a line that says why not",
+)
+def unreadable(ada: User, eve: User) -> None:
+    runs = ada.home / "both"
+    run_of(ada, "mine-1", state="finished").path.rename(ada.home / "mine-1")
+    for kind, put in NO_FILES.items():
+        for file in ("config.json", "state.json", "records.jsonl"):
+            run = write_run(runs / f"{kind}-{file}", state="failed")
+            (run.path / file).unlink()
+            put(run.path / file)
+    eve.own(runs)
+    (ada.home / "mine-1").rename(runs / "mine-1")
+    where = ("--runs-dir", str(runs))
+    begin = time.monotonic()
+    for command in (
+        ("list", *where),
+        ("clean", "--dry-run", *where),
+        ("report", str(runs)),
+    ):
+        done = ada.slurmft(*command)
+        assert done.code == 0, done.err
+        assert "Traceback" not in done.err
+        if command[0] == "list":
+            assert "mine-1" in done.out
+            assert "warning: left out: " in done.err
+    assert time.monotonic() - begin < PATIENCE_S
 
 
 @attack(

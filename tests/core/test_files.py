@@ -14,6 +14,7 @@ import pytest
 
 import slurmft
 from slurmft.core import files, removal
+from tests.support.damage import NO_FILES
 from tests.support.nfs import remember_absent_names
 
 
@@ -71,10 +72,61 @@ def test_a_file_that_nfs_remembers_as_absent(
     assert not files.exists_now(tmp_path / "no folder" / "file")
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "null", "[" * 100_000, "\udcff"])
+NESTED = '{"a":' + "[" * 70 + "]" * 70 + "}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[1]", "null", "[" * 100_000, "\udcff", NESTED, r'{"a": "\ud800"}',
+     r'{"\udfff": 1}', '{"a": 1' + "0" * 5000 + "}"],
+)  # fmt: skip
 def test_a_damaged_file_counts_as_absent(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
     assert files.read_json(tmp_path / "x.json") is None
+
+
+def test_values_of_json_and_toml_that_are_right_come_back() -> None:
+    assert files.parse_json(r'{"a": ["\ud83d\ude00", "\u0000"]}') == {"a": ["😀", "\0"]}
+    assert files.parse_json('"é"'.encode()) == "é"
+    with pytest.raises(ValueError, match="utf-8"):
+        files.parse_json(b'"\xed\xa0\x80"')
+    depth = "[" * 60 + "]" * 60
+    assert files.parse_toml(f"a = {depth}") == {"a": files.parse_json(depth)}
+    for text in ("a = " + "[" * 90 + "]" * 90, "a = " + "[" * 9000, "a = 1b"):
+        with pytest.raises(ValueError, match=r"brackets|line"):
+            files.parse_toml(text)
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_is_read_by_nobody(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "state.json"
+    NO_FILES[kind](path)
+    is_other = kind == "other user's"  # it is a file, and read
+    assert (files.read_json(path) == {}) == is_other
+    if kind in ("fifo", "zeros", "folder", "sparse", "text and holes", "one long line"):
+        with pytest.raises(files.UnfitFileError, match=r"regular|larger than 8 MiB"):
+            files.read_text(path)
+
+
+def test_a_file_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 100_000)
+    assert files.read_bytes(path) == b"x" * 100_000
+    assert files.read_bytes(Path("/proc/self/stat"))  # its size is told as 0
+    assert files.read_end(path, 10) == b"x" * 10
+
+
+def test_holes_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    with open(path, "w+b") as file:
+        file.write(b"begin\n")
+        file.seek(2**40)
+        file.write(b"end\n")
+        file.seek(0)
+        text = b""
+        while block := files.read_on(file, 2**18):
+            text += block.replace(b"\0", b"")
+    assert text == b"begin\nend\n"
 
 
 def test_numbers() -> None:
@@ -86,14 +138,29 @@ def test_numbers() -> None:
 READERS_OF_RUNS = (
     "cli",
     "cluster",
+    "core",
     "job",
+    "programs",
     "runs",
     "show",
     "plugins/mpirun",
+    "plugins/notify",
+    "plugins/remote",
     "plugins/studies",
+    "plugins/trackers",
 )
 OWN_FILES = {
+    "core/files.py": "the functions themselves",
+    "core/trusted.py": "what nobody else can have written",
+    "core/filesystem.py": "/proc",
+    "core/process.py": "/proc",
+    "core/fingerprint.py": "slurmft's own modules",
+    "core/plugins.py": "files of installed packages",
+    "programs/environment.py": "the user's project",
+    "programs/process_group.py": "/proc",
+    "programs/snapshot.py": "the user's program",
     "cli/completion.py": "a file of slurmft",
+    "cli/help_pages.py": "files of slurmft",
     "cluster/container.py": "a file of slurmft",
     "cluster/slurm/batch_script.py": "a file of slurmft",
     "plugins/studies/report/build.py": "a file of slurmft",
@@ -103,7 +170,7 @@ OWN_FILES = {
 
 def test_files_of_runs_are_read_by_functions_that_no_fifo_keeps() -> None:
     """Runs and studies of others are read, too: only `read_text`, `read_bytes` and `open_regular`
-    open their files to read."""
+    open their files to read, and only `parse_json` and `parse_toml` parse them."""
     package = Path(slurmft.__file__).parent
     for folder in READERS_OF_RUNS:
         for file in sorted((package / folder).rglob("*.py")):
@@ -127,3 +194,5 @@ def unguarded_reads(file: Path) -> Iterator[str]:
             modes = [ast.unparse(mode) for mode in node.args[1:]]
             if not any(letter in mode for mode in modes for letter in "awx"):
                 yield text
+        if text.startswith(("json.load(", "tomllib.")):
+            yield text

@@ -17,7 +17,7 @@ from slurmft import Run
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.run_files import Failure
-from slurmft.runs import log_times, rundir
+from slurmft.runs import log_times, logfiles, rundir
 from slurmft.runs.logfiles import Choice, Logs
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Following, slurmft
@@ -316,6 +316,32 @@ def test_logs_larger_than_what_is_read_at_once(tmp_path: Path) -> None:
     assert [line.text.split()[1] for line in Logs(run, Choice(ranks=(1,))).lines(last=2)] == [
         "9997", "9998",
     ]  # fmt: skip
+
+
+def test_lines_of_any_length_and_files_of_any_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long line is several, holes are passed over, and the first files are read."""
+    monkeypatch.setattr(logfiles, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(logfiles, "MOST_FILES", 2)
+    run = write_run(tmp_path / "run")
+    put(run.rank_log(0), (T, "a"), (None, "é" * 10_000), (None, "b"))
+    put(run.rank_log(1), (T + 1, "c"))
+    with open(run.rank_log(1), "ab") as file:
+        file.truncate(2**40)
+        file.seek(2**40)
+        file.write(b"\nd\n")
+    put(run.logs / "node-000.log", (T + 2, "too many"))
+    logs = Logs(run, Choice())
+    lines = [line.text.strip("\0") for line in logs.lines()]
+    assert logs.left_out == 1
+    shown = [line for line in lines if line]
+    assert (shown[0], shown[-2:]) == ("a", ["c", "d"])
+    assert max(map(len, lines)) <= 5000
+    assert sum(line.count("é") + line.count("\ufffd") for line in lines) >= 10_000
+    assert [line.text for line in Logs(run, Choice(ranks=(0,))).lines(last=1)] == ["b"]
+    assert [line.text for line in Logs(run, Choice(ranks=(1,))).lines(last=1)] == ["d"]
+    assert list(Logs(run, Choice()).lines(last=0)) == []
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -230,6 +231,32 @@ def test_last_words_are_numbers_or_nothing(tmp_path: Path, line: str) -> None:
     )
     assert all(v is None for v in metrics.values())
     json.dumps([latest, metrics], allow_nan=False)
+
+
+def test_lines_that_are_too_long_and_holes_are_no_records(tmp_path: Path) -> None:
+    """Each byte is read once: to put a line of 200 MB together block by block takes minutes."""
+    run = write_run(tmp_path / "run", state="running")
+    writer = RecordWriter(run.records)
+    with open(run.records, "ab") as file:
+        file.write(
+            b'{"event": "step", "step": 9, "loss": ' + b" " * 20_000_000 + b"1}\n"
+        )
+        file.write(b"[" * 100_000 + b"\n")
+        file.truncate(2**40)
+    writer.write({"event": "warning", "text": "after the hole"})
+    writer.write({"event": "warning", "text": "the last"})
+    begin = time.monotonic()
+    reader = RecordReader(run.records)
+    seen = list(reader.read(Step))
+    # The hole makes no line of its own: what follows it in the same line is lost.
+    assert (seen[-1].step, [each.text for each in reader.read(Warned)]) == (20, [])
+    assert list(reader.read(Warned)) == []
+    warnings = [record.text for record in RecordReader(run.records).read(Warned)]
+    assert warnings == ["the last"]
+    assert records.latest(run.path).last_record is not None
+    recent = RecordReader(run.records).read_recent(Start, Warned, samples=8)
+    assert [each.text for each in recent if isinstance(each, Warned)] == ["the last"]
+    assert time.monotonic() - begin < 5
 
 
 def test_steps_of_a_run_whose_state_is_older_than_its_result(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def test_run_that_cannot_be_made_leaves_nothing(small_disk: Path) -> None:
     fill(small_disk)
     job = JobConfig(runs_dir=str(small_disk))
     with pytest.raises(
-        UsageError, match=r"cannot write the run directory.*No space left"
+        UsageError,
+        match=r"cannot write the run directory.*No space left.*: the tmpfs at .* has 0 bytes free",
     ):
         RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     assert sorted(os.listdir(small_disk)) == ["ballast", "other"]
@@ -222,8 +223,8 @@ def test_what_is_only_told_goes_to_stderr_where_the_disk_is_full(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 3
     assert (
-        "state.json cannot be written (No space left on device): requeued: stopped;"
-        in told[0]
+        f"state.json cannot be written (No space left on device: the tmpfs at {small_disk} "
+        "has 0 bytes free, your quota perhaps less): requeued: stopped;" in told[0]
     )
     assert "started.json" in told[1]
     assert "rank 3 on n1: no room;" in told[2]
@@ -266,6 +267,17 @@ def test_root_failure_is_not_secondary(tmp_path: Path) -> None:
     root = run.root_failure()
     assert root is not None
     assert root.where == "rank 3 on n2"
+
+
+def test_newest_of_very_many_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rundir, "MOST_FILES", 3)
+    run = make(tmp_path)
+    for number in range(5):
+        failure = Failure.of(f"rank {9 - number} on n1", SlurmftError(str(number)))
+        run.add(failure)
+    assert [failure.message for failure in run.all_failures()] == ["2", "3", "4"]
 
 
 def test_configuration_of_another_version(tmp_path: Path) -> None:

@@ -27,6 +27,21 @@ def test_runs_are_found_at_any_depth_oldest_first(tmp_path: Path) -> None:
     assert problems == []
 
 
+def test_folders_within_folders_and_links_that_lead_nowhere(tmp_path: Path) -> None:
+    """A thousand folders in each other would take minutes."""
+    write_run(tmp_path / "a" / "good")
+    for name in ("absent", "config.json"):  # it leads nowhere, or to itself
+        odd = tmp_path / "b" / f"to {name}"
+        odd.mkdir(parents=True)
+        (odd / "config.json").symlink_to(name)
+    (tmp_path / "/".join(["deep"] * 100)).mkdir(parents=True)
+    runs, problems = find([tmp_path])
+    assert [run.name for run in runs] == ["good"]
+    assert len(problems) == 3
+    assert sum("config.json' cannot be read: " in problem for problem in problems) == 2
+    assert sum("it is 32 folders down" in problem for problem in problems) == 1
+
+
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     study: dict[str, Any] = {"name": "lab", "cell": {"nodes": 2}, "repeat": 1}
     write_run(tmp_path / "r", nodes=2, nproc_per_node=2, submission={"study": study})
@@ -108,7 +123,8 @@ def test_damaged_files_count_as_absent(tmp_path: Path) -> None:
     odd.state.write_text('{"reason": "no state"}')
     odd.environment.write_text('{"ranks": [1, {"rank": 0}], "versions": []}')
     ((run,), _) = find([tmp_path])
-    assert (run.state.state, run.state.reason) == ("unknown", "state.json is damaged")
+    reason = "state.json is damaged: history, state, time missing"
+    assert (run.state.state, run.state.reason) == ("unknown", reason)
     assert (run.study, run.hosts, run.code) == (None, [], "0.1")
 
 
@@ -117,4 +133,6 @@ def test_run_without_a_configuration_is_named(tmp_path: Path) -> None:
     odd = write_run(tmp_path / "odd", submission={"time": 5, "git": "abc"})
     runs, problems = find([tmp_path])
     assert [run.name for run in runs] == ["good"]
-    assert problems == [f"{str(odd.config)!r} is not the configuration of a run"]
+    assert problems == [
+        f"{str(odd.config)!r} is not the configuration of a run: submission: time: 5 is no str"
+    ]

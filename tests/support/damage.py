@@ -1,94 +1,187 @@
-"""Damaged files, for hypothesis: bytes cut or overwritten, JSON with other values.
-
-SLURMFT_DAMAGES=10000 tries as many of each file.
-"""
+"""Damaged files: bytes cut or overwritten, JSON and TOML with other values; and what is no file at
+all, which another account may put in its place."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 7, 2**31, 2**63, -(2**63), 10**400, 1e308, 1e-320, -0.0,
+    float("nan"), float("inf"), float("-inf"), "", " ", "a", "-1", "nan", "0-99999999999",
+    "12_[0-99999999999]", "99999999999999999999", "-9", "/dev/zero", "/dev/full", "../../x", "..",
+    "/", "~", "\x1b]8;;x\x07", "\x00", "a\x00b", "\ud800", "\udcff", "\u202e", "=1+1|'a'!A0",
+    "2026-13-45T99:99:99", "9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00", "%s%n{0}", "$(id)",
+    "a" * 100_000, "line\nline\r\nline", [], {}, [[]], [None], [""], [1, "a"], {"": ""}, {"a": []},
+    list(range(3000)), {str(number): number for number in range(3000)},
+)  # fmt: skip
+"""What takes the place of a value."""
 
-_COUNT = int(os.environ.get("SLURMFT_DAMAGES", "60"))
+_TOML_VALUES = (
+    "1979-05-27", "07:32:00", "1979-05-27T07:32:00Z", "0001-01-01", "9999-12-31T23:59:59-23:59",
+    "nan", "-inf", "1e400", "9" * 400, "0x" + "f" * 300, "[]", "{}", "[[[]]]", "[{}]", '""',
+    '"\\u0000"', "true", "-1", "0", "[1979-05-27]", "{a = 1979-05-27}", "[1, 'a']", "1.0",
+    "[" * 50 + "]" * 50, "[" * 90 + "]" * 90, "[" * 500 + "]" * 500, "[" * 9000 + "]" * 9000,
+    "{a = " * 90 + "1" + "}" * 90, "a.b", "'''\n'''", "[9223372036854775807]", "[0]", '["auto"]',
+)  # fmt: skip
 
-damages = settings(
-    max_examples=_COUNT,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=_COUNT < 1000,
-)
-"""For tests that are given damaged files."""
 
-JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from(
-        [-1, 0, 10**400, 1e308, float("nan"), float("inf"), "../../x", "\x1b]8;;x"]
+def damaged(name: str, content: bytes, random: Random) -> bytes:
+    """Returns the content of a file, damaged somewhere."""
+    if random.random() < 0.25:
+        return _damaged_bytes(content, random)
+    kind = name.rpartition(".")[2]
+    damage = _DAMAGE_OF.get(kind, _damaged_bytes)
+    return damage(content, random)
+
+
+def _damaged_bytes(content: bytes, random: Random) -> bytes:
+    begin = random.randint(0, len(content))
+    end = begin + random.choice((0, 1, 5, 40, len(content)))
+    # A block that is as long as others read at once, and a line that is longer.
+    insertions = (
+        b"",
+        b"\x00",
+        b"\xff\xfe",
+        b"\xed\xa0\x80",
+        b"\n",
+        b"\r",
+        b'"',
+        b"{",
+        b"]",
     )
-    | st.floats()
-    | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=4,
-)
+    insertion = random.choice(
+        (*insertions, random.randbytes(20), b"\x00" * 2**18, b"x" * 2**23)
+    )
+    if len(insertion) > 1000 and random.random() < 0.8:
+        insertion = b""
+    return content[:begin] + insertion + content[end:]
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def _damaged_json(content: bytes, random: Random) -> bytes:
+    depth = random.choice((60, 200, 900, 100_000))
+    if random.random() < 0.03:
+        return b"[" * depth + b"]" * depth
+    value = json.loads(content)
+    for _ in range(random.randint(1, 3)):
+        value = _with_another(value, random)
+    text = json.dumps(value, ensure_ascii=random.random() < 0.5)
+    return text.encode("utf-8", errors="surrogatepass")
+
+
+def _with_another(value: Any, random: Random) -> Any:
+    """Returns a value, within which another one takes the place of one, or one is gone."""
+    places = _places(value)
+    place = random.choice(places)
+    if not place:
+        return random.choice((*VALUES, [value], {"a": value}))
+    parent = value
+    for key in place[:-1]:
+        parent = parent[key]
+    last = place[-1]
+    if random.random() < 0.2:
+        del parent[last]
+    elif random.random() < 0.1:
+        nested: Any = parent[last]
+        for _ in range(random.choice((30, 70, 300))):
+            nested = [nested]
+        parent[last] = nested
+    else:
+        parent[last] = random.choice(VALUES)
+    return value
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to every value within a value."""
-    found = [path]
-    if isinstance(value, (dict, list)):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-            found += _places(each, (*path, key))
-    return found
+    places = [place]
+    if isinstance(value, dict):
+        for key, each in value.items():
+            places += _places(each, (*place, key))
+    if isinstance(value, list):
+        for number, each in enumerate(value[:100]):
+            places += _places(each, (*place, number))
+    return places
 
 
-@st.composite
-def damaged_json(draw: st.DrawFn, text: bytes) -> bytes:
-    """JSON with a value that another takes the place of, or that is gone."""
-    value = json.loads(text)
-    for _ in range(draw(st.integers(1, 3))):
-        place = draw(st.sampled_from(_places(value)))
-        if not place:
-            value = draw(JSON)
-            break
-        parent = value
-        for key in place[:-1]:
-            parent = parent[key]
-        if draw(st.booleans()):
-            parent[place[-1]] = draw(JSON)
-        else:
-            del parent[place[-1]]
-            break
-        if not isinstance(value, (dict, list)):
-            break
-    return json.dumps(value).encode("utf-8", errors="surrogatepass")
+def _damaged_records(content: bytes, random: Random) -> bytes:
+    lines = content.splitlines(keepends=True)
+    number = random.randrange(len(lines))
+    lines[number] = _damaged_json(lines[number], random) + b"\n"
+    return b"".join(lines)
 
 
-@st.composite
-def damaged_bytes(draw: st.DrawFn, text: bytes) -> bytes:
-    """Bytes that are cut, or overwritten somewhere."""
-    at = draw(st.integers(0, len(text)))
-    size = draw(st.integers(0, 40))
-    return (
-        text[:at]
-        + draw(st.binary(max_size=20))
-        + (b"" if size > 30 else text[at + size :])
+def _damaged_toml(content: bytes, random: Random) -> bytes:
+    lines = content.decode().splitlines()
+    with_values = [number for number, line in enumerate(lines) if " = " in line]
+    number = random.choice(with_values)
+    key = lines[number].partition(" = ")[0]
+    value = random.choice(_TOML_VALUES)
+    keys = (
+        key,
+        key,
+        key,
+        f"{key}.{key}",
+        f'"{key} "',
+        "a",
+        "name",
+        "nodes",
+        '"\\u202e"',
     )
+    lines[number] = f"{random.choice(keys)} = {value}"
+    if random.random() < 0.2:
+        lines[number] = f"[{key}]"
+    return "\n".join(lines).encode()
 
 
-@st.composite
-def damaged(draw: st.DrawFn, name: str, text: bytes) -> bytes:
-    if name.endswith(".json") and draw(st.integers(0, 3)):
-        return draw(damaged_json(text))
-    if name.endswith(".jsonl") and draw(st.integers(0, 3)):
-        lines = text.splitlines(keepends=True)
-        at = draw(st.integers(0, len(lines) - 1))
-        lines[at] = draw(damaged_json(lines[at])) + b"\n"
-        return b"".join(lines)
-    return draw(damaged_bytes(text))
+_DAMAGE_OF: dict[str, Callable[[bytes, Random], bytes]] = {
+    "json": _damaged_json,
+    "jsonl": _damaged_records,
+    "toml": _damaged_toml,
+}
+
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**40)
+
+
+def _sparse_after_text(path: Path) -> None:
+    path.write_text("{\n")
+    os.truncate(path, 2**40)
+
+
+def _of_another(path: Path) -> None:
+    path.write_text("{}")
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+
+
+NO_FILES: dict[str, Callable[[Path], Any]] = {
+    "fifo": os.mkfifo,
+    "zeros": lambda path: path.symlink_to("/dev/zero"),
+    "terminal": lambda path: path.symlink_to("/dev/tty"),
+    "process": lambda path: path.symlink_to("/proc/self/mem"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "dangling": lambda path: path.symlink_to("absent"),
+    "folder": Path.mkdir,
+    "sparse": _sparse,
+    "text and holes": _sparse_after_text,
+    "one long line": lambda path: path.write_bytes(b"x" * 50_000_000),
+    "a million lists": lambda path: path.write_bytes(
+        b"[" + b"[],{}," * 1_000_000 + b"0]"
+    ),
+    "other user's": _of_another,
+}
+"""Name -> what puts it in a path."""
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -241,9 +241,11 @@ def _start_job(config: Any, run: Any, module: str, *arguments: str) -> str:
             "setup lines need a shell: start this job by the real command"
         )
     # of the job before, in a resume
-    (run.submitit / "pid.json").unlink(missing_ok=True)
+    local = sys.modules["slurmft.cluster.local"]
+    local.forget_processes(run)
     pid = os.fork()
     if pid:
+        local.note_controller(run, pid)
         return str(pid)
     log = os.open(run.logs / "job.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     streams = [os.open(os.devnull, os.O_RDONLY), log, log]

@@ -212,7 +212,7 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         paths = self._process.saved.get(this_training, [])
         for path in reversed(paths):
             # the last that Trainer writes
-            if read_json(Path(path, TRAINER_STATE_NAME)):
+            if read_json(Path(path, TRAINER_STATE_NAME), most_bytes=None):
                 _, _, number = path.rpartition("-")  # .../checkpoint-500
                 step = self._process.steps_before + int(number)
                 self._job.record("resume", step=step, checkpoint=path)

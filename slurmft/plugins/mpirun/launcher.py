@@ -135,7 +135,7 @@ def add_start_failure(
     start programs on the hosts."""
     if run.root_failure() is not None:
         return
-    text = read_bytes(run.logs / "mpirun.log")[start:].decode(errors="replace")
+    text = read_bytes(run.logs / "mpirun.log", None)[start:].decode(errors="replace")
     # Open MPI frames its messages by lines of dashes.
     lines = []
     for line in text.splitlines()[:3]:
@@ -157,7 +157,7 @@ def add_abort(run: RunDir) -> None:
     if run.root_failure(current_attempt()) is not None:
         return
     for path in sorted(run.logs.glob("rank-*.log")):
-        log = read_bytes(path).decode(errors="replace")
+        log = read_bytes(path, None).decode(errors="replace")
         # in the head of an attempt
         _, _, text = log.rpartition(f", attempt {current_attempt()}, ")
         abort = _ABORT.search(text)

@@ -23,6 +23,7 @@ from typing import TypeAlias
 from slurmft.core import interpreter, process, removal
 from slurmft.core.credentials import is_private, kind_in, redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
+from slurmft.core.files import read_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import FINAL_STATES, Transition
 from slurmft.core.text import duration
@@ -101,7 +102,7 @@ def _urls(target: str) -> list[str]:
 def _read_private(path: Path, target: str) -> str:
     """Reads a file that nobody else can read; UsageError where others can."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(

@@ -2,13 +2,13 @@
 
 import os
 import shlex
-import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError, unknown
+from slurmft.core.files import parse_toml, read_text
 from slurmft.core.site import in_file
 
 # For printf in a shell: its line breaks are not this string's.
@@ -86,7 +86,7 @@ def named(names: str) -> list[Cluster]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_text(path))
     except FileNotFoundError:
         folder = shlex.quote(str(path.parent))
         file = shlex.quote(str(path))
@@ -94,8 +94,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"--on needs a file that names clusters: {path}",
             f"mkdir -p {folder}; printf '{_EXAMPLE}\\n' > {file}",
         ) from None
-    # tomllib calls itself for every bracket: thousands of them are too many.
-    except (ValueError, RecursionError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise UsageError(f"cannot read the clusters' file {path}: {error}") from None
 
 

@@ -26,7 +26,7 @@ from slurmft.core import removal
 from slurmft.core.credentials import redact
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
-from slurmft.core.files import read_json, write_json
+from slurmft.core.files import parse_json, read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
 from slurmft.core.text import screen_width
 from slurmft.plugins.remote.clusters import Cluster, clusters_file, named, word
@@ -144,7 +144,7 @@ def _on_each(clusters: list[Cluster], argv: list[str]) -> int:
 
 def _parse_json(text: str) -> Any:
     with contextlib.suppress(ValueError):
-        return json.loads(text)
+        return parse_json(text)
     return None  # the cluster did not answer: stderr says why
 
 

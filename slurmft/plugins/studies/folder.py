@@ -5,17 +5,16 @@ scripts and logs of job arrays in `arrays/`. No status is stored: run directorie
 they belong, and at most two calls of Slurm's commands give the states of all their jobs.
 """
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from slurmft import locks
 from slurmft.cluster.status import RunStatus, run_statuses
-from slurmft.core import permissions, trusted
+from slurmft.core import filesystem, permissions, trusted
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
-from slurmft.core.files import read_text, write_text
+from slurmft.core.files import parse_toml, read_text, write_text
 from slurmft.core.filesystem import absolute
 from slurmft.plugins.studies import spec
 from slurmft.plugins.studies.spec import Cell, RepeatKey, Study
@@ -69,8 +68,9 @@ def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
             "wait until it ends, or end it there; slurmft study status shows its progress",
         ) from None
     except OSError as error:
+        reason = filesystem.reason(error, folder)
         raise UsageError(
-            f"cannot write and lock the study folder {str(folder)!r}: {error.strerror or error}",
+            f"cannot write and lock the study folder {str(folder)!r}: {reason}",
             "give one that you can write, on a file system with POSIX locks: --studies-dir",
         ) from None
 
@@ -79,7 +79,7 @@ def check_name(study: Study, folder: Path) -> None:
     """Raises UsageError if the folder belongs to another study."""
     copy = folder / spec.FILE
     try:
-        name = tomllib.loads(read_text(copy)).get("name")
+        name = parse_toml(read_text(copy)).get("name")
     except (OSError, ValueError):
         # A new folder, or an unreadable copy, which `keep_copies` writes anew.
         return

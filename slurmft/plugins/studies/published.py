@@ -3,7 +3,6 @@
 Such a file has `columns` and `rows`, or several `tables` that have them. No value is changed.
 """
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
-from slurmft.core.files import is_number, read_text
+from slurmft.core.files import is_number, parse_json, read_text
 from slurmft.core.text import shown
 
 CONFIGURATION = "configuration"
@@ -140,7 +139,7 @@ def load(path: Path) -> list[PublishedTable]:
         UsageError: it cannot be read, or holds no table.
     """
     try:
-        raw = json.loads(read_text(path))
+        raw = parse_json(read_text(path))
     except (OSError, ValueError) as error:
         # strerror: the whole error would name the path a second time.
         reason = getattr(error, "strerror", None) or error

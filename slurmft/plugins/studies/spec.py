@@ -16,7 +16,6 @@ import itertools
 import json
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from typing import Any
 
 from slurmft.core import shipped
 from slurmft.core.errors import UsageError, unknown
-from slurmft.core.files import read_text
+from slurmft.core.files import parse_toml, read_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.options import TYPE_NAMES
 from slurmft.core.site import in_file, typed_values
@@ -139,9 +138,8 @@ def parse_study(text: str, path: Path) -> Study:
         path: the file, for messages, and for `published`, which is relative to it.
     """
     try:
-        raw = tomllib.loads(text)
-    # RecursionError: the parser recurses into nested brackets, of which a file may have thousands.
-    except (ValueError, RecursionError) as error:
+        raw = parse_toml(text)
+    except ValueError as error:
         problem = f"{path} is not TOML: {error}"
         raise UsageError(problem, "see slurmft study --help") from None
     _check_top(path, raw)

@@ -16,6 +16,7 @@ from typing import Any
 
 from safetensors.torch import load, save_file
 
+from slurmft.core import filesystem
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_bytes, read_text
 from slurmft.job import Job
@@ -83,7 +84,7 @@ def read(path: Path) -> Checkpoint:
         OSError: the file system fails.
         UsageError: another version wrote it, in another form.
     """
-    text = read_text(path / _STATE)
+    text = read_text(path / _STATE, most_bytes=None)
     values = json.loads(text)
     if values.pop("form", None) != FORM:
         raise UsageError(
@@ -91,7 +92,9 @@ def read(path: Path) -> Checkpoint:
             "resume the run with the version that started it, or submit a new run",
         )
     # Not mapped into memory: a file that is open cannot be pruned on every file system.
-    tensors = {file.stem: load(read_bytes(file)) for file in path.glob("*.safetensors")}
+    tensors = {}
+    for file in path.glob("*.safetensors"):
+        tensors[file.stem] = load(read_bytes(file, most_bytes=None))
     # A name begins with that of the step alone.
     suffix = path.name.removeprefix(checkpoint_name(values["step"]))
     return Checkpoint(**values, suffix=suffix, tensors=tensors, path=path)
@@ -231,8 +234,8 @@ class Saver:
     def _warn(self, checkpoint: Checkpoint, error: Exception | None) -> None:
         if error is None:
             return
-        # safetensors' own error has no `strerror`.
-        reason = getattr(error, "strerror", None) or str(error)
+        assert self._job.run_dir is not None
+        reason = filesystem.reason(error, self._job.run_dir)
         room = ""
         if is_full(error):
             room = f" (make room on the file system of {self._job.run_dir})"

@@ -82,14 +82,15 @@ class PatientSave:
         try:
             save()
             return True
-        except (OSError, SafetensorError) as error:
-            if not is_full(error):
+        except (OSError, SafetensorError) as raised:
+            if not is_full(raised):
                 raise
+            error = raised
         # But for the newest: an attempt that is to stop here leaves it to the next one.
         self._job.remove_checkpoints(keep=1)
         # The first failure may be cured by that; from the second on the user is told.
         if self._tries > 1 and self._problem is None:
-            self._problem = no_room(self._run_dir, self._what, self._size_bytes)
+            self._problem = no_room(self._run_dir, self._what, error, self._size_bytes)
             warning = f"{self._problem.message}; it is tried again"
             self._job.warn(f"{warning}: {self._problem.hint}")
         if self._problem and time.monotonic() > self._deadline:

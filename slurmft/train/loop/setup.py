@@ -15,6 +15,7 @@ from slurmft.core.files import new_folder
 from slurmft.job import Job
 from slurmft.job.process_group import World
 from slurmft.node import hardware, profiles
+from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
 from slurmft.train import mix_spec, own_task, tasks
 from slurmft.train.config import ResolvedConfig, TrainConfig
@@ -229,15 +230,25 @@ def _make_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> 
     """Makes the tokens of a run, where no earlier attempt has; on the main rank."""
     if folder.exists():
         return
+    try:
+        _write_tokens(folder, task, job, fill)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        # No restart helps, and the message of numpy would name neither disk nor cure.
+        raise no_room(RunDir(folder.parent), "the tokens", error) from None
+    data = TokenData.load(folder)
+    repeated = mix_spec.repeated(task.config.mixed, data.source_rows)
+    for text in (*data.warnings, *repeated):
+        job.warn(text)
+
+
+def _write_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> None:
     # All cores: the other ranks wait. The folder gets its name when it is whole, so that an attempt
     # that is killed here leaves nothing that the next one would take.
     with profiles.all_cores(os.environ), new_folder(folder) as unfinished:
         fill(unfinished, task, job)
         _check_sources(TokenData.load(unfinished), task.config)
-    data = TokenData.load(folder)
-    repeated = mix_spec.repeated(task.config.mixed, data.source_rows)
-    for text in (*data.warnings, *repeated):
-        job.warn(text)
 
 
 def _check_sources(data: TokenData, config: TrainConfig) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
+
+import pytest
 
 from slurmft.plugins.studies.report.formats import as_csv, as_markdown, as_text
 from slurmft.plugins.studies.table import Table, column
@@ -19,6 +22,26 @@ def test_hostile_text_is_escaped() -> None:
     assert "<script>" not in markdown
     assert r"\| " in markdown
     assert "\x1b" not in as_text(Table("\x1b[2J", table.columns))
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=1+1", "'=1+1"), ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"), ("@SUM(A1)", "'@SUM(A1)"),
+        ("-2+3+cmd|'x'!A0", "'-2+3+cmd|'x'!A0"), ("+f(1)", "'+f(1)"), ("\t=1", "'\t=1"),
+        ("\r=1", "'\n=1"), ("a\r=1", "a\n=1"), (" =1", "' =1"), ("\uff1d1", "'\uff1d1"),
+        (-1.5, "-1.5"), ("-1.5e-3", "-1.5e-3"), ("+7", "+7"), (-3, "-3"), ("--lr", "--lr"),
+        ("-", "-"), ("a=1", "a=1"), (None, ""), (True, "True"), ("/data/x", "/data/x"),
+    ],
+)  # fmt: skip
+def test_no_cell_is_a_formula(value: Any, cell: str) -> None:
+    """The list of OWASP's page on CSV injection. Numbers and flags stay as they are."""
+    table = Table("t", [column("name", [value], numeric=False)])
+    name, only = csv.reader(io.StringIO(as_csv(table), newline=""))
+    assert (name, only or [""]) == (["name"], [cell])
+    heads = Table("t", [column(str(value), [1])])
+    ((head,), _) = csv.reader(io.StringIO(as_csv(heads), newline=""))
+    assert head == (cell if isinstance(value, str) else str(value))
 
 
 def test_columns_give_way_by_rank() -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import slurmft
-from slurmft.core import shipped
+from slurmft.core import filesystem, shipped
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_bytes
 from slurmft.core.filesystem import absolute
@@ -340,8 +340,9 @@ def write_report(
             write_bytes(folder / name, content)
             names.append(name)
     except OSError as error:
+        reason = filesystem.reason(error, folder)
         raise UsageError(
-            f"cannot write to {str(folder)!r}: {error.strerror or error}",
+            f"cannot write to {str(folder)!r}: {reason}",
             "give a folder that you can write: --output",
         ) from None
     return names

@@ -2,11 +2,13 @@
 
 import csv
 import io
+import re
 import textwrap
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 import tabulate
 
@@ -22,7 +24,7 @@ WIDTH = 120
 def as_text(table: Table, width: int = WIDTH) -> str:
     """Returns a table for terminals: columns of the highest rank are left out until it fits."""
     fitted = _fitted(table, width)
-    title = textwrap.fill(_line(fitted.title), width)
+    title = textwrap.fill(printable(fitted.title), width)
     notes = as_list("", fitted.notes, "text", width)
     grid = _grid(fitted)
     text = f"{title}\n\n{grid}\n\n{notes}"
@@ -125,7 +127,7 @@ def _ascii(text: str) -> str:
     for sign, replacement in {"\u00b1": "+-", "\u00d7": "x", "\u2013": "-"}.items():
         text = text.replace(sign, replacement)
     # NFKD takes accents off their letters; what has no letter becomes a question mark.
-    decomposed = unicodedata.normalize("NFKD", _line(text))
+    decomposed = unicodedata.normalize("NFKD", printable(text))
     return decomposed.encode("ascii", "replace").decode()
 
 
@@ -134,11 +136,29 @@ def as_csv(table: Table) -> str:
     empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.key for column in table.columns])
+    writer.writerow([_harmless(column.key) for column in table.columns])
     for row in table.rows:
         # csv writes None as an empty field.
-        writer.writerow([value.raw for value in row])
+        writer.writerow([_harmless(value.raw) for value in row])
     return text.getvalue()
+
+
+# Spreadsheets take a text that begins so for a formula, which may start a program: see OWASP, "CSV
+# Injection". Spaces before it, and the wide forms of these characters, are passed over by some.
+_FORMULA = re.compile(r"[\t\n]|\s*[=+@\uff1d\uff0b\uff0d\uff20-]")
+_HARMLESS = re.compile(r"[+-]{0,2}[\w.+-]*")
+"""A number, or a flag such as --lr: a formula of these calls nothing."""
+
+
+def _harmless(value: Any) -> Any:
+    """Returns a value for CSV that no spreadsheet takes for a formula; numbers stay as they are."""
+    if not isinstance(value, str) or _HARMLESS.fullmatch(value):
+        return value
+    # csv does not quote a carriage return, and a spreadsheet begins a row behind it.
+    value = value.replace("\r\n", "\n").replace("\r", "\n")
+    if _FORMULA.match(value):
+        return f"'{value}"
+    return value
 
 
 def as_list(title: str, lines: Sequence[str], form: str, width: int = WIDTH) -> str:
@@ -162,7 +182,7 @@ def as_list(title: str, lines: Sequence[str], form: str, width: int = WIDTH) -> 
         )
         items = []
         for line in lines:
-            wrapped = wrapper.fill(_line(line))
+            wrapped = wrapper.fill(printable(line))
             items.append(f"{wrapped}\n")
     return head + "".join(items)
 
@@ -182,7 +202,7 @@ def _tabulate(
     form: str,
     escape: Callable[[str], str] | None = None,
 ) -> str:
-    escape = escape or _line
+    escape = escape or printable
     rows = []
     for row in table.rows:
         rows.append([escape(value.text) for value in row])
@@ -199,7 +219,7 @@ def _tabulate(
     return str(text)
 
 
-def _line(text: str) -> str:
+def printable(text: str) -> str:
     """Returns text as one line without control characters, which a terminal would obey."""
     signs = [sign if sign.isprintable() else " " for sign in text]
     return "".join(signs)
@@ -210,4 +230,4 @@ _MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\|`*_[]<>"})
 
 def markdown(text: str) -> str:
     """Escapes Markdown's special characters."""
-    return _line(text).translate(_MARKDOWN)
+    return printable(text).translate(_MARKDOWN)

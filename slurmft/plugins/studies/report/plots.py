@@ -19,6 +19,7 @@ from slurmft.core.run_records import Epoch, Record, Step
 from slurmft.plugins.studies.cells import DEVICE_FIELDS
 from slurmft.plugins.studies.published import PublishedTable, with_unit
 from slurmft.plugins.studies.report import measures
+from slurmft.plugins.studies.report.formats import printable
 from slurmft.plugins.studies.report.matching import keys_of
 from slurmft.plugins.studies.report.measures import Row, RunSet, Spread, label
 from slurmft.plugins.studies.table import (
@@ -411,21 +412,25 @@ def draw(chart: Chart) -> tuple[str, bytes]:
     from matplotlib.figure import Figure
 
     with style.context(Path(__file__).with_suffix(".mplstyle")):
-        labels = _shortened(list(chart.series))
+        labels = [printable(name) for name in _shortened(list(chart.series))]
         longest = max(len(text) for text in labels)
         # The legend is as wide as 90 characters; its line and gaps take 8 of each entry.
         columns = max(1, 90 // (longest + 8))
         height_in = 2.7 + 0.17 * (len(labels) // columns)
         figure = Figure(figsize=(_WIDTH_IN, height_in))
         axes = figure.add_subplot()
-        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+        axes.set(
+            title=printable(chart.title),
+            xlabel=printable(chart.x_label),
+            ylabel=printable(chart.y_label),
+        )
         _lines(axes, chart, labels)
         # A single line needs a legend only where its name says something.
         if len(labels) > 1 or labels[0] != "measured":
             figure.legend(
                 loc="outside lower left",
                 ncols=columns,
-                title=chart.legend or None,
+                title=printable(chart.legend) or None,
                 alignment="left",
             )
         png = io.BytesIO()
