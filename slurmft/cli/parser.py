@@ -206,7 +206,7 @@ class Parser(argparse.ArgumentParser):
     def _unknown_flag(self, flag: str) -> UsageError:
         """Returns the error for a flag that this command does not have."""
         flags = self._long_flags()
-        hint = foreign_flags.hint(flag, flags)
+        hint = foreign_flags.hint(flag, self.options)
         # Without hyphens: they are in all, and would make short flags alike.
         near = nearest(flag.strip("-"), [name.strip("-") for name in flags])
         if hint is None and near is not None:

@@ -69,6 +69,7 @@ class JobConfig:
         usual=True,
         may_be_empty=True,  # it is no name, and its own check says what would be one
         identifies=True,
+        elsewhere=("run_name",),
     )
     nodes: int = option(
         1,
@@ -82,6 +83,11 @@ class JobConfig:
         usual=True,
         sbatch="nodes",
         commands=("doctor", "render"),
+        elsewhere=(
+            "num_machines",
+            "nnodes",
+            "N",
+        ),
     )
     nproc_per_node: int | None = option(
         None,
@@ -93,6 +99,13 @@ class JobConfig:
         usual=True,
         published=("processes_per_node",),
         commands=("doctor", "doctor node", "render"),
+        elsewhere=(
+            "num_processes",
+            "nproc",
+            "nprocs",
+            "ppn",
+            "ntasks_per_node",
+        ),
     )
     profile: str = option(
         "auto",
@@ -120,6 +133,7 @@ class JobConfig:
         at="rank",
         choices=BACKENDS,
         commands=("doctor", "doctor node", "render"),
+        elsewhere=("ddp_backend",),
     )
     # --- files, on the login node and on all others
 
@@ -133,6 +147,7 @@ class JobConfig:
         usual=True,
         identifies=True,
         commands=("doctor",),
+        elsewhere=("output_dir",),
     )
     share_with_group: bool = option(
         False,
@@ -151,6 +166,7 @@ class JobConfig:
         metavar="NAME",
         varies=False,
         sbatch="job-name",
+        elsewhere=("J",),
     )
     partition: str | None = option(
         None,
@@ -162,6 +178,7 @@ class JobConfig:
         sbatch="partition",
         scontrol="Partition",
         commands=_ALL_OF_DOCTOR,
+        elsewhere=("p",),
     )
     account: str | None = option(
         None,
@@ -174,6 +191,7 @@ class JobConfig:
         sbatch="account",
         scontrol="Account",
         commands=_ALL_OF_DOCTOR,
+        elsewhere=("A",),
     )
     qos: str | None = option(
         None,
@@ -184,6 +202,7 @@ class JobConfig:
         sbatch="qos",
         scontrol="QOS",
         commands=_ALL_OF_DOCTOR,
+        elsewhere=("q",),
     )
     time: str | None = option(
         None,
@@ -196,6 +215,10 @@ class JobConfig:
         sbatch="time",
         scontrol="TimeLimit",
         commands=_ALL_OF_DOCTOR,
+        elsewhere=(
+            "t",
+            "time_limit",
+        ),
     )
     gpus_per_node: int | None = option(
         None,
@@ -208,6 +231,11 @@ class JobConfig:
         usual=True,
         sbatch="gpus-per-node",
         commands=("doctor",),
+        elsewhere=(
+            "gpus",
+            "gres",
+            "gpus_per_task",
+        ),
     )
     cpus_per_task: int | None = option(
         None,
@@ -219,6 +247,7 @@ class JobConfig:
         usual=True,
         sbatch="cpus-per-task",
         commands=("doctor",),
+        elsewhere=("c",),
     )
     mem: str | None = option(
         None,
@@ -231,6 +260,7 @@ class JobConfig:
         sbatch="mem",
         scontrol="MinMemoryNode",
         commands=("doctor",),
+        elsewhere=("mem_per_cpu",),
     )
     constraint: str | None = option(
         None,
@@ -241,6 +271,7 @@ class JobConfig:
         sbatch="constraint",
         scontrol="Features",
         commands=_ALL_OF_DOCTOR,
+        elsewhere=("C",),
     )
     exclusive: bool = option(
         False,
@@ -277,6 +308,12 @@ class JobConfig:
         metavar="KEY=VALUE",
         executes=True,  # some name files that Slurm executes, or writes
         takes_flags=True,
+        elsewhere=(
+            "nodelist",
+            "exclude",
+            "open_mode",
+            "export",
+        ),
     )
     setup: tuple[str, ...] = option(
         (),
@@ -334,6 +371,7 @@ class JobConfig:
         metavar="SECONDS",
         least=1,
         commands=("render",),
+        elsewhere=("rdzv_timeout",),
     )
     # --- what happens on stops, failures and hangs
 
@@ -364,6 +402,7 @@ class JobConfig:
         at="job",
         metavar="RUN",
         varies=False,
+        elsewhere=("dependency",),
     )
     after_any: tuple[str, ...] = option(
         (),
@@ -425,6 +464,7 @@ class JobConfig:
         at="rank",
         metavar="TIME",
         commands=("render",),
+        elsewhere=("save_strategy",),
     )
     checkpoint_every_steps: int | None = option(
         None,
@@ -434,6 +474,10 @@ class JobConfig:
         metavar="STEPS",
         least=1,
         commands=("render",),
+        elsewhere=(
+            "save_steps",
+            "checkpointing_steps",
+        ),
     )
     keep_checkpoints: int = option(
         # A resume takes the one before where the newest is damaged.
@@ -443,6 +487,7 @@ class JobConfig:
         at="rank",
         least=1,
         commands=("render",),
+        elsewhere=("save_total_limit",),
     )
 
     # --- the rest

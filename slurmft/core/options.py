@@ -144,6 +144,9 @@ class Option:
     """The field of `scontrol show job` that has the value."""
     published: tuple[str, ...] = ()
     """Columns of published tables that have the value under another name."""
+    elsewhere: tuple[str, ...] = ()
+    """Names of such a flag in Trainer, accelerate, torchrun or sbatch, with underscores: whoever
+    types one is told ours."""
     commands: tuple[Command, ...] = ()
     """Commands that have this flag, besides those that submit runs."""
     name: str = ""

@@ -66,6 +66,7 @@ class TrainConfig:
         # Published tables name the data set, as tasks are named after them.
         published=("dataset",),
         commands=("data",),
+        elsewhere=("task_name",),
     )
     task_option: tuple[str, ...] = option(
         (),
@@ -110,6 +111,11 @@ class TrainConfig:
         path="input",
         usual=True,
         commands=("data",),
+        elsewhere=(
+            "model_name_or_path",
+            "model_name",
+            "base_model",
+        ),
     )
     data: str | None = option(
         None,
@@ -120,6 +126,13 @@ class TrainConfig:
         metavar="ID|DIR",
         path="input",
         usual=True,
+        elsewhere=(
+            "dataset",
+            "dataset_name",
+            "train_file",
+            "validation_file",
+            "data_dir",
+        ),
     )
     mix: tuple[str, ...] = option(
         (),
@@ -132,6 +145,7 @@ class TrainConfig:
         predicts="reset",
         usual=True,
         commands=("data", "fetch"),
+        elsewhere=("dataset_mixer",),
     )
     validation_fraction: float | None = option(
         None,
@@ -214,6 +228,12 @@ class TrainConfig:
         decides_tokens=True,
         published=("max_seq_length",),
         commands=("data",),
+        elsewhere=(
+            "max_seq_length",
+            "max_seq_len",
+            "block_size",
+            "max_source_length",
+        ),
     )
     max_target_length: int | None = option(
         None,
@@ -263,6 +283,10 @@ class TrainConfig:
         predicts="reset",
         counts="work",
         usual=True,
+        elsewhere=(
+            "num_train_epochs",
+            "num_epochs",
+        ),
     )
     max_steps: int | None = option(
         None,
@@ -273,6 +297,7 @@ class TrainConfig:
         least=1,
         predicts="reset",
         counts="work",
+        elsewhere=("max_train_steps",),
     )
     batch_size: int | None = option(
         None,
@@ -283,6 +308,13 @@ class TrainConfig:
         counts="batch",
         usual=True,
         published=("batch_size_per_gpu", "batch_size_per_process"),
+        elsewhere=(
+            "per_device_train_batch_size",
+            "per_gpu_train_batch_size",
+            "train_batch_size",
+            "micro_batch_size",
+            "bs",
+        ),
     )
     eval_batch_size: int | None = option(
         None,
@@ -293,6 +325,7 @@ class TrainConfig:
         least=1,
         predicts="flag",
         counts="batch",
+        elsewhere=("per_device_eval_batch_size",),
     )
     gradient_accumulation_steps: int = option(
         1,
@@ -301,6 +334,10 @@ class TrainConfig:
         at="rank",
         least=1,
         counts="batch",
+        elsewhere=(
+            "gradient_accumulation",
+            "grad_accum",
+        ),
     )
     optimizer: str = option(
         "adamw",
@@ -311,6 +348,7 @@ class TrainConfig:
         choices=OPTIMIZERS,
         needs=(dataclasses.replace(_REFERENCE, when=("auto",)),),
         predicts="reset",
+        elsewhere=("optim",),
     )
     learning_rate: float | None = option(
         None,
@@ -319,6 +357,7 @@ class TrainConfig:
         at="rank",
         above=0,
         usual=True,
+        elsewhere=("lr",),
     )
     muon_learning_rate: float | None = option(
         None,
@@ -364,6 +403,11 @@ class TrainConfig:
         affects="result",
         at="rank",
         choices=LR_SCHEDULES,
+        elsewhere=(
+            "lr_scheduler",
+            "lr_scheduler_type",
+            "scheduler",
+        ),
     )
     warmup_steps: int | None = option(
         None,
@@ -371,6 +415,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         least=0,
+        elsewhere=("num_warmup_steps",),
     )
     warmup_ratio: float | None = option(
         None,
@@ -386,6 +431,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         least=0,
+        elsewhere=("wd",),
     )
     adam_beta1: float = option(
         0.9,
@@ -419,6 +465,10 @@ class TrainConfig:
         affects="result",
         at="rank",
         least=0,
+        elsewhere=(
+            "clip_grad",
+            "gradient_clipping",
+        ),
     )
     precision: str = option(
         "auto",
@@ -427,6 +477,13 @@ class TrainConfig:
         at="rank",
         choices=PRECISIONS,
         predicts="flag",
+        elsewhere=(
+            "fp16",
+            "bf16",
+            "mixed_precision",
+            "torch_dtype",
+            "dtype",
+        ),
     )
     tf32: bool = option(
         False,
@@ -466,6 +523,12 @@ class TrainConfig:
             Excludes("precision", but=("auto", "fp32", "bf16")),
         ),
         predicts="reset",
+        elsewhere=(
+            "fsdp",
+            "deepspeed",
+            "use_fsdp",
+            "use_deepspeed",
+        ),
     )
     cpu_offload: bool = option(
         False,
@@ -474,6 +537,7 @@ class TrainConfig:
         at="rank",
         needs=(Needs("shard", ("full", "node"), why="it moves the shares"),),
         predicts="reset",
+        elsewhere=("fsdp_offload_params",),
     )
     activation_checkpointing: bool = option(
         False,
@@ -481,6 +545,7 @@ class TrainConfig:
         affects="speed",
         at="rank",
         predicts="reset",
+        elsewhere=("gradient_checkpointing",),
     )
     ipex: bool = option(
         False,
@@ -490,6 +555,7 @@ class TrainConfig:
         at="rank",
         excludes=(Excludes("shard"), Excludes("load_in_4bit")),
         predicts="reset",
+        elsewhere=("use_ipex",),
     )
     dropout: float | None = option(
         None,
@@ -523,6 +589,11 @@ class TrainConfig:
         least=1,
         predicts="reset",
         usual=True,
+        elsewhere=(
+            "lora_r",
+            "lora_rank",
+            "use_lora",
+        ),
     )
     lora_alpha: int | None = option(
         None,
@@ -551,6 +622,10 @@ class TrainConfig:
         metavar="NAMES",
         needs=_LORA,
         predicts="reset",
+        elsewhere=(
+            "lora_target_modules",
+            "target_modules",
+        ),
     )
     use_rslora: bool = option(
         False,
@@ -591,6 +666,7 @@ class TrainConfig:
         at="rank",
         needs=_LORA,
         predicts="reset",
+        elsewhere=("use_4bit",),
     )
     seed: int = option(
         42,
@@ -618,6 +694,7 @@ class TrainConfig:
         least=0,
         below=1,
         predicts="reset",
+        elsewhere=("label_smoothing_factor",),
     )
     label_all_tokens: bool = option(
         False,
@@ -635,6 +712,7 @@ class TrainConfig:
         at="rank",
         choices=SAVES,
         predicts="reset",
+        elsewhere=("load_best_model_at_end",),
     )
     save_dtype: str = option(
         "auto",
@@ -660,6 +738,11 @@ class TrainConfig:
             ),
         ),
         predicts="reset",
+        elsewhere=(
+            "eval_steps",
+            "eval_strategy",
+            "evaluation_strategy",
+        ),
     )
     metric: tuple[str, ...] = option(
         (),
@@ -671,6 +754,7 @@ class TrainConfig:
         path="input",
         executes=True,
         predicts="reset",
+        elsewhere=("metric_for_best_model",),
     )
     early_stopping: int | None = option(
         None,
@@ -680,6 +764,10 @@ class TrainConfig:
         metavar="EVALUATIONS",
         least=1,
         predicts="reset",
+        elsewhere=(
+            "early_stopping_patience",
+            "patience",
+        ),
     )
     log_every: int = option(
         10,
@@ -689,6 +777,7 @@ class TrainConfig:
         at="rank",
         metavar="STEPS",
         least=1,
+        elsewhere=("logging_steps",),
     )
 
     def __post_init__(self) -> None:

@@ -15,11 +15,22 @@ def flags_of(command: parser.Parser) -> set[str]:
 
 
 SUBMIT = flags_of(submit.parser())
+OPTIONS = submit.parser().options
+ELSEWHERE = [
+    (name, option.flag) for option in OPTIONS.values() for name in option.elsewhere
+]
 
 
-@pytest.mark.parametrize("name", sorted(foreign_flags.FLAGS))
-def test_flag_that_is_named_exists(name: str) -> None:
-    assert foreign_flags.FLAGS[name] in SUBMIT
+def test_a_name_elsewhere_is_of_one_option() -> None:
+    names = [name for name, _ in ELSEWHERE]
+    assert len(names) > 80
+    assert len(set(names)) == len(names)
+    assert set(names).isdisjoint(foreign_flags.SENTENCES)
+
+
+@pytest.mark.parametrize(("name", "ours"), ELSEWHERE)
+def test_flag_of_another_tool(name: str, ours: str) -> None:
+    assert foreign_flags.hint(f"--{name}", OPTIONS) == f"that is {ours} here"
     # One that we have ourselves would never be unknown.
     assert "--" + name.replace("_", "-") not in SUBMIT
 
@@ -27,7 +38,7 @@ def test_flag_that_is_named_exists(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(foreign_flags.SENTENCES))
 def test_flag_without_a_flag_here(name: str) -> None:
     assert "--" + name.replace("_", "-") not in SUBMIT
-    assert foreign_flags.hint(f"--{name}", SUBMIT) == foreign_flags.SENTENCES[name]
+    assert foreign_flags.hint(f"--{name}", OPTIONS) == foreign_flags.SENTENCES[name]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +61,9 @@ def test_submit_answers_a_foreign_flag(typed: str, ours: str) -> None:
     assert ours in str(error.value.hint)
 
 
-@pytest.mark.parametrize("typed", [*foreign_flags.FLAGS, *foreign_flags.SENTENCES])
+@pytest.mark.parametrize(
+    "typed", [*(name for name, _ in ELSEWHERE), *foreign_flags.SENTENCES]
+)
 def test_command_names_no_flag_that_it_does_not_have(typed: str) -> None:
     """`slurmft run` starts jobs, and trains nothing itself."""
     flags = flags_of(run.parser())
@@ -80,7 +93,7 @@ def test_table_of_trainers_arguments_is_that_of_the_errors() -> None:
         for flag in re.findall(r"--\w+", theirs):
             if flag in SUBMIT:
                 continue
-            hint = foreign_flags.hint(flag, SUBMIT)
+            hint = foreign_flags.hint(flag, OPTIONS)
             if flag.replace("_", "-") in SUBMIT:
                 assert flag.replace("_", "-") in ours
             else:

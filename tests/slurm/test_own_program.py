@@ -47,9 +47,20 @@ HARMS: dict[str, Callable[[Cluster, Following], None]] = {
     "scontrol requeue": faults.admin_requeue,
     "SIGKILL of torchrun": faults.kill_torchrun,
     "preemption": faults.preempt,
+    "a node loses its power": faults.kill_host,
 }
-OF_TRAINER = ("scancel --signal=TERM", "SIGKILL of a rank's program", "preemption")
-OF_ATTACHED = ("scancel --signal=TERM", "scontrol requeue", "SIGKILL of torchrun")
+OF_TRAINER = (
+    "scancel --signal=TERM",
+    "SIGKILL of a rank's program",
+    "preemption",
+    "a node loses its power",
+)
+OF_ATTACHED = (
+    "scancel --signal=TERM",
+    "scontrol requeue",
+    "SIGKILL of torchrun",
+    "a node loses its power",
+)
 """What each program suffers here; all of it takes too long for every day."""
 
 

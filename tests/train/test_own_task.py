@@ -102,7 +102,7 @@ def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
         ),
         ({"task": "json:loads"}, "is no subclass of", "derive it"),
         ({"task": "json:nothing"}, "AttributeError", "package.module:Class"),
-        ({"task": "nothing"}, "nothing", "text-classification"),
+        ({"task": "nothing"}, "nothing", "emotion"),
         (
             {"task": "Stars", "task_option": ("least=1",)},
             "'least=1': no option",

@@ -19,6 +19,10 @@ class MpiOptions:
         metavar="FILE",
         path="input",
         executes=True,  # on these hosts
+        elsewhere=(
+            "hostsfile",
+            "machinefile",
+        ),
     )
     dialect: str = option(
         "auto",

@@ -20,6 +20,10 @@ class NotifyOptions:
         affects="nothing",
         at="node",
         metavar="WHERE",
+        elsewhere=(
+            "mail_user",
+            "mail_type",
+        ),
     )
     notify_command: str | None = option(
         None,

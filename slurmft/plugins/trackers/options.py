@@ -32,6 +32,7 @@ class TrackerOptions:
         at="rank",
         metavar="NAME",
         commands=("render",),
+        elsewhere=("report_to",),
     )
 
     def __post_init__(self) -> None:
