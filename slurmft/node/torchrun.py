@@ -149,6 +149,9 @@ def await_others() -> None:
 def rank_arguments(argv: list[str]) -> list[str]:
     """Returns torchrun's arguments so that its ranks start without the present folder on their
     path; torchrun itself has no option for it."""
+    # A script, whose own folder comes first.
+    if "--module" not in argv:
+        return argv
     place = argv.index("--module")
     module, *arguments = argv[place + 1 :]
     command = interpreter.module(module, *arguments, unbuffered=True)

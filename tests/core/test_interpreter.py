@@ -204,6 +204,7 @@ def test_torchrun_starts_ranks_so() -> None:
     assert [command, *arguments] == interpreter.module(
         "slurmft.train.rank", "/run", unbuffered=True
     )
+    assert rank_arguments(["script.py", "2"]) == ["script.py", "2"]
 
 
 @pytest.mark.parametrize("path", ["", "lib:", "/nowhere"])
