@@ -110,8 +110,10 @@ def test_variables_do_not_lead_elsewhere(
         "git update-index --split-index; echo more >>train.py",
         "git sparse-checkout set --cone other; echo x >y",
         "git checkout -q --orphan empty",
-        "git worktree add -q ../other; echo more >>train.py",
-        "git clone -q --shared . ../clone; true",
+        "git worktree add -q ../other; mv .git ../first.git; mv ../other/.git .;"
+        "sed -i s,/tree/.git/,/first.git/, .git; echo more >>train.py",
+        "git clone -q --shared . ../clone; mv .git ../first.git; mv ../clone/.git .git;"
+        "echo $PWD/../first.git/objects >.git/objects/info/alternates; echo more >>train.py",
     ],
 )
 def test_what_has_changed_is_what_git_itself_says(tree: Path, change: str) -> None:
