@@ -410,6 +410,22 @@ class Contract:
         assert "JobState=CANCELLED Reason=None" in site.facts(job)
         assert "ExitCode=0:15" in site.facts(job)
 
+    def test_script_of_a_cancelled_job(self, site: Site) -> None:
+        """It has some seconds, in which accounting says already who has cancelled the job."""
+        report = site.folder / "report"
+        text = f"""#!/bin/bash
+trap : TERM
+srun sleep 60
+squeue -h -j $SLURM_JOB_ID --format=%T >> {report}
+sacct -nPX -j $SLURM_JOB_ID --format=State >> {report}
+"""
+        job = site.submit(site.write("cancelled.sh", text))
+        site.await_running(job)
+        until(lambda: "sleep 60" in site.output("ps", "-eo", "args"))
+        site.output("scancel", job)
+        site.await_end(job)
+        assert report.read_text() == "COMPLETING\nCANCELLED by 0\n"
+
     def test_requeue(self, site: Site) -> None:
         log = site.folder / "starts"
         text = f'#!/bin/sh\necho "${{SLURM_RESTART_COUNT-none}}" >> {log}\nsleep 60\n'

@@ -10,7 +10,8 @@ import pytest
 
 from slurmft.core.files import write_json
 from tests.conftest import Following
-from tests.slurm.commands import LONG, slurmft
+from tests.slurm.commands import LONG, run_script, slurmft
+from tests.support import until
 from tests.support.fake_slurm.cluster import FakeSlurm
 from tests.support.made_runs import write_run
 
@@ -93,6 +94,32 @@ def test_an_array_that_was_cancelled_by_hand(
     for task in range(4):
         reason = f"the job {array}_{task} was cancelled by root"
         assert found[f"task-{task}"] == ("cancelled", reason)
+
+
+def test_a_cancelled_run_notifies_once(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """By whomever and whenever it is cancelled: also in the queue, when no process of the job
+    exists, and where nobody follows it."""
+    told = tmp_path / "told"
+    notify = ("--notify-command", f'echo "$SLURMFT_RUN" >> {told}')
+    runs = []
+    for nodes in ("1", "1", "4"):
+        flags = ("--nodes", nodes, "--exclusive", *notify)
+        runs.append(run_script(fake_slurm, tmp_path, "exec sleep 600", *flags).run)
+    by_slurmft, by_hand, waiting = runs
+    for run in (by_slurmft, by_hand):
+        until(run.rank_log(0).exists)
+    assert slurmft(fake_slurm, "cancel", str(by_slurmft.path)).code == 0
+    for run in (waiting, by_hand):
+        fake_slurm.run(["scancel", run.job_id()])
+    until(lambda: by_hand.get_state().state == "cancelled")
+    assert waiting.get_state().state == "submitted"
+    for _ in range(2):
+        states = listed(fake_slurm, tmp_path / "runs").values()
+        assert {state for state, _ in states} == {"cancelled"}
+    assert slurmft(fake_slurm, "follow", str(waiting.path)).code == 5
+    paths = sorted(str(run.path) for run in runs)
+    until(lambda: told.exists() and sorted(told.read_text().split()) == paths)
+    assert "was cancelled by root" in by_hand.get_state().reason
 
 
 def test_accounting_that_does_not_answer(

@@ -249,10 +249,12 @@ def _state_in_accounting(job_id: str) -> Report | None:
     return _of_task(parse_sacct_jobs(text), job_id)
 
 
-def await_accounting(job_id: str, state: Report) -> Report:
+def await_accounting(
+    job_id: str, state: Report, lag_s: int = _ACCOUNTING_LAG_S
+) -> Report:
     """Returns the end of a job as accounting has it, with who cancelled it; `state` where
     accounting does not learn of it in some seconds."""
-    pauses_s = [1] * _ACCOUNTING_LAG_S + [0]
+    pauses_s = [1] * lag_s + [0]
     with contextlib.suppress(SlurmftError):  # the site keeps none
         for pause_s in pauses_s:
             report = _state_in_accounting(job_id)

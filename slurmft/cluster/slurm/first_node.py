@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurmft.cluster import launcher
+from slurmft.cluster.ending import cancelled_error
+from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
@@ -26,9 +28,13 @@ from slurmft.runs.attempts import (
     decide,
     end,
     recovered,
+    saved,
 )
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
+
+_ACCOUNTING_WAIT_S = 3
+"""How long the end of a script waits for accounting: Slurm may kill it after `KillWait` seconds."""
 
 
 def begin_attempt(run: RunDir) -> int:
@@ -150,6 +156,7 @@ def end_attempt(run: RunDir, code: int) -> int:
     if code != Exit.OK and state is not None and state.name not in undecided:
         # Cancelled, timed out, or already requeued by whoever ended the tasks: nothing to decide.
         print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)
+        record_end_by_slurm(run, state)
         return code
     await_failure(run, code)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -169,6 +176,24 @@ def end_attempt(run: RunDir, code: int) -> int:
         commands.note(own_job_id(os.environ), summary)
     wait_for_plugins()
     return outcome.code
+
+
+def record_end_by_slurm(run: RunDir, state: Report) -> None:
+    """Records that Slurm ends this script's job for good, by scancel or its time limit, while there
+    is time for that (KillWait). For another end the next look at the run is early enough."""
+    job_id = own_job_id(os.environ)
+    if state.name == "COMPLETING":
+        # The queue does not say what has ended the job.
+        state = commands.await_accounting(job_id, state, _ACCOUNTING_WAIT_S)
+    if state.name == "CANCELLED":
+        error = cancelled_error(job_id, state)
+        wait_for_plugins = run.set_state("cancelled", error.message, error.code)
+    elif state.name == "TIMEOUT":
+        reason = f"the time limit (--time) was reached; {saved(run)}"
+        wait_for_plugins = run.set_state("failed", reason, Exit.FAILED)
+    else:
+        return
+    wait_for_plugins()
 
 
 def end_unread(run: RunDir, code: int, error: Exception) -> int:

@@ -212,7 +212,11 @@ def _starts(job: Job) -> list[Start]:
     if job.starts and (job.has_ended or job.is_pending):
         return job.starts
     if job.is_running:
-        return [*job.starts, Start("RUNNING", job.started, 0.0, job.hosts)]
+        state = "RUNNING"
+        # Accounting says at once that a job is cancelled, which still ends.
+        if job.cancelled_by is not None:
+            state = "CANCELLED"
+        return [*job.starts, Start(state, job.started, 0.0, job.hosts)]
     # It never started: accounting has the moment of its end for both.
     return [Start(job.state, job.ended, job.ended, [])]
 
