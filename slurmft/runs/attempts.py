@@ -244,10 +244,17 @@ def _record_result(run: RunDir) -> None:
     run.tell(run.result, result, f"result: {result}")
 
 
-def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
+def decide(run: RunDir, code: int, restarts: int = 0, killed_by: str = "") -> Outcome:
     """Decides what becomes of a run, by the exit code of an attempt and the failures that it left.
 
-    Nothing is recorded yet: see `end`. `restarts`: how often Slurm has started this job again.
+    Nothing is recorded yet: see `end`.
+
+    Args:
+        run: the run.
+        code: of all tasks together.
+        restarts: how often Slurm has started this job again.
+        killed_by: which signal has ended which task, in words, where that is known better than by
+            the code.
     """
     if run.is_superseded(current_attempt()):
         return Outcome(SUPERSEDED, "a later attempt has begun", code)
@@ -267,7 +274,7 @@ def decide(run: RunDir, code: int, restarts: int = 0) -> Outcome:
     # They ended before slurmft could record anything, and would end so again.
     if not has_reason and run.newest_checkpoint() is None:
         return Outcome("failed", f"the tasks ended with code {code}", code)
-    reason = _reason(run, code, failure)
+    reason = _reason(run, code, failure, killed_by)
     # Bad nodes are excluded from the next start. A cluster that has ever more of them would keep
     # the job going round.
     if failure and failure.exclude:
@@ -323,13 +330,15 @@ def _unrecorded_starts(run: RunDir, restarts: int) -> int:
     return max(0, starts - recorded)
 
 
-def _reason(run: RunDir, code: int, failure: Failure | None) -> str:
+def _reason(run: RunDir, code: int, failure: Failure | None, killed_by: str) -> str:
     """Returns why an attempt ended. That ranks have lost others explains less than how a task was
     killed."""
     if failure and not failure.secondary:
         return str(failure)
     if code == Exit.STOPPED:
         return f"stopped; {saved(run)}"
+    if killed_by:
+        return killed_by
     signal_name = _SIGNAL_NAMES.get(code - 128)
     if signal_name:
         reason = f"the task of a node was killed by {signal_name}"

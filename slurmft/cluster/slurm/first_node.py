@@ -13,7 +13,7 @@ from typing import NoReturn
 from slurmft.cluster import launcher
 from slurmft.cluster.ending import cancelled_error
 from slurmft.cluster.job_state import Report
-from slurmft.cluster.slurm import commands
+from slurmft.cluster.slurm import commands, srun_log
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
@@ -160,7 +160,10 @@ def end_attempt(run: RunDir, code: int) -> int:
         return code
     await_failure(run, code)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    outcome = decide(run, code, restarts)
+    job_id = own_job_id(os.environ)
+    srun_says = srun_log.path(run.submitit, job_id)
+    killed_by = srun_log.cause_of(srun_says, current_attempt())
+    outcome = decide(run, code, restarts, killed_by)
     if outcome.state == "requeued":
         exclude = excludable_hosts(run)
         failure = run.root_failure(current_attempt())

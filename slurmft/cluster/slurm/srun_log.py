@@ -1,0 +1,62 @@
+"""What srun says of the end of its tasks: the signal that came first.
+
+Its exit code does not say that: when one task is killed, srun ends the others by SIGTERM, and
+returns the largest code; when srun itself is to end, it kills them all.
+"""
+
+import re
+import signal
+from pathlib import Path
+
+from slurmft.core.files import read_text
+
+_TASK = re.compile(r"srun: error: (\S+): tasks? [\d,\[\]-]+: (.+)")
+_ABORTED = ("srun: Job step aborted", "srun: forcing job termination")
+"""How srun begins to end its tasks because it was told to: by a signal to it, or by Slurm."""
+_OUT_OF_MEMORY = ("Out Of Memory", "oom_kill event", "oom-kill event")
+_SIGNALS = {signal.strsignal(each): each.name for each in signal.Signals}
+"""As srun writes a signal -> its name."""
+_MOST_CHARACTERS = 2**16
+"""Of the end of the file: srun says little."""
+
+
+def path(submitit: Path, job: str) -> Path:
+    """Returns the file that the batch script has srun write its messages to."""
+    return submitit / f"{job}_srun_log.err"
+
+
+def cause_of(log: Path, attempt: int) -> str:
+    """Returns what ended the tasks of an attempt, as srun says it; "" where it does not say that a
+    signal did."""
+    try:
+        text = read_text(log)[-_MOST_CHARACTERS:]
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return cause(text, attempt)
+
+
+def cause(text: str, attempt: int) -> str:
+    """Reads the messages of srun; the script writes the attempt's number before them."""
+    _, head, messages = text.rpartition(f"attempt {attempt}\n")
+    if not head:
+        return ""
+    for line in messages.splitlines():
+        if line.startswith(_ABORTED):
+            return "srun was ended by a signal, and ended the tasks"
+        match = _TASK.match(line)
+        if match is None:
+            continue
+        host, words = match.groups()
+        status = words.removesuffix(" (core dumped)")
+        if status in _OUT_OF_MEMORY:
+            return f"the task of {host} was killed: out of memory"
+        name = _SIGNALS.get(status)
+        # The first that ended is the cause. With an exit code, it has recorded why itself.
+        if name is None:
+            return ""
+        is_oom = any(words in messages for words in _OUT_OF_MEMORY)
+        memory = ""
+        if name == "SIGKILL" and is_oom:
+            memory = " (out of memory)"
+        return f"the task of {host} was killed by {name}{memory}"
+    return ""

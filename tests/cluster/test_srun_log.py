@@ -1,0 +1,62 @@
+"""Messages of srun, as Slurm 22.05 printed them on the test cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmft.cluster.slurm import srun_log
+
+KILLED = """\
+srun: error: n3: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=4.0
+srun: error: n2: task 0: Terminated
+srun: Force Terminated StepId=4.0
+"""
+ABORTED = """\
+srun: Job step aborted: Waiting up to 12 seconds for job step to finish.
+srun: got SIGCONT
+srun: forcing job termination
+srun: error: n1: task 0: Killed
+srun: error: n2: task 1: Killed
+"""
+EXITED = """\
+srun: error: n4: task 1: Exited with exit code 3
+srun: launch/slurm: _step_signal: Terminating StepId=3.0
+srun: error: n3: task 0: Terminated
+"""
+OOM = """\
+slurmstepd: error: Detected 1 oom_kill event in StepId=4.0. Some of the step tasks have been OOM \
+Killed.
+srun: error: n3: task 1: Out Of Memory
+"""
+
+
+@pytest.mark.parametrize(
+    ("messages", "cause"),
+    [
+        (KILLED, "the task of n3 was killed by SIGKILL"),
+        (ABORTED, "srun was ended by a signal, and ended the tasks"),
+        (EXITED, ""),
+        (OOM, "the task of n3 was killed: out of memory"),
+        (
+            OOM.replace("Out Of Memory", "Killed"),
+            "the task of n3 was killed by SIGKILL (out of memory)",
+        ),
+        (
+            "srun: error: n1: tasks 0-3: Segmentation fault (core dumped)\n",
+            "the task of n1 was killed by SIGSEGV",
+        ),
+        ("", ""),
+        ("srun: Requested partition configuration not available now\n", ""),
+    ],
+)
+def test_the_first_that_ended_is_the_cause(
+    messages: str, cause: str, tmp_path: Path
+) -> None:
+    log = srun_log.path(tmp_path, "7")
+    log.write_text(f"attempt 1\n{KILLED}attempt 2\n{messages}")
+    assert srun_log.cause_of(log, 2) == cause
+    assert srun_log.cause_of(log, 3) == ""
+    assert srun_log.cause_of(tmp_path / "absent", 2) == ""
