@@ -19,7 +19,7 @@ CODE = Door(
     "the frozen code of a run",
     "`RUN/code/`, `RUN/code.sums`",
     "the program of `slurmft run`, or the task of `--task`; each file is compared with its sum",
-    cure="submit the program anew",
+    cure="submit anew",
 )
 _THREADS = 8
 """A file takes a millisecond on shared file systems, so several are read at a time."""
@@ -32,7 +32,7 @@ class ChangedCodeError(SlurmftError):
     def __init__(self, path: str, how: str) -> None:
         super().__init__(
             f"the frozen code {how} since the submission: {path!r}",
-            "submit the program anew: a run starts with the code that it was submitted with",
+            "submit anew: a run starts with the code that it was submitted with",
         )
 
 

@@ -1100,6 +1100,29 @@ def predict(ada: User, eve: User) -> None:
     assert not (ada.home / "attacked").exists()
 
 
+@attack(
+    GROUP,
+    "writes into the script of a task of your job array, or into its folder, whose mode allows it",
+    "the task ends with a line; nothing of it runs",
+)
+def open_script_of_an_array(ada: User, eve: User) -> None:
+    run = run_of(ada, "array-1")
+    script = ada.write(run.script, f"touch {ada.home}/attacked")
+    text = job_array.script_text([], [run])
+    for path in (script, script.parent):
+        mode = path.stat().st_mode
+        path.chmod(0o777)
+        done = ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="0")
+        assert (done.code, done.err) == (
+            1,
+            f"refused: others can write {run.submitit}\n",
+        )
+        assert not (ada.home / "attacked").exists()
+        path.chmod(mode)
+    assert ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="0").code == 0
+    (ada.home / "attacked").unlink()
+
+
 # --- checkpoints, caches, lists -------------------------------------------------------------------
 
 

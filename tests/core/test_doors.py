@@ -25,6 +25,21 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("os.O_NOFOLLOW", "os.O_PATH", "os.fwalk"),
         ("core/removal.py", "core/trusted.py"),
     ),
+    "ask whose a file is": (
+        ("st_uid",),
+        (
+            "core/removal.py",
+            "core/trusted.py",
+            # They show it, or leave out what is another user's.
+            "cluster/cleanup.py",
+            "cluster/wait.py",
+            "node/watchdog.py",
+            "plugins/stage_env/unpack.py",
+            "programs/checkpoints.py",
+            "runs/disk_space.py",
+            "runs/resolve.py",
+        ),
+    ),
     "unpickle": (
         (
             "pickle",

@@ -327,6 +327,12 @@ def test_code_is_that_of_the_submission(here: Path) -> None:
     strict = run(
         *waits, "--strict", "--", "train.py", "data.txt", follow=False, imported=False
     ).run
+    changed = run(
+        *waits, "--", "train.py", "data.txt", follow=False, imported=False
+    ).run
+    frozen = changed.code / "helper.py"
+    frozen.chmod(0o644)
+    frozen.write_text("raise SystemExit('changed')")
     for path in here.rglob("helper.py"):
         if runs[0].path.parent not in path.parents:
             path.write_text("raise SystemExit('new')")
@@ -343,6 +349,11 @@ def test_code_is_that_of_the_submission(here: Path) -> None:
     assert refused.code != 0
     assert "--strict" in refused.err
     assert "data.txt" in refused.err
+    problem = f"the frozen code was changed since the submission: {str(frozen)!r}"
+    for command in ("follow", "resume"):
+        refused = slurmft(command, str(changed.path))
+        assert refused.code == 1
+        assert problem in refused.err
 
 
 def test_arguments_stay_as_they_are(here: Path) -> None:
