@@ -124,7 +124,7 @@ def _trained(run: RunDir) -> TrainConfig:
         raise UsageError(problem, "slurmft status RUN says more")
     # A task of the user's own is the copy that its run was trained with. Another user's is refused:
     # it would be executed here.
-    if executes_code(run):
+    if _is_code(program):
         config = run.load_own_config()
         frozen_code.check(run, config)
         program = config.program
@@ -147,7 +147,11 @@ def _trained(run: RunDir) -> TrainConfig:
 
 def executes_code(run: RunDir) -> bool:
     """Returns whether the task of a training is code of the user's own."""
-    program = run.load_config().program
+    return _is_code(run.load_config().program)
+
+
+def _is_code(program: Program) -> bool:
+    # Of the program that is used: another look at the file might find another one.
     return bool(program.code) or ":" in str(program.settings.get("task"))
 
 
