@@ -22,7 +22,7 @@ from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import load
 from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line, run_main
 from slurmft.core.files import UnfitFileError, read_text, write_json, write_text
-from slurmft.node import rendezvous, signals
+from slurmft.node import rendezvous, sealed, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
@@ -101,10 +101,11 @@ class LocalNodes:
         hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
         attempts.begin(run, hosts, str(os.getpid()))
         # Looked for at each attempt: what was free before may be taken now.
-        ports = rendezvous.free_ports(str(os.getpid()))
+        ports = rendezvous.free_ports()
         shared = {
             rendezvous.HOSTS: ",".join(hosts),
             rendezvous.PORT_VARIABLE: ",".join(map(str, ports)),
+            sealed.SECRET: sealed.new_secret(),
         }
         self.tasks = []
         for node in range(nodes):

@@ -106,6 +106,12 @@ def _say_outside() -> None:
     print("slurmft: not in a job: nothing is recorded or saved", file=sys.stderr)
 
 
+def _text(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    return str(path)
+
+
 class Job:
     """A job, as one of its processes sees it. All ranks make the same calls."""
 
@@ -357,11 +363,11 @@ class Job:
             return checkpoints.newest(run, self.warn)
 
         # The main rank looks for all: file systems may show the others another newest one.
-        path: Path | None
+        path = None
         if self.world_size == 1:
             path = find()
-        else:
-            path = self.join().on_main(find)
+        elif text := self.join().on_main(lambda: _text(find())):
+            path = Path(text)
         if path is not None:
             _, step, *_ = path.name.split("-")  # see `checkpoint_name`
             self._step = int(step)

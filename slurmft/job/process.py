@@ -14,9 +14,9 @@ from typing import NoReturn
 
 from slurmft.core import filesystem, process
 from slurmft.core.credentials import redact
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.run_files import Failure, current_attempt
-from slurmft.node import heartbeat, signals
+from slurmft.node import heartbeat, sealed, signals
 from slurmft.node.hardware import host_name, visible_gpus
 from slurmft.node.heartbeat import Heart
 from slurmft.node.signals import StopRequest
@@ -162,6 +162,11 @@ def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
     """Returns an error as its reader needs it: with its own message, or where to look for more."""
     if isinstance(error, SlurmftError):
         return error
+    foreign_write = sealed.cause_of(error)
+    if foreign_write is not None:
+        refused = SlurmftError(str(foreign_write), sealed.HINT, Exit.RENDEZVOUS)
+        refused.retry = True
+        return refused
     if isinstance(error, RuntimeError) and _BROKEN_GPU.search(str(error)):
         return _broken_gpu(error)
     hint = f"log: {run.rank_log(rank)}"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from slurmft.core.errors import SlurmftError
-from slurmft.job import devices
+from slurmft.job import devices, objects
 from slurmft.job.backend import agree
 from slurmft.node import torchrun
 from slurmft.node.peers import LOST_PEER
@@ -52,13 +52,15 @@ class World:
         return self.rank == 0
 
     def on_main(self, work: Callable[[], Any]) -> Any:
-        """Does `work` on the main rank while the others wait; returns its result on every rank.
+        """Does `work` on the main rank while the others wait; returns its result on every rank, as
+        `share_object` does.
 
         Raises:
             Exception: on the main rank, what `work` raises; nobody hangs.
             PeerFailedError: on the others, with the message of that.
         """
-        value, error = _attempt(self.is_main, work)
+        # As JSON here: a value that cannot be sent is an error of the work.
+        value, error = _attempt(self.is_main, lambda: objects.as_json(work()))
         # The error goes out with the value, so that no rank waits for one that will not come.
         value, message = self.share_object((value, _describe(error)))
         if error is not None:
@@ -91,32 +93,22 @@ class World:
 
     def all_values(self, value: float) -> list[float]:
         """Returns a value of every rank, by rank."""
-        # A sum of zeros and one value: an object would be pickled, and go by the control group.
+        # A sum of zeros and one value: an object would go by the control group.
         values = [0.0] * self.size
         values[self.rank] = value
         return self.sum(values)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Returns every rank's value, by rank, on the main rank; an empty list elsewhere."""
-        if not self.is_main:
-            # torch takes a list from the receiver alone, and refuses one from the others.
-            dist.gather_object(value, None, dst=0, group=self.control)
-            return []
-        values: list[Any] = [None] * self.size
-        dist.gather_object(value, values, dst=0, group=self.control)
-        return values
+        return objects.gather(value, self.control)
 
     def all_objects(self, value: Any) -> list[Any]:
         """Returns every rank's value, by rank, on every rank."""
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.control)
-        return values
+        return objects.all_gather(value, self.control)
 
     def share_object(self, value: Any, source: int = 0) -> Any:
-        """Returns one rank's value, on every rank. Others pass anything."""
-        box = [value]
-        dist.broadcast_object_list(box, src=source, group=self.control)
-        return box[0]
+        """Returns one rank's value, as JSON has it, on every rank. Others pass anything."""
+        return objects.broadcast(value, source, self.control)
 
     def share_tensors(
         self, tensors: dict[str, torch.Tensor]
@@ -125,7 +117,7 @@ class World:
         layouts: dict[str, Any] = {}
         if self.is_main:
             for name, tensor in tensors.items():
-                layouts[name] = (tuple(tensor.shape), tensor.dtype)
+                layouts[name] = (list(tensor.shape), str(tensor.dtype))
         # Layouts first: the others have nothing of which they could know shapes and types.
         layouts = self.share_object(layouts)
         shared = {}
@@ -133,7 +125,8 @@ class World:
             if self.is_main:
                 tensor = tensors[name]
             else:
-                tensor = torch.empty(shape, dtype=dtype)
+                type_name = dtype.removeprefix("torch.")
+                tensor = torch.empty(shape, dtype=getattr(torch, type_name))
             flat = tensor.contiguous().reshape(-1)
             if flat.numel():
                 # As bytes: gloo does not know every type.

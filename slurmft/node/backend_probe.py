@@ -1,8 +1,9 @@
 """Times the sum of a gradient over all ranks by gloo and by oneCCL, as one of the ranks:
 `python backend_probe.py REQUEST`.
 
-Without slurmft, which the program's Python may lack. Rank 0 prints the seconds as JSON: those of
-gloo first, because oneCCL may end this process, or hang. Other processes then train.
+Of slurmft it imports the seals of the store alone: the program's Python may lack it. Rank 0 prints
+the seconds as JSON: those of gloo first, because oneCCL may end this process, or hang. Other
+processes then train.
 """
 
 import datetime
@@ -14,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ def main(request: dict[str, Any]) -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group(
         "gloo",
-        store=_store(rank),
+        store=_sealed(_store(rank)),
         rank=rank,
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=datetime.timedelta(minutes=2),
@@ -75,6 +77,21 @@ def _store(rank: int) -> TCPStore:
     # "12345=3": the task has opened the port.
     _, _, descriptor = os.environ["SLURMFT_RESERVED_PORT"].partition("=")
     return TCPStore(host, port, size, True, master_listen_fd=int(descriptor))
+
+
+def _sealed(store: TCPStore) -> Any:
+    """Returns the store with the seals of the attempt."""
+    secret = os.environ.get("SLURMFT_STORE_SECRET")
+    if not secret:
+        return store
+    package = str(Path(__file__).parents[2])
+    # No longer than for this import: there may be another torch beside the package.
+    sys.path.append(package)
+    try:
+        from slurmft.node.sealed_store import SealedStore
+    finally:
+        sys.path.remove(package)
+    return SealedStore(store, secret)
 
 
 def _check_sum(group: Any) -> None:

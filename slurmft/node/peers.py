@@ -1,7 +1,8 @@
 """The tasks of a job, connected: the others' reachability checks leave a connection to the head.
 
 What concerns all tasks goes by it, as one word, and not by files: a thousand nodes that look into
-the run directory every second are more than a file system takes.
+the run directory every second are more than a file system takes. Every line is sealed: whoever
+connects without the secret of the attempt gets a challenge, and nothing else.
 """
 
 import contextlib
@@ -12,6 +13,9 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from slurmft.node import sealed
+from slurmft.node.sealed import Channel, ForgedError
 
 FAILED = "failed"
 """Word: a task ends with a failure."""
@@ -51,29 +55,37 @@ class Peers:
         self,
         servers: Sequence[socket.socket] = (),
         greeting: str = "",
-        head: socket.socket | None = None,
+        secret: str = "",
+        head: tuple[socket.socket, Channel] | None = None,
     ) -> None:
         """Starts to listen to the other tasks, in the background.
 
         Args:
             servers: on the head, the sockets to which the others connect.
             greeting: the first line that they get.
+            secret: that of the attempt, on the head.
             head: on another task, its connection to the head.
         """
         self.is_head = head is None
         self._greeting = greeting
+        self._secret = secret
         self._news = threading.Condition()
         self._words: list[str] = []
         self._reports: dict[str, list[tuple[float, Any]]] = {}
         """What the others have reported about each topic."""
         self._unfinished: dict[socket.socket, bytes] = {}
         """The beginning of a line, by the link whose next data ends it."""
-        self._links: set[socket.socket] = set()
+        self._challenges: dict[socket.socket, str] = {}
+        """Those that nobody has answered yet."""
+        self._links: dict[socket.socket, Channel] = {}
+        """The connections to tasks that have the secret."""
         self._selector = selectors.DefaultSelector()
         for server in servers:
             self._selector.register(server, selectors.EVENT_READ, self._accept)
         if head is not None:
-            self._add(head)
+            link, channel = head
+            self._links[link] = channel
+            self._listen_to(link)
         if servers or head:
             threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
@@ -85,9 +97,11 @@ class Peers:
             self._words.append(word)
             self._news.notify_all()
             # A word is short: it goes into the socket's buffer, and the send does not block.
-            for link in self._links - {source}:
+            for link, channel in self._links.items():
+                if link is source:
+                    continue
                 with contextlib.suppress(OSError):  # that task has ended
-                    link.send(f"{word}\n".encode())
+                    link.send(channel.seal(word))
 
     def heard(self, word: str, wait_s: float | None = 0) -> bool:
         """Waits until this task or another one has told a word; False: none has within
@@ -107,9 +121,11 @@ class Peers:
     def report(self, topic: str, facts: Any) -> None:
         """Sends something to the head alone, as JSON."""
         text = json.dumps([topic, facts])
-        for link in self._links:
-            with contextlib.suppress(OSError):  # that task has ended
-                link.sendall(f"{_REPORT}{text}\n".encode())
+        # Under the lock: lines are sealed in the order in which they are sent.
+        with self._news:
+            for link, channel in self._links.items():
+                with contextlib.suppress(OSError):  # that task has ended
+                    link.sendall(channel.seal(f"{_REPORT}{text}"))
 
     def reports(self, topic: str, count: int, wait_s: float) -> list[tuple[float, Any]]:
         """Waits until the head has `count` reports about a topic, or `wait_s` has passed; returns
@@ -131,17 +147,13 @@ class Peers:
 
     def _accept(self, server: socket.socket) -> None:
         link, _ = server.accept()
-        with self._news:
-            # "": the last one ends with a line break
-            lines = [self._greeting, *self._words, ""]
-            text = "\n".join(lines)
-            link.sendall(text.encode())
-            # Under the lock: a word that another thread tells now reaches it, with these or later.
-            self._add(link)
+        challenge = sealed.new_challenge()
+        link.sendall(f"{challenge}\n".encode())
+        self._challenges[link] = challenge
+        self._listen_to(link)
 
-    def _add(self, link: socket.socket) -> None:
+    def _listen_to(self, link: socket.socket) -> None:
         link.setblocking(False)
-        self._links.add(link)
         self._selector.register(link, selectors.EVENT_READ, self._receive)
 
     def _receive(self, link: socket.socket) -> None:
@@ -152,25 +164,42 @@ class Peers:
         *lines, rest = (beginning + data).split(b"\n")
         # A stranger may send without end: only so much of a line is kept.
         self._unfinished[link] = rest[-_LONGEST_LINE:]
-        for line in lines:
-            self._take_line(line.decode(errors="replace"), link)
-        if not data:  # the other side has closed it
+        try:
+            for line in lines:
+                self._take_line(line.decode(errors="replace"), link)
+        except (ForgedError, OSError):
+            data = b""
+        if not data:  # the other side has closed it, or is no task of this attempt
             self._drop(link)
 
     def _take_line(self, line: str, link: socket.socket) -> None:
-        if not line.startswith(_REPORT):
-            self.tell(line, link)
+        if link in self._challenges:
+            self._welcome(line, link)
             return
-        # Whoever connects to the port may send anything.
+        text = self._links[link].open(line)
+        if not text.startswith(_REPORT):
+            self.tell(text, link)
+            return
+        # A task of another version may report something else.
         with self._news, contextlib.suppress(ValueError, TypeError):
-            topic, facts = json.loads(line.removeprefix(_REPORT))
+            topic, facts = json.loads(text.removeprefix(_REPORT))
             self._reports.setdefault(topic, []).append((time.time(), facts))
             self._news.notify_all()
 
-    def _drop(self, link: socket.socket) -> None:
-        """Forgets a task that has ended."""
+    def _welcome(self, answer: str, link: socket.socket) -> None:
+        """Takes up a task that has answered the challenge."""
+        channel = Channel.accept(self._secret, self._challenges.pop(link), answer)
         with self._news:
-            self._links.discard(link)
+            lines = [channel.seal(text) for text in (self._greeting, *self._words)]
+            link.sendall(b"".join(lines))
+            # Under the lock: a word that another thread tells now reaches it, with these or later.
+            self._links[link] = channel
+
+    def _drop(self, link: socket.socket) -> None:
+        """Forgets a task that has ended, or a stranger."""
+        with self._news:
+            self._links.pop(link, None)
+        self._challenges.pop(link, None)
         del self._unfinished[link]
         self._selector.unregister(link)
         link.close()

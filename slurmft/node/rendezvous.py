@@ -8,6 +8,7 @@ train, and overwrite each other's results.
 import contextlib
 import errno
 import os
+import random
 import re
 import socket
 import time
@@ -18,7 +19,9 @@ from typing import Self
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.run_files import ATTEMPT
+from slurmft.node import sealed
 from slurmft.node.peers import Peers
+from slurmft.node.sealed import Channel, ForgedError
 
 LISTEN = "SLURMFT_LISTEN"
 """Variable with this node's name in the job, and the address on which its processes listen:
@@ -34,8 +37,6 @@ LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
 
 _LOOPBACK = "127.0.0.1"
-# A job's ports are those of its number, and this many further on for each one that is taken.
-_STRIDE = 997
 _LOWEST_PORT = 10000
 _HIGHEST_PORT = 65535
 # A thousand nodes may connect at once, before any is answered.
@@ -44,6 +45,8 @@ _BACKLOG = 2048
 _CONNECT_S = 5.0
 _RETRY_S = 0.2
 _LONGEST_LINE = 1000
+# The name of a checkpoint is in it, perhaps as JSON escapes it.
+_LONGEST_GREETING = 2**13
 # Any port does: nothing is sent to it.
 _DISCARD_PORT = 9
 
@@ -100,7 +103,7 @@ class Rendezvous:
     check_port: int
     """Port on which the head answers the other nodes' reachability checks (see `check`)."""
     id: str
-    """Job id and restart count: a node of an earlier attempt cannot join this one."""
+    """Job id, restart count, and what nobody can guess; torchrun's store has a key of this name."""
     interface: str | None = None
     """Network interface of the collectives. None: the one that leads to the peers."""
     elastic: bool = False
@@ -116,6 +119,7 @@ class Rendezvous:
         """
         simulated = environment.get(LOCAL_NODE)
         host_list = environment.get(HOSTS)
+        secret = sealed.secret_of(environment)
         ports = environment.get(PORT_VARIABLE, "")
         if simulated:
             job_id = f"local-{ports.partition(',')[0]}"
@@ -125,10 +129,11 @@ class Rendezvous:
             job_id = environment.get("SLURM_JOB_ID", "")
             suffix = job.host_suffix
             start = environment.get("SLURM_RESTART_COUNT", "0")
-        if not host_list or not job_id or not re.fullmatch(r"\d+,\d+", ports):
+        has_ports = re.fullmatch(r"\d+,\d+", ports) is not None
+        if not (host_list and job_id and secret and has_ports):
             raise RendezvousError(
-                f"{HOSTS}, {PORT_VARIABLE} or SLURM_JOB_ID is not set: no batch script of slurmft "
-                "started this task",
+                f"{HOSTS}, {PORT_VARIABLE}, {sealed.SECRET} or SLURM_JOB_ID is not set: no batch "
+                "script of slurmft started this task",
                 "submit it with `slurmft submit`, which starts one task per node under srun",
             )
         hosts = tuple(host + suffix for host in host_list.split(","))
@@ -150,7 +155,7 @@ class Rendezvous:
             node_rank=rank,
             port=int(port),
             check_port=int(check_port),
-            id=f"{job_id}.{start}",
+            id=f"{job_id}.{start}.{sealed.tag(secret)}",
             interface=interface,
         )
 
@@ -175,18 +180,20 @@ class Rendezvous:
         """Checks that this node reaches the head, and no other host of that name; returns the
         connections.
 
-        The head answers with the rendezvous id as long as this process lives. torchrun takes long
-        to import torch before it listens, and its errors do not say which host cannot be reached.
+        The head answers as long as this process lives, to those that have the secret of the
+        attempt. torchrun takes long to import torch before it listens, and its errors do not say
+        which host cannot be reached.
 
         Raises:
             RendezvousError: the head does not answer in time. It names both hosts.
         """
         if len(self.hosts) == 1:
             return Peers()
+        secret = sealed.secret_of(os.environ)
         if self.is_head:
-            return answer_checks(self.check_port, self.id, self.addresses())
+            return answer_checks(self.check_port, self.id, secret, self.addresses())
         _, peers = check_reachable(
-            self.host, self.head, self.check_port, self.id, timeout_s
+            self.host, self.head, self.check_port, self.id, secret, timeout_s
         )
         return peers
 
@@ -283,9 +290,8 @@ def ephemeral_ports() -> tuple[int, int]:
         return 32768, 60999  # Linux' own default
 
 
-def candidate_ports(job_id: str, count: int = 20) -> list[int]:
-    """Lists the ports of a job, best first: outside the ephemeral range, different from job to
-    job."""
+def candidate_ports(count: int = 20) -> list[int]:
+    """Lists ports for a job, chosen at random outside the ephemeral range."""
     low, high = ephemeral_ports()
     # A port of the ephemeral range may be taken at any moment, by any outgoing connection.
     below = range(_LOWEST_PORT, low)
@@ -295,29 +301,23 @@ def candidate_ports(job_id: str, count: int = 20) -> list[int]:
         raise RendezvousError(
             f"the ephemeral port range {low}-{high} leaves no port to use"
         )
-    digits = "".join(c for c in job_id if c.isdigit())
-    number = int(digits or "0")
-    ports = []
-    for try_number in range(count):
-        # The stride keeps the candidates of neighbouring jobs apart.
-        index = (number + try_number * _STRIDE) % len(allowed)
-        ports.append(allowed[index])
-    return ports
+    # Not Python's own generator, whose seed others may guess.
+    return random.SystemRandom().sample(allowed, min(count, len(allowed)))
 
 
-def free_ports(job_id: str, count: int = 2) -> list[int]:
-    """Returns the first of the job's ports that nothing on this host listens on.
+def free_ports(count: int = 2) -> list[int]:
+    """Returns ports that nothing on this host listens on.
 
     Run on the head node (sbatch runs its script there), just before the tasks start.
 
     Raises:
         RendezvousError: fewer than `count` are free.
     """
-    ports = candidate_ports(job_id)
+    ports = candidate_ports()
     free = [port for port in ports if _can_bind(port)]
     if len(free) < count:
         raise RendezvousError(
-            f"the rendezvous ports of job {job_id} are taken on {socket.gethostname()}: {ports}",
+            f"these ports are taken on {socket.gethostname()}: {ports}",
             "look for stale processes there: ss -tlnp",
         )
     return free[:count]
@@ -372,12 +372,13 @@ def _can_bind(port: int) -> bool:
 
 
 def answer_checks(
-    port: int, rendezvous_id: str, addresses: Sequence[str] = ("",)
+    port: int, rendezvous_id: str, secret: str, addresses: Sequence[str] = ("",)
 ) -> Peers:
-    """Sends the rendezvous id, in the background, to everyone who connects.
+    """Sends the rendezvous id, in the background, to everyone who connects and has the secret.
 
     Args:
         port: where to listen.
+        secret: that of the attempt.
         addresses: of this host; "" for all.
 
     Returns the head's view of those who connect.
@@ -389,7 +390,7 @@ def answer_checks(
         servers = [socket.create_server((a, port), backlog=_BACKLOG) for a in addresses]
     except OSError as error:
         raise TakenPortError(port, error) from None
-    return Peers(servers, rendezvous_id)
+    return Peers(servers, rendezvous_id, secret)
 
 
 def check_reachable(
@@ -397,6 +398,7 @@ def check_reachable(
     head: str,
     port: int,
     rendezvous_id: str,
+    secret: str,
     timeout_s: float,
     attempts: bool = False,
 ) -> tuple[str, Peers]:
@@ -405,7 +407,7 @@ def check_reachable(
 
     Args:
         host: this node, for the error message.
-        attempts: "ID.1", "ID.2" and so on are expected instead.
+        attempts: "ID.1.TAG", "ID.2.TAG" and so on are expected instead.
 
     Raises:
         RendezvousError: `head` does not resolve, does not answer, or is part of another job.
@@ -416,15 +418,16 @@ def check_reachable(
         connect_s = min(left_s, _CONNECT_S)
         try:
             connection = socket.create_connection((head, port), timeout=connect_s)
-            answer = first_line(connection, connect_s)
+            channel, answer = greet(connection, secret, connect_s)
             answered_id = answer
             if attempts:
-                answered_id, _, _ = answer.rpartition(".")
+                answered_id = ".".join(answer.split(".")[:-2])
             if answered_id == rendezvous_id:
-                return answer, Peers(head=connection)
+                return answer, Peers(head=(connection, channel))
             connection.close()
-            expected = f"not {rendezvous_id!r}"
-            problem = f"it answers {answer!r}, {expected}: is it another host?"
+            problem = f"it answers {answer!r}, not {rendezvous_id!r}"
+        except ForgedError as error:
+            problem = f"{error}: is it another host?"
         except socket.gaierror as error:
             problem = f"the name does not resolve ({error.strerror})"
         except OSError as error:
@@ -436,6 +439,32 @@ def check_reachable(
         _NETWORK_HINT,
         problem,
     )
+
+
+def greet(
+    connection: socket.socket, secret: str, timeout_s: float
+) -> tuple[Channel, str]:
+    """Answers the challenge of the other side; returns the channel to it, and its first line.
+
+    Raises:
+        ForgedError: it does not have the secret.
+        OSError: it does not answer in time.
+    """
+    try:
+        challenge = first_line(connection, timeout_s)
+        try:
+            channel, answer = Channel.answer(secret, challenge)
+        except ForgedError:
+            raise ForgedError(f"it answers {challenge!r}, as no job does") from None
+        connection.sendall(answer)
+        greeting = first_line(connection, timeout_s, _LONGEST_GREETING)
+        try:
+            return channel, channel.open(greeting)
+        except ForgedError:
+            raise ForgedError("it does not have the secret of this job") from None
+    except (ForgedError, OSError):
+        connection.close()
+        raise
 
 
 def first_line(

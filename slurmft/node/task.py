@@ -24,6 +24,7 @@ from slurmft.node import (
     granted_cpus,
     heartbeat,
     profiles,
+    sealed,
     signals,
     start,
 )
@@ -157,6 +158,13 @@ def record_torchrun_failure(
         # not blamed: memory runs out on any.
         is_secondary = number == signal.SIGABRT
         failure = run.add(Failure.of(where, error, secondary=is_secondary, retry=True))
+    elif code == Exit.RENDEZVOUS:
+        error = SlurmftError(
+            "somebody else has written into the store of torchrun",
+            f"{sealed.HINT}; log: {log}",
+            Exit.RENDEZVOUS,
+        )
+        failure = run.add(Failure.of(where, error, retry=True))
     # The ranks have ended, and recorded why.
     failure = run.root_failure(current_attempt(), f"*-{host}-*") or failure
     if failure is None or failure.secondary:

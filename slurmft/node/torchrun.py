@@ -10,12 +10,14 @@ import importlib
 import os
 import sys
 import time
+import traceback
 from typing import Any
 
 import psutil
 
 from slurmft.core import interpreter
-from slurmft.node import prefork, signals
+from slurmft.core.errors import Exit
+from slurmft.node import prefork, sealed, signals
 from slurmft.node.rendezvous import LISTEN, listen, reserved
 from slurmft.runs import log_times
 
@@ -24,15 +26,11 @@ _LEAVE_TIMEOUT_S = 30
 _LEAVE_POLL_S = 0.05
 # Prefix of the keys by which torchruns tell each other that their ranks have finished.
 _FINISHED = "slurmft/finished"
-# Where torchrun and the ranks create their stores.
-_MODULES = (
-    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
-    "torch.distributed.rendezvous",
-)
 
 
 def bind_stores(served: list[Any] | None = None) -> None:
-    """Makes the stores of this process listen on this node's address alone, if it is known.
+    """Makes the stores of this process listen on this node's address alone, if it is known, and
+    seals what it writes into them (`slurmft.node.sealed_store`).
 
     On the node itself, its name may resolve to another address (Debian's 127.0.1.1): it is replaced
     for connections, too.
@@ -41,16 +39,19 @@ def bind_stores(served: list[Any] | None = None) -> None:
         served: takes the stores that other processes reach through this one. They end with their
             last reference.
     """
+    from torch._C._distributed_c10d import TCPStore
+
+    from slurmft.node import sealed_store
+
     own_address = os.environ.get(LISTEN, "")  # "n1=10.1.0.1"
     host, _, address = own_address.partition("=")
-    modules = [importlib.import_module(name) for name in _MODULES]
-    original: Any = modules[0].__dict__["TCPStore"]
 
     def store(
         host_name: str,
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
+        *more: Any,
         **rest: Any,
     ) -> Any:
         if address and host_name == host:
@@ -63,13 +64,13 @@ def bind_stores(served: list[Any] | None = None) -> None:
             if descriptor is not None:
                 rest["master_listen_fd"] = descriptor
             host_name = address or host_name
-        created = original(host_name, port, world_size, is_master, **rest)
+        created = TCPStore(host_name, port, world_size, is_master, *more, **rest)
         if is_master and served is not None:
             served.append(created)
         return created
 
-    for module in modules:
-        module.__dict__["TCPStore"] = store
+    for name in sealed.MODULES:
+        sealed_store.seal_stores(importlib.import_module(name), store)
 
 
 def wait_for_clients(served: list[Any], timeout_s: float = _LEAVE_TIMEOUT_S) -> None:
@@ -182,7 +183,15 @@ def main(argv: list[str]) -> None:
     served: list[Any] = []
     bind_stores(served)
     await_others()
-    torchrun(rank_arguments(argv))
+    try:
+        torchrun(rank_arguments(argv))
+    except Exception as error:
+        foreign_write = sealed.cause_of(error)
+        if foreign_write is None:
+            raise
+        traceback.print_exc()
+        # The task of the node records what this exit code says.
+        raise SystemExit(Exit.RENDEZVOUS) from None
     wait_for_clients(served)
 
 

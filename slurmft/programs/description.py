@@ -136,6 +136,14 @@ class OwnProgram:
         usual=True,
         commands=("render",),
     )
+    open_rendezvous: bool = option(
+        False,
+        "do not seal the store of the program's process group: processes that slurmft does not "
+        "start, or another Python, share it",
+        affects="nothing",
+        at="rank",
+        commands=("render",),
+    )
     snapshot: str = option(
         "auto",
         "run the code of the submission: of the git work tree, or of the program's folder; auto: "

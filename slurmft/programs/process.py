@@ -33,7 +33,7 @@ from slurmft.job.process import (
     record_failure,
     redirect_output,
 )
-from slurmft.node import heartbeat, signals
+from slurmft.node import heartbeat, sealed, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import OUTPUT, Heart
 from slurmft.node.peers import LOST_PEER
@@ -145,6 +145,8 @@ class OwnProcess:
         )
         # Into a pipe, Python writes whole blocks: a program that prints little would look hung.
         environment["PYTHONUNBUFFERED"] = "1"
+        if self._program.open_rendezvous:
+            environment.pop(sealed.SECRET, None)
         if self._program.code:
             # In front: the frozen code is imported before what is installed.
             paths = [self._program.code, environment.get("PYTHONPATH", "")]

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core.decode import loads
-from slurmft.node.rendezvous import LISTEN, first_line
+from slurmft.node import sealed
+from slurmft.node.rendezvous import LISTEN, first_line, greet
+from slurmft.node.sealed import Channel
 from slurmft.programs import checkpoints
 from slurmft.programs.description import OwnProgram, in_words
 from slurmft.runs.records import warn
@@ -29,8 +31,6 @@ _BACKLOG = 2048
 """Ranks whose connections may wait: those of many nodes come at once."""
 _CONNECTION_S = 5
 """How long one connection may take: whoever is no rank must not hold up the others."""
-_LONGEST_LINE = 2**13
-"""Most bytes of an answer: the names of a run and of a checkpoint, with room."""
 
 
 class StartPoint:
@@ -153,9 +153,10 @@ class StartPoint:
             OSError, ValueError: nobody answers, or not as rank 0 of this run does.
         """
         address = (self._host, self._port)
+        secret = sealed.secret_of(os.environ)
         with socket.create_connection(address, timeout=_CONNECTION_S) as server:
-            server.sendall(f"{self._rank}\n".encode())
-            line = first_line(server, _CONNECTION_S, _LONGEST_LINE)
+            channel, line = greet(server, secret, _CONNECTION_S)
+            server.sendall(channel.seal(str(self._rank)))
         return _Answer.parse(line, self._run.path.name)
 
     def _seen(self, name: str) -> Path:
@@ -188,15 +189,14 @@ class _Answer:
     """Name of an entry of --checkpoint-dir; None: the program starts from its beginning."""
 
     def line(self) -> str:
-        return json.dumps(dataclasses.asdict(self)) + "\n"
+        return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def parse(cls, line: str, run: str) -> "_Answer":
         """Reads an answer to a rank of a run.
 
         Raises:
-            ValueError: it is no answer, or one of another run. Any process of the network may
-                listen in place of rank 0: no answer leads out of the folder.
+            ValueError: it is no answer, or one of another run. No answer leads out of the folder.
         """
         try:
             answer = loads(line, cls)
@@ -222,9 +222,13 @@ def _send(answer: _Answer, connection: socket.socket) -> int:
         OSError, ValueError: it is no rank, or has gone.
     """
     with connection:
-        rank = int(first_line(connection, _CONNECTION_S))
+        challenge = sealed.new_challenge()
         connection.settimeout(_CONNECTION_S)
-        connection.sendall(answer.line().encode())
+        connection.sendall(f"{challenge}\n".encode())
+        proof = first_line(connection, _CONNECTION_S)
+        channel = Channel.accept(sealed.secret_of(os.environ), challenge, proof)
+        connection.sendall(channel.seal(answer.line()))
+        rank = int(channel.open(first_line(connection, _CONNECTION_S)))
         # The other side closes first: this port stays free for the program.
         connection.recv(1)
     return rank

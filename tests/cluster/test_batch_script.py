@@ -126,6 +126,16 @@ def test_begin_that_refuses_or_requeues_ends_the_job_at_once(
     assert script.calls == ["begin"]
 
 
+def test_no_trace_of_the_shell_shows_what_begin_prints(tmp_path: Path) -> None:
+    """The secret of the attempt is in it."""
+    script = Script(tmp_path, setup=("set -x",))
+    running = script.start()
+    out, err = running.communicate(timeout=PATIENCE_S)
+    assert (running.returncode, out) == (0, "")
+    assert "+ srun" in err
+    assert "A=1" not in err
+
+
 def test_upgrade_under_way_is_waited_for(tmp_path: Path) -> None:
     script = Script(tmp_path)
     (tmp_path / "broken").write_text("\n\n")

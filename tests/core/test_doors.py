@@ -53,6 +53,13 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         (),
     ),
+    "send pickles to other ranks": (
+        (
+            *("gather_object", "all_gather_object", "broadcast_object_list"),
+            *("scatter_object_list", "send_object_list", "recv_object_list"),
+        ),
+        (),
+    ),
     "unpack": (
         ("tarfile", "zipfile", "shutil.unpack_archive", "'tar'"),
         (
@@ -83,6 +90,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "core/interpreter.py",  # of a program that an integration runs as Python would
             "locks/shim/sitecustomize.py",  # its own package
+            "node/backend_probe.py",  # its own package
             "train/own_task.py",  # of tasks that the user names, or of the frozen code
         ),
     ),

@@ -306,7 +306,7 @@ print(sorted(f"{{address.ip}}:{{address.port}}" for address in ours))
 @pytest.mark.parametrize("listen", ["n1=127.0.0.7", ""])
 def test_stores_listen_on_one_address(listen: str) -> None:
     """torchrun's and the ranks'; also where the name of the host stands for nothing here."""
-    ports = tuple(rendezvous.free_ports(str(os.getpid())))
+    ports = tuple(rendezvous.free_ports())
     code = STORES.format(ports=ports)
     if not listen:
         code = code.replace('"n1"', '"localhost"').replace("n1:", "localhost:")

@@ -98,7 +98,7 @@ def test_ccl() -> None:
 
 def join(asked: str, *variables: dict[str, str]) -> list[tuple[int, str]]:
     """Exit codes and output of ranks that join a process group, each on a host of its own."""
-    ranks, port = [], str(free_ports(str(os.getpid()))[0])
+    ranks, port = [], str(free_ports()[0])
     for number, more in enumerate(variables):
         env = {
             "RANK": str(number),

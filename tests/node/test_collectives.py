@@ -53,12 +53,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 def settle(run: RunDir, hosts: tuple[str, ...] = HOSTS) -> list[str]:
     """The backend on each node."""
-    port, check_port = free_ports(str(os.getpid()))
+    port, check_port = free_ports()
     config = run.load_config()
     supervisors = [Supervisor(run), Supervisor(run)]
-    supervisors[0].peers = answer_checks(check_port, "7.0", ["127.0.0.1"])
+    supervisors[0].peers = answer_checks(check_port, "7.0", "s", ["127.0.0.1"])
     supervisors[1].peers = check_reachable(
-        "n2", "127.0.0.1", check_port, "7.0", PATIENCE_S
+        "n2", "127.0.0.1", check_port, "7.0", "s", PATIENCE_S
     )[1]
     backends = ["", ""]
 

@@ -32,11 +32,11 @@ WAIT_S = PATIENCE_S
 def head_and_port() -> tuple[Peers, int]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
-    return answer_checks(port, "7.0", ["127.0.0.1"]), port
+    return answer_checks(port, "7.0", "s", ["127.0.0.1"]), port
 
 
 def join(port: int) -> Peers:
-    return check_reachable("n2", "127.0.0.1", port, "7.0", WAIT_S)[1]
+    return check_reachable("n2", "127.0.0.1", port, "7.0", "s", WAIT_S)[1]
 
 
 @pytest.fixture
@@ -82,10 +82,10 @@ from slurmft.node.rendezvous import answer_checks
 def head(supervisor):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    peers = answer_checks(port, "7.0", ["127.0.0.1"])
+    peers = answer_checks(port, "7.0", "s", ["127.0.0.1"])
     links = [socket.create_connection(("127.0.0.1", port)) for _ in range(600)]
     heard = [link.makefile("rb").readline() for link in links]
-    print(heard.count(b"7.0\\n"))
+    print(sum(len(line) == 33 for line in heard))  # a challenge
     return 0
 
 supervisor.run_task(sys.argv[1], head)

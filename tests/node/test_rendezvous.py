@@ -14,36 +14,35 @@ import pytest
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.core.run_files import ATTEMPT
-from slurmft.node import rendezvous
+from slurmft.node import rendezvous, sealed
 from slurmft.node.rendezvous import Rendezvous, RendezvousError, TakenPortError
 from tests.conftest import Done, slurmft
 from tests.support import PATIENCE_S
 
 
-def test_ports_are_outside_the_ephemeral_range_and_differ_between_jobs() -> None:
+def test_ports_are_outside_the_ephemeral_range_and_nobody_can_guess_them() -> None:
     low, high = rendezvous.ephemeral_ports()
-    ports = [rendezvous.candidate_ports(str(job))[0] for job in range(1000, 1100)]
-    assert len(set(ports)) == len(ports)
-    for job in ("7", "123456", "99_3"):
-        assert all(
-            not low <= p <= high and 1024 < p < 65536
-            for p in rendezvous.candidate_ports(job)
-        )
+    choices = [rendezvous.candidate_ports() for _ in range(100)]
+    # Of 20 out of more than 20,000, hardly ever one is that of another job.
+    assert len({port for ports in choices for port in ports}) > 1800
+    for ports in choices:
+        assert len(set(ports)) == len(ports) == 20
+        assert all(not low <= p <= high and 1024 < p < 65536 for p in ports)
 
 
-def test_port_taken_by_a_stale_process_is_passed_over() -> None:
-    first = rendezvous.free_ports("4711")[0]
-    with socket.create_server(("", first)):
-        assert first not in rendezvous.free_ports("4711")
-        assert set(rendezvous.free_ports("4711")) < set(
-            rendezvous.candidate_ports("4711")
-        )
+def test_port_taken_by_a_stale_process_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ports = rendezvous.free_ports(3)
+    monkeypatch.setattr(rendezvous, "candidate_ports", lambda: ports)
+    with socket.create_server(("", ports[0])):
+        assert rendezvous.free_ports(2) == ports[1:]
 
 
 def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_can_bind", lambda port: False)
     with pytest.raises(RendezvousError, match="are taken"):
-        rendezvous.free_ports("1")
+        rendezvous.free_ports()
 
 
 def test_of_node() -> None:
@@ -55,11 +54,14 @@ def test_of_node() -> None:
             "SLURM_NODEID": "1",
             "SLURM_RESTART_COUNT": "2",
             rendezvous.PORT_VARIABLE: "12345,12346",
+            sealed.SECRET: "s",
         },
     )
     assert joined.hosts == ("n1-ib0", "n2-ib0", "n3-ib0")
     assert (joined.head, joined.host, joined.is_head) == ("n1-ib0", "n2-ib0", False)
-    assert (joined.port, joined.check_port, joined.id) == (12345, 12346, "12.2")
+    assert (joined.port, joined.check_port) == (12345, 12346)
+    assert joined.id == f"12.2.{sealed.tag('s')}"
+    assert sealed.tag("s") != sealed.tag("t")
 
 
 def test_of_simulated_node() -> None:
@@ -73,6 +75,7 @@ def test_of_simulated_node() -> None:
             "SLURM_NODEID": "0",
             ATTEMPT: "3",
             rendezvous.PORT_VARIABLE: "12345,12346",
+            sealed.SECRET: "s",
         },
     )
     assert (joined.head, joined.host, joined.interface) == (
@@ -80,7 +83,7 @@ def test_of_simulated_node() -> None:
         "127.0.0.2",
         "lo",
     )
-    assert (joined.port, joined.id) == (12345, "local-12345.3")
+    assert (joined.port, joined.id) == (12345, f"local-12345.3.{sealed.tag('s')}")
 
 
 @pytest.mark.parametrize(
@@ -94,12 +97,19 @@ def test_of_simulated_node() -> None:
             "SLURM_JOB_ID": "1",
             rendezvous.HOSTS: "n1",
             rendezvous.PORT_VARIABLE: "12345",
+            sealed.SECRET: "s",
         },
         {
             "SLURM_JOB_ID": "1",
             rendezvous.HOSTS: "n1,n2",
             rendezvous.PORT_VARIABLE: "12345,12346",
+            sealed.SECRET: "s",
         },
+        {
+            "SLURM_JOB_ID": "1",
+            rendezvous.HOSTS: "n1",
+            rendezvous.PORT_VARIABLE: "12345,12346",
+        },  # no secret
     ],
 )
 def test_of_node_never_guesses(variables: dict[str, str]) -> None:
@@ -110,7 +120,7 @@ def test_of_node_never_guesses(variables: dict[str, str]) -> None:
 def unreachable(head: str, port: int) -> str:
     """What a node is told that cannot reach the head."""
     with pytest.raises(RendezvousError) as error:
-        rendezvous.check_reachable("n3", head, port, "12.0", timeout_s=1.0)
+        rendezvous.check_reachable("n3", head, port, "12.0", "s", timeout_s=1.0)
     assert (
         f"node n3 cannot reach the head node {head}, port {port}" in error.value.message
     )
@@ -132,16 +142,32 @@ def test_head_that_refuses() -> None:
 
 def test_head_of_another_job() -> None:
     port = closed_port()
-    rendezvous.answer_checks(port, "11.0")
-    assert "it answers '11.0', not '12.0'" in unreachable("127.0.0.1", port)
+    rendezvous.answer_checks(port, "12.0", "another secret")
+    message = unreachable("127.0.0.1", port)
+    assert "it does not have the secret of this job: is it another host?" in message
+
+
+def test_head_that_is_no_job() -> None:
+    """As sshd, which speaks first."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            while True:
+                server.accept()[0].sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        message = unreachable("127.0.0.1", int(server.getsockname()[1]))
+        assert "it answers 'SSH-2.0-OpenSSH', as no job does" in message
 
 
 def test_head_that_starts_later() -> None:
     port = closed_port()
-    late = threading.Timer(0.5, rendezvous.answer_checks, [port, "12.0"])
+    late = threading.Timer(0.5, rendezvous.answer_checks, [port, "12.0", "s"])
     late.start()
-    rendezvous.check_reachable("n3", "127.0.0.1", port, "12.0", timeout_s=PATIENCE_S)
-    rendezvous.check_reachable("n4", "127.0.0.1", port, "12.0", timeout_s=PATIENCE_S)
+    for node in ("n3", "n4"):
+        rendezvous.check_reachable(
+            node, "127.0.0.1", port, "12.0", "s", timeout_s=PATIENCE_S
+        )
 
 
 def test_interfaces() -> None:
@@ -213,7 +239,7 @@ def test_port_that_stays_taken(tmp_path: Path) -> None:
 def test_port_is_reserved_until_it_is_used(
     listens_on: str | None, address: str
 ) -> None:
-    (port,) = rendezvous.free_ports(str(os.getpid()), 1)
+    (port,) = rendezvous.free_ports(1)
     head = Rendezvous(hosts=("n1",), node_rank=0, port=port, check_port=1, id="1.0")
     variables = {}
     if listens_on is not None:

@@ -16,7 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from slurmft.node import sealed
 from slurmft.node.rendezvous import first_line, free_ports
+from slurmft.node.sealed import Channel
 from slurmft.programs import checkpoints, start_point
 from slurmft.programs.description import OwnProgram, in_words
 from slurmft.programs.process import is_of_loading
@@ -205,7 +207,7 @@ def choose_on_ranks(
     monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, programs: list[OwnProgram]
 ) -> list[Path | None]:
     """Lets each rank of a job choose, all at a time."""
-    [port] = free_ports("1", 1)
+    [port] = free_ports(1)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.setenv("WORLD_SIZE", str(len(programs)))
@@ -256,7 +258,7 @@ NO_ANSWERS = (
 def test_answers_that_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anybody may listen on the port before rank 0 does."""
+    """A rank of another run may listen on the port, and one of another version."""
     monkeypatch.setattr(start_point, "_POLL_S", 0.01)
     make(tmp_path, "step-1.pt", "step-2.pt")
     server = socket.create_server(("127.0.0.1", 0))
@@ -269,8 +271,10 @@ def test_answers_that_are_not_believed(
         for text in (*NO_ANSWERS, '{"run": "run", "checkpoint": "step-1.pt"}'):
             connection, _ = server.accept()
             with connection:
-                first_line(connection, 5)
-                connection.sendall(f"{text}\n".encode())
+                challenge = sealed.new_challenge()
+                connection.sendall(f"{challenge}\n".encode())
+                channel = Channel.accept("", challenge, first_line(connection, 5))
+                connection.sendall(channel.seal(text))
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -301,7 +305,7 @@ def test_a_client_that_dribbles_does_not_hold_up_rank_0(
     monkeypatch.setattr(start_point, "_TIMEOUT_S", 1)
     monkeypatch.setattr(start_point, "_CONNECTION_S", 0.3)
     make(tmp_path, "step-1.pt")
-    [port] = free_ports("1", 1)
+    [port] = free_ports(1)
     monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.setenv("WORLD_SIZE", "2")
 

@@ -574,3 +574,49 @@ with slurmft.attach() as job:
     assert result["attempts"] == 2
     starts = [each.time for each in done.run.history() if each.state == "running"]
     assert result["wall_s"] > starts[1] - starts[0] > 4
+
+
+JOINS = """\
+import os, pathlib
+import torch, torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+values = [None, None]
+dist.all_gather_object(values, {"rank": dist.get_rank()})
+store = _get_default_store()
+while hasattr(store, "underlying_store"):
+    store = store.underlying_store
+pathlib.Path(f"secret-{dist.get_rank()}").write_text(os.environ.get("SLURMFT_STORE_SECRET", ""))
+print(type(store).__name__, one.item(), values)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ((), "SealedStore"),
+        (("--per", "process"), "SealedStore"),
+        (("--open-rendezvous",), "TCPStore"),
+    ],
+)
+def test_store_of_the_process_group_is_sealed(
+    here: Path, flags: tuple[str, ...], kind: str
+) -> None:
+    """And the secret is written nowhere."""
+    write(here, "joins.py", JOINS)
+    done = run("--nodes", "2", "--nproc-per-node", "1", *flags, "--", "joins.py")
+    assert done.code == 0, done.err
+    expected = f"{kind} 2.0 [{{'rank': 0}}, {{'rank': 1}}]"
+    assert [lines_of(done.run, rank)[-1] for rank in (0, 1)] == [expected] * 2
+    secret, other = [(here / f"secret-{rank}").read_text() for rank in (0, 1)]
+    assert secret == other
+    assert len(secret) == (64 if kind == "SealedStore" else 0)
+    if secret:
+        assert secret not in done.out + done.err
+        for path in done.run.path.rglob("*"):
+            if path.is_file():
+                assert secret.encode() not in path.read_bytes(), path

@@ -241,7 +241,7 @@ def test_head_without_a_route(cluster: Cluster) -> None:
     """An address on the nodes' network that nobody has."""
     code = (
         "from slurmft.node.rendezvous import check_reachable\n"
-        "check_reachable('n2', '10.77.0.99', 12345, '1.0', timeout_s=4)"
+        "check_reachable('n2', '10.77.0.99', 12345, '1.0', 's', timeout_s=4)"
     )
     done = cluster.run([sys.executable, "-c", code], on="n2", check=False, timeout=60)
     assert "node n2 cannot reach the head node 10.77.0.99, port 12345" in done.stderr

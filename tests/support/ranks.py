@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,6 +61,32 @@ def check_work_of_main(world: World) -> None:
     assert world.sum([1.0]) == [3.0]
 
 
+def identity(value: object) -> object:
+    return value
+
+
+def check_objects(world: World) -> None:
+    """Of different lengths, as JSON has them; what it cannot hold is an error of its rank."""
+    own = {"rank": world.rank, "text": "ä" * 100 * world.rank, "none": None}
+    of_all = [{**own, "rank": r, "text": "ä" * 100 * r} for r in range(world.size)]
+    assert world.all_objects(own) == of_all
+    assert world.gather_objects(own) == (of_all if world.is_main else [])
+    assert world.share_object(own, source=1) == of_all[1]
+    assert world.share_object((1 / 3, np.float64(2 / 3), np.int64(7))) == [
+        *(1 / 3, 2 / 3, 7)
+    ]
+    assert world.all_objects(None) == [None] * world.size
+    for value in ({1: "key"}, Path("/"), np.zeros(2), b"x", {"a": [{2: 3}]}):
+        error = TypeError if world.is_main else PeerFailedError
+        with pytest.raises(error):
+            world.on_main(partial(identity, value))
+    tensors = {"a": torch.arange(6).reshape(2, 3), "b": torch.ones(0).bfloat16()}
+    shared = world.share_tensors(tensors if world.is_main else {})
+    for name, tensor in tensors.items():
+        assert shared[name].dtype == tensor.dtype
+        assert torch.equal(shared[name], tensor)
+
+
 def check_muon(world: World) -> None:
     """Each rank works on a part of the matrices; all end with the weights, and the momentum, of one
     rank that does it all."""
@@ -100,6 +128,7 @@ if __name__ == "__main__":
     check_gather(world)
     check_work_of_some(world)
     check_work_of_main(world)
+    check_objects(world)
     check_muon(world)
     process_group.leave()
     # in one write: torchrun starts python -u

@@ -40,7 +40,7 @@ class Sshd:
         self._log = folder / "sshd.log"
 
     def __enter__(self) -> Sshd:
-        folder, port = self.folder, free_ports(str(os.getpid()))[0]
+        folder, port = self.folder, free_ports()[0]
         for name in ("host_key", "key"):
             command = [
                 "ssh-keygen",

@@ -17,7 +17,7 @@ from slurmft.cluster.slurm import commands, srun_log
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
-from slurmft.node import rendezvous, signals
+from slurmft.node import rendezvous, sealed, signals
 from slurmft.runs import log_times
 from slurmft.runs.attempts import (
     SUPERSEDED,
@@ -38,7 +38,7 @@ _ACCOUNTING_WAIT_S = 3
 
 
 def begin_attempt(run: RunDir) -> int:
-    """Prints shell assignments for the tasks: attempt, hosts, and ports free on this node.
+    """Prints shell assignments for the tasks: attempt, hosts, secret, and ports free on this node.
 
     Where Slurm itself requeued the job onto hosts that are to be excluded, requeues it to others.
     """
@@ -66,12 +66,13 @@ def begin_attempt(run: RunDir) -> int:
         reason = f"{', '.join(exclude)} failed before"
         return requeue(run, reason, exclude, avoided=True)
     # This is the first node, where the rendezvous will be.
-    ports = rendezvous.free_ports(os.environ["SLURM_JOB_ID"])
+    ports = rendezvous.free_ports()
     number = begin(run, hosts, job_id, restarts)
     host_list = ",".join(hosts)
     port_list = ",".join(str(port) for port in ports)
     print(f"{ATTEMPT}={number} {rendezvous.HOSTS}={host_list}")
     print(f"{rendezvous.PORT_VARIABLE}={port_list}")
+    print(f"{sealed.SECRET}={sealed.new_secret()}")
     return Exit.OK
 
 

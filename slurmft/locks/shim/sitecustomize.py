@@ -1,27 +1,55 @@
-"""Puts the lock shim into a Python that a run has started, whatever it executes.
+"""Puts the lock shim, and the seals of torch's stores, into a Python that a run has started,
+whatever it executes.
 
 This folder comes first on PYTHONPATH (`slurmft.locks.environment`). After it, the site's own
 sitecustomize has its turn.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from types import ModuleType
 
 _here = os.path.dirname(os.path.abspath(__file__))
+
+
+@contextlib.contextmanager
+def _package_on_path() -> Iterator[None]:
+    """Makes slurmft importable for a moment: this Python's own packages stay as they are."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(_here)))
+    sys.path.append(package)
+    try:
+        yield
+    finally:
+        sys.path.remove(package)
 
 
 def _arm() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - any Python may find this file
         return  # the Python of some tool, which does not touch our caches
-    package = os.path.dirname(os.path.dirname(os.path.dirname(_here)))
-    sys.path.append(package)
-    try:
+    with _package_on_path():
         from slurmft import locks
-    finally:
-        sys.path.remove(package)
     locks.arm(os.environ.get(locks.VARIABLE, "auto"))
+
+
+def _seal_stores() -> None:
+    """Has torch seal what it writes into the job's stores, once it is imported here."""
+    # 3.9: older Pythons cannot import the seals.
+    if not os.environ.get("SLURMFT_STORE_SECRET") or sys.version_info < (3, 9):
+        return
+    with _package_on_path():
+        from slurmft.core.after_import import AfterImport
+        from slurmft.node import sealed
+
+    def seal(module: ModuleType) -> None:
+        with _package_on_path():
+            from slurmft.node import sealed_store
+        sealed_store.seal_stores(module)
+
+    AfterImport(sealed.MODULES, seal)
 
 
 def _show_stacks() -> None:
@@ -44,6 +72,7 @@ def _next() -> None:
 
 try:
     _arm()
+    _seal_stores()
     _show_stacks()
 finally:
     _next()

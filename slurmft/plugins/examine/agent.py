@@ -15,7 +15,7 @@ from slurmft.core import decode, process
 from slurmft.core.config import JobConfig
 from slurmft.core.files import write_json
 from slurmft.core.options import build
-from slurmft.node import preparation, rendezvous, start
+from slurmft.node import preparation, rendezvous, sealed, start
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.plugins.examine import connections, inspection, node_use
 from slurmft.plugins.examine.agents import serve
@@ -70,6 +70,7 @@ class Agent:
         rank: int,
         port: int,
         id: str,
+        secret: str,
         job: dict[str, Any],
         timeout_s: float,
     ) -> SpeedReport:
@@ -78,6 +79,7 @@ class Agent:
         profile = preparation.use_of_node(config, os.environ)
         rdzv = _rendezvous(hosts, rank, config.job.interface, port, id)
         environment = preparation.training_environment(profile, rdzv, os.environ)
+        environment[sealed.SECRET] = secret
         # A rank that is about to end may still write there: that is no fault of the node.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)

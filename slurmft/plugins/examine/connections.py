@@ -51,20 +51,17 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 1024  # many nodes may connect at once
 
 
-def listen(token: str, job_id: str) -> dict[str, int]:
+def listen(token: str) -> dict[str, int]:
     """Listens from now on, and answers whoever asks with a token.
 
     Returns the ports by purpose: "rendezvous", of the range of a job's rendezvous; "ephemeral", of
     the kernel's range; and "torchrun", which is left free for torchrun's store.
     """
     _PeerServer.token = token  # of all servers of this process
-    torchrun_port = rendezvous.free_ports(job_id, 1)[0]
-    candidates = [
-        port for port in rendezvous.candidate_ports(job_id) if port != torchrun_port
-    ]
+    torchrun_port, *others = rendezvous.free_ports(3)
     return {
         "torchrun": torchrun_port,
-        "rendezvous": _serve(candidates),
+        "rendezvous": _serve(others),
         "ephemeral": _serve([0]),
     }
 

@@ -12,6 +12,7 @@ from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import SlurmftError, one_line
 from slurmft.core.text import some
+from slurmft.node import sealed
 from slurmft.plugins.examine import (
     comparison,
     lock_probe,
@@ -201,7 +202,7 @@ class Examination:
         tokens = {node: f"{node} {secret}" for node in self._nodes}
         requests = {}
         for node, token in tokens.items():
-            requests[node] = {"token": token, "job_id": self.site.job_id}
+            requests[node] = {"token": token}
         ports = self._ask("listen", requests, _ANSWER_S, "ports", dict[str, int])
         self._measured.ports = ports
         yield from self._fabric(list(ports))
@@ -370,6 +371,7 @@ class Examination:
             "hosts": [self.site.hosts[node] for node in usable],
             "port": self._measured.ports[usable[0]]["torchrun"],
             "id": self.site.job_id,
+            "secret": sealed.new_secret(),
             "job": self.job.values() | {"nodes": len(usable)},
             "timeout_s": left_s,
         }

@@ -19,6 +19,7 @@ from slurmft.core.decode import decode_or_none, loads
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Failure
 from slurmft.core.text import some
+from slurmft.node import sealed
 from slurmft.node.hardware import host_name, visible_gpus
 from slurmft.node.peers import FAILED, PASSED, Peers
 from slurmft.node.rendezvous import (
@@ -112,6 +113,7 @@ class Preflight:
         if not rendezvous.is_head:
             links[self._names[0]] = LinkReport(ports={"rendezvous": None})
         next_rank = rendezvous.node_rank + 1
+        secret = sealed.secret_of(os.environ)
         is_last = next_rank == len(rendezvous.hosts)
         reason = None
         try:
@@ -119,12 +121,19 @@ class Preflight:
                 answer_checks(
                     rendezvous.check_port,
                     rendezvous.id,
+                    secret,
                     rendezvous.addresses(),
                 )
             if not is_last:
                 next_host = rendezvous.hosts[next_rank]
-                port = rendezvous.check_port
-                check_reachable(rendezvous.host, next_host, port, rendezvous.id, wait_s)
+                check_reachable(
+                    rendezvous.host,
+                    next_host,
+                    rendezvous.check_port,
+                    rendezvous.id,
+                    secret,
+                    wait_s,
+                )
         except RendezvousError as error:
             reason = error.reason
         if not is_last:  # the last one is followed by the head

@@ -14,7 +14,7 @@ from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
 from slurmft.core.options import flag
-from slurmft.node import ccl
+from slurmft.node import ccl, sealed
 
 KINDS = ("pytorchjob", "trainjob")
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
@@ -124,6 +124,8 @@ def manifest(config: RunConfig, cluster: Namespace) -> str:
         # ASCII alone: YAML takes more characters than JSON for ends of lines.
         config=json.dumps(config.as_dict(), indent=2),
         restarts=restarts,
+        store_variable=sealed.SECRET,
+        store_secret=sealed.new_secret(),
         runs=RUNS,
         user=_USER,
         command=_command(config, cluster),

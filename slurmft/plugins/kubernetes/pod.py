@@ -23,6 +23,7 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_text
 from slurmft.core.run_files import ATTEMPT, current_attempt
+from slurmft.node import sealed
 from slurmft.node.hardware import host_name
 from slurmft.node.peers import Peers
 from slurmft.node.rendezvous import (
@@ -83,21 +84,30 @@ def join(config: RunConfig) -> tuple[Rendezvous, Peers]:
     number: the first pod tells the others."""
     rendezvous = rendezvous_of(config, os.environ)
     port = rendezvous.check_port
+    # That of the manifest: an attempt has one of its own, which nobody has sealed anything with.
+    secret = sealed.secret_of(os.environ)
+    if not secret:
+        raise RendezvousError(
+            f"{sealed.SECRET} is not set: the manifest of this pod has no Secret",
+            "apply what `slurmft render kubernetes` prints now",
+        )
     if rendezvous.is_head:
-        rendezvous_id = f"{rendezvous.id}.{current_attempt()}"
-        peers = answer_checks(port, rendezvous_id)
+        tag = sealed.tag(sealed.new_secret())
+        rendezvous_id = f"{rendezvous.id}.{current_attempt()}.{tag}"
+        peers = answer_checks(port, rendezvous_id, secret)
     else:
         rendezvous_id, peers = check_reachable(
             rendezvous.host,
             rendezvous.head,
             port,
             rendezvous.id,
+            secret,
             config.job.rdzv_timeout_s,
             attempts=True,
         )
         # For the ranks, too: their failures are of this attempt.
-        _, _, attempt = rendezvous_id.rpartition(".")
-        os.environ[ATTEMPT] = attempt
+        os.environ[ATTEMPT] = rendezvous_id.split(".")[-2]
+    os.environ[sealed.SECRET] = sealed.derive(secret, rendezvous_id)
     return dataclasses.replace(rendezvous, id=rendezvous_id), peers
 
 

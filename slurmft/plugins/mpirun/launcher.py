@@ -21,6 +21,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 from slurmft.core.files import read_bytes, read_json, read_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import Failure, current_attempt
+from slurmft.node import sealed
 from slurmft.node.rendezvous import HOSTS
 from slurmft.plugins.mpirun import rank
 from slurmft.plugins.mpirun.options import MpiOptions
@@ -90,6 +91,8 @@ class MpiRun(LocalNodes):
         config = run.load_own_config()
         hosts = hosts_of(config.job)
         number = attempts.begin(run, hosts, str(os.getpid()))
+        # Before the command, which names the variables that Open MPI passes on.
+        os.environ[sealed.SECRET] = sealed.new_secret()
         command = mpirun_command(config, hosts, str(run.path))
         # Hydra passes this environment on to the ranks (-genvall).
         os.environ.update(fabric_variables(command[0]))
@@ -111,7 +114,7 @@ class MpiRun(LocalNodes):
             return Exit.STOPPED if rank.stopped_marker(run).exists() else Exit.OK
         # The first rank writes its meeting place: that of another attempt means that none began.
         meeting = read_json(run.rendezvous) or {}
-        if meeting.get("id") == f"{run.path.name}.{number}":
+        if meeting.get("id") == rank.rendezvous_id(run, number):
             add_abort(run)
         else:
             add_start_failure(run, hosts, code, start, starter(os.environ))

@@ -21,7 +21,7 @@ from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import exists_now, write_json
 from slurmft.core.program import kind_of
 from slurmft.core.run_files import Failure, current_attempt
-from slurmft.node import signals
+from slurmft.node import sealed, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.peers import STOP, Peers
 from slurmft.node.preparation import use_of_node
@@ -222,32 +222,38 @@ def join(
     """
     hosts = environment.get(HOSTS, host_name()).split(",")
     host = own_name(hosts, place.rank // place.local_size)
-    rendezvous_id = f"{run.path.name}.{current_attempt()}"
+    id = rendezvous_id(run, current_attempt())
+    secret = sealed.secret_of(environment)
     if place.rank == 0:
-        port, check_port = free_ports(str(os.getpid()))
+        port, check_port = free_ports()
         rendezvous = Rendezvous(
             hosts=tuple(dict.fromkeys([host, *hosts])),
             node_rank=0,
             port=port,
             check_port=check_port,
-            id=rendezvous_id,
+            id=id,
             interface=config.job.interface,
         )
-        peers = answer_checks(check_port, rendezvous_id, rendezvous.addresses())
+        peers = answer_checks(check_port, id, secret, rendezvous.addresses())
         # Rank 0 listens by now: whoever reads the file connects at once.
         write_json(run.rendezvous, dataclasses.asdict(rendezvous))
         return rendezvous, peers
     timeout_s = config.job.rdzv_timeout_s
-    of_head = await_rendezvous(run, rendezvous_id, host, timeout_s)
+    of_head = await_rendezvous(run, id, host, timeout_s)
     rendezvous = dataclasses.replace(of_head, node_rank=of_head.hosts.index(host))
     port = rendezvous.check_port
-    _, peers = check_reachable(host, rendezvous.head, port, rendezvous_id, timeout_s)
+    _, peers = check_reachable(host, rendezvous.head, port, id, secret, timeout_s)
     return rendezvous, peers
+
+
+def rendezvous_id(run: RunDir, attempt: int) -> str:
+    """Returns the id of an attempt's rendezvous, by the secret in this environment."""
+    return f"{run.path.name}.{attempt}.{sealed.tag(sealed.secret_of(os.environ))}"
 
 
 def await_rendezvous(
     run: RunDir,
-    rendezvous_id: str,
+    id: str,
     host: str,
     timeout_s: float,
 ) -> Rendezvous:
@@ -261,7 +267,7 @@ def await_rendezvous(
     while time.monotonic() < deadline:
         if exists_now(run.rendezvous):
             rendezvous = decode.read(run.rendezvous, Rendezvous)
-            if rendezvous is not None and rendezvous.id == rendezvous_id:
+            if rendezvous is not None and rendezvous.id == id:
                 return rendezvous
         time.sleep(pause_s)
         pause_s *= 1.5  # there may be thousands of ranks

@@ -116,24 +116,26 @@ def read_for_all(
     """Returns what `read` returns on the main rank, on every rank."""
     tensors: dict[str, Tensors] = {}
 
-    def read_values() -> Checkpoint | None:
+    def read_values() -> dict[str, Any] | None:
+        """Returns the fields of the checkpoint, without its tensors, and the names of its files."""
         checkpoint = read()
         if checkpoint is None:
             return None
         tensors.update(checkpoint.tensors)
-        # What is returned here is pickled for the other ranks: so it holds no tensor.
-        only_names: dict[str, Tensors] = {file: {} for file in tensors}
-        return dataclasses.replace(checkpoint, tensors=only_names)
+        no_tensors = dataclasses.replace(checkpoint, tensors={})
+        values = dataclasses.asdict(no_tensors)
+        return values | {"tensors": list(tensors), "path": str(checkpoint.path)}
 
-    values: Checkpoint | None = world.on_main(read_values)
+    values = world.on_main(read_values)
     if values is None:
         return None
-    # Tensors go by themselves: objects are pickled, and take twice their memory.
+    # Tensors go by themselves: JSON cannot hold them.
     shared = {}
-    for file in values.tensors:
+    for file in values["tensors"]:
         tensors_of_file = tensors.get(file, {})  # none, but on the main rank
         shared[file] = world.share_tensors(tensors_of_file)
-    return dataclasses.replace(values, tensors=shared)
+    path = Path(values["path"])
+    return Checkpoint(**values | {"tensors": shared, "path": path})
 
 
 def copied(tensors: dict[str, Tensors]) -> dict[str, Tensors]:

@@ -4,6 +4,7 @@ What is predicted of a batch is the head's: a task's, whose predictions have met
 `slurmft predict`, whose predictions are rows of a file.
 """
 
+import base64
 import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,24 @@ class Predicted:
     @classmethod
     def from_tensors(cls, tensors: Tensors) -> "Predicted":
         return cls(tensors["samples"].numpy(), tensors["values"].numpy())
+
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> "Predicted":
+        """Returns the part that `as_json` has described."""
+        arrays = []
+        for dtype, shape, text in (facts["samples"], facts["values"]):
+            numbers = np.frombuffer(base64.b64decode(text), dtype=dtype)
+            arrays.append(numbers.reshape(shape))
+        return cls(*arrays)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns both arrays as JSON can hold them: type, shape, and bytes as text."""
+        facts = {}
+        for name, tensor in self.tensors().items():
+            array = tensor.cpu().numpy()
+            text = base64.b64encode(array.tobytes()).decode()
+            facts[name] = [array.dtype.str, list(array.shape), text]
+        return facts
 
     def tensors(self) -> Tensors:
         samples = torch.from_numpy(self.samples)
@@ -142,8 +161,8 @@ class Evaluator:
     def state(self) -> State:
         own_part = Predicted.union(self._predicted)
         # After a resume every rank has what was predicted before: the union takes it once.
-        parts = self._world.gather_objects(own_part)
-        whole = Predicted.union(parts)
+        parts = self._world.gather_objects(own_part.as_json())
+        whole = Predicted.union([Predicted.from_json(part) for part in parts])
         values = {
             "samples": len(whole.samples),
             "loss": self._world.sum(self._loss.numbers()),

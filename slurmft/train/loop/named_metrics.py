@@ -1,7 +1,7 @@
 """Metrics that --metric names, beside those of the task: computed on the main rank alone."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -61,7 +61,8 @@ class NamedMetrics:
         if setup.config.named_metrics:
             # What a script draws must not change the training.
             with kept_generators(setup.world.device):
-                self.deciding = setup.world.on_main(self._load)
+                facts = setup.world.on_main(lambda: asdict(self._load()))
+                self.deciding = Deciding(**facts)
         if setup.config.metric[:1] == (metric_spec.LOSS,):
             self.deciding = Deciding(metric_spec.LOSS, True, may_be_missing=True)
 

@@ -309,7 +309,9 @@ class ShardedSaver(Saver):
         try:
             with ExitStack() as stack:
                 # The main rank makes the folder, and closes it where all have written.
-                path = self._world.on_main(lambda: stack.enter_context(folder))
+                path = Path(
+                    self._world.on_main(lambda: str(stack.enter_context(folder)))
+                )
                 files = self._write_shares(path / FOLDER, checkpoint.shares)
                 manifest = json.dumps({"files": files})
 

@@ -16,7 +16,7 @@ from slurmft.core.decode import decode
 from slurmft.core.errors import UsageError
 from slurmft.core.program import Program
 from slurmft.node.peers import Peers
-from slurmft.node.rendezvous import LOCAL_NODE, answer_checks, check_reachable
+from slurmft.node.rendezvous import LOCAL_NODE, answer_checks, check_reachable, greet
 from slurmft.plugins.examine import gpu_errors, hooks, inspection, verdict
 from slurmft.plugins.examine.matmul import best_tflop_s
 from slurmft.plugins.examine.report import LinkReport, NodeReport
@@ -198,11 +198,13 @@ def test_reports_of_64_tasks_reach_the_head() -> None:
     """Whole, in pieces, and beside what strangers send."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
-    head = answer_checks(port, "7.0", ["127.0.0.1"])
+    head = answer_checks(port, "7.0", "s", ["127.0.0.1"])
     stranger = socket.create_connection(("127.0.0.1", port))
     stranger.sendall(b"report {broken\nreport " + b"x" * 100_000)
     pieces = socket.create_connection(("127.0.0.1", port))
-    for part in (b"rep", b'ort ["preflight", {"rank"', b": 64}]\nfai", b"l"):
+    channel, _ = greet(pieces, "s", PATIENCE_S)
+    line = channel.seal('report ["preflight", {"rank": 64}]')
+    for part in (line[:3], line[3:80], line[80:] + channel.seal("fail")[:-1]):
         pieces.sendall(part)
         time.sleep(0.05)
 
@@ -210,7 +212,7 @@ def test_reports_of_64_tasks_reach_the_head() -> None:
         peers[rank].report("preflight", {"rank": rank, "text": "x" * 3000})
 
     peers: list[Peers] = [
-        check_reachable("n2", "127.0.0.1", port, "7.0", PATIENCE_S)[1]
+        check_reachable("n2", "127.0.0.1", port, "7.0", "s", PATIENCE_S)[1]
         for _ in range(64)
     ]
     threads = [threading.Thread(target=tell, args=(rank,)) for rank in range(64)]

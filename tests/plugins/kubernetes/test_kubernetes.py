@@ -19,6 +19,7 @@ import yaml
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.run_files import Failure
+from slurmft.node import sealed
 from slurmft.node.rendezvous import RendezvousError, free_ports
 from slurmft.plugins.kubernetes import manifests
 from slurmft.plugins.kubernetes.pod import make_run, pod_index, rendezvous_of
@@ -104,6 +105,23 @@ def test_trainjob_fits_the_published_model(kind: str, more: tuple[str, ...]) -> 
     found = render("trainjob", *more)[kind]
     model = getattr(models, f"TrainerV1alpha1{kind}").from_dict(found)
     assert model.to_dict() == found
+
+
+@pytest.mark.parametrize("kind", manifests.KINDS)
+def test_every_manifest_has_a_secret_of_its_own(kind: str) -> None:
+    secrets = set()
+    for _ in range(2):
+        objects = render(kind)
+        secret = objects["Secret"]
+        (container,) = pod_of(kind, objects)["containers"]
+        variables = {each["name"]: each for each in container["env"]}
+        assert variables[sealed.SECRET]["valueFrom"]["secretKeyRef"] == {
+            "name": secret["metadata"]["name"],
+            "key": "secret",
+        }
+        assert len(bytes.fromhex(secret["stringData"]["secret"])) == 32
+        secrets.add(secret["stringData"]["secret"])
+    assert len(secrets) == 2
 
 
 @pytest.mark.parametrize("kind", manifests.KINDS)
@@ -294,7 +312,7 @@ def test_pods_as_a_published_manifest_has_them(kind: str, tmp_path: Path) -> Non
     )
     (container,) = pod_of(kind, objects)["containers"]
     assert container["imagePullPolicy"] == "Always"
-    variables = {each["name"]: each["value"] for each in container["env"]}
+    variables = {each["name"]: each.get("value") for each in container["env"]}
     assert variables["CCL_WORKER_COUNT"] == "4"
     assert (variables["NO"], variables["EMPTY"]) == ("yes: '\"&", "")
     config = RunConfig.from_json(objects["ConfigMap"]["data"]["config.json"])
@@ -355,9 +373,10 @@ def pods(
     kind: str, config: Path, run: RunDir
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes with the variables that the operators set, as two pods."""
-    port, started = str(free_ports(str(os.getpid()))[0]), []
+    port, started = str(free_ports()[0]), []
     for index in range(2):
         env = {
+            sealed.SECRET: "s",
             "PET_NNODES": "2",
             "PET_MASTER_ADDR": "127.0.0.1",
             "PET_MASTER_PORT": port,
@@ -365,6 +384,7 @@ def pods(
         env |= {"PET_NODE_RANK": str(index)}
         if kind == "pytorchjob":
             env = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{port}", "PET_NNODES": "1:2"}
+            env[sealed.SECRET] = "s"
             env |= {"HOSTNAME": f"mrpc-worker-{index}", "PET_RDZV_ID": "mrpc"}
         command = [
             *prepared.command("slurmft.plugins.kubernetes.pod"),
