@@ -13,6 +13,7 @@ import pytest
 
 from slurmft.core import interpreter
 from slurmft.node.torchrun import rank_arguments
+from slurmft.programs.kind import arguments
 from tests.conftest import Done
 
 pytestmark = pytest.mark.processes
@@ -181,6 +182,8 @@ def test_module_that_does_not_import_from_its_folder(
     assert printed == f"{copy} ['--lr', '-m'] __main__\n"
     assert interpreter.with_folder(command) == argv
     assert interpreter.with_folder(argv) == argv
+    # In reports it is the program that was submitted.
+    assert arguments({"argv": command}) == arguments({"argv": argv})
 
 
 def test_which_pythons_know_the_option(tmp_path: Path) -> None:
