@@ -35,6 +35,7 @@ OF_JOBS = (
     "SLURMFT_STAGE",
     "SLURMFT_STAGED",
     "SLURMFT_STOPPING",
+    "SLURMFT_STORE_SECRET",
 )
 """Variables of one job alone."""
 
