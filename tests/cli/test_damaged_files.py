@@ -246,16 +246,23 @@ def _write_study(folder: Path, path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", FILES)
 def test_damaged(world: Path, name: str) -> None:
+    _damage(world, name, _COUNT or 5)
+
+
+@pytest.mark.extra("faults")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_often(world: Path, name: str) -> None:
+    _damage(world, name, 100)
+
+
+def _damage(world: Path, name: str, count: int) -> None:
     content = (world / name).read_bytes()
-    cases = []
-    for seed in range(_COUNT or 5):
-        random = Random(f"{name} {seed} {_COUNT}")
-        text = damaged(name, content, random)
-        cases.append((f"seed {seed}", text, random.sample(READING, 2)))
-    for case, text, chosen in cases:
-        (world / name).write_bytes(text)
+    for seed in range(count):
+        random = Random(f"{name} {seed} {count}")
+        (world / name).write_bytes(damaged(name, content, random))
         try:
-            _check(world, name, case, chosen)
+            _check(world, name, f"seed {seed}", random.sample(READING, 2))
         finally:
             (world / name).write_bytes(content)
 

@@ -3,6 +3,7 @@ all, which another account may put in its place."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -64,7 +65,7 @@ def _damaged_bytes(content: bytes, random: Random) -> bytes:
 
 
 def _damaged_json(content: bytes, random: Random) -> bytes:
-    depth = random.choice((60, 200, 900, 100_000))
+    depth = random.choice((60, 65, 200, 900, 100_000))
     if random.random() < 0.03:
         return b"[" * depth + b"]" * depth
     value = json.loads(content)
@@ -79,7 +80,7 @@ def _with_another(value: Any, random: Random) -> Any:
     places = _places(value)
     place = random.choice(places)
     if not place:
-        return random.choice((*VALUES, [value], {"a": value}))
+        return random.choice((*copy.deepcopy(VALUES), [value], {"a": value}))
     parent = value
     for key in place[:-1]:
         parent = parent[key]
@@ -92,7 +93,8 @@ def _with_another(value: Any, random: Random) -> Any:
             nested = [nested]
         parent[last] = nested
     else:
-        parent[last] = random.choice(VALUES)
+        # A copy: the value may be damaged in turn.
+        parent[last] = copy.deepcopy(random.choice(VALUES))
     return value
 
 
