@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmft.core import interpreter
+from slurmft.core.decode import decode_or_none
 from slurmft.core.files import is_number, read_json
 from slurmft.core.options import build
 from slurmft.core.program import Program, ProgramKind
@@ -76,7 +77,9 @@ class OwnProgramKind(ProgramKind):
 def arguments(settings: dict[str, Any]) -> dict[str, str]:
     """Returns a program's command line by its options: {"command": "train.py data.csv",
     "--lr": "0.1"}, without those that name the run's own files."""
-    argv = interpreter.with_folder(list(settings.get("argv") or [""]))
+    # The configuration may be of any version, or damaged.
+    argv = decode_or_none(settings.get("argv"), list[str]) or [""]
+    argv = interpreter.with_folder(argv)
     # The interpreter is not what the program is: its script, or -m, is.
     if os.path.basename(argv[0]).startswith("python") and len(argv) > 1:
         argv = argv[1:]
