@@ -252,7 +252,10 @@ class Door:
             if not is_link:
                 error.filename = str(path)
                 raise
-        raise NotOwnError(f"{_refused()}: {str(path)!r} is a link", self.cure)
+        raise NotOwnError(
+            f"{_refused()}: {str(path)!r} is a link",
+            "if you trust what it leads to, put that itself there",
+        )
 
     def _check(self, path: Path, status: os.stat_result) -> None:
         """Raises NotOwnError where others can have written what was opened."""
@@ -269,7 +272,7 @@ class Door:
     def _check_file(self, path: Path, status: os.stat_result) -> None:
         self._check(path, status)
         if not stat.S_ISREG(status.st_mode):
-            raise NotOwnError(f"{str(path)!r} is not a regular file", self.cure)
+            raise NotOwnError(f"{str(path)!r} is not a regular file", "remove it")
 
 
 def _check_above(path: Path, status: os.stat_result) -> None:

@@ -3,8 +3,10 @@
 `code.sums` has a line for each file; its own sha256 is in the configuration of the run.
 """
 
+import contextlib
 import hashlib
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -34,6 +36,12 @@ class ChangedCodeError(SlurmftError):
             f"the frozen code {how} since the submission: {path!r}",
             "submit anew: a run starts with the code that it was submitted with",
         )
+
+
+class UnreadableCodeError(SlurmftError):
+    """The file system does not give the frozen code."""
+
+    retry = True
 
 
 def line(kind: str, digest: str, name: str) -> str:
@@ -68,12 +76,11 @@ def check(run: RunDir, config: RunConfig) -> None:
     Raises:
         ChangedCodeError: a file is gone, or has other content.
         NotOwnError: a file or folder is another user's, or others can write it.
-        SlurmftError: a file cannot be read.
+        UnreadableCodeError: a file cannot be read.
     """
     snapshot = config.submission.snapshot
     if snapshot is None:
         return
-    name = run.code_sums.name
     try:
         content = CODE.read(run.code_sums)
         if hashlib.sha256(content).hexdigest() != snapshot.sha256:
@@ -84,11 +91,12 @@ def check(run: RunDir, config: RunConfig) -> None:
             recorded[name] = (kind, digest)
         present = dict(_digests(run, recorded))
     except FileNotFoundError as error:
-        gone = error.filename or str(run.code / name)
-        raise ChangedCodeError(str(gone), "has lost a file") from None
+        raise ChangedCodeError(str(error.filename), "has lost a file") from None
     except OSError as error:
-        raise SlurmftError(
-            f"cannot read the frozen code: {error.filename!r}: {error.strerror}"
+        raise UnreadableCodeError(
+            f"cannot read the frozen code: {error.filename!r}: {error.strerror}",
+            "when the file system can be read again: slurmft resume "
+            f"{shlex.quote(str(run.path))}",
         ) from None
     for name, (_, digest) in recorded.items():
         if present.get(name) != digest:
@@ -128,7 +136,9 @@ def _digest(
     path = run.code / name
     kind, _ = recorded[name]
     if kind == "link":
-        return of_link(os.readlink(path.name, dir_fd=folder))
+        with contextlib.suppress(OSError):
+            return of_link(os.readlink(path.name, dir_fd=folder))
+        return ""  # it is none any more
     descriptor = CODE.open(path, folder)
     try:
         return sha256_of(descriptor)

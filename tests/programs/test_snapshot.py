@@ -16,9 +16,13 @@ from typing import BinaryIO
 import pytest
 
 from slurmft.core import git as git_command
+from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.run_files import Submission
 from slurmft.programs import snapshot
+from slurmft.runs import frozen_code
 from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE
 from tests.support.made_runs import write_run
 from tests.support.small_disk import fill
@@ -403,6 +407,39 @@ def test_two_at_once(tree: Path, runs: Path) -> None:
         snapshots = list(pool.map(lambda run: Snapshot(found, run), made))
     assert all(content(one.copy) == content(snapshots[0].copy) for one in snapshots)
     assert len(content(snapshots[0].copy)) == 4
+
+
+# --- compared before each start -------------------------------------------------------------------
+
+
+def test_copy_is_compared_with_its_sums(tree: Path, runs: Path) -> None:
+    """Links, names of any bytes, and what the program writes beside its code."""
+    for name in ODD:
+        write(tree / name)
+    (tree / "link").symlink_to("pkg/a.py")
+    (tree / "nowhere").symlink_to("/nowhere")
+    taken = take(tree / "train.py", runs, "folder")
+    config = RunConfig(
+        program=TrainConfig.resolve().program(),
+        job=JobConfig(),
+        submission=Submission(snapshot=taken.facts),
+    )
+    frozen_code.check(taken.run, config)
+    write(taken.copy / "pkg" / "results.csv").chmod(0o666)
+    write(taken.copy / "outputs" / "x").parent.chmod(0o777)
+    frozen_code.check(taken.run, config)
+    for goal in ("train.py", None):
+        (taken.copy / "link").unlink()
+        if goal:
+            (taken.copy / "link").symlink_to(goal)
+        with pytest.raises(frozen_code.ChangedCodeError, match=r"was changed .*/link'"):
+            frozen_code.check(taken.run, config)
+    shutil.rmtree(taken.copy / "pkg")
+    with pytest.raises(frozen_code.ChangedCodeError, match="has lost a folder"):
+        frozen_code.check(taken.run, config)
+    shutil.rmtree(taken.copy)
+    with pytest.raises(frozen_code.ChangedCodeError, match="has lost a file"):
+        frozen_code.check(taken.run, config)
 
 
 # --- nothing half-made ----------------------------------------------------------------------------
