@@ -218,3 +218,132 @@ def test_tools_that_are_none(tools: Any, tmp_path: Path) -> None:
 def test_a_content_of_one_part_is_its_text() -> None:
     one = [{"role": "user", "content": PARTS[:1]}, {"role": "user", "content": []}]
     assert [each["content"] for each in chats.messages_of(one)] == ["joy", ""]
+
+
+MARKS_LEARNT = """
+{%- for m in messages %}<|{{ m.role }}|> {% if m.role == 'assistant' and m.weight != 0 %}
+    {%- generation %}{{ m.content }}<|end|>
+{% endgeneration %}{% else %}{{ m.content }}<|end|>
+{% endif %}{% endfor %}"""
+"""As `CHAT_TEMPLATE`, with a mark of what transformers is to count as the assistant's."""
+
+
+@pytest.mark.parametrize("weights", [(0, 1), (1, 0), (0.0, 1.0, None)])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_turn_of_weight_0_is_not_learnt(
+    weights: tuple[Any, ...], split: str, tmp_path: Path
+) -> None:
+    """The tokens that transformers masks as the assistant's."""
+    model = write_decoder(tmp_path / "model")
+    row = []
+    for weight in weights:
+        row += [USER, ANSWER | {"weight": weight}]
+    data = write_rows(tmp_path / "data", {"messages": row})
+    inputs.check(config_of(data, model))
+    table = getattr(task_of(data, model).prepare(), split)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    expected = tokenizer.apply_chat_template(
+        [{k: v for k, v in each.items() if v is not None} for each in row],
+        chat_template=MARKS_LEARNT,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    assert table.tokens.tolist() == expected["input_ids"]
+    is_learnt = [False, *(table.token_labels[:-1] != IGNORED)]
+    assert is_learnt == [bool(each) for each in expected["assistant_masks"]]
+
+
+def test_nothing_is_put_behind_a_turn_that_is_not_learnt(tmp_path: Path) -> None:
+    """Whose template ends no turn: the end-of-text token would be learnt."""
+    ends_none = CHAT_TEMPLATE.replace("<|end|>\n", " ")
+    model = write_decoder(tmp_path / "model", template=ends_none)
+    row = [USER, ANSWER, USER, ANSWER | {"weight": 0}]
+    data = write_rows(tmp_path / "data", {"messages": row})
+    found = task_of(data, model).prepare().train
+    words = AutoTokenizer.from_pretrained(model).convert_ids_to_tokens(
+        found.tokens.tolist()
+    )
+    assert words[-1] == "love"
+    assert (found.token_labels != IGNORED).sum() == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([USER, ANSWER | {"weight": 0.5}], "a message of the weight 0.5, which is 0"),
+        ([USER, ANSWER | {"weight": "0"}], "a message of the weight '0'"),
+        ([USER, ANSWER | {"weight": False}], "a message of the weight False"),
+        ([USER | {"weight": 1}, ANSWER], "a message of the role 'user' and the weight"),
+        ([USER, ANSWER | {"weight": 0}], "no message of the assistant that is learnt"),
+        ([USER, ANSWER | {"train": False}], "the key 'train' in a message: a turn of"),
+        ([USER, ANSWER | {"loss": True}], "the key 'loss' in a message"),
+    ],
+)
+def test_what_says_otherwise_what_is_learnt(
+    messages: list[dict[str, Any]], problem: str, tmp_path: Path
+) -> None:
+    model = write_decoder(tmp_path / "model")
+    data = write_rows(
+        tmp_path / "data", {"messages": [USER, ANSWER]}, {"messages": messages}
+    )
+    with pytest.raises(UsageError, match=f"row 2 has {problem}"):
+        inputs.check(config_of(data, model))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_system_turn_beside_the_conversation(suffix: str, tmp_path: Path) -> None:
+    """It is the first turn; not every row needs one."""
+    model = write_decoder(tmp_path / "model")
+    beside = {"conversations": SHAREGPT[1:], "system": "fear"}
+    rows: list[dict[str, Any]] = [{"conversations": SHAREGPT[1:]}, beside]
+    data = write_rows(tmp_path / "data", *rows)
+    if suffix == "parquet":
+        for split in ("train", "validation"):
+            (data / f"{split}.jsonl").unlink()
+            table = pyarrow.table(
+                {
+                    "conversations": [SHAREGPT[1:]] * 2,
+                    "system": [None, "fear"],
+                }
+            )
+            pyarrow.parquet.write_table(table, data / f"{split}.parquet")
+    given = {"text_column": "conversations"}
+    inputs.check(config_of(data, model, **given))
+    found = task_of(data, model, **given).prepare().train
+    same = write_rows(
+        tmp_path / "same", {"messages": SHAREGPT[1:]}, {"messages": SHAREGPT}
+    )
+    assert found.tokens.tolist() == task_of(same, model).prepare().train.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("system", "problem"),
+    [
+        ("joy", "a text in the column 'system' and a system turn of its own"),
+        (3, "3 in the column 'system', which is no text"),
+    ],
+)
+def test_a_system_turn_that_cannot_be(
+    system: Any, problem: str, tmp_path: Path
+) -> None:
+    model = write_decoder(tmp_path / "model")
+    row = {"messages": SHAREGPT, "system": system}
+    data = write_rows(tmp_path / "data", row)
+    with pytest.raises(UsageError, match=f"row 1 has {problem}"):
+        inputs.check(config_of(data, model))
+
+
+def test_what_nothing_reads_is_named(tmp_path: Path) -> None:
+    model = write_decoder(tmp_path / "model")
+    thought = ANSWER | {"reasoning_content": "word1", "name": "word2"}
+    row = {"messages": [USER, thought], "tools": TOOLS}
+    first = {"messages": [USER, ANSWER], "tools": None}
+    data = write_rows(tmp_path / "data", first, row)
+    _, remarks = inputs.look(config_of(data, model))
+    named = [each for each in remarks if "nothing reads" in each and "train" in each]
+    assert any("the column 'tools' (--tools-column tools" in each for each in named)
+    assert any("the key 'reasoning_content' of messages" in each for each in named)
+    assert all("row 2 is the first" in each for each in named)
+    assert len(named) == 2
+    _, remarks = inputs.look(config_of(data, model, tools_column="tools"))
+    assert not any("'tools'" in each for each in remarks)

@@ -23,8 +23,34 @@ Write = Callable[..., str]
 turn of the assistant."""
 
 
+WEIGHT = "weight"
+"""Key of a message: 0 for a turn of the assistant that is not learnt, as OpenAI has it."""
+_LEARNING_KEYS = (
+    "train",
+    "train_detail",
+    "training",
+    "loss",
+    "loss_mask",
+    "loss_scale",
+    "loss_weight",
+    "mask",
+    "masked",
+)
+"""Keys by which other programs say which messages are learnt."""
+_KEYS = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    WEIGHT,
+    "from",
+    "value",
+)
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 """Roles by their names in ShareGPT's form."""
+
+SYSTEM_ROLES = ("system", "developer")
 
 
 class FormError(Exception):
@@ -58,6 +84,7 @@ def _message_of(given: dict[str, Any]) -> dict[str, Any]:
         raise TypeError
     if "function_call" in message:
         raise FormError("a function_call, which is written as tool_calls today")
+    _check_learning(message)
     if "tool_calls" in message:
         message["tool_calls"] = [_call_of(call) for call in message["tool_calls"]]
     if isinstance(message.get("content"), list):
@@ -65,6 +92,58 @@ def _message_of(given: dict[str, Any]) -> dict[str, Any]:
     elif "content" in message or "tool_calls" not in message:
         message["content"] = message["content"] + ""  # TypeError where it is no text
     return message
+
+
+def _check_learning(message: dict[str, Any]) -> None:
+    """Raises FormError where a message says in an unknown way whether it is learnt."""
+    for key in _LEARNING_KEYS:
+        if key in message:
+            raise FormError(
+                f"the key {key!r} in a message: a turn of the assistant that is not to be learnt "
+                f'has "{WEIGHT}": 0'
+            )
+    weight = message.get(WEIGHT, 1)
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise FormError(f"a message of the weight {weight!r}, which is 0 or 1")
+    if message["role"] != "assistant" and message.get(WEIGHT):
+        raise FormError(
+            f"a message of the role {message['role']!r} and the weight {weight!r}: the assistant's "
+            "alone are learnt"
+        )
+
+
+def is_learnt(message: dict[str, Any]) -> bool:
+    """Returns whether a model learns a message of `messages_of`."""
+    return message["role"] == "assistant" and bool(message.get(WEIGHT, 1))
+
+
+def with_system(messages: list[dict[str, Any]], system: Any) -> list[dict[str, Any]]:
+    """Returns a conversation with the system turn that its row has beside it, as the rows of
+    LLaMA-Factory have; None and "" are none.
+
+    Raises:
+        FormError: it is no text, or the conversation has another one.
+    """
+    if system is None or system == "":
+        return messages
+    if not isinstance(system, str):
+        raise FormError(
+            f"{shown(repr(system))} in the column 'system', which is no text"
+        )
+    turns = [text_of(each) for each in messages if each["role"] in SYSTEM_ROLES]
+    if turns == [system]:
+        return messages
+    if turns:
+        raise FormError("a text in the column 'system' and a system turn of its own")
+    return [{"role": "system", "content": system}, *messages]
+
+
+def unread_keys(messages: Messages, template: str) -> Iterator[str]:
+    """Yields the keys of messages that neither we nor a chat template read."""
+    for message in messages:
+        for key in message:
+            if key not in _KEYS and key not in template:
+                yield key
 
 
 def _content_of(parts: list[Any]) -> str | list[Any]:
@@ -97,6 +176,11 @@ def _call_of(call: dict[str, Any]) -> dict[str, Any]:
 def _variants(messages: Messages) -> Iterator[Messages]:
     """Yields a conversation, then as templates want it that do not take its tool calls so: with a
     content of ""; with arguments as JSON texts, as OpenAI has them."""
+    # No text of a template, which may write messages as JSON.
+    messages = [
+        {key: value for key, value in message.items() if key != WEIGHT}
+        for message in messages
+    ]
     yield messages
     if not any("tool_calls" in message for message in messages):
         return
@@ -303,17 +387,26 @@ def has_end(text: str, messages: Messages) -> bool:
     return not content or not text.rstrip().endswith(content)
 
 
-def local_template(model: str | None) -> Write | None:
-    """Returns the chat template of a model that is on this machine; None: it cannot be read here,
-    and the job says what is wrong with it."""
+def local_template_text(model: str | None) -> str | None:
+    """Returns the source of the chat template of a model that is on this machine; None: it cannot
+    be read here, and the job says what is wrong with it."""
     file = tokenizer_file(model) if model else None
     if file is None:
         return None
-    config = read_json(file.with_name("tokenizer_config.json")) or {}
-    template = _template_text(file.parent, config)
-    if template is None:
+    return _template_text(file.parent, _tokenizer_config(file))
+
+
+def _tokenizer_config(file: Path) -> dict[str, Any]:
+    return read_json(file.with_name("tokenizer_config.json")) or {}
+
+
+def local_template(model: str | None) -> Write | None:
+    """Returns what writes conversations by the template of `local_template_text`."""
+    template = local_template_text(model)
+    file = tokenizer_file(model) if model else None
+    if template is None or file is None:
         return None
-    special_tokens = _special_tokens(config)
+    special_tokens = _special_tokens(_tokenizer_config(file))
 
     def write(
         messages: Messages,

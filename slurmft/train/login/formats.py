@@ -15,17 +15,22 @@ from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.cells import check_texts, is_empty, label_numbers, wrong_label
 from slurmft.train.login.chats import (
+    SYSTEM_ROLES,
     Conversation,
     FormError,
     has_form,
+    is_learnt,
     local_template,
+    local_template_text,
     messages_of,
     prompt_messages,
     text_of,
     tools_of,
+    unread_keys,
+    with_system,
     written,
 )
-from slurmft.train.login.rows import SQUAD_COLUMNS
+from slurmft.train.login.rows import SQUAD_COLUMNS, OptionalColumn
 from slurmft.train.own_task import facts
 
 Text = str | tuple[str, ...]
@@ -80,6 +85,11 @@ class RowFormat(ABC):
         """Checks the first rows of a split with what the login node has of the model; raises
         UsageError. Here, nothing."""
         return
+
+    def unread(self, values: Columns, start: int = 1) -> Iterator[tuple[int, str]]:
+        """Yields what rows have beside the values that are read, and may be meant to be learnt: the
+        number of the row, and what it is. Here, nothing is known of."""
+        yield from ()
 
     def inputs(self) -> tuple[str, ...]:
         """Returns the names of the columns that a model reads, those without labels: a file for
@@ -396,22 +406,30 @@ class Words(RowFormat):
 
 _WRITTEN_ROWS = 50
 """Rows that a submission has the chat template write: it may refuse almost all."""
-ROLES = ("system", "developer", "user", "tool", "assistant")
+ROLES = (*SYSTEM_ROLES, "user", "tool", "assistant")
 
 
 @dataclass(frozen=True)
 class Chats(RowFormat):
-    """Conversations: lists of messages."""
+    """Conversations: lists of messages; with a system turn, tools and functions beside them."""
 
     model: str | None = None
     """The model whose chat template writes them."""
+    reads_tools: bool = False
+    """The third column has the tools; else it is read to name what is left out."""
 
     @classmethod
     def of(cls, train: TrainConfig) -> RowFormat:
         if train.preset == "completion":
             return Targets.of(train)
-        columns = _given(train.text_column, train.tools_column)
-        return cls(columns, model=train.model)
+        tools = train.tools_column or OptionalColumn("tools")
+        columns = (
+            *_given(train.text_column),
+            OptionalColumn("system"),
+            tools,
+            OptionalColumn("functions"),
+        )
+        return cls(columns, model=train.model, reads_tools=bool(train.tools_column))
 
     def check_with_model(self, values: Columns, where: str) -> None:
         write = local_template(self.model)
@@ -429,23 +447,40 @@ class Chats(RowFormat):
 
     def conversations(self, values: Columns) -> Iterator[Conversation]:
         """Yields the messages and the tools of each row, as chat templates take them."""
-        for messages, *tools in zip(*values, strict=True):
+        for messages, system, tools, _ in zip(*values, strict=True):
             tools_of_row = None
-            if tools:
-                tools_of_row = tools_of(tools[0])
-            yield messages_of(messages), tools_of_row
+            if self.reads_tools:
+                tools_of_row = tools_of(tools)
+            yield with_system(messages_of(messages), system), tools_of_row
+
+    def unread(self, values: Columns, start: int = 1) -> Iterator[tuple[int, str]]:
+        template = local_template_text(self.model)
+        for row, (messages, _, tools, functions) in enumerate(
+            zip(*values, strict=True), start
+        ):
+            if tools and not self.reads_tools:
+                yield row, "the column 'tools' (--tools-column tools reads it)"
+            if functions:
+                yield row, "the column 'functions' (which is written as tools today)"
+            if template is not None:
+                for key in unread_keys(messages_of(messages), template):
+                    yield row, f"the key {key!r} of messages, which the template lacks"
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []
-        for row, messages in enumerate(values[0], start):
+        for row, messages in enumerate(self._checked(values, where, start), start):
             # What a user or a system says may be empty; there must be something to learn.
-            answers = self._answers(messages, where, row)
+            answers = [each for each in messages if each["role"] == "assistant"]
             if not answers:
                 raise self._wrong(where, row, "no message of the assistant")
-            if all(map(is_empty, answers)):
+            learnt = list(filter(is_learnt, answers))
+            if not learnt:
+                what = (
+                    "no message of the assistant that is learnt: all have the weight 0"
+                )
+                raise self._wrong(where, row, what)
+            if all(map(self._is_empty_answer, learnt)):
                 empty.append(row)
-        for tools in values[1:]:
-            self._check_tools(tools, where, start)
         return empty
 
     def _check_tools(self, tools: Sequence[Any], where: str, start: int) -> None:
@@ -464,20 +499,29 @@ class Chats(RowFormat):
 
     def check_inputs(self, values: Columns, where: str) -> list[int]:
         empty = []
-        for row, conversation in enumerate(values[0], start=1):
-            self._answers(conversation, where, row)
-            messages = prompt_messages(messages_of(conversation))
+        for row, conversation in enumerate(self._checked(values, where), start=1):
+            messages = prompt_messages(conversation)
             if all(is_empty(text_of(message)) for message in messages):
                 empty.append(row)
-        for tools in values[1:]:
-            self._check_tools(tools, where, start=1)
         return empty
 
-    def _answers(self, conversation: Any, where: str, row: int) -> list[str]:
-        """Returns the texts of the assistant; UsageError where a message cannot be right."""
-        answers = []
+    def _checked(
+        self, values: Columns, where: str, start: int = 1
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yields the messages of each row; UsageError where something of it cannot be right."""
+        conversations, systems, tools, _ = values
+        if self.reads_tools:
+            self._check_tools(tools, where, start)
+        pairs = zip(conversations, systems, strict=True)
+        for row, (conversation, system) in enumerate(pairs, start):
+            yield self._messages(conversation, system, where, row)
+
+    def _messages(
+        self, conversation: Any, system: Any, where: str, row: int
+    ) -> list[dict[str, Any]]:
+        """Returns the messages of a row; UsageError where one cannot be right."""
         try:
-            messages = messages_of(conversation)
+            messages = with_system(messages_of(conversation), system)
         except FormError as error:
             raise self._wrong(where, row, str(error)) from None
         except (TypeError, KeyError, AttributeError):
@@ -487,17 +531,16 @@ class Chats(RowFormat):
             role = message["role"]
             if role not in ROLES:
                 raise self._wrong(where, row, f"a message of the role {role!r}")
-            if role != "assistant":
-                continue
             # Templates write no prompt of no message.
-            if place == 0:
+            if role == "assistant" and place == 0:
                 what = "a first message of the assistant, which answers nothing"
                 raise self._wrong(where, row, what)
-            # These are what the model learns.
-            calls = message.get("tool_calls", ())
-            names = [call["function"]["name"] for call in calls]
-            answers.append(" ".join([text_of(message), *names]))
-        return answers
+        return messages
+
+    @staticmethod
+    def _is_empty_answer(message: dict[str, Any]) -> bool:
+        """Returns whether a turn of the assistant has neither a text nor a tool call."""
+        return is_empty(text_of(message)) and "tool_calls" not in message
 
     def texts(self, values: Columns) -> Iterable[Text]:
         for messages, _ in self.conversations(values):

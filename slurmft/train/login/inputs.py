@@ -57,6 +57,9 @@ class Split:
     rows: int = 0
     without_text: list[int] = field(default_factory=list)
     """Numbers of rows whose text is empty."""
+    unread: dict[str, int] = field(default_factory=dict)
+    """What of rows nothing reads, and the number of the first row that has it; see
+    `RowFormat.unread`."""
     share: float = 1.0
     """Share of it that was read."""
     name: str = ""
@@ -440,6 +443,8 @@ def _read_split(
         for row in without_text:
             if chosen[row - start]:
                 split.without_text.append(chunk.number(row, where))
+        for row, what in form.unread(values, start):
+            split.unread.setdefault(what, chunk.number(row, where))
         split.labels.add(
             (chunk.number(row, where), label)
             for row, label in form.labels(values, start)
@@ -500,6 +505,8 @@ def _warnings_of_rows(split: Split) -> Iterator[str]:
         count = len(split.without_text)
         rows = describe_rows(split.without_text)
         yield f"{where}: {count:,} of {split.rows:,} rows have an empty text: {rows}"
+    for what, row in split.unread.items():
+        yield f"{where}: nothing reads {what}: row {row} is the first that has it"
     yield from split.labels.oddities()
 
 

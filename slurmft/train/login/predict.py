@@ -22,7 +22,7 @@ from slurmft.train.login import prompts
 from slurmft.train.login.cells import describe_rows
 from slurmft.train.login.configure import OPTIONS
 from slurmft.train.login.formats import format_of
-from slurmft.train.login.rows import SQUAD_COLUMNS, read_columns
+from slurmft.train.login.rows import SQUAD_COLUMNS, OptionalColumn, read_columns
 from slurmft.train.login.sources import check_installed
 from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
 
@@ -315,14 +315,14 @@ def inputs_of(
     form = format_of(train)
     names = form.inputs()
     for name in names:
-        if name not in columns:
+        if name not in columns and not isinstance(name, OptionalColumn):
             hint = f"it has {some(list(columns))}"
             if name not in SQUAD_COLUMNS:  # whose names are fixed
                 hint += "; choose with --text-column, --text-pair-column"
             raise UsageError(f"{where!r} has no column {name!r}", hint)
     if "id" in columns and own_task.facts(train.task).predictions == "answers":
         _check_ids(columns["id"], where)
-    inputs = [columns[name] for name in names]
+    inputs = inputs_in(columns, names)
     empty = form.check_inputs(inputs, where)
     if empty:
         rows = f"{len(empty):,} of {len(inputs[0]):,} rows have no text"
@@ -331,6 +331,13 @@ def inputs_of(
             "give them one, or take them out; rows are counted from 1, without the header",
         )
     return inputs
+
+
+def inputs_in(columns: dict[str, list[Any]], names: tuple[str, ...]) -> list[list[Any]]:
+    """Returns columns of a file by their names; one that the file lacks holds None."""
+    rows = len(next(iter(columns.values())))
+    absent: list[Any] = [None] * rows
+    return [columns.get(name, absent) for name in names]
 
 
 def _check_ids(ids: list[Any], where: str) -> None:

@@ -46,6 +46,10 @@ class ShardRow(int):
         return f"{int(self)} of {self.file}"
 
 
+class OptionalColumn(str):
+    """Name of a column that a file may lack: its cells are None then."""
+
+
 class Chunk(NamedTuple):
     """Some rows of a split."""
 
@@ -286,7 +290,10 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
             return
         chosen = _chosen(where, names, header)
         yield chosen
-        places = [header.index(name) for name in chosen]
+        # A column that the file lacks is at its end.
+        columns = [*header, *(name for name in chosen if name not in header)]
+        absent = [None] * (len(columns) - len(header))
+        places = [columns.index(name) for name in chosen]
         for row in filter(None, reader):
             if len(row) != len(header):  # often an unquoted comma: cells would move
                 hint = 'a cell that holds a comma is written in quotes: "a, b"'
@@ -298,7 +305,8 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
                     hint,
                 )
             first_line = reader.line_num + 1
-            yield [row[place] for place in places]
+            cells = [*row, *absent]
+            yield [cells[place] for place in places]
     except csv.Error as error:
         problem = f"line {reader.line_num}: {error}"
         # csv reads on to the end of the file.
@@ -381,7 +389,8 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
         file = pyarrow.parquet.ParquetFile(raw)
         chosen = _chosen(str(path), names, file.schema_arrow.names)
         yield chosen
-        for batch in file.iter_batches(_CHUNK_ROWS, columns=chosen):
+        present = [name for name in chosen if name in file.schema_arrow.names]
+        for batch in file.iter_batches(_CHUNK_ROWS, columns=present):
             yield from _rows_of_batch(batch, chosen)
     except pyarrow.ArrowException as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
@@ -424,7 +433,12 @@ def _batches(reader: Any) -> Iterator[Any]:
 
 
 def _rows_of_batch(batch: Any, names: Sequence[str]) -> Iterator[list[Any]]:
-    columns = [batch.column(name).to_pylist() for name in names]
+    columns = []
+    for name in names:
+        cells = [None] * batch.num_rows
+        if name in batch.schema.names:
+            cells = batch.column(name).to_pylist()
+        columns.append(cells)
     yield from map(list, zip(*columns, strict=True))
 
 
@@ -480,7 +494,7 @@ _READERS: dict[str, Callable[[BinaryIO, Path, Sequence[str]], Iterator[list[Any]
 def _chosen(where: str, names: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Returns the names of the columns to read; UsageError where the file lacks one."""
     for name in names:
-        if name not in columns:
+        if name not in columns and not isinstance(name, OptionalColumn):
             raise no_column(where, name, columns)
     return list(names or columns)
 

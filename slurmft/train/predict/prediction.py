@@ -23,6 +23,7 @@ from slurmft.train.login.predict import (
     answers_file,
     check_absent,
     continues_prompts,
+    inputs_in,
     inputs_of,
     saved_config,
 )
@@ -209,7 +210,7 @@ def finish(
     def write() -> None:
         assert values is not None  # on the main rank
         columns = read_columns(source)
-        inputs = [columns[name] for name in format_of(setup.config).inputs()]
+        inputs = inputs_in(columns, format_of(setup.config).inputs())
         predictions = kind.columns(inputs, values)
         for name in predictions.keys() & columns.keys():
             problem = f"{str(source)!r} has a column {name!r} already"

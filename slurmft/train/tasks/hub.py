@@ -12,7 +12,13 @@ from safetensors import SafetensorError
 from slurmft.core import permissions
 from slurmft.core.errors import UsageError
 from slurmft.core.hub import NotOnHubError, hub_cache, is_local
-from slurmft.train.login.rows import class_names, files_of, no_column, read_columns
+from slurmft.train.login.rows import (
+    OptionalColumn,
+    class_names,
+    files_of,
+    no_column,
+    read_columns,
+)
 from slurmft.train.login.sources import (
     NoSplitError,
     find_split,
@@ -41,6 +47,8 @@ class Rows:
     def column(self, name: str) -> list[Any]:
         """Returns a column's values; UsageError where there is no such column."""
         if name not in self.columns:
+            if isinstance(name, OptionalColumn):
+                return [None] * len(self)
             raise no_column(self.where, name, list(self.columns))
         values = self.columns[name]
         if isinstance(values, list):

@@ -41,6 +41,7 @@ _SHARED_CODE = (
     "data/tables.py",
     "data/token_data.py",
     "login/cells.py",
+    "login/chats.py",
     "login/formats.py",
     "login/rows.py",
     "login/validation_part.py",

@@ -14,7 +14,13 @@ import numpy as np
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED, TokenTable
 from slurmft.train.login.cells import describe_rows
-from slurmft.train.login.chats import Conversation, has_end, prompt_text, written
+from slurmft.train.login.chats import (
+    Conversation,
+    has_end,
+    is_learnt,
+    prompt_text,
+    written,
+)
 from slurmft.train.login.sources import no_chat_template
 from slurmft.train.tasks import causal_lm
 from slurmft.train.tasks.hub import Rows
@@ -122,20 +128,25 @@ class Task(causal_lm.Task):
         messages, tools = conversation
         write = partial(tokenizer.apply_chat_template, tools=tools, tokenize=False)
         prompts, texts = written(write, messages, what, self.config.model)
-        parts = []
-        for prompt, text in zip(prompts, texts, strict=True):
-            parts.append((len(prompt), len(text)))
-        whole = texts[-1]
-        turns: list[bool] = []
+        turns: list[Sample] = []
+        learnt: list[Sample] = []
         for place, message in enumerate(messages, start=1):
-            if message["role"] == "assistant":
-                turns.append(has_end(texts[len(turns)], messages[:place]))
+            if message["role"] != "assistant":
+                continue
+            prompt = prompts[len(turns)]
+            text = texts[len(turns)]
+            # Nothing is put behind a turn that is not learnt.
+            is_ended = not is_learnt(message) or has_end(text, messages[:place])
+            turns.append(Sample(row, text, [(len(prompt), len(text))], is_ended))
+            if is_learnt(message):
+                learnt.append(turns[-1])
+        whole = turns[-1]
         # Else what was read before a turn depends on the turns after it.
-        if all(whole.startswith(text) for text in [*prompts, *texts]):
-            yield Sample(row, whole, parts, is_ended=turns[-1])
+        if all(whole.text.startswith(text) for text in [*prompts, *texts]):
+            parts = [part for turn in learnt for part in turn.learnt]
+            yield whole._replace(learnt=parts)
             return
-        for text, part, is_ended in zip(texts, parts, turns, strict=True):
-            yield Sample(row, text, [part], is_ended)
+        yield from learnt
 
     def unlabelled(self, tokenizer: Any, texts: Sequence[list[Any]]) -> TokenTable:
         if not self._is_chat:
@@ -183,16 +194,16 @@ class Task(causal_lm.Task):
             encoded = tokenizer(texts, add_special_tokens=not self._is_chat)
             for sample, encoding in zip(part, encoded.encodings, strict=True):
                 ids = encoding.ids
-                is_learnt = _is_learnt(encoding.offsets, sample.learnt)
+                learns = _is_learnt(encoding.offsets, sample.learnt)
                 if not sample.is_ended:  # the token that ends it is learnt, too
                     # may be the tokenizer's, or be added here
                     ids = self.ended(tokenizer, ids)
                     self._unended += self._is_chat
                     # The last token is now the end-of-text token, whoever put it there.
-                    is_learnt = np.append(is_learnt[: len(ids) - 1], True)
+                    learns = np.append(learns[: len(ids) - 1], True)
                 tokens = np.array(ids, dtype=np.int32)
                 # A token is learnt by the one before it.
-                next_tokens = np.where(is_learnt[1:], tokens[1:], IGNORED)
+                next_tokens = np.where(learns[1:], tokens[1:], IGNORED)
                 yield sample.row, tokens, next_tokens
 
     def tokenizer(self) -> Any:
