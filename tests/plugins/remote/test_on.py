@@ -43,6 +43,8 @@ def test_a_program_runs_there_with_its_words_as_typed(laptop: Laptop) -> None:
     assert pulled.code == 0, pulled.err
     here = laptop.folder / "runs" / laptop.runs()[0].path.name
     assert (here / "result.json").read_bytes() == laptop.runs()[0].result.read_bytes()
+    mark = json.loads((here / "origin.json").read_text())
+    assert (mark["cluster"], mark["is_own"], mark["accepted"]) == ("lab", True, [])
 
     report = laptop.slurmft("report", "last", "--on", "lab", "--output", "my report")
     assert report.code == 0, report.err
@@ -188,7 +190,7 @@ def test_mistakes(laptop: Laptop) -> None:
     )
     missing = laptop.slurmft("list", "--on", "lab")
     assert missing.code == 2
-    assert "error: lab cannot start /no -m slurmft" in missing.err
+    assert "error: lab cannot start /no -P -m slurmft" in missing.err
     laptop.name("lab", "lab2")
     assert_two_lines(laptop.slurmft("submit", "--on", "all"), "runs on one cluster")
     laptop.clusters.unlink()
