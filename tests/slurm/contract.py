@@ -411,13 +411,16 @@ class Contract:
         assert "ExitCode=0:15" in site.facts(job)
 
     def test_script_of_a_cancelled_job(self, site: Site) -> None:
-        """It has some seconds, in which accounting says already who has cancelled the job."""
+        """It has some seconds, in which accounting learns who has cancelled the job."""
         report = site.folder / "report"
         text = f"""#!/bin/bash
 trap : TERM
 srun sleep 60
 squeue -h -j $SLURM_JOB_ID --format=%T >> {report}
-sacct -nPX -j $SLURM_JOB_ID --format=State >> {report}
+for second in 1 2 3 4 5 6 7 8; do
+  sacct -nPX -j $SLURM_JOB_ID --format=State | grep CANCELLED >> {report} && break
+  sleep 1
+done
 """
         job = site.submit(site.write("cancelled.sh", text))
         site.await_running(job)

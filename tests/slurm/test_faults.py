@@ -3,8 +3,11 @@ had happened."""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +18,7 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.conftest import Following
-from tests.slurm.commands import assert_nodes_are_clean
+from tests.slurm.commands import assert_nodes_are_clean, run_script
 from tests.support import CHECKOUT, faults, until
 from tests.support.cluster import Cluster
 from tests.support.faults import BASE, FAULTS
@@ -61,6 +64,49 @@ exec {python} -m slurmft.cluster.slurm.first_node end "$run" $code
     cluster.run(["sbatch", *options, str(tmp_path / "job.sh")], check=False)
     cluster.wait_idle()
     assert sorted(done.read_text().splitlines()) == ["0 1", "0 2", "1 1"]
+
+
+@pytest.mark.extra("faults")
+def test_ends_by_signals(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """Each is told by the signal that came first, and notifies once, though nobody follows."""
+    notified = tmp_path / "notified"
+    flags = (
+        *("--notify-command", f'echo "$SLURMFT_RUN" >> {notified}', "--nodes", "2"),
+        *("--max-restarts", "0", "--max-requeues", "0"),
+    )
+
+    def start() -> RunDir:
+        run = run_script(idle_cluster, tmp_path, "exec sleep 600", *flags).run
+        until(lambda: all(run.rank_log(rank).exists() for rank in (0, 1)))
+        return run
+
+    def kill(run: RunDir, begin: str, number: signal.Signals) -> str:
+        """Sends a signal to the last process of the job that begins so; returns its host."""
+        found = []
+        for host in idle_cluster.hosts:
+            for pid, line in idle_cluster.processes(host):
+                if re.match(begin, line) and str(run.path) in line:
+                    found.append((host, pid))
+        host, pid = found[-1]
+        os.kill(pid, number)
+        return host
+
+    cancelled = start()
+    idle_cluster.run(["scancel", cancelled.job_id()])
+    killed = start()
+    host = kill(killed, ".*-m slurmft.node.task /", signal.SIGKILL)
+    ended = start()
+    kill(ended, "(/usr/bin/)?srun ", signal.SIGTERM)
+    reasons = {
+        cancelled: f"the job {cancelled.job_id()} was cancelled by root",
+        killed: f"the task of {host} was killed by SIGKILL;",
+        ended: "srun was ended by a signal, and ended the tasks;",
+    }
+    for run, reason in reasons.items():
+        until(lambda run=run: run.get_state().has_ended)  # type: ignore[misc]
+        assert run.get_state().reason.startswith(reason), run.history()
+    paths = sorted(str(run.path) for run in reasons)
+    until(lambda: sorted(notified.read_text().split()) == paths, notified.read_text)
 
 
 @pytest.fixture

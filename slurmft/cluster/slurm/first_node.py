@@ -33,7 +33,7 @@ from slurmft.runs.attempts import (
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 
-_ACCOUNTING_WAIT_S = 3
+_ACCOUNTING_WAIT_S = 6
 """How long the end of a script waits for accounting: Slurm may kill it after `KillWait` seconds."""
 
 
