@@ -76,8 +76,10 @@ def test_ends_by_signals(idle_cluster: Cluster, tmp_path: Path) -> None:
     )
 
     def start() -> RunDir:
-        run = run_script(idle_cluster, tmp_path, "exec sleep 600", *flags).run
-        until(lambda: all(run.rank_log(rank).exists() for rank in (0, 1)))
+        script = "echo begun; exec sleep 600"
+        run = run_script(idle_cluster, tmp_path, script, *flags).run
+        logs = [run.rank_log(rank) for rank in (0, 1)]
+        until(lambda: all(x.exists() and "begun" in x.read_text() for x in logs))
         return run
 
     def kill(run: RunDir, begin: str, number: signal.Signals) -> str:
