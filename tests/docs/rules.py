@@ -196,6 +196,7 @@ RULES = (
         why="the runs here are of several kinds: test_planner",
     ),
     Rule(begins="slurmft (list|status|watch|logs|report|completion)", how=LOGIN),
+    Rule(begins="slurmft help ", how=LOGIN),
     Rule(begins="slurmft study (status|cancel) ", how=LOGIN),
     Rule(
         begins="slurmft study run ",
