@@ -83,15 +83,18 @@ def test_ends_by_signals(idle_cluster: Cluster, tmp_path: Path) -> None:
         return run
 
     def kill(run: RunDir, begin: str, number: signal.Signals) -> str:
-        """Sends a signal to the last process of the job that begins so; returns its host."""
+        """Sends a signal to the processes of the job that begin so, on the last of its hosts that
+        has any; returns the host. srun has two processes."""
         found = []
         for host in idle_cluster.hosts:
             for pid, line in idle_cluster.processes(host):
                 if re.match(begin, line) and str(run.path) in line:
                     found.append((host, pid))
-        host, pid = found[-1]
-        os.kill(pid, number)
-        return host
+        last, _ = found[-1]
+        for host, pid in found:
+            if host == last:
+                os.kill(pid, number)
+        return last
 
     cancelled = start()
     idle_cluster.run(["scancel", cancelled.job_id()])
