@@ -22,7 +22,7 @@ from slurmft.core.options import (
 )
 from slurmft.core.program import Program
 from slurmft.train import mix_spec, own_task
-from slurmft.train.metric_spec import LOSS, MetricSpec, parsed
+from slurmft.train.metric_spec import LOSS, MetricSpec, own_metric, parsed
 from slurmft.train.mix_spec import MixSpec
 from slurmft.train.recipes import fill, named
 from slurmft.train.task_facts import TASKS
@@ -746,8 +746,9 @@ class TrainConfig:
     )
     metric: tuple[str, ...] = option(
         (),
-        "a metric of the package evaluate, by its name on the hub or the folder of its script; or "
-        "loss; repeatable, and the first decides which checkpoint is the best",
+        "a metric of the task by its name, or loss; or one of the package evaluate, by its name on "
+        "the hub or the folder of its script; repeatable, and the first decides which checkpoint "
+        "is the best",
         affects="result",
         at="rank",
         metavar="NAME|DIR[:ARGUMENT=VALUE,...]",
@@ -793,7 +794,7 @@ class TrainConfig:
             _check_reads_rows("--mix", self.task)
             self.sources()  # raises for a source that cannot be
         if self.named_metrics:
-            _check_predictions(parsed(self.named_metrics), self.task)
+            _check_predictions(parsed(self.named_metrics), self)
         if self.saves_adapter and self.model is None:
             raise UsageError(
                 f"--lora needs a model, and --task {self.task} makes up its own, which is not "
@@ -809,8 +810,15 @@ class TrainConfig:
 
     @property
     def named_metrics(self) -> tuple[str, ...]:
-        """The values of --metric without the loss, which every evaluation has."""
-        return tuple(text for text in self.metric if text != LOSS)
+        """The values of --metric without those that every evaluation of the task has."""
+        return tuple(
+            text for text in self.metric if own_metric(text, self.own_metrics) is None
+        )
+
+    @property
+    def own_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that the task itself computes, and of its loss."""
+        return (*own_task.metrics(self.task, self.preset), LOSS)
 
     @property
     def saves_adapter(self) -> bool:
@@ -1099,11 +1107,12 @@ def _check_has_classes(given: str, task: str, cure: str) -> None:
         raise UsageError(f"{what}: it has no classes", "leave it out")
 
 
-def _check_predictions(metrics: Sequence[MetricSpec], task: str) -> None:
+def _check_predictions(metrics: Sequence[MetricSpec], train: TrainConfig) -> None:
     """Raises UsageError where the predictions of a task are none that metrics take."""
+    task = train.task
     if own_task.facts(task).predictions in ("", "vectors"):
         raise UsageError(
             f"--metric {metrics[0].text!r} cannot be used with --task {task}: its evaluation has "
             "no predictions that such a metric takes",
-            "leave it out; the task has metrics of its own",
+            f"give one of the task's own metrics: {', '.join(train.own_metrics)}",
         )

@@ -229,6 +229,21 @@ def parsed(texts: Sequence[str]) -> list[MetricSpec]:
     return list(specs.values())
 
 
+def own_metric(text: str, names: Sequence[str]) -> MetricSpec | None:
+    """Returns a value of --metric that names a metric of the task itself: its name, maybe with
+    better=; None where it names one of `evaluate`.
+
+    Args:
+        names: those of the task's metrics.
+    """
+    if text.partition(":")[0] not in names:
+        return None
+    spec = MetricSpec.parse(text)
+    if spec.configuration or spec.arguments or spec.value:
+        return None
+    return spec
+
+
 def script(spec: MetricSpec) -> Path:
     """Returns the script of a metric of the user's own.
 

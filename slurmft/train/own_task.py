@@ -111,6 +111,20 @@ def facts(name: str) -> TaskFacts:
     return own_facts
 
 
+def metrics(name: str, preset: str | None) -> tuple[str, ...]:
+    """Returns the names of the metrics that a task computes, those of other data last; raises as
+    `facts`."""
+    task_facts = facts(name)
+    names = task_facts.metrics_of(preset)
+    if name not in TASKS:
+        names = load(name).metric_names or names
+    elif len(task_facts.suffixes) > 1:
+        names = tuple(
+            metric + suffix for suffix in task_facts.suffixes for metric in names
+        )
+    return tuple(dict.fromkeys(names + task_facts.data_metrics))
+
+
 def code(name: str) -> str:
     """Returns the folder that the module of an own task is imported from.
 

@@ -27,8 +27,11 @@ class TaskFacts:
     packages: tuple[str, ...] = ()
     """Optional packages that it needs."""
     metrics: tuple[str, ...] = ("accuracy",)
-    """Where it has labels: names in `slurmft.train.tasks.metrics`, of which the first decides which
-    checkpoint is the best."""
+    """Names of its metrics, of which the first decides which checkpoint is the best."""
+    preset_metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Preset -> its metrics, where they are others."""
+    data_metrics: tuple[str, ...] = ()
+    """Metrics that it has in place of these, where its labels are of another kind."""
     predictions: str = "classes"
     """Kind of its predictions, for --metric: classes, numbers, flags (0 or 1 of each class), tags
     (classes of words), answers, texts; "": none of them. See `evaluate_metrics.examples`. And
@@ -36,11 +39,24 @@ class TaskFacts:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """For a task of your own: options whose defaults differ from those of text-classification."""
 
+    def metrics_of(self, preset: str | None) -> tuple[str, ...]:
+        """Returns the names of the metrics of a preset."""
+        return tuple(self.preset_metrics.get(str(preset), self.metrics))
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What the names of the metrics of each validation split end with: "", or of MNLI's two
+        "_matched" and "_mismatched"."""
+        return tuple(split.removeprefix("validation") for split in self.splits[1:])
+
 
 class TaskDeclaration(ABC):
     """The part of a task's class that the login node reads; see `slurmft.train.tasks.Task`."""
 
     facts: TaskFacts
+    metric_names: tuple[str, ...] = ()
+    """Names of the metrics; the first one decides which checkpoint is the best. (): those of
+    `facts`."""
     Options: Any = None
     """Dataclass of the task's own options; None: it has none."""
 

@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,9 +21,10 @@ import torch
 
 from slurmft.core import process
 from slurmft.core.errors import SlurmftError, UsageError
-from slurmft.train import metric_spec, tasks
+from slurmft.train import metric_spec, own_task, recipes, tasks
 from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
+from slurmft.train.login import metrics as login_metrics
 from slurmft.train.login import sources
 from slurmft.train.login.configure import configure
 from slurmft.train.login.metrics import trial
@@ -659,3 +661,74 @@ def test_fetch(
     configure(flags | {"metric": ("f1:average=macro",)})
     with pytest.raises(UsageError, match="Target is multiclass"):
         configure(flags | {"metric": ("f1",)})
+
+
+# --- metrics of the task itself -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_each_metric_of_a_task_may_decide(name: str) -> None:
+    """By its name alone, without evaluate; other names are answered with those that it has."""
+    for preset in recipes.presets(name):
+        names = own_task.metrics(name, preset)
+        for metric in (*names, f"{names[0]}:better=lower", "loss"):
+            config = TrainConfig.resolve(
+                task=name, preset=preset, data="d/e", metric=(metric,)
+            )
+            assert config.named_metrics == ()
+            sources.check_packages(replace(config, task="emotion"))
+    config = TrainConfig.resolve(
+        task="emotion", metric=(f"evaluate-metric/{names[0]}",)
+    )
+    assert len(config.named_metrics) == 1
+
+
+def test_an_unknown_metric_is_answered_with_those_of_the_task(home: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        TrainConfig.resolve(task="embeddings", data="d/e", metric=("mrr_at_5",))
+    assert "accuracy_at_1, mrr_at_10, loss" in str(error.value.hint)
+    config = TrainConfig.resolve(
+        task="text-classification", data="d/e", metric=("f1_makro",)
+    )
+    with pytest.raises(UsageError, match="is not in the cache") as error:
+        login_metrics.check(config)
+    assert "accuracy, f1_macro, loss" in str(error.value.hint)
+
+
+def deciding_of(task: Any, data: Any = None) -> Any:
+    setup: Any = SimpleNamespace(task=task, data=data, config=task.config)
+    return NamedMetrics(setup)
+
+
+@pytest.mark.parametrize(
+    ("task_name", "metric", "words"),
+    [
+        ("text-classification", "f1_macro", "highest f1_macro"),
+        ("text-regression", "rmse", "lowest rmse"),
+        ("text-regression", "rmse:better=higher", "highest rmse"),
+        ("causal-lm", "perplexity", "lowest perplexity"),
+        ("causal-lm", "token_accuracy", "highest token_accuracy"),
+        ("mnli", "accuracy_mismatched", "highest accuracy_mismatched"),
+        ("embeddings", "mrr_at_10", "highest mrr_at_10"),
+        ("seq2seq", "rouge2", "highest rouge2"),
+        ("squad", "squad_exact_match", "highest squad_exact_match"),
+        ("reranker", "loss", "lowest loss"),
+    ],
+)
+def test_a_metric_of_the_task_decides(task_name: str, metric: str, words: str) -> None:
+    """And is the first of the results, whichever of its values are good."""
+    task = tasks.get(TrainConfig.resolve(task=task_name, data="d/e", metric=(metric,)))
+    named_metrics = deciding_of(task)
+    assert named_metrics.best_by == words
+    values = dict.fromkeys((*task.metric_names, "loss"), 0.5)
+    assert next(iter(named_metrics.in_order(values))) == words.split()[1]
+
+
+def test_a_metric_that_the_data_does_not_have_is_refused() -> None:
+    """Before any training: with graded labels a reranker has no average precision."""
+    config = TrainConfig.resolve(
+        task="reranker", data="d/e", metric=("average_precision",)
+    )
+    with pytest.raises(UsageError, match="with this data --task reranker") as error:
+        deciding_of(tasks.get(config))
+    assert error.value.hint == "it has spearman, pearson, loss"

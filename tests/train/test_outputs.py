@@ -29,6 +29,7 @@ from slurmft.train.loop import saved_model
 from slurmft.train.loop.loaded_model import LoadedModel
 from tests.conftest import slurmft
 from tests.support.models import (
+    write_compared,
     write_copies,
     write_decoder,
     write_documents,
@@ -474,3 +475,34 @@ def test_a_saved_model_is_compared(
     file.write_bytes(b"")
     assert saved_model.compare(setup, loaded) is None
     assert "could not be compared" in setup.job.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["text-classification", "token-classification", "squad", "embeddings"],
+)
+def test_padding_is_no_longer_than_the_positions(
+    name: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    """Of a larger --max-length, and of a multiple that fills tensor cores; the log says it."""
+    data = tmp_path / "data"
+    given: dict[str, Any] = {"batching": "padded", "max_length": 300}
+    match name:
+        case "token-classification":
+            write_words(data, 40, 20)
+        case "squad":
+            write_squad(data, 40, 20)
+            given |= {"doc_stride": 8}
+        case "embeddings":
+            write_compared(data, {"train": 40, "validation": 20})
+        case _:
+            sentences(data)
+    setup, loaded = run_of(tmp_path, name, data, tiny_model, **given)
+    (note,) = (note for note in setup.data.notes if "--max-length" in note)
+    assert note.startswith("--max-length 300: the model takes 64 tokens")
+    samples = np.arange(2)
+    batch = loaded.batch(setup.data.train, samples)
+    assert batch.inputs["input_ids"].shape[1] == 64
+    table = setup.data.train
+    with torch.no_grad():
+        loaded.model(**table.batch(samples, 0, multiple=48, most=64).inputs)

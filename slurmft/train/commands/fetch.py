@@ -30,7 +30,7 @@ from slurmft.core.hub import (
     is_local,
 )
 from slurmft.core.options import build, options
-from slurmft.train import metric_spec, recipes
+from slurmft.train import metric_spec, own_task, recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.metrics import trial
@@ -161,7 +161,7 @@ def fetch_metrics(texts: list[str]) -> None:
 def main(argv: list[str]) -> int:
     """Downloads what the caches lack, then loads all again without the hub."""
     arguments = parser().parse(argv)
-    scripts = [text for text in arguments.metric or () if text != metric_spec.LOSS]
+    scripts = _scripts(arguments)
     if scripts:
         fetch_metrics(scripts)
     if arguments.metric and not (arguments.model or arguments.data or arguments.task):
@@ -184,6 +184,19 @@ def main(argv: list[str]) -> int:
     # A run on nodes without internet does this: what passes here finds its files there.
     print("loading without the hub", flush=True)
     return load(train, offline=True)
+
+
+def _scripts(arguments: argparse.Namespace) -> list[str]:
+    """Returns the values of --metric that need a script: neither the loss nor, where the task is
+    given, one of its own metrics."""
+    own_names: tuple[str, ...] = (metric_spec.LOSS,)
+    if arguments.task:
+        own_names += own_task.metrics(arguments.task, preset=None)
+    scripts = []
+    for text in arguments.metric or ():
+        if metric_spec.own_metric(text, own_names) is None:
+            scripts.append(text)
+    return scripts
 
 
 def _hub_answers() -> bool:

@@ -6,6 +6,7 @@ Every rank maps the arrays into memory, so that the ranks of a node share their 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -195,6 +196,7 @@ class TokenTable:
         multiple: int = 1,
         least: int = 0,
         left: bool = False,
+        most: int = sys.maxsize,
     ) -> Batch:
         """Returns samples padded to the longest of them.
 
@@ -204,11 +206,12 @@ class TokenTable:
             multiple: the padded length is a multiple of this; tensor cores like 8.
             least: the padded length is at least this.
             left: padding is before the samples, not behind them.
+            most: the padded length is at most this; no sample is longer.
         """
         lengths = self.lengths(indices)
         # Division of negative numbers rounds up.
         rounded_up = -(-int(lengths.max()) // multiple) * multiple
-        width = max(rounded_up, least)
+        width = min(max(rounded_up, least), most)
         mask = _token_mask(lengths, width, left)
         spread = partial(self.padded, indices=indices, width=width, left=left)
         return self._batch(indices, spread, pad_id, attention_mask=mask)

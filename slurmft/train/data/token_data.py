@@ -19,6 +19,7 @@ _META = (
     "sizes",
     "source_sizes",
     "row_size",
+    "max_length",
     "notes",
     "warnings",
 )
@@ -40,6 +41,8 @@ class TokenData:
     other. None where there is no other source."""
     row_size: int = 1
     """Neighbouring samples that are a row of the data, and train together: the texts of a pair."""
+    max_length: int | None = None
+    """Tokens that texts are cut to; None: only the task knows."""
     texts: Any = None
     """Further facts that the metrics need, as JSON can hold them; None after `load`."""
     notes: tuple[str, ...] = ()

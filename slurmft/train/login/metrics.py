@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from slurmft.core import interpreter, process
@@ -33,7 +34,7 @@ def check(train: TrainConfig) -> None:
     """
     on_this_machine = []
     for spec in metric_spec.parsed(train.named_metrics):
-        if _is_here(spec):
+        if _is_here(spec, train.own_metrics):
             on_this_machine.append(spec.text)
     if not on_this_machine:
         return
@@ -54,8 +55,11 @@ def check(train: TrainConfig) -> None:
         raise UsageError(report["message"], report["hint"])
 
 
-def _is_here(spec: MetricSpec) -> bool:
+def _is_here(spec: MetricSpec, own_metrics: Sequence[str]) -> bool:
     """Returns whether the script of a metric is on this machine; with a warning, where it is not.
+
+    Args:
+        own_metrics: names of the task's own metrics, for messages.
 
     Raises:
         UsageError: it is not, and may not be fetched.
@@ -64,10 +68,12 @@ def _is_here(spec: MetricSpec) -> bool:
         return True
     absent = f"--metric {spec.text!r} is not in the cache of scripts"
     fetch = f"slurmft fetch --metric {spec.name}"
+    own = f"the task's own metrics are {', '.join(own_metrics)}"
     if is_hub_offline():
-        raise UsageError(f"{absent}, and the hub is not asked (offline)", fetch)
+        problem = f"{absent}, and the hub is not asked (offline)"
+        raise UsageError(problem, f"{fetch}; {own}")
     warnings.warn(
-        f"{absent} yet: nodes without internet need {fetch}",
+        f"{absent} yet: nodes without internet need {fetch}; {own}",
         SlurmftWarning,
         stacklevel=4,
     )

@@ -61,7 +61,12 @@ def localize(train: TrainConfig) -> TrainConfig:
         changes["model"] = str(folder)
     if train.model is not None and facts(train.task).splits:
         _check_special_tokens(train)
-    metrics = [metric_spec.localized(text) for text in train.metric]
+    metrics = []
+    for text in train.metric:
+        # A folder of the name of a metric of the task is another: its path has a slash.
+        if text in train.named_metrics:
+            text = metric_spec.localized(text)
+        metrics.append(text)
     changes["metric"] = tuple(metrics)
     return dataclasses.replace(train, **changes)
 

@@ -69,6 +69,8 @@ class LoadedModel:
         self.trained_parameters: int = sum(trained)
         self.flops = ModelFlops.of(model, frozen_layers)
         check_tokens(model, setup.data)
+        base = getattr(model, "base_model", model)
+        self._positions, _ = packing.position_limits(base)
         self._check_lengths()
         # Before the table is trimmed: packing is tried out with tokens that no data need have.
         self.packing = None
@@ -90,8 +92,7 @@ class LoadedModel:
         positions: it would be met after hours."""
         # Tokens of a task of the user's own, whatever it cuts its texts to.
         longest = self._setup.data.longest
-        base = getattr(self.model, "base_model", self.model)
-        most, _ = packing.position_limits(base)
+        most = self._positions
         if longest > most:
             raise UsageError(
                 f"a text of {longest:,} tokens is longer than the {most:,} positions of the model",
@@ -229,13 +230,14 @@ class LoadedModel:
             multiple = _TENSOR_CORES
         shortest = 0
         if setup.config.batching == "padded":
-            shortest = setup.config.max_length or table.longest
+            shortest = setup.data.max_length or setup.config.max_length or table.longest
         return table.batch(
             samples,
             setup.data.pad_id,
             multiple,
             shortest,
             self._pads_left,
+            most=self._positions,
         )
 
     def padded(self, table: TokenTable, samples: np.ndarray) -> Batch:

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
+from slurmft.core.errors import UsageError
 from slurmft.train import metric_spec
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.loop.generators import kept_generators
@@ -24,14 +26,18 @@ class Deciding:
     name: str
     """Its name among the metrics of an evaluation."""
     lower_is_better: bool
-    may_be_missing: bool = False
-    """An evaluation may have no value of it."""
 
     def has_value(self, metrics: dict[str, float]) -> bool:
         """Returns whether an evaluation can be compared with others."""
-        if not self.may_be_missing:
-            return True
-        return not math.isnan(metrics.get(self.name, math.nan))
+        return math.isfinite(metrics.get(self.name, math.nan))
+
+    @property
+    def words(self) -> str:
+        """What the best checkpoint has: "lowest mse"."""
+        order = "highest"
+        if self.lower_is_better:
+            order = "lowest"
+        return f"{order} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +63,25 @@ class NamedMetrics:
         self._setup = setup
         self._loaded: list[_Loaded] = []
         task = setup.task
+        self.best_by: str | None = None
+        """What the best checkpoint has, in words, as "lowest mse"; None: --metric does not decide.
+        """
         self.deciding = Deciding(task.metric_names[0], task.lower_is_better)
         if setup.config.named_metrics:
             # What a script draws must not change the training.
             with kept_generators(setup.world.device):
-                facts = setup.world.on_main(lambda: asdict(self._load()))
+                facts = setup.world.on_main(self._load)
+            if facts is not None:
                 self.deciding = Deciding(**facts)
-        if setup.config.metric[:1] == (metric_spec.LOSS,):
-            self.deciding = Deciding(metric_spec.LOSS, True, may_be_missing=True)
+        own_metrics = [self._own(text) for text in setup.config.metric]
+        if own_metrics and own_metrics[0] is not None:
+            self.deciding = own_metrics[0]
+        if setup.config.metric:
+            self.best_by = self.deciding.words
 
-    def _load(self) -> Deciding:
-        """Loads and tries all metrics; returns the one that decides. On the main rank."""
+    def _load(self) -> dict[str, Any] | None:
+        """Loads and tries all metrics; returns the `Deciding` one, as JSON has it, None where it is
+        one of the task. On the main rank."""
         setup = self._setup
         task = setup.task
         # It takes seconds, and the other ranks wait.
@@ -80,26 +94,39 @@ class NamedMetrics:
             numbers = list(metric.compute(forms[form]))
             loaded = _Loaded(metric, form, spec.value_names(numbers))
             self._loaded.append(loaded)
-            if deciding is None:
+            if spec.text == setup.config.metric[0]:
                 value = spec.deciding(numbers)
                 deciding = Deciding(
                     name=self._result_name(loaded, value, task.metric_suffixes[0]),
                     lower_is_better=spec.is_lower_better(value),
-                    may_be_missing=True,
                 )
-        assert deciding is not None  # there is a metric
-        return deciding
-
-    @property
-    def best_by(self) -> str | None:
-        """What the best checkpoint has, in words, as "lowest mse"; None: the task's own metric
-        decides."""
-        if not self.deciding.may_be_missing:
+        if deciding is None:
             return None
-        order = "highest"
-        if self.deciding.lower_is_better:
-            order = "lowest"
-        return f"{order} {self.deciding.name}"
+        return asdict(deciding)
+
+    def _own(self, text: str) -> Deciding | None:
+        """Returns the metric of the task that a value of --metric names; None where it names one of
+        `evaluate`.
+
+        Raises:
+            UsageError: with this data the task has other metrics.
+        """
+        task = self._setup.task
+        spec = metric_spec.own_metric(text, self._setup.config.own_metrics)
+        if spec is None:
+            return None
+        names = (*task.metric_names, metric_spec.LOSS)
+        if spec.name not in names:
+            raise UsageError(
+                f"--metric {text!r}: with this data --task {task.config.task} has no such metric",
+                f"it has {', '.join(names)}",
+            )
+        is_lower_better = spec.is_lower_better(spec.name)
+        if spec.name == metric_spec.LOSS:
+            is_lower_better = spec.better != "higher"
+        if spec.better is None and spec.name == task.metric_names[0]:
+            is_lower_better = task.lower_is_better
+        return Deciding(spec.name, is_lower_better)
 
     def _classes(self) -> list[str] | None:
         """Returns the names of the classes of the data; their numbers where they have no names."""

@@ -38,8 +38,6 @@ class Task(TaskDeclaration):
     subclass has others: cross entropy, the class with the largest logit, its scores.
     """
 
-    metric_names: tuple[str, ...] = ("accuracy",)
-    """Names of the metrics; the first one decides which checkpoint is the best."""
     metric_suffixes: tuple[str, ...] = ("",)
     """What the names of the metrics of each validation split end with."""
     lower_is_better: bool = False
@@ -61,6 +59,8 @@ class Task(TaskDeclaration):
         self.config = config
         self.facts = own_task.facts(config.task)
         self.options = own_task.options(type(self), config.task, config.task_option)
+        if not self.metric_names:
+            self.metric_names = self.facts.metrics_of(config.preset)
 
     # --- data and model ---------------------------------------------------------------------------
 

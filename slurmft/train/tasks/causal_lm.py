@@ -21,6 +21,7 @@ from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.sources import no_end
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import Evaluated
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import check_numbers
@@ -34,7 +35,7 @@ _LOGITS_AT_ONCE = 2**20
 class Task(Pretrained):
     """Texts from a hub data set or a local folder."""
 
-    metric_names = ("perplexity", "token_accuracy")
+    metric_names = TASKS["causal-lm"].metrics
     lower_is_better = True
     prediction_dtype: np.dtype[Any] = np.dtype(np.float64)
     prediction_shape: tuple[int, ...] = (3,)

@@ -26,6 +26,7 @@ from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.cells import label_numbers
 from slurmft.train.metric_spec import LOSS
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import Evaluated
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import SCORES, check_numbers
@@ -52,9 +53,7 @@ class Task(Pretrained):
         self._has_scores: bool = form.has_scores
         self._texts: int = form.texts_apart
         self.couples_rows = not self._has_scores
-        self.metric_names = ("accuracy_at_1", f"mrr_at_{_MOST_RANKED}")
-        if self._has_scores:
-            self.metric_names = ("spearman", "pearson")
+        self.metric_names = TASKS["embeddings"].metrics_of(config.preset)
 
     # --- data and model ---------------------------------------------------------------------------
 

@@ -98,6 +98,7 @@ class Pretrained(Task):
             pad_id=tokenizer.pad_token_id,
             sizes=tuple(len(table) for table in validation_tables),
             source_sizes=source_sizes,
+            max_length=self._max_length(tokenizer),
             texts=self.texts(validation[0]),
             notes=tuple(self.notes),
             warnings=tuple(self.warnings),
@@ -276,6 +277,19 @@ class Pretrained(Task):
             int(tokenizer.model_max_length),
             self.positions,
         )
+
+    def _max_length(self, tokenizer: Any) -> int | None:
+        """Returns the `longest` sample, with a note where --max-length is more; None where there is
+        no --max-length."""
+        if self.config.max_length is None:
+            return None
+        longest = self.longest(tokenizer)
+        if longest < self.config.max_length:
+            self.notes.append(
+                f"--max-length {self.config.max_length}: the model takes {longest} tokens, which "
+                "is the length that is used"
+            )
+        return longest
 
     @functools.cached_property
     def positions(self) -> int:

@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from slurmft.train.data.tables import Batch
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks import sequence
 from slurmft.train.tasks.metrics import SCORES, check_numbers
 
@@ -24,7 +25,7 @@ class Task(sequence.Task):
 
         # Where pairs only go together or do not, the model decides.
         if all(np.isin(table.labels, (0, 1)).all() for table in data.tables):
-            self.metric_names = ("average_precision", "accuracy")
+            self.metric_names = TASKS["reranker"].data_metrics
         return self.pretrained(
             AutoModelForSequenceClassification,
             num_labels=1,

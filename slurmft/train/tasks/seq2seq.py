@@ -19,6 +19,7 @@ from slurmft.core.text import shown
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import Evaluated
 from slurmft.train.tasks.evaluate_metrics import MetricInputs, text_inputs
 from slurmft.train.tasks.hub import Rows
@@ -61,11 +62,7 @@ class Task(Pretrained):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        if config.preset == "summarization":
-            self.metric_names = ("rougeL", "rouge1", "rouge2", "bleu")
-        else:
-            self.metric_names = ("bleu", "rougeL", "rouge1", "rouge2")
-
+        self.metric_names = TASKS["seq2seq"].metrics_of(config.preset)
         # --metric takes texts: their tokens travel beside what our own metrics need.
         self._kept_tokens = 0
         if config.named_metrics:

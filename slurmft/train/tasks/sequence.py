@@ -28,10 +28,7 @@ class Task(Pretrained):
             self.prediction_dtype = np.dtype(np.float64)
             # rounded numbers would tie, which correlations see
             self.evaluates_in_fp32 = True
-        # "", or of MNLI's two validations: "_matched", "_mismatched".
-        self.metric_suffixes = tuple(
-            split.removeprefix("validation") for split in self.facts.splits[1:]
-        )
+        self.metric_suffixes = self.facts.suffixes
         names = []
         for suffix in self.metric_suffixes:
             names += [metric + suffix for metric in self.facts.metrics]

@@ -18,6 +18,7 @@ from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import Question
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks import metrics
 from slurmft.train.tasks.evaluate_metrics import MetricInputs, answer_inputs
 from slurmft.train.tasks.hub import Rows
@@ -49,7 +50,7 @@ class Window(NamedTuple):
 class Task(Pretrained):
     """Extractive question answering; preset v2: there may be no answer."""
 
-    metric_names = ("squad_f1", "squad_exact_match")
+    metric_names = TASKS["squad"].metrics
     evaluates_in_fp32 = True
     needs_offsets = True
     prediction_dtype: np.dtype[Any] = np.dtype(np.float64)

@@ -14,6 +14,7 @@ import torch
 
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.evaluate_metrics import MetricInputs, tag_inputs
 from slurmft.train.tasks.hub import Rows
@@ -32,12 +33,7 @@ class Task(Pretrained):
     """Words with labels, from a hub data set or a local folder."""
 
     # Of entities; `model` has those of plain tags.
-    metric_names: tuple[str, ...] = (
-        "entity_f1",
-        "entity_precision",
-        "entity_recall",
-        "accuracy",
-    )
+    metric_names = TASKS["token-classification"].metrics
     prediction_shape: tuple[int, ...] = (5,)
     needs_offsets = True
     _has_noted_scheme = False
@@ -132,7 +128,7 @@ class Task(Pretrained):
 
         maps = label_maps(data.labels)
         if not are_entities(data.labels):
-            self.metric_names = ("accuracy", "f1_macro")
+            self.metric_names = TASKS["token-classification"].data_metrics
         length = _count_places(data.labels)
         # --metric takes the labels of all words: they travel beside the counts.
         if self.config.named_metrics:
