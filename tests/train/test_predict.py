@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import itertools
 import json
 import os
 import shutil
 import signal
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from peft import AutoPeftModelForSequenceClassification, LoraConfig, get_peft_model
@@ -32,7 +36,7 @@ from slurmft.train.config import ResolvedConfig, TrainConfig
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.engine import lora
 from slurmft.train.login.predict import configure, inputs_of
-from slurmft.train.login.rows import read_columns, write_rows
+from slurmft.train.login.rows import check_writable, read_columns, write_rows
 from slurmft.train.predict.heads import kind_of
 from slurmft.train.predict.prediction import fill_tokens
 from slurmft.train.predict_config import PredictConfig
@@ -172,6 +176,144 @@ def test_files_are_read_as_they_are_written(suffix: str, tmp_path: Path) -> None
     columns = {"text": ['a, "b"', "c\td\ne", "é"], "number": ["1", "2", "3"]}
     assert read_columns(write(tmp_path / f"file.{suffix}", columns)) == columns
     assert os.listdir(tmp_path) == [f"file.{suffix}"]
+
+
+def test_columns_are_those_of_all_rows(tmp_path: Path) -> None:
+    """None where a row of a .jsonl lacks one; far behind, too."""
+    path = tmp_path / "new.jsonl"
+    rows: list[dict[str, Any]] = [{"text": "a"}] * 1500
+    rows += [{"id": 3}, {"text": "b", "tag": [1]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    expected = {name: [row.get(name) for row in rows] for name in ("text", "id", "tag")}
+    assert read_columns(path) == expected
+    again = write(tmp_path / "again.jsonl", read_columns(path))
+    assert read_columns(again) == expected
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
+@pytest.mark.parametrize("names", [(), ("text",)])
+def test_two_columns_of_one_name(
+    suffix: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    """In training, and in a prediction, which reads all."""
+    path = tmp_path / f"train.{suffix}"
+    if suffix == "parquet":
+        table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+        pyarrow.parquet.write_table(table, path)
+    else:
+        path.write_text("text,text\na,b\n".replace(",", "\t"))
+    with pytest.raises(UsageError, match="has 2 columns of the name 'text'"):
+        read_columns(path, names)
+
+
+@pytest.mark.parametrize("names", [(), ("text",)])
+@pytest.mark.parametrize("cell", ["a \ud800 b", ["\udfff"], {"a": "\ud83d"}])
+def test_half_of_a_character(names: tuple[str, ...], cell: Any, tmp_path: Path) -> None:
+    """Refused with its line, in training and in a prediction; in a column that training does not
+    read it harms nothing, and a whole character in two escapes is one."""
+    path = tmp_path / "new.jsonl"
+    whole = json.dumps({"text": "\U0001f600", "other": "a"})
+    path.write_text(whole + "\n" + json.dumps({"text": cell, "other": "b"}) + "\n")
+    assert read_columns(path, ["other"]) == {"other": ["a", "b"]}
+    with pytest.raises(
+        UsageError, match=r"line 2 has half of .* 'text': .ud[0-9a-f]{3}\n"
+    ):
+        read_columns(path, names)
+    path.write_text(whole + "\n")
+    assert read_columns(path, names)["text"] == ["\U0001f600"]
+    path.write_text(json.dumps({"a\ud800": "b"}))
+    with pytest.raises(UsageError, match="line 1 has half of a character"):
+        read_columns(path)
+
+
+def test_a_header_alone(tiny_model: Path, tmp_path: Path) -> None:
+    run = write_trained(tmp_path / "runs/emotion", tiny_model, task="emotion")
+    for name in ("new.csv", "new.jsonl", "new.parquet"):
+        file = tmp_path / name
+        file.write_text("text\n" if name == "new.csv" else "\n")
+        if name == "new.parquet":
+            pyarrow.parquet.write_table(
+                pyarrow.table({"text": pyarrow.array([], "str")}), file
+            )
+        with pytest.raises(UsageError, match="has no rows"):
+            configure(run, file, None, False, {})
+
+
+DAY = datetime.datetime(2026, 2, 3, 4, 5, tzinfo=datetime.UTC)
+COLUMNS: dict[str, list[Any]] = {
+    "binary": [None, b"a"],
+    "span": [None, datetime.timedelta(1)],
+    "days": [None, [DAY.date()]],
+    "mixed": ["a", 1],
+    "large": [2**70, 1],
+    "objects": [{}, {}],
+}
+"""What not every kind of file has a form for."""
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_what_an_output_cannot_hold_is_known_at_submission(
+    name: str, suffix: str, tmp_path: Path
+) -> None:
+    """The check fails where writing would; of a .csv also for what it holds in Python's form."""
+    output = tmp_path / f"out.{suffix}"
+    columns = {"text": ["a", "b"], name: COLUMNS[name]}
+    has_form = name in ("mixed", "large", "objects")
+    if suffix == "parquet":
+        has_form = not has_form
+    if has_form:
+        check_writable(columns, output, "new")
+        write_rows(output, columns)
+        assert read_columns(output)["text"] == ["a", "b"]
+        return
+    with pytest.raises(UsageError, match=f"the column '{name}'"):
+        check_writable(columns, output, "new")
+    if suffix != "csv" or name == "days":
+        with pytest.raises((TypeError, pyarrow.ArrowException, OverflowError)):
+            write_rows(output, columns)
+
+
+def test_dates_and_decimals_are_texts_in_json(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {
+        "a": [DAY],
+        "b": [DAY.date()],
+        "c": [DAY.time()],
+        "d": [Decimal("1.20")],
+    }
+    for suffix in ("jsonl", "csv"):
+        output = tmp_path / f"out.{suffix}"
+        check_writable(columns, output, "new")
+        texts_of_cells = list(
+            itertools.chain(*read_columns(write(output, columns)).values())
+        )
+        assert texts_of_cells == [
+            "2026-02-03T04:05:00+00:00", "2026-02-03", "04:05:00", "1.20",
+        ]  # fmt: skip
+
+
+def test_a_question_without_room_is_named_at_submission(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """By its row and its id; the job would refuse it as the submission does."""
+    run = write_trained(
+        tmp_path / "runs/squad", tiny_model, task="squad", max_length=32, doc_stride=8
+    )
+    columns = {"question": ["joy", "love " * 21], "context": ["fear"] * 2}
+    for names, where in (
+        (["q1", "q2"], "row 2, the question 'q2', has"),
+        ([], "row 2 has"),
+    ):
+        ids = {"id": names} if names else {}
+        file = tmp_path / "new.jsonl"
+        write(file, ids | columns)
+        with pytest.raises(UsageError, match=f"{where} 21 tokens: beside them, 32"):
+            configure(run, file, None, False, {})
+        write(file, ids | columns | {"question": ["joy", "love " * 20]})
+        config = configure(run, file, None, False, {})
+        task = tasks.get(ResolvedConfig.of(config.program))
+        job: Any = SimpleNamespace(config=config)
+        fill_tokens(tmp_path / f"tokens{len(names)}", task, job)
 
 
 @pytest.mark.processes

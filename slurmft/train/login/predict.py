@@ -22,7 +22,12 @@ from slurmft.train.login import prompts
 from slurmft.train.login.cells import describe_rows
 from slurmft.train.login.configure import OPTIONS
 from slurmft.train.login.formats import format_of
-from slurmft.train.login.rows import SQUAD_COLUMNS, OptionalColumn, read_columns
+from slurmft.train.login.rows import (
+    SQUAD_COLUMNS,
+    OptionalColumn,
+    check_writable,
+    read_columns,
+)
 from slurmft.train.login.sources import check_installed
 from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
 
@@ -70,7 +75,7 @@ def configure(
     train, predict = _with_flags(train, predict, flags)
     train = dataclasses.replace(train, data=str(file))
     contents = {
-        str(file): _describe_rows_of(file, train, run.model, predict),
+        str(file): _describe_rows_of(file, output, train, run.model, predict),
         str(run.model): "model",
     }
     settings: dict[str, Any] = {"output": str(output), "overwrite": overwrite}
@@ -275,38 +280,60 @@ def check_absent(output: Path, train: TrainConfig) -> None:
 
 def _describe_rows_of(
     file: Path,
+    output: Path,
     train: TrainConfig,
     model: Path,
     predict: PredictConfig,
 ) -> str:
     """Returns a line on the rows of a file, after a check of them; UsageError where it fails."""
     # reading it would take longer than people wait
+    most = None
     if file.stat().st_size > _CHECKED_BYTES:
-        inputs_of(train, file, most=1)
+        most = 1
+    all_columns = read_columns(file, most=most)
+    columns = checked_inputs(train, all_columns, str(file))
+    check_writable(all_columns, output, str(file))
+    if most:
         return "large: the job checks its rows"
-    columns = inputs_of(train, file)
+    if own_task.facts(train.task).predictions == "answers":
+        names = _names_of_questions(all_columns)
+        prompts.check_questions(train, model, columns[0], names, str(file))
     if continues_prompts(train) and predict.max_new_tokens is not None:
         prompts.check(train, model, columns, str(file), predict.max_new_tokens)
     return f"{len(columns[0]):,} rows"
 
 
-def inputs_of(
+def _names_of_questions(columns: dict[str, list[Any]]) -> list[str]:
+    """Returns what messages call each question: its row and, where it has one, its id."""
+    rows = len(next(iter(columns.values())))
+    names = [f"row {row}" for row in range(1, rows + 1)]
+    if "id" in columns:
+        pairs = zip(names, columns["id"], strict=True)
+        names = [f"{row}, the question {name!r}," for row, name in pairs]
+    return names
+
+
+def inputs_of(train: TrainConfig, file: Path) -> list[list[Any]]:
+    """Returns the columns of a file that the model reads; see `checked_inputs`."""
+    return checked_inputs(train, read_columns(file), str(file))
+
+
+def checked_inputs(
     train: TrainConfig,
-    file: Path,
-    most: int | None = None,
+    columns: dict[str, list[Any]],
+    where: str,
 ) -> list[list[Any]]:
-    """Returns the columns of a file that the model reads: a text, or two, lists of words, or
+    """Returns those columns of a file that the model reads: a text, or two, lists of words, or
     conversations.
 
     Args:
-        most: thousands of rows to read; None: all.
+        columns: all of the file.
+        where: the file, in messages.
 
     Raises:
         UsageError: there are no such columns, or a value in them that cannot be right; or there are
             predictions in the file already.
     """
-    columns = read_columns(file, most=most)
-    where = str(file)
     # A file with predictions is likely the output of an earlier command.
     for name in COLUMNS:
         if name in columns:

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import TrainConfig, required
 from slurmft.train.login.chats import Conversation, local_template, prompt_text
 from slurmft.train.login.formats import format_of
 from slurmft.train.login.texts import LocalTokenizer
@@ -93,6 +93,67 @@ def check(
             new_tokens,
             min(positions, tokenizer.most),
             train.max_length,
+        )
+
+
+_LONGEST_QUESTIONS = 50
+"""Number of the questions with the most characters that a submission tokenizes."""
+
+
+def check_question(
+    name: str, tokens: int, longest: int, special_tokens: int, stride: int
+) -> None:
+    """Raises UsageError where a question leaves no room for a window of its context.
+
+    Args:
+        name: the question, in messages.
+        tokens: tokens of it.
+        longest: tokens of a window, with the question.
+        special_tokens: those that the tokenizer adds to a pair of texts.
+        stride: tokens that neighbouring windows share.
+    """
+    # A window shares `stride` tokens with the one before: without room for one more, no window
+    # would get further in the context.
+    if tokens >= longest - special_tokens - stride:
+        raise UsageError(
+            f"{name} has {tokens} tokens: beside them, {longest} leave no room for windows that "
+            f"share {stride}",
+            "shorten it, or give a larger --max-length or a smaller --doc-stride",
+        )
+
+
+def check_questions(
+    train: TrainConfig,
+    model: Path,
+    questions: Sequence[str],
+    names: Sequence[str],
+    where: str,
+) -> None:
+    """Checks the longest questions at submission, as far as the model's folder has what that needs;
+    the job checks all.
+
+    Args:
+        names: what messages call each question.
+        where: the file, in messages.
+
+    Raises:
+        UsageError: one leaves no room for its context.
+    """
+    local = LocalTokenizer.of(str(model))
+    positions = _positions(model)
+    if local is None or positions is None:
+        return
+    longest = min(positions, local.most, int(required(train, "max_length")))
+    pairs = zip(questions, names, strict=True)
+    chosen = heapq.nlargest(_LONGEST_QUESTIONS, pairs, key=lambda pair: len(pair[0]))
+    for question, name in chosen:
+        encoding = local.tokenizer.encode(question.lstrip(), add_special_tokens=False)
+        check_question(
+            f"{where!r}: {name}",
+            len(encoding.ids),
+            longest,
+            local.tokenizer.num_special_tokens_to_add(is_pair=True),
+            int(required(train, "doc_stride")),
         )
 
 

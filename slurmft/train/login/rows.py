@@ -6,8 +6,11 @@ header of a .csv is none.
 """
 
 import codecs
+import contextlib
 import csv
+import datetime
 import gzip
+import io
 import itertools
 import json
 import os
@@ -15,17 +18,20 @@ import re
 import shlex
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from slurmft.core import removal
-from slurmft.core.errors import UsageError, nearest
+from slurmft.core.errors import UsageError, nearest, one_line
 from slurmft.core.files import to_json
 from slurmft.core.removal import aside_of
 from slurmft.core.text import shown, some
 
 SQUAD_COLUMNS = ("id", "question", "context", "answers")
 _CHUNK_ROWS = 1000
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+"""Escape of half of a character in JSON; most stand in pairs."""
 _LINES_A_ROW = 100
 """Lines of a plain text that make one row."""
 _LINE_BYTES = 2**26
@@ -81,12 +87,11 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
 
     Args:
         path: see `files_of`.
-        names: names of the columns; none: all of them, and their names come as the first row; of a
-            single file alone.
+        names: names of the columns.
 
     Raises:
         UsageError: a file is not of the kind that its name says, is not UTF-8, or has no such
-            column; there are no rows.
+            column, or two of that name; there are no rows.
     """
     files = files_of(path)
     try:
@@ -107,22 +112,50 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
 
 
 def _chunks_of_file(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
-    suffix = path.name.removesuffix(".gz").rpartition(".")[2]
     rows_before = 0
+    with _opened(path) as raw:
+        size_bytes = os.fstat(raw.fileno()).st_size
+        rows = _READERS[_kind(path)](raw, path, names)
+        next(rows, None)  # the names, which the caller has
+        while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
+            share = raw.tell() / size_bytes  # of the packed bytes, if it is a .gz
+            columns = [list(column) for column in zip(*chunk, strict=True)]
+            yield Chunk(share, columns, str(path), rows_before + 1)
+            rows_before += len(chunk)
+
+
+def _kind(path: Path) -> str:
+    """Returns the ending of a file's name, without that of gzip."""
+    return path.name.removesuffix(".gz").rpartition(".")[2]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file; whatever it cannot be read for is a UsageError."""
     try:
         with open(path, "rb") as raw:
-            size_bytes = os.fstat(raw.fileno()).st_size
-            rows = _READERS[suffix](raw, path, names)
-            if names:
-                next(rows, None)  # the names, which the caller has
-            while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-                share = raw.tell() / size_bytes  # of the packed bytes, if it is a .gz
-                columns = [list(column) for column in zip(*chunk, strict=True)]
-                yield Chunk(share, columns, str(path), rows_before + 1)
-                rows_before += len(chunk)
+            yield raw
     # EOFError and zlib.error are of a .gz that was cut off, or is none.
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+
+
+def _all_names(path: Path, most: int | None) -> list[str]:
+    """Returns the names of all columns of a file.
+
+    Args:
+        most: thousands of rows of a .jsonl to look at, whose rows need not have the same keys.
+    """
+    with _opened(path) as raw:
+        if _kind(path) != "jsonl":
+            return next(_READERS[_kind(path)](raw, path, ()), [])
+        names: dict[str, None] = {}
+        rows = most and most * _CHUNK_ROWS
+        for number, _, row in itertools.islice(_objects(raw, path), rows):
+            for name in row.keys() - names.keys():
+                _check_whole(name, name, path, number)
+            names |= dict.fromkeys(row)
+    return [OptionalColumn(name) for name in names]
 
 
 def read_columns(
@@ -133,18 +166,16 @@ def read_columns(
     """Reads columns of a file; see `read_chunks`.
 
     Args:
-        names: names of the columns; none: all, of a .jsonl those of its first row.
+        names: names of the columns; none: all, of a .jsonl those of all its rows.
         most: thousands of rows to read; None: all.
     """
+    names = names or _all_names(path, most)
     chunks = itertools.islice(read_chunks(path, names), most)
     columns_of_chunks = [chunk.columns for chunk in chunks]
     columns = []
     for parts in zip(*columns_of_chunks, strict=True):
         columns.append(list(itertools.chain(*parts)))
-    if names:
-        return dict(zip(names, columns, strict=True))
-    # The first row are the names.
-    return {column[0]: column[1:] for column in columns}
+    return dict(zip(names, columns, strict=True))
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -182,6 +213,51 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         removal.discard(aside)
 
 
+def check_writable(
+    columns: Mapping[str, Sequence[Any]], output: Path, where: str
+) -> None:
+    """Raises UsageError where a file of the kind of `output` has no form for a column.
+
+    Args:
+        where: the file that has the columns, in messages.
+    """
+    if output.suffix == ".npy":  # which has none of them
+        return
+    hint = "give an --output of another kind, or take the column out"
+    for name, cells in columns.items():
+        if output.suffix == ".parquet":
+            _check_parquet(name, cells, where, hint)
+            continue
+        for row, cell in enumerate(cells, start=1):
+            if isinstance(cell, str | int | float | None):
+                continue
+            try:
+                to_json(_plain(cell))
+            except (TypeError, ValueError):
+                kind = type(cell).__name__
+                raise UsageError(
+                    f"{where!r}: the column {name!r} has in row {row} what a {output.suffix} has "
+                    f"no form for: {kind} {shown(repr(cell))}",
+                    hint,
+                ) from None
+
+
+def _check_parquet(name: str, cells: Sequence[Any], where: str, hint: str) -> None:
+    """Raises UsageError where a .parquet has no type for a column, as for numbers among texts."""
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.table({name: cells})
+        # The schema alone: some types, such as objects without keys, fail there.
+        pyarrow.parquet.write_table(table.slice(0, 0), io.BytesIO())
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise UsageError(
+            f"{where!r}: a .parquet has no type for the column {name!r}: "
+            f"{one_line(error)}",
+            hint,
+        ) from None
+
+
 def _write_jsonl(file: Any, columns: Mapping[str, Sequence[Any]]) -> None:
     for cells in zip(*columns.values(), strict=True):
         row = dict(zip(columns, map(_plain, cells), strict=True))
@@ -195,6 +271,7 @@ def _write_csv(file: Any, columns: Mapping[str, Sequence[Any]], separator: str) 
         row = list(cells)
         for place, cell in enumerate(cells):
             cell = _plain(cell)
+            row[place] = cell
             # A .csv has no lists and objects: it gets their JSON.
             if isinstance(cell, list | dict):
                 row[place] = to_json(cell)
@@ -202,7 +279,12 @@ def _write_csv(file: Any, columns: Mapping[str, Sequence[Any]], separator: str) 
 
 
 def _plain(cell: Any) -> Any:
-    """Returns a cell as text files hold it: of numpy's vectors, lists."""
+    """Returns a cell as text files hold it: of numpy's vectors, lists; of dates and times their
+    form in ISO 8601; of decimal numbers all digits."""
+    if isinstance(cell, datetime.date | datetime.time):
+        return cell.isoformat()
+    if isinstance(cell, Decimal):
+        return str(cell)
     if hasattr(cell, "tolist"):
         return cell.tolist()
     return cell
@@ -360,6 +442,40 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
 
 def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
     chosen: list[str] = []
+    for number, line, row in _objects(raw, path):
+        # Rows need not have the same keys: the first one names the columns.
+        if not chosen:
+            chosen = _chosen(str(path), names, list(row))
+            yield chosen
+        cells = [row.get(name) for name in chosen]
+        if _SURROGATE.search(line):
+            for name, cell in zip(chosen, cells, strict=True):
+                _check_whole(cell, name, path, number)
+        yield cells
+
+
+def _check_whole(cell: Any, name: str, path: Path, number: int) -> None:
+    """Raises UsageError where a text of a cell has half of a character, which no file of UTF-8
+    can hold and no tokenizer takes.
+
+    Args:
+        name: that of the column.
+        number: of the line.
+    """
+    try:
+        json.dumps(cell, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start]).strip("'")
+        raise UsageError(
+            f"{str(path)!r}: line {number} has half of a character in the column "
+            f"{name!a}: {half}",
+            "JSON writes such a character as two escapes (\\ud83d\\ude00): one was cut off; take "
+            "the other one out",
+        ) from None
+
+
+def _objects(raw: BinaryIO, path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yields the number, the text and the object of each line that is not blank."""
     for number, line in enumerate(_lines(raw, path), start=1):
         if line.isspace():
             continue
@@ -375,11 +491,7 @@ def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]
                 f"{str(path)!r}: line {number} is no JSON object: {shown(line)!r}{end}",
                 'each line is one row: {"text": "...", "label": "..."}',
             )
-        # Rows need not have the same keys: the first one names the columns.
-        if not chosen:
-            chosen = _chosen(str(path), names, list(row))
-            yield chosen
-        yield [row.get(name) for name in chosen]
+        yield number, line, row
 
 
 def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -496,7 +608,14 @@ def _chosen(where: str, names: Sequence[str], columns: Sequence[str]) -> list[st
     for name in names:
         if name not in columns and not isinstance(name, OptionalColumn):
             raise no_column(where, name, columns)
-    return list(names or columns)
+    chosen = list(names or columns)
+    for name in chosen:
+        if columns.count(name) > 1:
+            raise UsageError(
+                f"{where!r} has {columns.count(name)} columns of the name {name!r}",
+                f"give each a name of its own; it has {some(list(columns))}",
+            )
+    return chosen
 
 
 def no_column(where: str, name: str, columns: Sequence[str]) -> UsageError:

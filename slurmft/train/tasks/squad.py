@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from slurmft.core.errors import UsageError
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login.formats import Question
+from slurmft.train.login.prompts import check_question
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks import metrics
 from slurmft.train.tasks.evaluate_metrics import MetricInputs, answer_inputs
@@ -143,19 +143,12 @@ class Task(Pretrained):
         stride: int,
     ) -> None:
         """Raises UsageError where a question leaves no room for a window of its context."""
-        # A window shares `stride` tokens with the one before: without room for one more, no
-        # window would get further in the context.
         special_tokens = tokenizer.num_special_tokens_to_add(pair=True)
-        room = longest - special_tokens - stride
         texts = [question.question.lstrip() for question in questions]
         all_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
         for question, ids in zip(questions, all_ids, strict=True):
-            if len(ids) >= room:
-                raise UsageError(
-                    f"question {question.id!r} has {len(ids)} tokens: beside them, {longest} leave "
-                    f"no room for windows that share {stride}",
-                    "give a larger --max-length or a smaller --doc-stride",
-                )
+            name = f"question {question.id!r}"
+            check_question(name, len(ids), longest, special_tokens, stride)
 
     # --- windows to answers -----------------------------------------------------------------------
 
