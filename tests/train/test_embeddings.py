@@ -28,6 +28,7 @@ from slurmft.train.login.sources import localize
 from slurmft.train.login.texts import Texts
 from slurmft.train.loop.coupling import loss_and_gradient
 from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.reporter import Counts, Reporter
 from slurmft.train.tasks.embeddings import ranks_of_positives
 from tests.conftest import Done, Following, records, slurmft
 from tests.support.models import write_compared, write_model, write_splits
@@ -631,3 +632,36 @@ def test_losses_with_real_weights(preset: str, compared: Path) -> None:
         kind = losses.MultipleNegativesRankingLoss
     expected = kind(encoder)(features, scores)
     assert loss.item() / rows == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_steps_of_one_row_are_told(compared: Path, model: Path) -> None:
+    """A row alone has no negatives, unless the data has some."""
+    for preset, batch_size, message in (
+        ("pairs", 1, "an optimizer step has one row"),
+        ("pairs", 14, "the last one of each epoch has one row"),
+        ("pairs", 15, ""),
+        ("triplets", 1, ""),
+        ("scores", 14, ""),
+    ):
+        config = config_of(preset, compared, model, batch_size=batch_size)
+        remarks = [each for each in inputs.look(config)[1] if "one row" in each]
+        assert len(remarks) == bool(message)
+        assert all(message in each for each in remarks)
+
+
+def test_the_loss_of_a_run_is_that_of_a_full_step() -> None:
+    """Where rows are negatives of each other a last step of one row has a loss of 0."""
+    losses = np.array([3.0, 2.0, 0.0])
+    for couples_rows, expected in ((True, 2.0), (False, 0.0)):
+        reporter: Any = SimpleNamespace(
+            _setup=SimpleNamespace(task=SimpleNamespace(couples_rows=couples_rows)),
+            _plan=SimpleNamespace(step_samples=8),
+            counts=Counts(),
+        )
+        window: Any = SimpleNamespace(sizes=[8, 8, 1])
+        assert Reporter._last_loss(reporter, window, losses) == expected
+        # A window with no full step keeps what was before.
+        reporter.counts.loss = 5.0
+        window.sizes = [1]
+        expected = 5.0 if couples_rows else 0.0
+        assert Reporter._last_loss(reporter, window, losses[2:]) == expected

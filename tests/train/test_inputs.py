@@ -382,6 +382,17 @@ def test_texts_that_are_empty(tmp_path: Path) -> None:
     assert "7 of 11 rows have an empty text: rows 5, 6, 7, 8, 9 and 2 more" in said[0]
 
 
+def test_numbers_that_are_all_equal(tmp_path: Path) -> None:
+    """A correlation with them cannot be computed; two of them are enough for one."""
+    numbers = "text,label\n" + "".join(f"word{n},{n}\n" for n in range(5))
+    equal = "text,label\nfirst,0.5\nsecond,0.5\n"
+    given = {"task": "text-regression", "text_column": "text", "label_column": "label"}
+    said = check(folder_of(tmp_path / "data", numbers, equal), **given)[1]
+    assert [each for each in said if "has one score only, 0.5" in each]
+    said = check(folder_of(tmp_path / "other", numbers, numbers), **given)[1]
+    assert not [each for each in said if "one score" in each]
+
+
 def test_rows_for_the_ranks(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data")
     with pytest.raises(UsageError, match="has 4 rows for 5 processes"):

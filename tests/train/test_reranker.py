@@ -15,7 +15,7 @@ from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
-from tests.conftest import Done, slurmft
+from tests.conftest import Done, records, slurmft
 from tests.support.models import write_compared, write_model, write_splits
 from tests.train.test_trainer import EXACT, train
 
@@ -139,3 +139,26 @@ def test_labels_that_are_wrong(
     data = write_splits(tmp_path / "data", {"train": rows, "validation": wrong})
     with pytest.raises(UsageError, match=f"row 3 has the (score|label) {label!r}"):
         inputs.check(config_of(data, model))
+
+
+@pytest.mark.extra("training")
+@pytest.mark.processes
+def test_labels_that_are_all_equal_are_told(tmp_path: Path, model: Path) -> None:
+    """At submission and in the job, which saves the last model; the card has no NaN."""
+    rows = []
+    for number in range(12):
+        rows.append({"query": f"word{number}", "passage": "joy", "label": 0.5})
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": rows[:5]})
+    done = train(
+        tmp_path / "runs",
+        *("--task", "reranker", "--data", str(data), "--model", str(model), *EXACT),
+        *("--text-column", "query", "--text-pair-column", "passage"),
+        *("--label-column", "label", "--max-steps", "1", "--batch-size", "8"),
+    )
+    assert done.code == 0, done.err
+    assert "has one score only, 0.5" in done.err
+    warnings = [each["text"] for each in records(done.run, "warning")]
+    assert any("spearman is not finite in the evaluation" in text for text in warnings)
+    assert any("the last model is saved, not the best" in text for text in warnings)
+    card = (done.run.path / "model" / "README.md").read_text()
+    assert "nan" not in card.lower().replace("name", "")

@@ -59,6 +59,11 @@ class RowFormat(ABC):
         return 1
 
     @property
+    def has_negatives_of_step(self) -> bool:
+        """Whether a row has no other negatives than the texts of the other rows of its step."""
+        return False
+
+    @property
     def kind(self) -> tuple[Any, ...]:
         """What must be alike in rows that train together: texts that are read one by one, and
         whether there are classes."""
@@ -108,6 +113,10 @@ class RowFormat(ABC):
     def classes(self, values: Columns) -> Sequence[Any] | None:
         """Returns the class of each row; None where rows have none, or several."""
         return None
+
+    def scores(self, values: Columns) -> Sequence[float]:
+        """Returns the label of each row, where it is a number; here, none."""
+        return ()
 
     def groups(self, values: Columns) -> Sequence[Any] | None:
         """Returns what of each row other rows may have, too, and only one split may have; here,
@@ -173,6 +182,11 @@ class Texts(RowFormat):
 
     def classes(self, values: Columns) -> Sequence[Any] | None:
         return values[-1] if self.has_classes else None
+
+    def scores(self, values: Columns) -> Sequence[float]:
+        if self.has_classes:
+            return ()
+        return label_numbers(values[-1], "labels")
 
     def texts(self, values: Columns) -> Iterable[Text]:
         texts, _ = self.parts(values)
@@ -305,6 +319,10 @@ class Compared(RowFormat):
         return len(self.columns) - self.has_scores
 
     @property
+    def has_negatives_of_step(self) -> bool:
+        return not self.has_scores and self.texts_apart == 2
+
+    @property
     def kind(self) -> tuple[Any, ...]:
         return *super().kind, self.has_scores
 
@@ -318,6 +336,11 @@ class Compared(RowFormat):
         # A row with several empty texts counts once.
         texts = values[: self.texts_apart]
         return sorted(set(_check_columns_of_texts(texts, where, start)))
+
+    def scores(self, values: Columns) -> Sequence[float]:
+        if not self.has_scores:
+            return ()
+        return label_numbers(values[-1], "labels")
 
     def groups(self, values: Columns) -> Sequence[Any] | None:
         # An anchor may have several rows.

@@ -71,6 +71,8 @@ class Split:
     """Remark on how many texts are longer than what is kept of them."""
     part: str = ""
     """Says which rows of its file it has; "": all."""
+    scores: set[float] = field(default_factory=set)
+    """Labels that are numbers, until there are two."""
     class_names: tuple[str, ...] = ()
     """Names of the classes, where the data has them beside their numbers."""
 
@@ -451,6 +453,8 @@ def _read_split(
             if chosen[row - start]
         )
         split.texts.add(itertools.compress(form.texts(values), chosen))
+        if len(split.scores) < 2:
+            split.scores.update(itertools.compress(form.scores(values), chosen))
         split.rows += sum(chosen)
         share = chunk.share
         # Part of a file is better than a submission that nobody waits for.
@@ -518,6 +522,12 @@ def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
             f"{where}: {split.shared:,} of its {split.rows:,} texts are in the training data, "
             "too: its metrics are those of texts that the model has seen"
         )
+    if len(split.scores) == 1 and split.share == 1:
+        (score,) = split.scores
+        yield (
+            f"{where} has one score only, {score:g}: of it no correlation and no ranking can be "
+            "computed, which tell models apart"
+        )
     # Its metrics say nothing of a class that it lacks; a rest that was not read may have one.
     missing = train.labels.counts.keys() - split.labels.counts.keys()
     if missing and split.share == 1:
@@ -557,6 +567,18 @@ def _warnings_of_run(
             f"{what} has {rows:,} rows, fewer than the {step_samples:,} of an "
             "optimizer step: an epoch is one step (smaller --batch-size)"
         )
+    if format_of(train).has_negatives_of_step:
+        # A row alone has no negatives, and a loss of 0.
+        if min(rows, step_samples) == 1:
+            yield (
+                "an optimizer step has one row: texts of other rows are the negatives, so nothing "
+                "is learnt (larger --batch-size, or --gradient-accumulation-steps)"
+            )
+        elif rows % step_samples == 1:
+            yield (
+                f"{what} has {rows:,} rows: with {step_samples:,} a step the last one of each "
+                "epoch has one row, from which nothing is learnt (another --batch-size)"
+            )
     if classes and train.model is not None and is_local(train.model):
         yield from _head_warning(Path(train.model), classes)
 

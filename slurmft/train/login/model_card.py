@@ -4,6 +4,7 @@ The metadata and the card are those of huggingface_hub. The template is ours: mo
 would read "More Information Needed", and it has no table of settings.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -268,7 +269,7 @@ def _evaluations(train: TrainConfig, result: Mapping[str, Any]) -> list[Any]:
     evaluations = []
     for name, value in result["metrics"].items():
         # One that is undefined, as a correlation with predictions that are all equal.
-        if value is None:
+        if value is None or not math.isfinite(value):
             continue
         metric = name.removeprefix("test_")
         split = "validation"
@@ -327,6 +328,8 @@ def _number(value: Any) -> str:
         return "n/a"
     if not isinstance(value, float):
         return str(value)
+    if not math.isfinite(value):
+        return "n/a"
     # Small ones, such as learning rates, have no digits among the first four decimals.
     if abs(value) < 1e-3:
         return f"{value:.4g}"

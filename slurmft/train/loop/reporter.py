@@ -238,6 +238,7 @@ class Reporter:
         window = self._window
         window.samples += samples
         window.losses.append(step.loss)
+        window.sizes.append(samples)
         if step.norm is not None:
             window.norms.append(step.norm)
         record = {
@@ -324,11 +325,26 @@ class Reporter:
         self._own_s += own_s
         self._own_steps += count
         self._record_ranks(last["step"], memory_mib)
-        self.counts.loss = last["loss"]
+        self.counts.loss = self._last_loss(window, losses)
         # After the records, so that the log shows what led to it.
         first = last["step"] - count + 1
         _check_finite("the loss is", losses, first)
         _check_finite("the gradients' norm is", norms, first)
+
+    def _last_loss(self, window: "_Window", losses: np.ndarray) -> float:
+        """Returns the loss that the run shows: that of the last step, or of the last full one where
+        the texts of other rows are negatives.
+
+        A smaller step has fewer of them, so that its loss is lower; that of one row is 0.
+        """
+        full = np.arange(len(losses))
+        if self._setup.task.couples_rows:
+            full = np.flatnonzero(np.array(window.sizes) >= self._plan.step_samples)
+        if len(full):
+            return float(losses[full[-1]])
+        if math.isnan(self.counts.loss):
+            return float(losses[-1])
+        return self.counts.loss
 
     def _record_ranks(self, step: int, memory_mib: np.ndarray) -> None:
         """Records how the ranks differ, now and then."""
@@ -471,6 +487,8 @@ class _Window:
     began: Any
     steps: list[dict[str, Any]] = field(default_factory=list)
     samples: int = 0
+    sizes: list[int] = field(default_factory=list)
+    """Samples of each step."""
     losses: list[Any] = field(default_factory=list)
     norms: list[Any] = field(default_factory=list)
     sums: torch.Tensor | None = None

@@ -35,6 +35,7 @@ from slurmft.train.loop.reporter import Reporter
 from slurmft.train.loop.saving import PatientSave, save_model
 from slurmft.train.loop.setup import Setup, has_finished
 from slurmft.train.loop.state import Part
+from slurmft.train.metric_spec import LOSS
 from slurmft.train.parallel.choice import choose_strategy
 from slurmft.train.parallel.strategy import Strategy
 
@@ -155,6 +156,11 @@ class Trainer:
         # Without a best evaluation every value was NaN.
         if saves_best and at.since_best and at.best is not None:
             self._return_to_best()
+        elif saves_best and at.best is None:
+            self.setup.job.warn(
+                f"no evaluation has a value of {self.deciding.name}: the last model is saved, not "
+                "the best"
+            )
         self._test()
         self._finish()
 
@@ -216,10 +222,21 @@ class Trainer:
             is_best = at.note_evaluation(value, deciding.lower_is_better)
         else:
             at.note_missing()
+            self._warn_of_missing()
         self._choose_phase()
         # After the phase is chosen: a resume from it does not evaluate again.
         if is_best:
             self.checkpointing.save(is_best=True)
+
+    def _warn_of_missing(self) -> None:
+        """Warns of an evaluation that cannot be compared; metrics of --metric do so themselves."""
+        name = self.deciding.name
+        if name in (*self.setup.task.metric_names, LOSS):
+            self.setup.job.warn(
+                f"{name} is not finite in the evaluation after step {self.position.step}, which is "
+                "not compared for the best by it: of labels or predictions that are all equal it "
+                "cannot be computed"
+            )
 
     def _choose_phase(self) -> None:
         """Decides, after an evaluation, whether training goes on."""
