@@ -1047,6 +1047,11 @@ def frozen_layers(freeze: str) -> int | None:
     """
     if freeze in ("embeddings", "base"):
         return None
+    if re.fullmatch(r"layers:0+", freeze):
+        raise UsageError(
+            f"--freeze {freeze} freezes no layer",
+            "give --freeze embeddings, or layers:1 and more",
+        )
     match = re.fullmatch(r"layers:([1-9][0-9]*)", freeze)
     if not match:
         raise unknown("--freeze", freeze, ["embeddings", "layers:6", "base"])

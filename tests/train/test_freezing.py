@@ -26,6 +26,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.engine import fused_layers, packing
 from slurmft.train.engine.freezing import check_same, freeze, trained
 from slurmft.train.engine.model_flops import ModelFlops
+from slurmft.train.login.sources import localize
 from tests.conftest import Done, Following, records, slurmft
 from tests.support.models import write_model
 from tests.support.packed_models import LENGTHS, announced, make
@@ -104,6 +105,8 @@ def test_models_that_cannot_be_frozen_so() -> None:
         freeze(make("Bert", HEAD), "layers:3")
     with pytest.raises(UsageError, match="leaves nothing of GPT2LMHeadModel to train"):
         freeze(make("GPT2", "LMHeadModel"), "base")
+    with pytest.raises(UsageError, match="of BertModel to train: it has no head"):
+        freeze(make("Bert", "Model"), "base")
     with pytest.raises(UsageError, match="does not tell its layers apart"):
         freeze(make("XLM", HEAD), "layers:1")
 
@@ -111,7 +114,7 @@ def test_models_that_cannot_be_frozen_so() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"freeze": "layers:0"}, "--freeze"),
+        ({"freeze": "layers:0"}, "--freeze layers:0 freezes no layer"),
         ({"freeze": "head"}, "--freeze"),
         ({"freeze": "base", "lora": 4}, "--freeze base cannot be used with --lora 4"),
         (
@@ -126,6 +129,15 @@ def test_options_that_cannot_be_right(given: dict[str, Any], message: str) -> No
         values |= {"model": None, "data": None}
     with pytest.raises(UsageError, match=message):
         TrainConfig.resolve(**values)
+
+
+def test_layers_that_a_model_lacks_are_told_at_submission(
+    tmp_path: Path, tiny_model: Path, tiny_data: Path
+) -> None:
+    given = {"task": "emotion", "model": str(tiny_model), "data": str(tiny_data)}
+    localize(TrainConfig.resolve(**given, freeze="layers:1"))
+    with pytest.raises(UsageError, match="layers:9: the model has 1 layers"):
+        localize(TrainConfig.resolve(**given, freeze="layers:9"))
 
 
 def test_checkpoints_of_other_weights() -> None:

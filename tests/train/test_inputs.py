@@ -386,7 +386,11 @@ def test_numbers_that_are_all_equal(tmp_path: Path) -> None:
     """A correlation with them cannot be computed; two of them are enough for one."""
     numbers = "text,label\n" + "".join(f"word{n},{n}\n" for n in range(5))
     equal = "text,label\nfirst,0.5\nsecond,0.5\n"
-    given = {"task": "text-regression", "text_column": "text", "label_column": "label"}
+    given: dict[str, Any] = {
+        "task": "text-regression",
+        "text_column": "text",
+        "label_column": "label",
+    }
     said = check(folder_of(tmp_path / "data", numbers, equal), **given)[1]
     assert [each for each in said if "has one score only, 0.5" in each]
     said = check(folder_of(tmp_path / "other", numbers, numbers), **given)[1]

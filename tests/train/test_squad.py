@@ -24,6 +24,7 @@ from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login import inputs
 from slurmft.train.login.formats import Question
+from slurmft.train.login.prompts import check_question
 from slurmft.train.login.sources import localize
 from slurmft.train.loop.evaluator import Predicted
 from slurmft.train.tasks import metrics
@@ -486,3 +487,18 @@ def test_all_of_squads_validation_in_half_a_minute(tmp_path: Path) -> None:
     found = task.compute(np.concatenate(parts), prepared)
     assert time.monotonic() - began < 30
     assert found["squad_exact_match"] > 97
+
+
+@pytest.mark.parametrize(
+    ("max_length", "cure"),
+    [(20, "a larger --max-length"), (300, "takes no more than 20 tokens")],
+)
+def test_the_cure_for_a_long_question_helps(max_length: int, cure: str) -> None:
+    """A larger --max-length does not, where the model has no more positions."""
+    config = TrainConfig.resolve(
+        task="squad", data="d", max_length=max_length, doc_stride=8
+    )
+    with pytest.raises(UsageError, match="12 tokens") as error:
+        check_question(config, "row 1", 12, longest=20, special_tokens=3)
+    assert cure in str(error.value.hint)
+    assert "--doc-stride" in str(error.value.hint)

@@ -51,9 +51,11 @@ def freeze(model: Any, what: str) -> int:
             if names[id(weight)] not in missing:
                 weight.requires_grad_(False)
     if not any(weight.requires_grad for weight in model.parameters()):
+        reason = "its head is its table of embeddings"
+        if base is model:
+            reason = "it has no head"
         raise UsageError(
-            f"--freeze {what} leaves nothing of {type(model).__name__} to train: its head is its "
-            "table of embeddings",
+            f"--freeze {what} leaves nothing of {type(model).__name__} to train: {reason}",
             "freeze fewer layers, as --freeze layers:2",
         )
     return count

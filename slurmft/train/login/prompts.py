@@ -101,7 +101,11 @@ _LONGEST_QUESTIONS = 50
 
 
 def check_question(
-    name: str, tokens: int, longest: int, special_tokens: int, stride: int
+    train: TrainConfig,
+    name: str,
+    tokens: int,
+    longest: int,
+    special_tokens: int,
 ) -> None:
     """Raises UsageError where a question leaves no room for a window of its context.
 
@@ -110,15 +114,21 @@ def check_question(
         tokens: tokens of it.
         longest: tokens of a window, with the question.
         special_tokens: those that the tokenizer adds to a pair of texts.
-        stride: tokens that neighbouring windows share.
     """
+    stride = int(required(train, "doc_stride"))
     # A window shares `stride` tokens with the one before: without room for one more, no window
     # would get further in the context.
     if tokens >= longest - special_tokens - stride:
+        cure = "a larger --max-length or a smaller --doc-stride"
+        # More than the model takes would change nothing.
+        if longest < int(required(train, "max_length")):
+            cure = (
+                f"a smaller --doc-stride; the model takes no more than {longest} tokens"
+            )
         raise UsageError(
             f"{name} has {tokens} tokens: beside them, {longest} leave no room for windows that "
             f"share {stride}",
-            "shorten it, or give a larger --max-length or a smaller --doc-stride",
+            f"shorten it, or give {cure}",
         )
 
 
@@ -149,11 +159,11 @@ def check_questions(
     for question, name in chosen:
         encoding = local.tokenizer.encode(question.lstrip(), add_special_tokens=False)
         check_question(
+            train,
             f"{where!r}: {name}",
             len(encoding.ids),
             longest,
             local.tokenizer.num_special_tokens_to_add(is_pair=True),
-            int(required(train, "doc_stride")),
         )
 
 

@@ -17,7 +17,7 @@ from slurmft.core.hub import hub_cache, is_local
 from slurmft.core.permissions import user_name
 from slurmft.core.text import some
 from slurmft.train import ipex, metric_spec
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import TrainConfig, frozen_layers
 from slurmft.train.login.rows import files_of
 from slurmft.train.login.validation_part import (
     VALIDATION,
@@ -39,6 +39,9 @@ SUFFIXES = (
     ".txt",
     ".txt.gz",
 )
+
+_LAYER_COUNTS = ("num_hidden_layers", "n_layers", "n_layer")
+"""Names of the number of layers in configurations of models."""
 
 
 def localize(train: TrainConfig) -> TrainConfig:
@@ -154,8 +157,26 @@ def _check_model(train: TrainConfig, name: str, folder: Path) -> None:
             f"--model {name!r} holds no weights (*.safetensors)",
             "give a folder that save_pretrained wrote",
         )
+    if train.freeze:
+        _check_layers(train.freeze, folder)
     if train.preset == "chat" and not _has_chat_template(folder):
         raise no_chat_template(name)
+
+
+def _check_layers(freeze: str, folder: Path) -> None:
+    """Raises UsageError where --freeze names more layers than the configuration of a model has."""
+    model_config = read_json(folder / "config.json") or {}
+    # An encoder-decoder has those of both, under names of its own.
+    if model_config.get("is_encoder_decoder"):
+        return
+    count = frozen_layers(freeze) or 0
+    for name in _LAYER_COUNTS:
+        layers = model_config.get(name)
+        if isinstance(layers, int) and count > layers:
+            raise UsageError(
+                f"--freeze {freeze}: the model has {layers} layers",
+                f"give at most layers:{layers}",
+            )
 
 
 def no_safetensors(model: str) -> UsageError:

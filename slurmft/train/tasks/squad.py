@@ -113,7 +113,7 @@ class Task(Pretrained):
         stride = int(required(self.config, "doc_stride"))
         for first in range(0, len(questions), ROWS_AT_ONCE):
             part = questions[first : first + ROWS_AT_ONCE]
-            self._check_room(tokenizer, part, longest, stride)
+            self._check_room(tokenizer, part, longest)
             encoded = tokenizer(
                 [question.question.lstrip() for question in part],
                 [question.context for question in part],
@@ -140,7 +140,6 @@ class Task(Pretrained):
         tokenizer: Any,
         questions: list[Question],
         longest: int,
-        stride: int,
     ) -> None:
         """Raises UsageError where a question leaves no room for a window of its context."""
         special_tokens = tokenizer.num_special_tokens_to_add(pair=True)
@@ -148,7 +147,7 @@ class Task(Pretrained):
         all_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
         for question, ids in zip(questions, all_ids, strict=True):
             name = f"question {question.id!r}"
-            check_question(name, len(ids), longest, special_tokens, stride)
+            check_question(self.config, name, len(ids), longest, special_tokens)
 
     # --- windows to answers -----------------------------------------------------------------------
 
