@@ -382,6 +382,19 @@ def test_computations_that_are_refused(
     assert hint in str(error.value.hint)
 
 
+def test_several_imports_on_a_line_are_told(
+    scripts: Path, home: Path, tmp_path: Path
+) -> None:
+    """evaluate reads them as one package, and asks to install "evaluate,"."""
+    source = (scripts / "accuracy" / "accuracy.py").read_text()
+    folder = tmp_path / "two"
+    folder.mkdir()
+    (folder / "two.py").write_text(f"import evaluate, datasets\n{source}")
+    with pytest.raises(MetricError, match="'import a, b' for one package") as error:
+        EvaluateMetric.load(MetricSpec.parse(str(folder)))
+    assert error.value.hint == "write one import a line in its script"
+
+
 def test_a_metric_may_return_the_number_itself(scripts: Path, home: Path) -> None:
     metric = EvaluateMetric.load(MetricSpec.parse(f"{scripts}/bare"))
     assert metric.compute(examples("classes", LABELS)[0]) == {"bare": 0.5}

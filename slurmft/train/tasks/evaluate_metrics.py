@@ -11,6 +11,7 @@ import inspect
 import math
 import numbers
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -211,6 +212,11 @@ class EvaluateMetric:
                     f"on the login node: slurmft fetch --metric {spec.name}; or give the folder "
                     "of its script",
                 ) from error
+            if isinstance(error, ImportError) and _imports_several(spec):
+                raise MetricError(
+                    f"{what} cannot be loaded: evaluate takes 'import a, b' for one package",
+                    "write one import a line in its script",
+                ) from error
             raise MetricError(
                 f"{what} cannot be loaded: {reason}",
                 "install what it imports, correct its script, or leave it out",
@@ -403,6 +409,14 @@ def _check_code(folder: Path, with_folders: bool = False) -> None:
 
 def _is_absent(error: BaseException) -> bool:
     return isinstance(error, FileNotFoundError | ConnectionError)
+
+
+def _imports_several(spec: MetricSpec) -> bool:
+    """Returns whether a script of the user's own has a line that imports several modules."""
+    if not spec.is_local:
+        return False
+    text = script(spec).read_text(encoding="utf-8", errors="replace")
+    return bool(re.search(r"^import [^#\n]*,", text, re.MULTILINE))
 
 
 def _reason(error: BaseException) -> str:
