@@ -665,3 +665,12 @@ def test_the_loss_of_a_run_is_that_of_a_full_step() -> None:
         window.sizes = [1]
         expected = 5.0 if couples_rows else 0.0
         assert Reporter._last_loss(reporter, window, losses[2:]) == expected
+
+
+@pytest.mark.parametrize("preset", ["pairs", "triplets", "scores"])
+def test_negatives_that_nothing_reads_are_told(
+    preset: str, compared: Path, model: Path
+) -> None:
+    remarks = inputs.look(config_of(preset, compared, model))[1]
+    has_told = any("--preset triplets uses it" in each for each in remarks)
+    assert has_told == (preset == "pairs")

@@ -26,7 +26,13 @@ from slurmft.train.login.cells import (
     names_of_numbers,
 )
 from slurmft.train.login.formats import RowFormat, format_of
-from slurmft.train.login.rows import Chunk, class_names, read_chunks
+from slurmft.train.login.rows import (
+    Chunk,
+    class_names,
+    files_of,
+    read_chunks,
+    read_columns,
+)
 from slurmft.train.login.sources import find_split, may_have_test
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
 from slurmft.train.login.validation_part import Part
@@ -256,6 +262,8 @@ def look(
         split.shared = _count_shared(split, training)
     for split in (*splits, *mixed.values()):
         remarks += _warnings_of_rows(split)
+    if is_local(str(train.data)):
+        remarks += _note_negatives(train)
     for split in splits:
         remarks += _warnings_of_split(split, splits[0])
     if splits:
@@ -263,6 +271,18 @@ def look(
     if train.mix:
         remarks += _note_shares(train, splits, mixed)
     return [*splits, *mixed.values()], remarks
+
+
+def _note_negatives(train: TrainConfig) -> Iterator[str]:
+    """Yields a warning where local pairs have a column of negatives, which pairs do not read."""
+    if not format_of(train).has_negatives_of_step:
+        return
+    path = find_split(Path(str(train.data)), facts(train.task).splits[0])
+    if "negative" in read_columns(files_of(path)[0], most=1):
+        yield (
+            f"{str(path)!r} has a column 'negative', which --preset {train.preset} does not read: "
+            "--preset triplets uses it"
+        )
 
 
 def _note_shares(
