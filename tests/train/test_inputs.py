@@ -28,7 +28,7 @@ from slurmft.train.login import inputs
 from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.configure import configure
 from slurmft.train.login.rows import read_columns
-from slurmft.train.login.sources import find_split, localize
+from slurmft.train.login.sources import check_in_cache, find_split, localize
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_model, write_pairs, write_splits
 
@@ -602,3 +602,19 @@ def test_folder_without_a_split_says_what_is_there(tmp_path: Path) -> None:
         find_split(tmp_path, "train")
     assert "it has tickets.xlsx (save spreadsheets as .csv)" in error.value.message
     assert "name it train.csv" in str(error.value.hint)
+
+
+def test_a_model_that_is_nowhere_and_cannot_be_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder with a spelling mistake looks like an id of the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    check_in_cache("models/none")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UsageError, match="'models/none' is no folder here and not in"):
+        check_in_cache("models/none")
+    (tmp_path / "models--models--none/snapshots/0").mkdir(parents=True)
+    check_in_cache("models/none")
+    with pytest.raises(UsageError, match="'models/other' is no folder"):
+        configure({"task": "emotion", "model": "models/other", "data": "models/data"})

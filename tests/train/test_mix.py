@@ -606,7 +606,7 @@ def test_kept_tokens_follow_contents_not_shares(
     kept = sources(f"{other}:0.5")
     assert kept == sources(f"{copy}:0.2")
     assert kept != sources()
-    assert kept != sources(f"{other}:0.5,label_column=text")
+    assert kept != sources(f"{other}:0.5,text_column=label,label_column=text")
     write(tmp_path / "third", rows_of("ab", 11), "train")
     assert kept != sources(f"{tmp_path / 'third'}:0.5")
 

@@ -162,3 +162,14 @@ def test_labels_that_are_all_equal_are_told(tmp_path: Path, model: Path) -> None
     assert any("the last model is saved, not the best" in text for text in warnings)
     card = (done.run.path / "model" / "README.md").read_text()
     assert "nan" not in card.lower().replace("name", "")
+
+
+@pytest.mark.parametrize("value", [True, "false", "True"])
+def test_labels_that_are_true_or_false(
+    value: Any, pairs: Path, model: Path, tmp_path: Path
+) -> None:
+    rows = [*rows_of(pairs, "train"), {"query": "joy", "passage": "a", "label": value}]
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
+    with pytest.raises(UsageError, match=f"has the label {value!r}") as error:
+        inputs.check(config_of(data, model))
+    assert "write 1 for true and 0 for false" in str(error.value.hint)

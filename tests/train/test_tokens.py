@@ -23,7 +23,7 @@ from slurmft.train.login.sources import localize
 from slurmft.train.predict.heads import kind_of
 from slurmft.train.predict_config import PredictConfig
 from slurmft.train.tasks.tags import are_entities, entities, scheme
-from slurmft.train.tasks.tokens import Task
+from slurmft.train.tasks.tokens import Task, without_token
 from tests.conftest import Done, records, slurmft
 from tests.support.models import (
     LABELS,
@@ -406,3 +406,24 @@ def test_labels_that_are_numbers_are_names(tmp_path: Path, tiny_model: Path) -> 
     assert tokens.train.token_labels is not None
     labels = tokens.train.token_labels[: len(tokens.train.token_labels) // 3]
     assert labels[labels != IGNORED].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("word", ["", "\u200b"])
+def test_labels_of_words_without_a_token_are_named(
+    word: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    """In each split; a word without a token that is of no entity loses nothing."""
+    good = {"tokens": ["joy", word], "tags": ["B-joy", "O"]}
+    bad = {"tokens": ["joy", word], "tags": ["B-joy", "I-joy"]}
+    data = write_splits(
+        tmp_path / "data", {"train": [good, good], "validation": [good, bad]}
+    )
+    (warning,) = task_of(data, tiny_model).prepare().warnings
+    assert "validation.jsonl': words without a token" in warning
+    assert warning.endswith("evaluated: row 2")
+
+
+def test_words_that_are_cut_are_not_without_a_token() -> None:
+    words = [None, 0, 0, 2, None]
+    assert without_token(words, 5, is_whole=True) == [1, 3, 4]
+    assert without_token(words, 5, is_whole=False) == [1]

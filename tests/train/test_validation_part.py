@@ -121,7 +121,7 @@ def test_ranks_have_what_submission_showed(
     # Each row is in one of them.
     counts = [np.bincount(table.labels) for table in (found.train, found.validation)]
     assert (counts[0] + counts[1]).tolist() == [30, 60, 11]
-    (note,) = found.notes
+    note, *_ = found.notes
     assert "validation: 21 of the 101 rows of" in note
     assert "by --validation-fraction 0.2, stratified by label, seed 42" in note
     again = prepare(data, tiny_model, seed=7)
@@ -244,3 +244,44 @@ def test_a_run_says_what_it_validates_on(tmp_path: Path, tiny_model: Path) -> No
     counts = Counter(row["label"] for row in rows)
     assert counts == {"delivery": 40, "billing": 40}
     assert done.result["classes"]["billing"]["support"] == 8
+
+
+def test_classes_of_two_rows_in_two_halves(tmp_path: Path, tiny_model: Path) -> None:
+    """The fraction leaves one row of each class: it is named, and not the column."""
+    rows = tickets({f"class{number}": 2 for number in range(8)})
+    data = write_splits(tmp_path / "data", {"train": rows})
+    for read in (
+        lambda: inputs.check(task_of(data, tiny_model, validation_fraction=0.5).config),
+        lambda: prepare(data, tiny_model, validation_fraction=0.5),
+    ):
+        with pytest.raises(
+            UsageError,
+            match=r"the training split, by --validation-fr.* 0\.5.*another label in",
+        ) as error:
+            read()
+        assert "give another fraction" in str(error.value.hint)
+
+
+def test_a_seed_that_draws_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    rows = tickets({"a": 5, "b": 5})
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
+    with pytest.raises(UsageError, match="--data-seed 7 draws nothing without"):
+        task_of(data, tiny_model, validation_fraction=None, data_seed=7)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"text_pair_column": "text"},
+        {"label_column": "text"},
+        {"task": "embeddings", "text_pair_column": "other, text"},
+        {"task": "multi-label", "label_column": "joy,text"},
+    ],
+)
+def test_one_column_for_two_things(
+    given: dict[str, Any], tmp_path: Path, tiny_model: Path
+) -> None:
+    rows = tickets({"a": 5, "b": 5})
+    data = write_splits(tmp_path / "data", {"train": rows})
+    with pytest.raises(UsageError, match="column text is the column of --text-column"):
+        task_of(data, tiny_model, text_column="text", **given)

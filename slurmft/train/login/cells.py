@@ -98,8 +98,11 @@ class Labels:
                 "give them one, or take them out; rows are counted from 1, without the header",
             )
 
-    def names(self) -> list[str]:
+    def names(self, part: str = "") -> list[str]:
         """Returns the names of the classes: texts by the alphabet, numbers by value.
+
+        Args:
+            part: says how the rows are drawn from the training data; "": they are all.
 
         Raises:
             UsageError: rows without a label; values of another type, or of several; all the same,
@@ -113,19 +116,27 @@ class Labels:
         kind = self._one_type()
         values = [value for _, value in self.counts]
         if len(values) == 1:
-            problem = f"{self.where!r} has the one label {values[0]!r}"
-            raise UsageError(problem, _CHOOSE_LABEL_COLUMN)
+            raise self._no_classes(f"has the one label {values[0]!r}", part)
         self._check_scale(kind)
         if len(values) == self.rows:
             # Texts, or identifiers of rows: a class has several rows.
-            problem = f"{self.where!r} has another label in every row"
-            raise UsageError(problem, _CHOOSE_LABEL_COLUMN)
+            raise self._no_classes("has another label in every row", part)
         # Texts of digits, as a .csv has them: 2 comes before 10.
         if kind is str and all(value.isdecimal() for value in values):
             values.sort(key=int)
         else:
             values.sort()
         return [str(value) for value in values]
+
+    def _no_classes(self, problem: str, part: str) -> UsageError:
+        """Returns the error for labels that are no classes; `part` as in `names`."""
+        # All rows have classes: taking a part checks that each has several.
+        if part:
+            return UsageError(
+                f"{self.where!r}: the training split, {part}, {problem}",
+                "give another fraction, or a validation file, or add rows of each class",
+            )
+        return UsageError(f"{self.where!r} {problem}", _CHOOSE_LABEL_COLUMN)
 
     def _check_scale(self, kind: type) -> None:
         """Raises UsageError for texts that are numbers on a scale, as a .csv has them."""
@@ -326,12 +337,10 @@ def label_numbers(values: Sequence[Any], where: str, start: int = 1) -> list[flo
     for row, value in enumerate(values, start):
         number = _to_float(value)
         if not math.isfinite(number):
-            raise wrong_label(
-                where,
-                row,
-                value,
-                f"labels are numbers; {_CHOOSE_LABEL_COLUMN}",
-            )
+            hint = f"labels are numbers; {_CHOOSE_LABEL_COLUMN}"
+            if str(value).strip().lower() in ("true", "false"):
+                hint = "labels are numbers: write 1 for true and 0 for false"
+            raise wrong_label(where, row, value, hint)
         numbers.append(number)
     return numbers
 

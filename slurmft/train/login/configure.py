@@ -8,7 +8,7 @@ from slurmft.core.options import build, options
 from slurmft.core.site import merge, site_defaults
 from slurmft.train import ipex, recipes
 from slurmft.train.config import TrainConfig
-from slurmft.train.login.sources import check_packages, localize
+from slurmft.train.login.sources import check_in_cache, check_packages, localize
 
 OPTIONS = options(TrainConfig) | options(JobConfig)
 """Name -> field of every option of a training run: flags, and keys of the site file."""
@@ -27,6 +27,9 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         ipex.check_device(not _needs_gpus(job))
     # Before the program is made: its paths are those that nodes see.
     train = localize(train)
+    # An image may have a cache of its own, and commands of --setup name another one.
+    if job.container is None and not job.setup:
+        check_in_cache(train.model)
     program = train.program()
     if program.paths:
         # runs without local data need not wait for it

@@ -505,7 +505,7 @@ def _check_labels(task: str, form: RowFormat, splits: Sequence[Split]) -> list[s
     known_names = form.names or task_labels or train.class_names
     if not form.has_classes or (not known_names and train.share < 1):
         return []
-    names = list(known_names or train.labels.names())
+    names = list(known_names or train.labels.names(train.part))
     for split in splits:
         may_be_number = task_labels is not None or bool(split.class_names)
         # Each label once, with the row in which it is first. It raises for one that is no class.

@@ -13,7 +13,8 @@ from slurmft.core import interpreter
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
-from slurmft.core.hub import hub_cache, is_local
+from slurmft.core.hub import hub_cache, is_hub_offline, is_local
+from slurmft.core.options import flag, options
 from slurmft.core.permissions import user_name
 from slurmft.core.text import some
 from slurmft.train import ipex, metric_spec
@@ -57,6 +58,9 @@ def localize(train: TrainConfig) -> TrainConfig:
         folder = folder_of_task(_folder("--data", train.data), train.task)
         _check_splits(train, folder)
         changes["data"] = str(folder)
+    _check_data_seed(train)
+    for source in train.sources():
+        _check_columns(source)
     changes["mix"] = tuple(_localized_mix(train))
     if train.model is not None and is_local(train.model):
         folder = _folder("--model", train.model)
@@ -72,6 +76,46 @@ def localize(train: TrainConfig) -> TrainConfig:
         metrics.append(text)
     changes["metric"] = tuple(metrics)
     return dataclasses.replace(train, **changes)
+
+
+def _check_data_seed(train: TrainConfig) -> None:
+    """Raises UsageError where nothing is drawn by --data-seed; a task of the user's own may draw
+    something."""
+    if train.validation_fraction is not None or train.mix or train.task not in TASKS:
+        return
+    if options(TrainConfig)["data_seed"].is_set(train.data_seed):
+        raise UsageError(
+            f"--data-seed {train.data_seed} draws nothing without --validation-fraction or --mix",
+            "leave it out; the order of the training data is that of --seed",
+        )
+
+
+def _check_columns(train: TrainConfig) -> None:
+    """Raises UsageError where one column is to hold two things."""
+    flags: dict[str, str] = {}
+    for name in ("text_column", "text_pair_column", "label_column", "tools_column"):
+        # Some take several names.
+        for column in (getattr(train, name) or "").split(","):
+            column = column.strip()
+            if column and column in flags:
+                raise UsageError(
+                    f"{flag(name)} {column} is the column of {flags[column]}, too",
+                    "name a column of its own (a copy of it, if both are to be the same)",
+                )
+            flags[column] = flag(name)
+
+
+def check_in_cache(model: str | None) -> None:
+    """Raises UsageError where a model is no folder, in no cache, and cannot be downloaded."""
+    if model is None or is_local(model) or not is_hub_offline():
+        return
+    if not folders_of(model):
+        raise UsageError(
+            f"--model {model!r} is no folder here and not in the cache {str(hub_cache())!r}, and "
+            "HF_HUB_OFFLINE is set",
+            "give its folder, or fetch it where there is internet: HF_HUB_OFFLINE=0 slurmft "
+            f"fetch {model}",
+        )
 
 
 def _localized_mix(train: TrainConfig) -> Iterator[str]:

@@ -224,8 +224,12 @@ class Pretrained(Task):
     def found_labels(self, train: Rows) -> list[str]:
         """Returns the labels that occur in a split."""
         labels = Labels(train.where)
-        labels.add(self.form.labels(self.values(train)))
-        return labels.names()
+        values = self.values(train)
+        labels.add(self.form.labels(values))
+        part = Part.of(self.config, self.facts.splits[0])
+        if part is None:
+            return labels.names()
+        return labels.names(part.description(self.form.classes(values)))
 
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:
         """Returns a split's labels: numbers of classes or, without `names`, numbers.

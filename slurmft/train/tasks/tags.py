@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 _PREFIXED = re.compile(r"([BIOESLU])[-_](.+)")
-_OUTSIDE = "O"
+OUTSIDE = "O"
 
 
 class Tag(NamedTuple):
@@ -23,8 +23,8 @@ Entity = tuple[str, int, int]
 
 def tag_of(label: str) -> Tag | None:
     """Returns a label's prefix and type, as of `B-PER` or `B_PER`; None: it has no prefix."""
-    if label == _OUTSIDE:
-        return Tag(_OUTSIDE, "")
+    if label == OUTSIDE:
+        return Tag(OUTSIDE, "")
     match = _PREFIXED.fullmatch(label)
     if match is None:
         return None
@@ -54,8 +54,8 @@ def entities(labels: Sequence[str]) -> Iterator[Entity]:
     kind = ""  # of the entity under way
     has_ended = True
     # an O behind the last word ends what is under way
-    for i, label in enumerate([*labels, _OUTSIDE]):
-        tag = tag_of(label) or Tag(_OUTSIDE, "")
+    for i, label in enumerate([*labels, OUTSIDE]):
+        tag = tag_of(label) or Tag(OUTSIDE, "")
         continues = not has_ended and tag.kind == kind and tag.prefix in ("I", "E")
         if kind and not continues:
             yield kind, begin, i - 1
@@ -87,7 +87,7 @@ def scheme(names: Sequence[str], texts: Iterable[Sequence[str]]) -> str:
 def _always(texts: Iterable[Sequence[str]], place: int, prefix: str) -> bool:
     """Returns whether each run of entities of one type has a prefix at its first or last word."""
     for labels in texts:
-        tags = [tag_of(label) or Tag(_OUTSIDE, "") for label in labels]
+        tags = [tag_of(label) or Tag(OUTSIDE, "") for label in labels]
         for kind, first, last in entities(labels):
             word = (first, last)[place]
             if kind and tags[word].prefix != prefix:

@@ -14,13 +14,14 @@ import torch
 
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.login.cells import describe_rows
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import label_maps
 from slurmft.train.tasks.evaluate_metrics import MetricInputs, tag_inputs
 from slurmft.train.tasks.hub import Rows
 from slurmft.train.tasks.metrics import NAN, check_numbers
 from slurmft.train.tasks.pretrained import Pretrained, are_cut, filled
-from slurmft.train.tasks.tags import are_entities, entities, scheme, tag_of
+from slurmft.train.tasks.tags import OUTSIDE, are_entities, entities, scheme, tag_of
 
 # Places in a prediction, which counts for a whole text: entities that are predicted rightly, that
 # are predicted, that are true; words whose label is right, and all words.
@@ -72,6 +73,8 @@ class Task(Pretrained):
         inner_ids = np.array(inner_labels(names))
         token_labels = []
         names_of_texts = []
+        rows_with_lost_labels = []
+        longest = self.longest(tokenizer)
         pairs = zip(labels, words_of_tokens, strict=True)
         for place, (labels_of_row, words_of_row) in enumerate(pairs):
             what = f"{rows.where}: row {rows.number(place)}"
@@ -87,6 +90,16 @@ class Task(Pretrained):
                 labels_of_tokens = np.where(begins_word, labels_of_tokens, inner)
             token_labels.append(labels_of_tokens)
             names_of_texts.append([names[i] for i in ids])
+            is_whole = len(words_of_row) < longest
+            lost = without_token(words_of_row, len(ids), is_whole)
+            if any(names[ids[word]] != OUTSIDE for word in lost):
+                rows_with_lost_labels.append(rows.number(place))
+        if rows_with_lost_labels:
+            self.warnings.append(
+                f"{rows.where!r}: words without a token, such as '' or '\\u200b', have labels, "
+                "which are neither learnt nor evaluated: "
+                f"{describe_rows(rows_with_lost_labels)}"
+            )
         if not self._has_noted_scheme:  # the training data is the first
             self._has_noted_scheme = True
             self.notes.append(_scheme_note(names, names_of_texts))
@@ -238,6 +251,21 @@ def first_of_word(words: Sequence[int | None]) -> list[int]:
             first_tokens.append(word)
         previous = word
     return first_tokens
+
+
+def without_token(words: Sequence[int | None], count: int, is_whole: bool) -> list[int]:
+    """Returns the words of a text that the tokenizer makes no token of.
+
+    Args:
+        words: the word that each token is of; None for special tokens.
+        count: number of the words.
+        is_whole: the text is not cut: else words behind the last token may have had some.
+    """
+    with_token = {word for word in words if word is not None}
+    end = count
+    if not is_whole:
+        end = max(with_token, default=0)
+    return [word for word in range(end) if word not in with_token]
 
 
 def inner_labels(names: Sequence[str]) -> list[int]:
