@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -674,3 +675,29 @@ def test_negatives_that_nothing_reads_are_told(
     remarks = inputs.look(config_of(preset, compared, model))[1]
     has_told = any("--preset triplets uses it" in each for each in remarks)
     assert has_told == (preset == "pairs")
+
+
+def test_what_a_base_model_loses_is_told(compared: Path, tmp_path: Path) -> None:
+    """Modules and prompts of sentence-transformers that the saved model does not have."""
+    base = write_model(tmp_path / "base")
+    config = config_of("pairs", compared, base)
+
+    def remarks() -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            inputs.check(config)
+        texts = [str(each.message) for each in caught]
+        return [text for text in texts if "saved model does not have" in text]
+
+    modules = ["Transformer", "Pooling", "Normalize"]
+    settings: dict[str, Any] = {"prompts": {"query": ""}}
+    for lost in ("", "the module Dense and the prompts"):
+        if lost:
+            modules.append("Dense")
+            settings = {"prompts": {"query": "query: "}}
+        types = [{"type": f"sentence_transformers.models.{name}"} for name in modules]
+        (base / "modules.json").write_text(json.dumps(types))
+        file = base / "config_sentence_transformers.json"
+        file.write_text(json.dumps(settings))
+        assert len(remarks()) == bool(lost)
+        assert all(lost in text for text in remarks())
