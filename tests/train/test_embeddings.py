@@ -425,6 +425,8 @@ def test_metrics_are_those_of_sentence_transformers(
     rows = rows_of(compared, "validation")
     rows[3]["anchor"] = rows[2]["anchor"]
     rows[5]["positive"] = rows[6]["positive"]
+    # An anchor of its own, though its tokens are those of another.
+    rows[8]["anchor"] = rows[7]["anchor"].upper()
     data = write_splits(compared.parent / "again", {"train": rows, "validation": rows})
     encoder = plain_encoder(st, model)
     texts = {text for row in rows for text in (row["positive"], row["negative"])}

@@ -76,6 +76,15 @@ class Task(Pretrained):
         by_row = itertools.chain.from_iterable(zip(*ids, strict=True))
         return TokenTable.build(by_row, np.repeat(scores, self._texts).tolist())
 
+    def texts(self, validation: Rows) -> list[int]:
+        """Returns a number for each text of a split; equal texts have the same. Texts that differ
+        are two, also where their tokens are equal, as of words in another case."""
+        numbers: dict[str, int] = {}
+        columns = self.values(validation)[: self._texts]
+        rows = zip(*columns, strict=True)
+        texts = itertools.chain.from_iterable(rows)
+        return [numbers.setdefault(text, len(numbers)) for text in texts]
+
     @functools.cached_property
     def hidden_size(self) -> int:
         """Numbers of a vector."""
@@ -172,7 +181,9 @@ class Task(Pretrained):
             scores = table.labels[::2]
             values = {name: SCORES[name](cosines, scores) for name in self.metric_names}
             return values | {LOSS: float(np.mean(np.square(cosines - scores)))}
-        ranks = ranks_of_positives(predictions, _text_numbers(table), self._texts)
+        ranks = ranks_of_positives(
+            predictions, np.array(data.read_texts()), self._texts
+        )
         reciprocals = np.where(ranks <= _MOST_RANKED, 1 / ranks, 0)
         first_name, second_name = self.metric_names
         return {
@@ -244,16 +255,6 @@ def _vectors(output: Any, batch: Batch) -> Tensor:
     weights = is_token / lengths
     means = torch.bmm(weights[:, None], states)
     return normalize(means.squeeze(1), dim=-1)
-
-
-def _text_numbers(table: TokenTable) -> np.ndarray:
-    """Returns a number for each text of a table; equal texts have the same: int64, (texts,)."""
-    numbers: dict[bytes, int] = {}
-    of_texts = []
-    for begin, end in itertools.pairwise(table.offsets.tolist()):
-        text = table.tokens[begin:end].tobytes()
-        of_texts.append(numbers.setdefault(text, len(numbers)))
-    return np.array(of_texts)
 
 
 def ranks_of_positives(
