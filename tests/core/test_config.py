@@ -25,7 +25,7 @@ from slurmft.train.predict_config import PredictConfig
 from slurmft.train.recipes import RECIPES
 from slurmft.train.task_facts import TASKS
 
-TRAIN_FLAGS = """task task_option recipe as_published preset model data validation_fraction
+TRAIN_FLAGS = """task task_option recipe as_published preset model data mix validation_fraction
 data_seed text_column text_pair_column
 label_column tools_column max_length max_target_length source_prefix num_beams doc_stride
 epochs max_steps batch_size eval_batch_size
