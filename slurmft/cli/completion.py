@@ -55,8 +55,6 @@ def script(shell: str) -> str:
 
 def whole_parser() -> argparse.ArgumentParser:
     """Returns one parser of all commands, which knows what values their arguments take."""
-    import shtab
-
     root = argparse.ArgumentParser(prog="slurmft")
     root.add_argument("--version", action="store_true", help="print the version")
     commands = root.add_subparsers(parser_class=argparse.ArgumentParser)
@@ -79,7 +77,7 @@ def whole_parser() -> argparse.ArgumentParser:
                 _add(below, part_name, text, part.parser())
     options = site.all_options()
     for action in _all_actions(root):
-        _explain(action, options, shtab.FILE, shtab.DIRECTORY)
+        _explain(action, options)
     return root
 
 
@@ -99,12 +97,7 @@ def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from _all_actions(below)
 
 
-def _explain(
-    action: Any,
-    options: Mapping[str, Option],
-    file: dict[str, str],
-    folder: dict[str, str],
-) -> None:
+def _explain(action: Any, options: Mapping[str, Option]) -> None:
     """Adds what values an argument takes, where its parser leaves that to later checks."""
     # zsh shows the help beside the flag, in one line.
     action.help = re.sub(r"\s+", " ", action.help or "")
@@ -123,6 +116,6 @@ def _explain(
     if is_positional and metavar.startswith("RUN"):
         action.complete = dict.fromkeys(SHELLS, "_slurmft_runs")
     elif metavar == "DIR":
-        action.complete = folder
+        action.complete = dict.fromkeys(SHELLS, "_slurmft_dirs")
     elif metavar in ("FILE", "PATH", "SOURCE") or is_positional:
-        action.complete = file
+        action.complete = dict.fromkeys(SHELLS, "_slurmft_files")

@@ -121,6 +121,33 @@ def _until(fd: int, text: bytes) -> None:
             seen += os.read(fd, 4096)
 
 
+HOSTILE = "emotion-2026$(id>pwned)"
+"""The name of a folder of somebody else's."""
+
+
+@pytest.mark.parametrize("line", ["status emotion-2", "submit --runs-dir emotion-2"])
+def test_names_that_need_quotes_are_not_offered(
+    scripts: dict[str, Path], tmp_path: Path, line: str
+) -> None:
+    (tmp_path / HOSTILE).mkdir()
+    (tmp_path / "emotion-3").mkdir()
+    words = line.split()
+    assert HOSTILE not in complete(scripts["bash"], tmp_path, *words)
+    keys = f"slurmft {line}\t emotion-3\t"
+    bash = ["bash", "--norc", "--noprofile", "-i"]
+    setup = f"source '{scripts['bash']}'; slurmft() {{ echo $# arguments: \"$@\"; }}"
+    expected = f"{len(words) + 1} arguments: {line} emotion-3"
+    typed(bash, setup, f"{keys}\n", expected, tmp_path)
+    if shutil.which("zsh") is not None:
+        folder = scripts["zsh"].parent
+        setup = (
+            f"fpath=('{folder}' $fpath); autoload -Uz compinit; compinit -u -D; "
+            'slurmft() { echo $# arguments: "$@"; }'
+        )
+        typed(["zsh", "-f", "-i"], setup, f"{keys}\n", expected, tmp_path)
+    assert not (tmp_path / "pwned").exists()
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [("slurmft logs --fol\t", "--follow"), ("slurmft watch squ\t", "squad-1")],
