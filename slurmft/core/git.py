@@ -15,6 +15,7 @@ import errno
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,11 @@ _SAFE = (
     # A folder of the work tree that looks like a repository is none.
     "-c", "safe.bareRepository=explicit",
 )  # fmt: skip
+_TIME_LIMIT_S = 60.0
+"""Time limit of a git command: a FIFO among the files that it reads would keep it for ever."""
+_READ_IN_FOLDERS = (".git", ".gitattributes", ".gitignore")
+_READ_IN_REPOSITORY = ("HEAD", "config", "index", "info/attributes", "info/exclude")
+_HINT = "or: --snapshot folder"
 _OWN_VARIABLES = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 """The user's choice of configuration files. All other GIT_* variables may lead elsewhere."""
 _SUBMODULE = "160000"
@@ -64,7 +70,7 @@ def head(folder: Path) -> Commit | None:
     return Commit(commit.strip(), dirty=bool(changes))
 
 
-def status(folder: Path, *options: str, timeout_s: float | None = None) -> list[str]:
+def status(folder: Path, *options: str, timeout_s: float = _TIME_LIMIT_S) -> list[str]:
     """Returns the entries of `git status --porcelain`: two letters, a space and a path each."""
     # -z: a NUL after each entry, as a path may hold a line break, and git would quote it.
     # Submodules are looked at below: git would start itself in each, with its configuration.
@@ -126,19 +132,21 @@ def diff(folder: Path, place: str = "") -> str:
 def output(
     folder: Path,
     *arguments: str,
-    timeout_s: float | None = None,
+    timeout_s: float = _TIME_LIMIT_S,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Returns what a git command prints in a folder.
 
     Args:
         arguments: the command, one that compares no files; and its arguments.
-        timeout_s: its time limit; None: none.
+        timeout_s: its time limit.
         variables: of `_private`, in which all commands may be run.
 
     Raises:
-        UsageError: git is not installed, fails, or takes longer than `timeout_s`.
+        UsageError: git is not installed, fails, or takes longer than `timeout_s`; or a file that it
+            would read is a FIFO or a device.
     """
+    _check_files(folder)
     try:
         done = subprocess.run(
             [_program(), *_SAFE, *arguments],
@@ -148,11 +156,40 @@ def output(
             timeout=timeout_s,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise UsageError(f"git cannot be run in {str(folder)!r}: {error}") from None
+    except subprocess.TimeoutExpired:
+        problem = (
+            f"git {arguments[0]} in {str(folder)!r} took longer than {timeout_s:g} s"
+        )
+        raise UsageError(problem, _HINT) from None
     if done.returncode:
         raise _refusal(folder, arguments[0], os.fsdecode(done.stderr))
     return os.fsdecode(done.stdout)
+
+
+def _check_files(folder: Path) -> None:
+    """Checks the files that git reads first: it would wait for the writer of a FIFO.
+
+    Raises:
+        UsageError: one of them is a FIFO, a socket or a device.
+    """
+    for place in (folder, *folder.absolute().parents):
+        for name in _READ_IN_FOLDERS:
+            # Not stat: git follows no links here.
+            with contextlib.suppress(OSError):
+                _check_kind(place / name, os.lstat(place / name).st_mode)
+        repository = place / ".git"
+        if os.path.lexists(repository):
+            for name in _READ_IN_REPOSITORY:
+                with contextlib.suppress(OSError):
+                    _check_kind(repository / name, os.stat(repository / name).st_mode)
+            return
+
+
+def _check_kind(file: Path, mode: int) -> None:
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+        raise UsageError(f"git reads {str(file)!r}, which is no regular file", _HINT)
 
 
 def _program() -> str:
@@ -183,7 +220,7 @@ def _refusal(folder: Path, command: str, printed: str) -> UsageError:
     # Git says why in one line; before it may stand warnings, behind it advice.
     _, _, last_error = printed.rpartition("fatal: ")
     reason, _, _ = last_error.partition("\n")
-    hint = "or: --snapshot folder"
+    hint = _HINT
     # "detected dubious ownership": git reads no repository of another user.
     if "ownership" in reason:
         trust = f"git config --global --add safe.directory {shlex.quote(str(folder))}"

@@ -158,6 +158,46 @@ def test_git_is_not_looked_for_in_the_repository(
     assert not (tree / "started").exists()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [".gitattributes", ".gitignore", ".git/HEAD", ".git/config", ".git/info/exclude"],
+)
+def test_a_fifo_is_refused(tree: Path, name: str) -> None:
+    (tree / name).unlink(missing_ok=True)
+    os.mkfifo(tree / name)
+    (tree / "below").mkdir()
+    for folder in (tree, tree / "below"):
+        with pytest.raises(UsageError, match="which is no regular") as caught:
+            git.output(folder, "ls-files")
+        assert repr(str(tree / name)) in str(caught.value)
+        assert caught.value.hint == "or: --snapshot folder"
+
+
+def test_every_command_has_a_time_limit(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the FIFO is not among the files that are looked at before."""
+    (tree / "below").mkdir()
+    os.mkfifo(tree / "below" / ".gitignore")
+    with pytest.raises(
+        UsageError, match=r"git status in '.*tree' took longer"
+    ) as caught:
+        git.status(tree, "-uall", timeout_s=0.5)
+    assert caught.value.hint == "or: --snapshot folder"
+    limits = []
+    run = subprocess.run
+
+    def note_limit(*arguments: Any, **options: Any) -> Any:
+        limits.append(options["timeout"])
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "run", note_limit)
+    git.files(tree)
+    git.status(tree, "-uno")
+    git.diff(tree)
+    assert set(limits) == {60.0}
+
+
 FILTERS = ("x", "a.b", "a=b", "A b", "", "p", "]x", "#")
 """Names of filters; in an option of git's command line, "=" would end the name."""
 PROGRAMS = (
