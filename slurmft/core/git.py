@@ -20,11 +20,12 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import open_regular
+from slurmft.core.files import UnfitFileError, open_regular
 
 _SAFE = (
     "--no-pager",
@@ -39,6 +40,13 @@ _TIME_LIMIT_S = 60.0
 """Time limit of a git command: a FIFO among the files that it reads would keep it for ever."""
 _READ_IN_FOLDERS = (".git", ".gitattributes", ".gitignore")
 _READ_IN_REPOSITORY = ("HEAD", "config", "index", "info/attributes", "info/exclude")
+_MOST_BYTES = 64 * 2**20
+"""Size of the largest file of patterns that is copied; git itself reads no larger .gitattributes
+than 100 MB."""
+_MOST_INDEX_BYTES = 2**30
+"""Size of the largest index that is copied, with the parts that it shares: several million
+files."""
+_BLOCK_BYTES = 2**20
 _HINT = "or: --snapshot folder"
 _OWN_VARIABLES = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 """The user's choice of configuration files. All other GIT_* variables may lead elsewhere."""
@@ -251,11 +259,12 @@ def _private(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         (private / "HEAD").write_text(_head(folder))
         (private / "config").write_text(_settings(folder))
         for part in ("attributes", "exclude", "sparse-checkout"):
-            _copy(_path(folder, "--git-path", f"info/{part}"), private / "info" / part)
+            file = _path(folder, "--git-path", f"info/{part}")
+            _copy(file, private / "info" / part, _MOST_BYTES)
         # With its times, by which git knows which files may have changed since.
-        _copy(index, private / "index")
-        for shared in index.parent.glob("sharedindex.*"):
-            _copy(shared, private / shared.name)
+        left_bytes = _MOST_INDEX_BYTES
+        for file in (index, *index.parent.glob("sharedindex.*")):
+            left_bytes -= _copy(file, private / file.name, left_bytes)
         variables = {
             "GIT_DIR": str(private),
             "GIT_WORK_TREE": str(top),
@@ -300,13 +309,47 @@ def _settings(folder: Path) -> str:
     return "".join(lines)
 
 
-def _copy(file: Path, place: Path) -> None:
-    """Copies a file, with its times; nothing where there is none."""
-    with contextlib.suppress(FileNotFoundError), open_regular(file) as source:
-        status = os.fstat(source.fileno())
-        with open(place, "xb") as target:
-            shutil.copyfileobj(source, target)
-        os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+def _copy(file: Path, place: Path, most_bytes: int) -> int:
+    """Copies a file, with its times; nothing where there is none. Returns its size.
+
+    Raises:
+        UsageError: it is larger than `most_bytes`, has a hole, which would take room in the copy,
+            or cannot be read.
+    """
+    size_bytes = 0
+    try:
+        with open_regular(file) as source:
+            about = os.fstat(source.fileno())
+            if _first_hole(source) < about.st_size:
+                raise UnfitFileError(errno.EFBIG, "has holes", str(file))
+            with open(place, "xb") as target:
+                # It may grow meanwhile.
+                while block := source.read(_BLOCK_BYTES):
+                    size_bytes += len(block)
+                    if size_bytes > most_bytes:
+                        problem = f"larger than {most_bytes // 2**20} MiB"
+                        raise UnfitFileError(errno.EFBIG, problem, str(file))
+                    target.write(block)
+            os.utime(place, ns=(about.st_atime_ns, about.st_mtime_ns))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problem = f"git's file {str(file)!r} cannot be copied: {error.strerror}"
+        raise UsageError(problem, _HINT) from None
+    return size_bytes
+
+
+def _first_hole(file: BufferedReader) -> int:
+    """Returns where a file, of which nothing is read yet, has its first hole, or its end.
+
+    st_blocks would not tell: file systems compress.
+    """
+    try:
+        return os.lseek(file.fileno(), 0, os.SEEK_HOLE)
+    except OSError:  # an empty file, or a file system that does not tell
+        return os.fstat(file.fileno()).st_size
+    finally:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
 
 
 def _submodules(top: Path) -> list[str]:

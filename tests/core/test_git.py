@@ -198,6 +198,36 @@ def test_every_command_has_a_time_limit(
     assert set(limits) == {60.0}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "index",
+        "sharedindex.0",
+        "info/attributes",
+        "info/exclude",
+        "info/sparse-checkout",
+    ],
+)
+@pytest.mark.parametrize("kind", ["hole", "data"])
+def test_files_that_are_copied_have_a_bound(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    file = tree / ".git" / name
+    file.parent.mkdir(exist_ok=True)
+    size = 2**32
+    if kind == "data":
+        monkeypatch.setattr(git, "_MOST_BYTES", 2**12)
+        monkeypatch.setattr(git, "_MOST_INDEX_BYTES", 2**12)
+        size = 2**13
+        file.write_bytes(b"#" * size)
+    with open(file, "ab") as end:
+        end.truncate(size)
+    with pytest.raises(UsageError) as caught:
+        git.status(tree, "-uno")
+    assert repr(str(file)) in str(caught.value)
+    assert caught.value.hint == "or: --snapshot folder"
+
+
 FILTERS = ("x", "a.b", "a=b", "A b", "", "p", "]x", "#")
 """Names of filters; in an option of git's command line, "=" would end the name."""
 PROGRAMS = (
