@@ -124,6 +124,8 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._inode: int | None = None
+        """Of the folder that `make` has made."""
 
     @classmethod
     def create(cls, config: RunConfig, mark: str = "") -> "RunDir":
@@ -187,6 +189,7 @@ class RunDir:
             if self.path.exists():
                 return False
             raise  # a folder above is a file
+        self._inode = _inode_of_new(self.path)
         permissions.settle(share)
         try:
             for folder in (self.logs, self.failures, self.submitit):
@@ -287,9 +290,23 @@ class RunDir:
             return False
 
     def discard(self) -> None:
-        """Removes the run: its job never came to be."""
+        """Removes the run: its job never came to be. Another folder that has its name by now
+        stays."""
         # The error that led here is the one to report.
-        removal.discard(self.path, RUN, at_once=True)
+        with contextlib.suppress(trusted.NotOwnError, OSError):
+            inode = self._inode or self._inode_of_own()
+            removal.remove(self.path, RUN, at_once=True, inode=inode)
+
+    def _inode_of_own(self) -> int:
+        """Returns the inode of the folder, if it holds a configuration that nobody else can have
+        written.
+
+        Raises:
+            NotOwnError, OSError: it does not.
+        """
+        with CONFIG.folder(self.path) as folder:
+            os.close(CONFIG.open(self.config, folder))
+            return os.fstat(folder).st_ino
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:03d}.log"
@@ -587,6 +604,23 @@ def unreadable(name: str, error: OSError | ValueError) -> str:
         return f"{name} cannot be read: {one_line(error)}"
     # What does not fit may be long.
     return f"{name} is damaged: {shown(str(error))}"
+
+
+def _inode_of_new(path: Path) -> int:
+    """Returns the inode of a folder that this process has just made.
+
+    Raises:
+        FileExistsError: there is another in its place by now, which holds something.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Hidden ones a file system may put there, as `.snapshot`.
+        if any(not name.startswith(".") for name in os.listdir(folder)):
+            reason = "it was replaced meanwhile"
+            raise FileExistsError(errno.EEXIST, reason, str(path))
+        return os.fstat(folder).st_ino
+    finally:
+        os.close(folder)
 
 
 def _random_part() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.core import permissions
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import new_folder, write_json, write_text
@@ -248,6 +249,46 @@ def test_what_is_only_told_of_a_run_that_is_gone(
         "No such file or directory): failed: the loss is nan" in capsys.readouterr().err
     )
     assert not run.path.exists()
+
+
+@pytest.mark.parametrize("is_open_anew", [False, True])
+def test_folder_that_took_the_place_of_a_run_is_not_discarded(
+    tmp_path: Path, is_open_anew: bool
+) -> None:
+    run = make(tmp_path)
+    theses = tmp_path / "theses"
+    theses.mkdir(mode=0o700)
+    (theses / "thesis.tex").write_text("mine")
+    run.path.rename(tmp_path / "away")
+    theses.rename(run.path)
+    if is_open_anew:
+        run = RunDir(run.path)
+    run.discard()
+    assert (run.path / "thesis.tex").read_text() == "mine"
+    run.path.rename(theses)
+    (tmp_path / "away").rename(run.path)
+    run.discard()
+    assert not run.path.exists()
+
+
+def test_folder_that_takes_the_place_of_a_new_run_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theses = tmp_path / "theses"
+    theses.mkdir(mode=0o700)
+    (theses / "thesis.tex").write_text("mine")
+    make_folder = permissions.make_folder
+
+    def replaced(path: Path, share_with_group: bool) -> None:
+        make_folder(path, share_with_group)
+        path.rename(tmp_path / "away")
+        theses.rename(path)
+
+    monkeypatch.setattr(permissions, "make_folder", replaced)
+    with pytest.raises(UsageError, match="it was replaced meanwhile"):
+        make(tmp_path)
+    (path,) = (tmp_path / "runs").iterdir()
+    assert [file.name for file in path.iterdir()] == ["thesis.tex"]
 
 
 def test_reason_with_the_name_of_a_file_that_is_no_utf_8(tmp_path: Path) -> None:
