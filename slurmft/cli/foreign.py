@@ -14,12 +14,16 @@ def add_yes(parser: Parser) -> None:
     parser.add_argument("--yes", metavar="NAME,...", help=text)
 
 
-def ask(run: RunDir, yes: str | None) -> None:
+def ask(run: RunDir, yes: str | None, records: bool = True) -> None:
     """Shows what a run from elsewhere would execute, and asks whether it may; nothing for a run
     that was submitted here, or was agreed to before.
 
+    Args:
+        records: False: the answer holds for this command alone, which is a dry run.
+
     Raises:
         UsageError: it may not, or nobody is there to ask.
+        ForeignRunError: it names a module that is of none of slurmft's programs.
     """
     came_from = origin.origin_of(run.path)
     if came_from is None or came_from.accepted:
@@ -32,7 +36,8 @@ def ask(run: RunDir, yes: str | None) -> None:
     print("\n".join(text), file=sys.stderr, flush=True)
     names = ",".join(lines)
     if yes is not None:
-        origin.accept(run.path, lines, [name for name in yes.split(",") if name])
+        accepted = [name for name in yes.split(",") if name]
+        origin.accept(run.path, lines, accepted, records)
         return
     if not sys.stdin.isatty():
         raise UsageError(
@@ -44,4 +49,4 @@ def ask(run: RunDir, yes: str | None) -> None:
         raise UsageError(
             "nothing was executed", "slurmft report and status show the run"
         )
-    origin.accept(run.path, lines, lines)
+    origin.accept(run.path, lines, lines, records)

@@ -36,7 +36,7 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     flags = typed_options(arguments, _JOB_OPTIONS)
-    foreign.ask(run, arguments.yes)
+    foreign.ask(run, arguments.yes, records=not arguments.dry_run)
     # Read before the submission: a job that starts at once may write another.
     checkpoint = run.newest_checkpoint()
     start = checkpoint or "the beginning: there is no checkpoint"

@@ -291,15 +291,18 @@ def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
 
 
 def show_resume(run: RunDir, flags: dict[str, Any]) -> str:
-    """Returns the text of a dry run of `resume`; raises as it would."""
-    config, cluster = _resumed(run, flags)
+    """Returns the text of a dry run of `resume`; raises as it would. Of a run from elsewhere, its
+    user has agreed to this dry run."""
+    config, cluster = _resumed(run, flags, is_agreed=True)
     return dry_run(config, cluster, run)
 
 
-def _resumed(run: RunDir, flags: dict[str, Any]) -> tuple[RunConfig, str]:
+def _resumed(
+    run: RunDir, flags: dict[str, Any], is_agreed: bool = False
+) -> tuple[RunConfig, str]:
     """Returns the configuration of a run that resumes, and its cluster."""
     # Another user's configuration would choose what this one submits: it is refused.
-    old = run.load_own_config()
+    old = run.load_own_config(is_agreed)
     frozen_code.check(run, old)
     _check_ended(run, moves="cluster" in flags)
     # What it waited for is over: Slurm may know those jobs no more.

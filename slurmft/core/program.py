@@ -136,6 +136,14 @@ def kind_of(program: Program) -> ProgramKind:
     return kind_class(program.kind)(program)
 
 
+RANK_MODULES = {
+    "train": "slurmft.train.rank",
+    PREDICT: "slurmft.train.rank",
+    OWN: "slurmft.programs.process",
+}
+"""What the ranks of slurmft's own kinds of programs run: a run from elsewhere may name no other."""
+
+
 @functools.cache
 def kind_class(name: str) -> type[ProgramKind]:
     """Returns the class of a kind of program; that of any program for an unknown name."""

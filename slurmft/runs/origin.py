@@ -20,6 +20,7 @@ from slurmft.core.decode import read
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.options import Option, options
+from slurmft.core.program import OWN, RANK_MODULES, Program
 
 NAME = "origin.json"
 """The mark. `slurmft pull` fetches no file of this name."""
@@ -82,23 +83,45 @@ def mark(run: Path, origin: Origin) -> None:
 
 
 def executed(config: RunConfig) -> dict[str, list[str]]:
-    """Returns what a run executes that its configuration chooses: name -> lines to show."""
+    """Returns what a run executes that its configuration chooses: name -> lines to show.
+
+    Raises:
+        ForeignRunError: its ranks would run a module that is of none of slurmft's programs.
+    """
     program = config.program
-    words = program.settings.get("argv")
-    command = f"python -m {program.module}"
-    if isinstance(words, (list, tuple)):
-        command = shlex.join(map(str, words))
-    lines = {"program": [command]}
-    for what, value in (
-        ("in the folder", program.settings.get("folder")),
-        ("with the code in", program.settings.get("code") or program.code),
-    ):
-        if value:
-            lines["program"].append(f"{what} {value!r}")
+    lines = {"program": _program_lines(program)}
     values = config.job.values()
     lines |= _lines_of(options(JobConfig), values)
     for declared in plugins.load_all(plugins.OPTIONS):
         lines |= _lines_of(options(declared), program.settings)
+    return lines
+
+
+def _program_lines(program: Program) -> list[str]:
+    if program.module != RANK_MODULES.get(program.kind):
+        raise ForeignRunError(
+            f"refused: a run from elsewhere that executes the module {program.module!r} as a "
+            f"program of the kind {program.kind!r}, which slurmft does not",
+            "submit a run of your own: slurmft run, or slurmft submit",
+        )
+    # Only a user's own program heeds the command, folder and code of its settings.
+    if program.kind != OWN:
+        lines = [f"python -m {program.module}"]
+        if program.code:
+            lines.append(f"with the code in {program.code!r}")
+        return lines
+    settings = program.settings
+    words = settings.get("argv")
+    command = repr(words)
+    if isinstance(words, (list, tuple)):
+        command = shlex.join(map(str, words))
+    # A newline in a word would look like another line of the list.
+    if not command.isprintable():
+        command = repr(words)
+    lines = [command]
+    for what, name in (("in the folder", "folder"), ("with the code in", "code")):
+        if settings.get(name):
+            lines.append(f"{what} {settings[name]!r}")
     return lines
 
 
@@ -120,8 +143,13 @@ def _lines_of(
     return lines
 
 
-def accept(run: Path, lines: dict[str, list[str]], names: Iterable[str]) -> None:
+def accept(
+    run: Path, lines: dict[str, list[str]], names: Iterable[str], records: bool = True
+) -> None:
     """Records that a run from elsewhere may execute what its user has named.
+
+    Args:
+        records: False: the names are only checked, as for a dry run.
 
     Raises:
         UsageError: it executes more than that, or less.
@@ -132,6 +160,8 @@ def accept(run: Path, lines: dict[str, list[str]], names: Iterable[str]) -> None
             f"--yes names {_listed(named)}, but the run executes {_listed(lines)}",
             f"look at each, then: --yes {','.join(lines)}",
         )
+    if not records:
+        return
     origin = origin_of(run) or Origin()
     mark(run, dataclasses.replace(origin, accepted=sorted(named)))
 

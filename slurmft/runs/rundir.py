@@ -270,14 +270,18 @@ class RunDir:
             "anew; slurmft list, status and report read it"
         )
 
-    def load_own_config(self) -> RunConfig:
+    def load_own_config(self, is_agreed: bool = False) -> RunConfig:
         """Returns the configuration for whoever acts on it: submits, executes, cancels, uploads.
+
+        Args:
+            is_agreed: the user agrees to what it executes without a record of that: a dry run.
 
         Raises:
             NotOwnError: the run is another user's, or others can write it.
             ForeignRunError: it came from elsewhere, and its user has not agreed to execute it.
         """
-        origin.check(self.path)
+        if not is_agreed:
+            origin.check(self.path)
         return self.load_config(CONFIG.read)
 
     def is_own(self) -> bool:

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.cli import resume
 from slurmft.core.errors import UsageError
+from slurmft.core.files import write_json
+from slurmft.core.program import OWN, RANK_MODULES
+from slurmft.core.run_files import Job
+from slurmft.programs.description import MODULE, OwnProgram
 from slurmft.runs import origin
 from slurmft.runs.origin import ForeignRunError, Origin
 from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from tests.support.made_runs import write_run
 
 LAB = Origin(cluster="lab", path="/runs/r", owner="eve", user="ada", time=1e9)
@@ -55,4 +61,41 @@ def test_the_yes_names_what_is_executed(run: RunDir) -> None:
     assert run.is_own()
     assert origin.origin_of(run.path) == replace(LAB, accepted=sorted(lines))
     origin.mark(run.path, LAB)  # fetched again, it may have other files
+    assert not run.is_own()
+
+
+def test_only_what_the_ranks_execute_is_listed(run: RunDir) -> None:
+    config = run.load_config()
+    decoys = {"argv": ["true"], "code": "/harmless"}
+    train = replace(
+        config.program, settings=config.program.settings | decoys, code="/code"
+    )
+    lines = origin.executed(replace(config, program=train))["program"]
+    assert lines == ["python -m slurmft.train.rank", "with the code in '/code'"]
+    argv = ("python", "a\n  setup: b.py")
+    settings = OwnProgram(argv=argv, file="a", folder="/f", code="/c")
+    program = settings.program("own", code="/unused")
+    lines = origin.executed(replace(config, program=program))["program"]
+    assert lines == [repr(argv), "in the folder '/f'", "with the code in '/c'"]
+
+
+def test_other_modules_are_refused(run: RunDir) -> None:
+    assert RANK_MODULES[OWN] == MODULE
+    config = run.load_config()
+    assert TrainConfig.of(config.program).program().module == RANK_MODULES["train"]
+    for kind, module in (("train", "evil"), (OWN, "slurmft.train.rank"), ("x", "x")):
+        program = replace(config.program, kind=kind, module=module)
+        with pytest.raises(ForeignRunError, match="executes the module"):
+            origin.executed(replace(config, program=program))
+
+
+def test_a_dry_run_records_no_consent(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_process = "4194305"
+    write_json(run.job, Job(cluster="local", id=no_process))
+    names = ",".join(origin.executed(run.load_config()))
+    flags = ["--cluster", "local", "--nodes", "1", "--dry-run", "--yes", names]
+    assert resume.main([str(run.path), *flags]) == 0
+    assert "dry run: nothing was submitted" in capsys.readouterr().out
     assert not run.is_own()
