@@ -18,7 +18,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -50,6 +50,8 @@ _BLOCK_BYTES = 2**20
 _HINT = "or: --snapshot folder"
 _OWN_VARIABLES = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 """The user's choice of configuration files. All other GIT_* variables may lead elsewhere."""
+_MOST_DEPTH = 32
+"""How deep submodules may lie in each other."""
 _SUBMODULE = "160000"
 """The mode of a submodule in the output of `git ls-files --stage`."""
 _KEPT = (
@@ -79,7 +81,22 @@ def head(folder: Path) -> Commit | None:
 
 
 def status(folder: Path, *options: str, timeout_s: float = _TIME_LIMIT_S) -> list[str]:
-    """Returns the entries of `git status --porcelain`: two letters, a space and a path each."""
+    """Returns the entries of `git status --porcelain`: two letters, a space and a path each.
+
+    Raises:
+        UsageError: as of `output`; or submodules lie too deep, or their work trees elsewhere.
+    """
+    return _status(folder, options, timeout_s, ())
+
+
+def _status(
+    folder: Path, options: Sequence[str], timeout_s: float, around: tuple[Path, ...]
+) -> list[str]:
+    """Returns the entries of a work tree.
+
+    Args:
+        around: the real paths of the work trees of which it is a submodule.
+    """
     # -z: a NUL after each entry, as a path may hold a line break, and git would quote it.
     # Submodules are looked at below: git would start itself in each, with its configuration.
     command = (
@@ -96,10 +113,9 @@ def status(folder: Path, *options: str, timeout_s: float = _TIME_LIMIT_S) -> lis
         # Behind the last NUL is nothing.
         entries = text.split("\0")[:-1]
         changed = {entry[3:] for entry in entries}
-        for name in _submodules(top):
-            if name not in changed and status(
-                top / name, *options, timeout_s=timeout_s
-            ):
+        around = _around(folder, top, around)
+        for name in _submodules(around):
+            if name not in changed and _status(top / name, options, timeout_s, around):
                 entries.append(f" M {name}")
     return entries
 
@@ -120,20 +136,30 @@ def tracks(folder: Path, path: Path) -> bool:
         return False
 
 
-def diff(folder: Path, place: str = "") -> str:
+def diff(folder: Path) -> str:
     """Returns the changes of tracked files since the commit, those of submodules included.
 
+    Raises:
+        UsageError: as of `status`.
+    """
+    return _diff(folder, "", ())
+
+
+def _diff(folder: Path, place: str, around: tuple[Path, ...]) -> str:
+    """Returns the changes of a work tree.
+
     Args:
-        folder: the work tree.
         place: where it is in that of which it is a submodule, with a slash at the end.
+        around: the real paths of the work trees of which it is a submodule.
     """
     plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short")
     prefixes = (f"--src-prefix=a/{place}", f"--dst-prefix=b/{place}")
     command = ("diff", *plain, *prefixes, "--ignore-submodules=dirty", "HEAD")
     with _private(folder) as (top, variables):
         changes = [output(folder, *command, variables=variables)]
-        for name in _submodules(top):
-            changes.append(diff(top / name, f"{place}{name}/"))
+        around = _around(folder, top, around)
+        for name in _submodules(around):
+            changes.append(_diff(top / name, f"{place}{name}/", around))
     return "".join(changes)
 
 
@@ -352,12 +378,39 @@ def _first_hole(file: BufferedReader) -> int:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
 
 
-def _submodules(top: Path) -> list[str]:
-    """Returns the paths of the submodules of a work tree that are checked out."""
+def _around(folder: Path, top: Path, around: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Returns the real paths of the work trees around the submodules of one, its own the last.
+
+    Raises:
+        UsageError: the work tree of a submodule is not its folder, as `core.worktree` may say, and
+            so may hold it; or it lies deeper than `_MOST_DEPTH`.
+    """
+    real = top.resolve()
+    if around and real != folder.resolve():
+        problem = f"the work tree of the submodule {str(folder)!r} is {str(real)!r}"
+        raise UsageError(problem, _HINT)
+    if len(around) > _MOST_DEPTH:
+        problem = f"more than {_MOST_DEPTH} submodules lie in each other: {str(real)!r}"
+        raise UsageError(problem, _HINT)
+    return (*around, real)
+
+
+def _submodules(around: tuple[Path, ...]) -> list[str]:
+    """Returns the paths of the submodules of a work tree that are checked out. Those that lie
+    behind a link, or whose folder is not below the work tree, are none.
+
+    Args:
+        around: of `_around`.
+    """
+    top = around[-1]
     listed = output(top, "ls-files", "-z", "--stage")
     paths = []
     for entry in listed.split("\0")[:-1]:
         about, _, name = entry.partition("\t")
-        if about.startswith(_SUBMODULE) and os.path.lexists(top / name / ".git"):
+        if not about.startswith(_SUBMODULE):
+            continue
+        folder = top / name
+        is_below = top in folder.parents and folder.resolve() == folder
+        if is_below and os.path.lexists(folder / ".git"):
             paths.append(name)
     return paths

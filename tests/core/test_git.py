@@ -144,6 +144,49 @@ def test_submodules_that_have_changed(tree: Path, tmp_path: Path) -> None:
     assert "+++ b/changed/train.py" in text
 
 
+def add_submodule(tree: Path, name: str) -> None:
+    commit = run_git(tree, "rev-parse", "HEAD")
+    entry = f"160000,{commit},{name}"
+    run_git(tree, "update-index", "--add", "--cacheinfo", entry)
+
+
+@pytest.mark.parametrize("name", ["sub", "folder/sub"])
+def test_a_link_is_no_submodule(tree: Path, name: str) -> None:
+    """It may lead to the work tree that holds it, and so on."""
+    add_submodule(tree, name)
+    run_git(tree, "commit", "-qm", "two")
+    (tree / "real").mkdir()
+    if name == "sub":
+        (tree / "sub").symlink_to(".")
+    else:
+        (tree / "real" / "sub").symlink_to("..")
+        (tree / "folder").symlink_to("real")
+    plain = ("status", "-z", "--porcelain", "-uno", "--ignore-submodules=dirty")
+    changes = run_git(tree, *plain, keep=True)
+    assert git.status(tree, "-uno") == changes.split("\0")[:-1]
+    assert "Subproject" in git.diff(tree)
+
+
+def test_a_submodule_whose_work_tree_is_around_it(tree: Path) -> None:
+    sub = repository(tree / "sub")
+    add_submodule(tree, "sub")
+    run_git(tree, "commit", "-qm", "two")
+    add_submodule(sub, "sub")
+    run_git(sub, "config", "core.worktree", str(tree))
+    for ask in (git.status, git.diff):
+        with pytest.raises(UsageError, match=r"submodule '.*sub' is '.*tree'"):
+            ask(tree)
+
+
+def test_submodules_have_a_depth(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository(tree / "sub")
+    add_submodule(tree, "sub")
+    assert git.status(tree, "-uno") == ["A  sub"]
+    monkeypatch.setattr(git, "_MOST_DEPTH", 0)
+    with pytest.raises(UsageError, match=r"more than 0 submodules .*sub'"):
+        git.diff(tree)
+
+
 def test_git_is_not_looked_for_in_the_repository(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
