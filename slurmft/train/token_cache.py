@@ -6,7 +6,8 @@ gets the files themselves (as links where both are on one file system): it stays
 cache is emptied, and the cache may be one that only the main rank's node sees.
 
 Checksums tell damage, not who wrote a file. So the cache is private: its folder belongs to the user
-and has mode 0700, and nothing is used of one that others may look into or write.
+and has mode 0700, and nothing is used of one that others may look into or write. It holds a mark:
+others may have renamed another folder of the user's to its name.
 """
 
 import contextlib
@@ -37,8 +38,10 @@ _NAME = re.compile(
 """Files that tokens consist of; no other file is written or taken, whatever damage says."""
 _TOP = re.compile(r"(meta|texts)\.json|train|validation|tokenizer")
 """Names of these in the folder of an entry."""
-ENTRY = re.compile(r"\w+|\.\w+\.\d+-[0-9a-f]{4}")
-"""Names of entries, and of those that are being written or removed."""
+_MARK = "slurmft-token-cache"
+"""A file in each cache, which is made with it."""
+ENTRY = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{32}\.\d+-[0-9a-f]{4}")
+"""Names of entries, as `key_of` makes them, and of those that are being written or removed."""
 _UNUSED_S = 30 * 86400
 """Entries that no run has used for so long are removed when another is added."""
 _LEFTOVER_S = 86400
@@ -68,8 +71,69 @@ def key_of(sources: dict[str, Any]) -> str:
 # --- the private folder ---------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _opened(cache: Path) -> Iterator[Path]:
+    """Opens a cache; yields a path through a descriptor of it.
+
+    Raises:
+        NotOwnError: it is not this user's alone, or slurmft has not made it.
+        OSError: there is none, or it is a link.
+    """
+    with CACHE.private(cache) as private:
+        if not os.path.lexists(private / _MARK):
+            raise trusted.NotOwnError(
+                f"{CACHE.what} {str(cache)!r} is a folder that slurmft has not made: it has no "
+                f"{_MARK!r}",
+                "move it elsewhere",
+            )
+        yield private
+
+
+def _make(cache: Path) -> None:
+    """Makes a cache with its mark, unless something is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if os.path.lexists(cache):
+        return
+    with permissions.as_in(cache.parent):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+    aside = removal.aside_of(cache)
+    aside.mkdir(mode=0o700)
+    with CACHE.private(aside) as private:
+        # Others may have put another folder there.
+        if os.listdir(private):
+            return
+        try:
+            private.joinpath(_MARK).touch()
+            # Another process may be faster: no rename replaces a folder that holds something.
+            os.rename(aside, cache)
+        except OSError:
+            inode = private.stat().st_ino
+            with contextlib.suppress(OSError):
+                removal.remove(aside, removal.ASIDE, inode=inode)
+            if not os.path.lexists(cache):
+                raise
+
+
+def _is_entry(path: Path) -> bool:
+    """Returns whether a folder holds what entries hold, and nothing else."""
+    try:
+        names = set(os.listdir(path))
+    except OSError:
+        return False
+    if not all(name == _SUMS or _TOP.fullmatch(name) for name in names):
+        return False
+    # One that is being written or removed may lack any of them.
+    is_whole = not path.name.startswith(".")
+    return not is_whole or not names.isdisjoint((_SUMS, "meta.json"))
+
+
 def _remove(cache: Path, name: str) -> None:
     """Removes an entry at once for whoever looks for it; or not at all, if another process does."""
+    if not _is_entry(cache / name):
+        return
     # `unused` takes what a kill leaves of it for a leftover.
     removal.discard(cache / name, ENTRY, at_once=True)
 
@@ -81,9 +145,9 @@ def unused(cache: Path, for_s: float) -> Iterator[tuple[Path, float]]:
     """
     now = time.time()
     try:
-        with CACHE.private(cache) as private:
+        with _opened(cache) as private:
             idle_s = {}
-            for path in removal.matching(private, ENTRY):
+            for path in filter(_is_entry, removal.matching(private, ENTRY)):
                 # `take` touches an entry that it uses.
                 idle_s[path.name] = now - path.lstat().st_mtime
     except (OSError, SlurmftError):
@@ -104,10 +168,10 @@ def take(cache: Path, key: str, into: Path) -> bool:
 
     Raises:
         DamagedError: there was one, and it was not whole. It is removed; `into` is empty.
-        NotOwnError: the cache is not this user's alone.
+        NotOwnError: the cache is not this user's alone, or not made by slurmft.
     """
     try:
-        with CACHE.private(cache) as private:
+        with _opened(cache) as private:
             return _take(private, key, into)
     except OSError:  # there is none, or it is closed to this user
         return False
@@ -177,12 +241,11 @@ def keep(cache: Path, key: str, tokens: Path) -> None:
 
     Raises:
         OSError: it cannot be written; there is no entry then.
-        SlurmftError: the cache is not this user's alone; or a file has a name that tokens have not.
+        SlurmftError: the cache is not this user's alone, or not made by slurmft; or a file has a
+            name that tokens have not.
     """
-    with permissions.as_in(cache.parent):
-        cache.parent.mkdir(parents=True, exist_ok=True)
-    cache.mkdir(mode=0o700, exist_ok=True)
-    with CACHE.private(cache) as private:
+    _make(cache)
+    with _opened(cache) as private:
         for path, _ in unused(cache, _UNUSED_S):
             _remove(private, path.name)
         if (private / key).exists():

@@ -626,24 +626,26 @@ def test_kept_tokens_that_nobody_used(
     messy: dict[str, RunDir], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache, into = tmp_path / "cache", tmp_path / "into"
-    for key in ("unused", "used", "new", ".half.7-ab01"):
+    unused, used, new = map(token_cache.key_of, ({"a": 1}, {"a": 2}, {"a": 3}))
+    half = f".{new}.7-ab01"
+    for key in (unused, used, new, half):
         token_cache.keep(cache, key, messy["finished"].tokens)
-    for key in ("unused", "used", ".half.7-ab01"):
+    for key in (unused, used, half):
         os.utime(cache / key, (time.time() - 40 * DAY_S,) * 2)
     into.mkdir()
-    assert token_cache.take(cache, "used", into)
+    assert token_cache.take(cache, used, into)
     flags = ["--runs-dir", str(tmp_path / "runs"), "--only", "token-cache"]
     assert clean.main([*flags, "--json", "--dry-run"]) == 0
     items = json.loads(capsys.readouterr().out)["items"]
     assert [(Path(i["path"]).name, i["kind"]) for i in items] == [
-        (".half.7-ab01", "token-cache"), ("unused", "token-cache"),
+        (half, "token-cache"), (unused, "token-cache"),
     ]  # fmt: skip
     assert "no run has used it for 40 days" in items[1]["why"]
     assert items[1]["bytes"] > 100
     assert clean.main([*flags, "--older-than", "50d", "--dry-run"]) == 0
-    assert "unused" not in capsys.readouterr().out
+    assert unused not in capsys.readouterr().out
     assert clean.main([*flags, "--yes"]) == 0
-    assert sorted(path.name for path in cache.iterdir()) == ["new", "used"]
+    assert {path.name for path in cache.iterdir()} == {used, new, token_cache._MARK}
     assert messy["finished"].tokens.is_dir()
 
 
@@ -652,12 +654,13 @@ def test_kept_tokens_that_are_taken_meanwhile_stay(
 ) -> None:
     """A run takes them after they were shown, before the answer."""
     cache, into = tmp_path / "cache", tmp_path / "into"
-    token_cache.keep(cache, "key", messy["finished"].tokens)
-    os.utime(cache / "key", (time.time() - 40 * DAY_S,) * 2)
+    key = token_cache.key_of({})
+    token_cache.keep(cache, key, messy["finished"].tokens)
+    os.utime(cache / key, (time.time() - 40 * DAY_S,) * 2)
     into.mkdir()
 
     def ask(prompt: str) -> str:
-        assert token_cache.take(cache, "key", into)
+        assert token_cache.take(cache, key, into)
         return "y"
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
@@ -665,7 +668,7 @@ def test_kept_tokens_that_are_taken_meanwhile_stay(
     assert (
         clean.main(["--runs-dir", str(tmp_path / "runs"), "--only", "token-cache"]) == 0
     )
-    assert (cache / "key").is_dir()
+    assert (cache / key).is_dir()
 
 
 def test_clean(

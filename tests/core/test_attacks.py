@@ -692,13 +692,15 @@ def escapes(ada: User, eve: User) -> None:
 
 # --- kept tokens ----------------------------------------------------------------------------------
 
+KEY = "0" * 32
+
 
 def take(user: User, cache: Path, into: Path) -> str:
     into.mkdir()
     user.own(into)
     code = (
         "from pathlib import Path; from slurmft.train import token_cache\n"
-        f"try: print(token_cache.take(Path({str(cache)!r}), 'key', Path({str(into)!r})))\n"
+        f"try: print(token_cache.take(Path({str(cache)!r}), {KEY!r}, Path({str(into)!r})))\n"
         "except Exception as error: print(error)"
     )
     return user.python(code).splitlines()[0]
@@ -706,7 +708,8 @@ def take(user: User, cache: Path, into: Path) -> str:
 
 def plant(user: User, cache: Path, files: dict[str, str]) -> Path:
     """An entry with its sums."""
-    entry = cache / "key"
+    entry = cache / KEY
+    user.write(cache / "slurmft-token-cache", "")
     for name, text in files.items():
         user.write(entry / name, text)
     sums = {name: fingerprint(entry / name) for name in files}
@@ -773,33 +776,44 @@ def tokens_in_an_open_cache(ada: User, eve: User) -> None:
 
 @attack(
     GROUP,
-    "puts a link to a folder of yours, or a folder of theirs, in the place of your kept tokens",
+    "puts a link to a folder of yours, another folder of yours, or one of theirs, in the place of "
+    "your kept tokens",
     "nothing is kept there, and nothing in it removed",
 )
 def cache_that_is_a_link(ada: User, eve: User) -> None:
     precious = ada.write(ada.home / "letters" / "one" / "x", "mine")
     os.utime(precious.parent, (0, 0))
+    ada.write(ada.home / "theses" / "one" / "meta.json", "mine")
+    os.utime(ada.home / "theses" / "one", (0, 0))
     ada.write(ada.home / "tokens" / "meta.json", "{}")
     hf = eve.home / "shared"
-    for name, target in (("link", ada.home / "letters"), ("folder", eve.home / "open")):
+    for name, target in (
+        ("link", ada.home / "letters"),
+        ("folder", eve.home / "open"),
+        ("own", ada.home / "theses"),
+    ):
         target.mkdir(exist_ok=True)
         eve.write(hf / name / "x", "")
         cache = hf / name / "tokens"
         if name == "link":
             cache.symlink_to(target)
+        elif name == "own":
+            target.chmod(0o700)
+            target.rename(cache)
         else:
             eve.own(target).chmod(0o777)
             target.rename(cache)
         code = (
             "from pathlib import Path; from slurmft.train import token_cache\n"
             f"cache = Path({str(cache)!r})\n"
-            "try: token_cache.keep(cache, 'key', Path('tokens').absolute())\n"
+            f"try: token_cache.keep(cache, {KEY!r}, Path('tokens').absolute())\n"
             "except Exception as error: print('refused')\n"
             "print(list(token_cache.unused(cache, 0)))"
         )
         assert ada.python(code) == "refused\n[]\n", name
-        assert not (cache / "key").exists()
+        assert not (cache / KEY).exists()
     assert precious.exists()
+    assert (hf / "own" / "tokens" / "one" / "meta.json").exists()
 
 
 @attack(

@@ -65,10 +65,10 @@ from pathlib import Path; from slurmft.train import token_cache
 tokens, into = Path("tokens"), Path("into")
 tokens.mkdir(); into.mkdir()
 (tokens / "meta.json").write_text("{}")
-print(token_cache.take(token_cache.folder(), "key", into))
-try: token_cache.keep(token_cache.folder(), "key", tokens)
+print(token_cache.take(token_cache.folder(), token_cache.key_of({}), into))
+try: token_cache.keep(token_cache.folder(), token_cache.key_of({}), tokens)
 except PermissionError: print("refused")
-print(token_cache.take(token_cache.folder(), "key", into))
+print(token_cache.take(token_cache.folder(), token_cache.key_of({}), into))
 """
 
 

@@ -22,6 +22,8 @@ from tests.conftest import slurmft
 from tests.support.damage import damaged
 from tests.support.models import write_emotion, write_model
 
+KEY, OLD, USED, NEW = map(token_cache.key_of, ({}, {"a": 1}, {"a": 2}, {"a": 3}))
+
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> Path:
@@ -42,6 +44,10 @@ def empty(tmp_path: Path) -> Path:
     return made
 
 
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def content(folder: Path) -> dict[str, bytes]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
@@ -49,9 +55,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_next_run_gets_the_same(tmp_path: Path, tokens: Path, empty: Path) -> None:
     cache = tmp_path / "cache"
-    assert not token_cache.take(cache, "key", empty)
-    token_cache.keep(cache, "key", tokens)
-    assert token_cache.take(cache, "key", empty)
+    assert not token_cache.take(cache, KEY, empty)
+    token_cache.keep(cache, KEY, tokens)
+    assert token_cache.take(cache, KEY, empty)
     assert content(empty) == content(tokens)
     # Arrays take their room once; the tokenizer, which goes into models, is nobody else's.
     assert (empty / "train" / "tokens.npy").stat().st_nlink == 3
@@ -63,12 +69,12 @@ def test_cache_that_is_open_to_others_is_not_used(
     tmp_path: Path, tokens: Path, empty: Path, mode: int
 ) -> None:
     cache = tmp_path / "cache"
-    token_cache.keep(cache, "key", tokens)
+    token_cache.keep(cache, KEY, tokens)
     assert cache.stat().st_mode & 0o777 == 0o700
     cache.chmod(mode)
     for use in (token_cache.take, token_cache.keep):
         with pytest.raises(NotOwnError, match="is open to others") as error:
-            use(cache, "key", empty)
+            use(cache, KEY, empty)
         assert (
             error.value.hint
             == f"if nobody else has written there: chmod go-rwx {cache}"
@@ -80,21 +86,21 @@ def test_cache_that_is_open_to_others_is_not_used(
 def test_damaged_sums_never_make_other_tokens(
     tmp_path: Path, tokens: Path, empty: Path
 ) -> None:
-    token_cache.keep(tmp_path / "kept", "key", tokens)
-    sums = (tmp_path / "kept" / "key" / "sums.json").read_bytes()
+    token_cache.keep(tmp_path / "kept", KEY, tokens)
+    sums = (tmp_path / "kept" / KEY / "sums.json").read_bytes()
 
     for seed in range(60):
         cache = tmp_path / "cache"
         shutil.copytree(tmp_path / "kept", cache)
         text = damaged("sums.json", sums, Random(seed))
-        (cache / "key" / "sums.json").write_bytes(text)
+        (cache / KEY / "sums.json").write_bytes(text)
         try:
-            if token_cache.take(cache, "key", empty):
+            if token_cache.take(cache, KEY, empty):
                 assert content(empty) == content(tokens)
                 shutil.rmtree(empty)
                 empty.mkdir()
         except DamagedError:
-            assert not (cache / "key").exists()
+            assert not (cache / KEY).exists()
         assert content(tmp_path / "next") == {}
         shutil.rmtree(cache)
 
@@ -104,8 +110,8 @@ def test_damaged_entry_is_found_and_made_again(
     tmp_path: Path, tokens: Path, empty: Path, damage: str
 ) -> None:
     cache = tmp_path / "cache"
-    token_cache.keep(cache, "key", tokens)
-    array = cache / "key" / "train" / "tokens.npy"
+    token_cache.keep(cache, KEY, tokens)
+    array = cache / KEY / "train" / "tokens.npy"
     whole = array.read_bytes()
     array.unlink()  # not the run's own, which is the same file
     if damage == "flipped":
@@ -113,28 +119,28 @@ def test_damaged_entry_is_found_and_made_again(
     elif damage == "cut":
         array.write_bytes(whole[:-1])
     elif damage == "without sums":
-        (cache / "key" / "sums.json").unlink()
+        (cache / KEY / "sums.json").unlink()
     with pytest.raises(DamagedError):
-        token_cache.take(cache, "key", empty)
+        token_cache.take(cache, KEY, empty)
     assert list(empty.iterdir()) == []
-    assert not token_cache.take(cache, "key", empty)
-    token_cache.keep(cache, "key", tokens)
-    assert token_cache.take(cache, "key", empty)
+    assert not token_cache.take(cache, KEY, empty)
+    token_cache.keep(cache, KEY, tokens)
+    assert token_cache.take(cache, KEY, empty)
 
 
 def test_entry_that_is_removed_while_it_is_taken_is_none(
     tmp_path: Path, tokens: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
-    token_cache.keep(cache, "key", tokens)
+    token_cache.keep(cache, KEY, tokens)
     place = token_cache._place
 
     def place_one(source: Path, target: Path) -> None:
         place(source, target)
-        token_cache._remove(cache, "key")
+        token_cache._remove(cache, KEY)
 
     monkeypatch.setattr(token_cache, "_place", place_one)
-    assert not token_cache.take(cache, "key", empty)
+    assert not token_cache.take(cache, KEY, empty)
     assert list(empty.iterdir()) == []
 
 
@@ -142,28 +148,74 @@ def test_runs_at_once(tmp_path: Path, tokens: Path) -> None:
     cache = tmp_path / "cache"
 
     def use(number: int) -> dict[str, bytes]:
-        token_cache.keep(cache, "key", tokens)
+        token_cache.keep(cache, KEY, tokens)
         into = tmp_path / f"run {number}"
         into.mkdir()
-        assert token_cache.take(cache, "key", into)
+        assert token_cache.take(cache, KEY, into)
         return content(into)
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(use, range(16)))
     assert all(one == content(tokens) for one in found)
-    assert [path.name for path in cache.iterdir()] == ["key"]
+    assert names_in(cache) == {KEY, token_cache._MARK}
 
 
 def test_entries_that_nobody_uses_go(tmp_path: Path, tokens: Path, empty: Path) -> None:
-    cache, long_ago = tmp_path / "cache", time.time() - 40 * 86400
-    for key in ("unused", "used"):
+    cache = tmp_path / "cache"
+    for key in (OLD, USED):
         token_cache.keep(cache, key, tokens)
-        os.utime(cache / key, (long_ago, long_ago))
-    (cache / ".half.1-ab01").mkdir()
-    os.utime(cache / ".half.1-ab01", (long_ago, long_ago))
-    assert token_cache.take(cache, "used", empty)
-    token_cache.keep(cache, "new", tokens)
-    assert sorted(path.name for path in cache.iterdir()) == ["new", "used"]
+        age(cache / key)
+    (cache / f".{KEY}.1-ab01").mkdir()
+    age(cache / f".{KEY}.1-ab01")
+    assert token_cache.take(cache, USED, empty)
+    token_cache.keep(cache, NEW, tokens)
+    assert names_in(cache) == {USED, NEW, token_cache._MARK}
+
+
+def age(*folders: Path) -> None:
+    """Makes nobody have used these for 40 days."""
+    long_ago = time.time() - 40 * 86400
+    for folder in folders:
+        os.utime(folder, (long_ago, long_ago))
+
+
+@pytest.mark.parametrize("name", ["thesis", KEY])
+def test_private_folder_that_others_rename_to_the_cache_is_left_alone(
+    tmp_path: Path, tokens: Path, empty: Path, name: str
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / name).mkdir()
+    (cache / name / "meta.json").write_text("mine")
+    age(cache / name)
+    for use in (token_cache.take, token_cache.keep):
+        with pytest.raises(NotOwnError, match="slurmft has not made") as error:
+            use(cache, NEW, {token_cache.take: empty, token_cache.keep: tokens}[use])
+        assert error.value.hint == "move it elsewhere"
+    assert list(token_cache.unused(cache, 0)) == []
+    assert content(cache) == {f"{name}/meta.json": b"mine"}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("thesis", "meta.json"),
+        (KEY, "thesis.tex"),
+        (f".{KEY}.1-ab01", "thesis.tex"),
+        (".thesis.1-ab01", "meta.json"),
+    ],
+)
+def test_what_is_no_entry_stays(
+    tmp_path: Path, tokens: Path, name: str, file: str
+) -> None:
+    cache = tmp_path / "cache"
+    token_cache.keep(cache, USED, tokens)
+    (cache / name).mkdir()
+    (cache / name / file).write_text("mine")
+    age(cache / name, cache / USED)
+    assert [path.name for path, _ in token_cache.unused(cache, 0)] == [USED]
+    token_cache.keep(cache, NEW, tokens)
+    assert names_in(cache) == {name, NEW, token_cache._MARK}
 
 
 def test_sources_are_all_that_decides(
@@ -200,6 +252,7 @@ def test_run_takes_the_tokens_of_the_one_before(
     entry = cache / token_cache.key_of(sources)
     entry.mkdir(parents=True)
     cache.chmod(0o700)
+    (cache / token_cache._MARK).touch()
     (entry / "sums.json").write_text('{"lost": {}}')
     flags = [
         "submit",
