@@ -225,7 +225,9 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
         @property
         def _submitit_command_str(self) -> str:
             command = interpreter.module(module, str(run.path), unbuffered=True)
-            return shlex.join(["bash", str(script), *command])
+            # The controller has another PYTHONPATH, which is not to be that of the program.
+            in_bash = ["bash", str(script), *command]
+            return shlex.join(interpreter.with_path_of(dict(os.environ), in_bash))
 
         def _submit_command(self, command: str) -> Any:
             controller = _start_controller(config, run, command)
@@ -275,7 +277,8 @@ def _start_controller(
         # The id of the job is that of the controller itself.
         "WITH_SHELL": "",
     }
-    environment = os.environ | {"SUBMITIT_EXECUTOR": "local"}
+    environment = interpreter.library_environment(dict(os.environ))
+    environment["SUBMITIT_EXECUTOR"] = "local"
     environment["SUBMITIT_STDERR_TO_STDOUT"] = ""
     for name, value in variables.items():
         environment[f"SUBMITIT_LOCAL_{name}"] = str(value)

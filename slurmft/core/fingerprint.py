@@ -106,7 +106,8 @@ def packages(python: str) -> dict[str, str]:
     from slurmft.core import process  # 6 ms: `status` and `list` start no Python
 
     command = interpreter.foreign_code(python, _PACKAGES)
-    printed = process.output(command, 60) or ""
+    environment = interpreter.library_environment(dict(os.environ))
+    printed = process.output(command, 60, env=environment) or ""
     # What the Python imports at its start may print, too: the answer is the last line.
     last_line = printed.rstrip().rpartition("\n")[2]
     try:

@@ -55,6 +55,28 @@ def foreign_script(python: str, path: str, *arguments: str) -> list[str]:
     return [python, "-c", _RUN_SCRIPT, path, *arguments]
 
 
+def library_environment(variables: dict[str, str]) -> dict[str, str]:
+    """Returns the variables for a process that is no module of slurmft, and so does not take the
+    present folder off its path: those given, without the entries of PYTHONPATH that depend on
+    it."""
+    entries = variables.get(_VARIABLE, "").split(os.pathsep)
+    environment = dict(variables)
+    environment[_VARIABLE] = os.pathsep.join(filter(os.path.isabs, entries))
+    # As Python has it, an empty value is none. Programs may see a difference.
+    if not environment[_VARIABLE]:
+        del environment[_VARIABLE]
+    return environment
+
+
+def with_path_of(variables: dict[str, str], command: list[str]) -> list[str]:
+    """Returns a command so that it has PYTHONPATH as in these variables, where it is started by a
+    process that has `library_environment`."""
+    path = variables.get(_VARIABLE)
+    if path == library_environment(variables).get(_VARIABLE):
+        return command
+    return ["env", f"{_VARIABLE}={path}", *command]
+
+
 # --- programs of the user's own -------------------------------------------------------------------
 
 

@@ -100,10 +100,16 @@ def run(
     return subprocess.CompletedProcess(command, code, *outputs)
 
 
-def output(command: Sequence[str], timeout_s: float) -> str | None:
-    """Returns what a command prints; None where it is absent, fails or takes longer."""
+def output(command: Sequence[str], timeout_s: float, **kwargs: Any) -> str | None:
+    """Returns what a command prints; None where it is absent, fails or takes longer.
+
+    Args:
+        command: the program and its arguments.
+        timeout_s: its time limit.
+        kwargs: arguments of `subprocess.Popen`.
+    """
     try:
-        done = run(command, timeout_s)
+        done = run(command, timeout_s, **kwargs)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode:

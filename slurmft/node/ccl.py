@@ -125,7 +125,9 @@ def _find_elsewhere(python: str) -> Binding | None:
 def _look_elsewhere(python: str) -> dict[str, Any]:
     """Returns what another Python says of its binding and its torch; nothing where it cannot be
     started."""
-    printed = process.output(interpreter.foreign_code(python, _FIND), _FIND_S) or ""
+    command = interpreter.foreign_code(python, _FIND)
+    environment = interpreter.library_environment(dict(os.environ))
+    printed = process.output(command, _FIND_S, env=environment) or ""
     # What the Python imports at its start may print, too: the answer is the last line.
     last_line = printed.rstrip().rpartition("\n")[2]
     try:

@@ -309,7 +309,7 @@ class _Probes:
         command = interpreter.foreign_script(python, str(_PROBE), json.dumps(request))
         running = process.start(
             command,
-            env=environment,
+            env=interpreter.library_environment(environment),
             stdout=output,
             stderr=errors,
             pass_fds=reserved_descriptors(environment),

@@ -57,7 +57,11 @@ def accelerate_variables(
         variables,
     )
     done = subprocess.run(
-        command, cwd=own.folder, env=inside, capture_output=True, text=True
+        command,
+        cwd=own.folder,
+        env=interpreter.library_environment(inside),
+        capture_output=True,
+        text=True,
     )
     answer: dict[str, Any] = {"error": "its Python ends with an error"}
     _, brace, last_object = done.stdout.rpartition("\n{")  # libraries may print, too

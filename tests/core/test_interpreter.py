@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -106,6 +107,65 @@ def test_relative_entries_of_the_path_are_left_out(tmp_path: Path, path: str) ->
     # They are the user's: other programs have them.
     plain = output(tmp_path, sys.executable, "-c", look, **variables)
     assert (str(tmp_path) in plain) == bool(path)
+
+
+@pytest.mark.parametrize("path", ["", ".", "lib:", ":/nowhere", "/nowhere:lib:/no"])
+def test_libraries_have_no_relative_entries(path: str) -> None:
+    variables = {"PYTHONPATH": path, "HOME": "/home"}
+    absolute = [entry for entry in path.split(":") if entry.startswith("/")]
+    environment = interpreter.library_environment(variables)
+    assert environment.pop("PYTHONPATH", "") == ":".join(absolute)
+    assert environment == {"HOME": "/home"}
+    command = interpreter.with_path_of(variables, ["program"])
+    assert command == ["env", f"PYTHONPATH={path}", "program"]
+    absolute_alone = {"PYTHONPATH": "/nowhere:/no"}
+    assert interpreter.library_environment(absolute_alone) == absolute_alone
+    for unchanged in ({}, absolute_alone):
+        assert interpreter.with_path_of(unchanged, ["program"]) == ["program"]
+
+
+def test_what_is_no_module_of_slurmft_has_no_relative_entries() -> None:
+    """Nothing else would take them off its path."""
+    seen = set()
+    for path in (REPOSITORY / "slurmft").rglob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name = ast.unparse(node.func)
+            first = ast.unparse(node.args[0])
+            is_foreign = name.startswith("interpreter.foreign_") or (
+                name == "interpreter.script"
+            )
+            is_library = name == "interpreter.module" and (
+                first.startswith(("'submitit", "'conda", "'torch"))
+            )
+            if is_foreign or is_library:
+                seen.add(path.name)
+                assert "library_environment(" in text, path
+    assert {"local.py", "pack.py", "fingerprint.py", "collectives.py"} <= seen
+
+
+def test_a_job_on_this_machine_imports_libraries_from_no_relative_entry(
+    tmp_path: Path,
+) -> None:
+    """Its program does, as plain Python would have it."""
+    (tmp_path / "lib").mkdir()
+    for folder in (tmp_path, tmp_path / "lib"):
+        (folder / "submitit.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "lib" / "of_user.py").write_text("print('module of the user')")
+    (tmp_path / "program.py").write_text("import of_user")
+    words = ["run", "--cluster", "local", "--snapshot", "none", "--follow"]
+    printed = output(
+        tmp_path,
+        *CONSOLE,
+        *words,
+        "--",
+        "program.py",
+        PYTHONPATH="lib:",
+        HOME=str(tmp_path),
+    )
+    assert "module of the user" in printed
 
 
 def test_an_absolute_entry_stays(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def allocation(options: Sequence[str], wait_s: float) -> Iterator[dict[str, str]
     with tempfile.TemporaryFile() as errors:
         child = process.start(
             [*command, *interpreter.code(program)],
+            env=interpreter.library_environment(dict(os.environ)),
             death=signal.SIGTERM,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

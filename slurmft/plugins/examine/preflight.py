@@ -54,6 +54,7 @@ class Preflight:
             command.append("gpu")
         self._products = process.start(
             command,
+            env=interpreter.library_environment(dict(os.environ)),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )

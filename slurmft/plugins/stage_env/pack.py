@@ -283,7 +283,12 @@ def pack(prefix: str, folder: Path, parts: Sequence[str] = ()) -> Archive:
     aside = folder / f".{name}.{random_part}.tar"
     try:
         command = _pack_command(prefix, for_children(aside), parts)
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(
+            command,
+            env=interpreter.library_environment(dict(os.environ)),
+            capture_output=True,
+            text=True,
+        )
         highest_good_code = 0
         # tar's 1: a file changed meanwhile. In an environment in use, only compiled modules change.
         if command[0] == "tar":
