@@ -84,14 +84,18 @@ def console(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     _open_closed_streams()
     terminal.protect()
-    with interruption.as_exceptions():
-        # Behind "--" stand the flags of a program.
-        own_words = list(itertools.takewhile(lambda word: word != "--", words))
-        return run_main(
-            lambda: main(words),
-            debug="--debug" in own_words,
-            as_json="--json" in own_words,
-        )
+    # Behind "--" stand the flags of a program.
+    own_words = list(itertools.takewhile(lambda word: word != "--", words))
+    try:
+        with interruption.as_exceptions():
+            return run_main(
+                lambda: main(words),
+                debug="--debug" in own_words,
+                as_json="--json" in own_words,
+            )
+    # Between the command and its caller: Python would end this process by the signal.
+    except KeyboardInterrupt as interrupt:
+        return interruption.exit_code(interrupt)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ def test_repeats_are_one_cell(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.processes  # runs that have ended tell --notify
 @pytest.mark.parametrize("options", CHANGES_NOTHING)
 def test_runs_that_differ_in_what_affects_nothing_are_repeats(
     options: dict[str, Any], tmp_path: Path
@@ -67,6 +68,7 @@ def test_runs_that_differ_in_a_measurement_are_cells(
     assert len(cells(runs)) == 2
 
 
+@pytest.mark.processes  # runs that have ended tell --notify
 @pytest.mark.parametrize("options", [*CHANGES_NOTHING, *CHANGES_MEASUREMENT])
 def test_a_study_has_other_settings_after_what_changes_its_measurement(
     options: dict[str, Any], tmp_path: Path

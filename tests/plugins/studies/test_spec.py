@@ -207,7 +207,7 @@ def test_names_that_are_no_folder(name: str) -> None:
         ),
         (
             "[grid]\nnodes = " + "[" * 3000 + "]" * 3000,
-            "is not TOML: maximum recursion",
+            "is not TOML: brackets within brackets",
         ),
     ],
 )
