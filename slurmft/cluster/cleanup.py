@@ -7,6 +7,7 @@ cluster, or if it belongs to another user.
 import contextlib
 import os
 import re
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,13 +16,14 @@ from pathlib import Path
 
 from slurmft.cluster.job_state import Phase
 from slurmft.cluster.status import RunStatus, run_statuses
-from slurmft.core import hooks, removal
+from slurmft.core import hooks, removal, trusted
 from slurmft.core.errors import SlurmftError
 from slurmft.runs import resolve
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import (
     BAD_CHECKPOINT,
     CHECKPOINT,
+    CONFIG,
     HALF_CHECKPOINT,
     RUN,
     RunDir,
@@ -128,6 +130,8 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
             continue
         if not _is_own(status.run.path, top):
             skipped["run(s) of other users"] += 1
+        elif not _is_guarded(status.run.path):
+            skipped["run(s) that others can have written: remove them yourself"] += 1
         elif status.elsewhere and not status.is_sure:
             skipped["run(s) of other clusters or hosts: clean them there"] += 1
         elif not status.is_sure:
@@ -138,8 +142,14 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
                 skipped[
                     "`checkpoints` that are links: what slurmft has not made there"
                 ] += 1
-    outside = [*_named("leftovers", top, removal.ASIDE, _LEFT)]
-    outside += _in_shared_caches(older_s)
+    leftovers = [*_named("leftovers", top, removal.ASIDE, _LEFT)]
+    # Others may have given these names to what is this user's.
+    if _is_open_to_renames(top):
+        if leftovers and "leftovers" in kinds:
+            where = f"in {str(top)!r}, where others can rename"
+            skipped[f"leftover(s) {where}: remove them yourself"] = len(leftovers)
+        leftovers = []
+    outside = [*leftovers, *_in_shared_caches(older_s)]
     # Others write into a shared folder of runs, and into a shared cache.
     for candidate in _of_kinds(outside, kinds):
         if _is_own(candidate.path, candidate.path):
@@ -216,6 +226,31 @@ def _is_own(path: Path, top: Path) -> bool:
     # What cannot be looked at is not removed.
     except OSError:
         return False
+
+
+def _is_guarded(run: Path) -> bool:
+    """Returns whether nobody else can have written what makes a folder a run: its checkpoints and
+    tokens may be other things of this user's."""
+    config = RunDir(run).config
+    try:
+        with CONFIG.folder(run) as folder:
+            os.close(CONFIG.open(config, folder))
+    except (trusted.NotOwnError, OSError):
+        return False
+    return True
+
+
+def _is_open_to_renames(folder: Path) -> bool:
+    """Returns whether others can give other names to what lies in a folder."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return True
+    mode = status.st_mode
+    can_others_write = mode & (stat.S_IWGRP | stat.S_IWOTH)
+    # In a sticky folder its owner and that of a file rename it.
+    is_open = bool(can_others_write) and not mode & stat.S_ISVTX
+    return is_open or status.st_uid not in (0, os.getuid())
 
 
 def _inode(path: Path) -> int | None:

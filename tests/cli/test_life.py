@@ -601,6 +601,36 @@ def test_what_may_go(
     assert planned(runs, "runs", "tokens") == {"tokens finished/tokens"}
 
 
+@pytest.mark.parametrize("mode", [0o2775, 0o777])
+def test_folder_that_others_make_a_run_stays(
+    messy: dict[str, RunDir], tmp_path: Path, mode: int
+) -> None:
+    """They put the files of a finished run beside this user's checkpoints/ and tokens/."""
+    messy["finished"].path.chmod(mode)
+    messy["failed"].path.chmod(mode)
+    plan = cleanup.plan(tmp_path / "runs", KINDS, 30 * DAY_S)
+    parts = {item.path.relative_to(tmp_path / "runs").parts[0] for item in plan.items}
+    assert parts == {"cancelled", "vanished", "recent"}
+    assert plan.left_out == [
+        "2 run(s) that others can have written: remove them yourself"
+    ]
+
+
+@pytest.mark.parametrize(("mode", "is_kept"), [(0o2775, True), (0o3775, False)])
+def test_leftovers_stay_where_others_rename(
+    tmp_path: Path, mode: int, is_kept: bool
+) -> None:
+    runs = tmp_path / "runs"
+    (runs / ".thesis.1-abcd").mkdir(parents=True)
+    runs.chmod(mode)
+    plan = cleanup.plan(runs, ["leftovers"], 0)
+    assert (plan.items == []) == is_kept
+    where = f"in {str(runs)!r}, where others can rename"
+    line = f"1 leftover(s) {where}: remove them yourself"
+    assert plan.left_out == [line] * is_kept
+    assert cleanup.plan(runs, ["runs"], 0).left_out == []
+
+
 def test_what_others_own_stays(
     messy: dict[str, RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

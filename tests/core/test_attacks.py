@@ -404,9 +404,17 @@ def clean_behind_links(ada: User, eve: User) -> None:
     ada.own(home)
     for place in (run.checkpoints, run.failures, run.submitit):
         link(eve, place, home)
-    done = ada.slurmft("clean", "--runs-dir", str(runs), "--yes", "--older-than", "0s")
-    assert done.code == 0, done.err
-    assert "`checkpoints` that are links" in done.err
+    # The user closes the run afterwards.
+    for mode, left_out in (
+        (0o777, "that others can have written"),
+        (0o700, "`checkpoints` that are links"),
+    ):
+        run.path.chmod(mode)
+        done = ada.slurmft(
+            "clean", "--runs-dir", str(runs), "--yes", "--older-than", "0s"
+        )
+        assert done.code == 0, done.err
+        assert left_out in done.err
     assert names_in(home) == set(hidden)
     assert names_in(ada.home) >= before
 
@@ -459,6 +467,32 @@ def leftovers_of_another(ada: User, eve: User) -> None:
     assert done.code == 0, done.err
     assert names_in(runs) == {".eve.12-ab02", ".link.12-ab03"}
     assert kept.exists()
+
+
+@attack(
+    GROUP,
+    "makes a run of a folder of yours where they may write, or gives another of yours the name of "
+    "a leftover, before you `clean`",
+    "left; it says so",
+)
+def folder_that_becomes_a_run(ada: User, eve: User) -> None:
+    runs = ada.home / "group-runs"
+    run = write_run(runs / "shared-1", state="finished")
+    eve.own(runs)
+    run.path.chmod(0o777)
+    os.chown(run.path, ada.uid, ada.uid)
+    eve.write(run.model / "model.safetensors", "")
+    kept = ada.write(run.checkpoints / "step-00000010" / "file", "mine")
+    ada.own(run.checkpoints)
+    thesis = ada.write(ada.home / "thesis-1" / "file", "mine")
+    runs.chmod(0o777)
+    thesis.parent.rename(runs / ".x.1-abcd")
+    done = ada.slurmft("clean", "--runs-dir", str(runs), "--yes", "--older-than", "0s")
+    assert done.code == 0, done.err
+    assert "1 run(s) that others can have written" in done.err
+    assert "1 leftover(s) in " in done.err
+    assert kept.exists()
+    assert (runs / ".x.1-abcd" / "file").exists()
 
 
 @attack(
