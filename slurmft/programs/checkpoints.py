@@ -5,14 +5,19 @@ them lie logs, metrics and final models.
 """
 
 import contextlib
+import grp
 import os
+import pwd
 import re
+import shlex
+import stat
 import struct
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from enum import IntEnum
 from pathlib import Path
 
+from slurmft.core import trusted
 from slurmft.core.files import MOST_BYTES, open_regular, parse_json
 
 _TEMPORARY = re.compile(
@@ -51,7 +56,7 @@ class _Form(IntEnum):
 def candidates(folder: Path, others: Collection[Path] = ()) -> dict[Path, int]:
     """Returns the entries of a folder that may be checkpoints, each with when it was written.
 
-    Those of other users are none: a checkpoint is often a pickle, which executes what it likes.
+    Those of other users are none: see `foreign`.
 
     Args:
         others: entries that are no checkpoints, as results.
@@ -60,26 +65,83 @@ def candidates(folder: Path, others: Collection[Path] = ()) -> dict[Path, int]:
         OSError: the folder cannot be read.
     """
     times = {}
-    owners = _owners(folder)
     for path in folder.iterdir():
-        is_other = path in others or _is_foreign(path, owners)
+        is_other = path in others or _is_foreign(path)
         if not is_other and _form(path) is not None:
             times[path] = written_ns(path)
     return times
 
 
-def _owners(folder: Path) -> set[int]:
-    """Returns the users whose files in a folder are taken: this one, root, and the owner of the
-    folder, who may do everything there. Some file servers give all files to one user."""
-    return {0, os.geteuid(), folder.stat().st_uid}
+def foreign(folder: Path) -> dict[Path, int]:
+    """Returns the entries of a folder that look like checkpoints and are another user's, each with
+    when it changed itself: what is in it, or behind a link, may be anything.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    times = {}
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # it is gone, or a link that leads nowhere
+            if _is_foreign(path) and _form(path) is not None:
+                times[path] = path.lstat().st_mtime_ns
+    return times
 
 
-def _is_foreign(path: Path, owners: set[int]) -> bool:
-    """Returns whether a file or folder is of none of these users, or is gone."""
+def _is_foreign(path: Path) -> bool:
+    """Returns whether a file or folder is neither this user's nor root's, or is gone."""
     try:
-        return path.lstat().st_uid not in owners
+        return path.lstat().st_uid not in (0, os.geteuid())
     except FileNotFoundError:  # the program may remove old ones at any time
         return True
+
+
+def refusal(path: Path) -> str | None:
+    """Returns why a checkpoint is not loaded, and the cure; None: nobody else can have written it.
+
+    A checkpoint is often a pickle, which executes what it likes.
+    """
+    for file in _entries(path):
+        with contextlib.suppress(OSError):  # it is gone, or a link that leads nowhere
+            # A link and what it leads to.
+            for look in (os.lstat, os.stat):
+                status = look(file)
+                if status.st_uid not in (0, os.geteuid()):
+                    owner = trusted.owner(status.st_uid)
+                    return f"{str(file)!r} belongs to {owner}; only your own are loaded"
+            if _others_write(status):
+                mode = stat.S_IMODE(status.st_mode)
+                return (
+                    f"others can write {str(file)!r} (mode {mode:04o}); if you trust what is "
+                    f"there: chmod -R go-w {shlex.quote(str(path))}"
+                )
+    return None
+
+
+def _entries(path: Path) -> Iterator[Path]:
+    """Yields a checkpoint, and after it what is in it."""
+    yield path
+    for folder, folders, names in os.walk(path):
+        for name in folders + names:
+            yield Path(folder, name)
+
+
+def _others_write(status: os.stat_result) -> bool:
+    """Returns whether somebody else may write a file or folder of this user or root."""
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_private(status.st_gid)
+
+
+def _is_private(group: int) -> bool:
+    """Returns whether a group is this user's alone: many systems make one for each user, with a
+    umask that lets it write."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        entry = grp.getgrgid(group)
+    except KeyError:
+        return False
+    is_of_user = group == user.pw_gid and entry.gr_name == user.pw_name
+    return is_of_user and set(entry.gr_mem) <= {user.pw_name}
 
 
 def weights(folder: Path) -> list[Path]:
@@ -209,12 +271,8 @@ def _kinds(path: Path) -> set[str]:
 
 
 def _is_readable(path: Path) -> bool:
-    """Returns whether the files of a checkpoint are as long as their formats say, and none of
-    another user's."""
+    """Returns whether the files of a checkpoint are as long as their formats say."""
     files = _files(path)
-    owners = _owners(path.parent)
-    if any(_is_foreign(file, owners) for file in files):
-        return False
     return bool(files) and not any(_is_cut_off(file) for file in files)
 
 

@@ -248,16 +248,39 @@ class OwnProgram:
         return checkpoints.newest_whole(others) or checkpoints.newest_whole(paths)
 
     def checkpoints(self) -> list[Path]:
-        """Returns the checkpoints that this run has written, whole or not, newest first.
+        """Returns the checkpoints that this run has written, whole or not, newest first. Those
+        that others have written, or could, are none.
 
         Raises:
             OSError: the folder cannot be read.
         """
         times = {}
         for path, written_ns in self._candidates().items():
-            if written_ns > self.since_ns:
+            is_new = written_ns > self.since_ns
+            if is_new and checkpoints.refusal(path) is None:
                 times[path] = written_ns
         return checkpoints.newest_first(times)
+
+    def refused(self, after_ns: int) -> dict[Path, str]:
+        """Returns the checkpoints that are passed over as others have written them, or could, since
+        a time and since the submission: path -> why, and the cure.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        if self.checkpoint_dir is None:
+            return {}
+        folder = self.path(self.checkpoint_dir)
+        if not folder.is_dir():
+            return {}
+        reasons = {}
+        entries = self._candidates() | checkpoints.foreign(folder)
+        for path, written_ns in entries.items():
+            if written_ns > max(self.since_ns, after_ns):
+                reason = checkpoints.refusal(path)
+                if reason is not None:
+                    reasons[path] = reason
+        return reasons
 
     def _candidates(self) -> dict[Path, int]:
         """Returns the entries of --checkpoint-dir that may be checkpoints, and their times."""

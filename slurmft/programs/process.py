@@ -97,6 +97,9 @@ class OwnProcess:
         self._umask = -1
         if program.umask is not None and not job.share_with_group:
             self._umask = program.umask
+            # A checkpoint that others may write is not resumed from.
+            if program.checkpoint_dir is not None and program.resume_args is not None:
+                self._umask |= 0o022
         self._missing_group: SlurmftError | None = None
         """Why --strict ends the program."""
 

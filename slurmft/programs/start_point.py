@@ -71,6 +71,11 @@ class StartPoint:
     def _newest(self) -> Path | None:
         """Returns the newest whole checkpoint, and warns where there are newer ones."""
         written = self._program.checkpoints()
+        newest_ns = 0
+        if written:
+            newest_ns = checkpoints.written_ns(written[0])
+        for path, refused in self._program.refused(newest_ns).items():
+            self._warn(f"the checkpoint {path.name!r} is passed over: {refused}")
         if not written:
             return None
         checkpoints.settle(written[0])

@@ -129,15 +129,48 @@ def test_of_other_users_is_none(tmp_path: Path, name: str) -> None:
     assert program.newest_checkpoint() == newest.with_name(
         newest.name.replace("2", "1")
     )
-    # Whose folder it is may do everything there. Servers may give all files to one user.
-    os.chown(tmp_path / "out", 54321, -1)
-    assert program.newest_checkpoint() == newest
-    os.chown(tmp_path / "out", 0, -1)
+    os.chown(tmp_path / "out", 54321, -1)  # also in a folder of that user's
+    assert program.newest_checkpoint() != newest
+    job = write_run(tmp_path / "run")
+    point = StartPoint(job, program, 0, lambda: False)
+    assert point.choose() == program.newest_checkpoint()
+    [warning] = records(job, "warning")
+    assert f"the checkpoint {newest.name!r} is passed over: " in warning["text"]
+    assert "belongs to another user (uid 54321)" in warning["text"]
     os.chown(newest, 0, -1)
     assert program.newest_checkpoint() == newest
+    link = newest.with_name("step-3.pt")
+    outside = tmp_path / "outside.pt"
+    outside.write_text("x")
+    os.chown(outside, 54321, -1)
+    link.symlink_to(outside)
+    assert program.newest_checkpoint() == newest
+    link.unlink()
     if newest.is_dir():
         os.chown(newest / "model", 54321, -1)
         assert program.newest_checkpoint() != newest
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+@pytest.mark.parametrize("name", ["step-2.pt", "step-2/model"])
+@pytest.mark.parametrize(("mode", "group"), [(0o664, 54321), (0o646, 0)])
+def test_that_others_may_write_is_none(
+    tmp_path: Path, name: str, mode: int, group: int
+) -> None:
+    make(tmp_path, "step-1.pt", name)
+    program = own(tmp_path)
+    path = tmp_path / "out" / name
+    os.chown(path, 0, group)
+    path.chmod(mode)
+    newest = tmp_path / "out" / name.partition("/")[0]
+    job = write_run(tmp_path / "run")
+    point = StartPoint(job, program, 0, lambda: False)
+    assert point.choose() == tmp_path / "out" / "step-1.pt"
+    [warning] = records(job, "warning")
+    assert f"others can write {str(path)!r} (mode {mode:04o})" in warning["text"]
+    assert f"chmod -R go-w {newest}" in warning["text"]
+    path.chmod(0o644)
+    assert program.newest_checkpoint() == newest
 
 
 def save_torch(path: Path) -> None:
