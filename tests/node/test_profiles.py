@@ -707,7 +707,9 @@ def test_advice_is_for_the_torch_of_the_program(
     torch: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = json.dumps({"origin": None, "torch": torch, "version": None})
-    monkeypatch.setattr(process, "output", lambda command, timeout_s: f"{answer}\n")
+    monkeypatch.setattr(
+        process, "output", lambda command, timeout_s, **_: f"{answer}\n"
+    )
     with pytest.raises(UsageError) as error:
         ccl.check("ccl", f"/env-with-torch-{torch}/bin/python")
     assert expected in str(error.value.hint)
