@@ -3,8 +3,10 @@ fake_slurm) pass the same tests: test_contract.py and test_contract_real.py."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -413,9 +415,11 @@ class Contract:
     def test_script_of_a_cancelled_job(self, site: Site) -> None:
         """It has some seconds, in which accounting learns who has cancelled the job."""
         report = site.folder / "report"
+        # Other tests run at the same time, and sleep, too.
+        sleep = f"sleep 60.{os.getpid()}{time.monotonic_ns()}"
         text = f"""#!/bin/bash
 trap : TERM
-srun sleep 60
+srun {sleep}
 squeue -h -j $SLURM_JOB_ID --format=%T >> {report}
 for second in 1 2 3 4 5 6 7 8; do
   sacct -nPX -j $SLURM_JOB_ID --format=State | grep CANCELLED >> {report} && break
@@ -424,7 +428,7 @@ done
 """
         job = site.submit(site.write("cancelled.sh", text))
         site.await_running(job)
-        until(lambda: "sleep 60" in site.output("ps", "-eo", "args"))
+        until(lambda: sleep in site.output("ps", "-eo", "args"))
         site.output("scancel", job)
         site.await_end(job)
         assert report.read_text() == "COMPLETING\nCANCELLED by 0\n"
