@@ -93,7 +93,7 @@ def _check_data_seed(train: TrainConfig) -> None:
 def _check_columns(train: TrainConfig) -> None:
     """Raises UsageError where one column is to hold two things."""
     flags: dict[str, str] = {}
-    for name in ("text_column", "text_pair_column", "label_column", "tools_column"):
+    for name in filter(_is_column, options(TrainConfig)):
         # Some take several names.
         for column in (getattr(train, name) or "").split(","):
             column = column.strip()
@@ -103,6 +103,10 @@ def _check_columns(train: TrainConfig) -> None:
                     "name a column of its own (a copy of it, if both are to be the same)",
                 )
             flags[column] = flag(name)
+
+
+def _is_column(option: str) -> bool:
+    return option.endswith("_column")
 
 
 def check_in_cache(model: str | None) -> None:
