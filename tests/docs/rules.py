@@ -158,6 +158,11 @@ RULES = (
     ),
     Rule(begins="slurmft run -- PROGRAM", how=READ, why="a word for any program"),
     Rule(
+        begins="slurmft run .*(--accelerate-config FILE|run_glue.py)",
+        how=READ,
+        why="a word for any file; test_own_program and test_integrations run such",
+    ),
+    Rule(
         begins="slurmft run .*--env uv",
         how=READ,
         why="test_own_environment makes one by uv",
