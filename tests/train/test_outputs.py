@@ -254,6 +254,7 @@ def test_longer_texts_of_other_tasks_are_refused_at_once(tmp_path: Path) -> None
         write_model(tmp_path / "model", max_positions=24)
     )
     loaded._setup = type("Setup", (), {"data": data})
+    loaded._positions, _ = packing.position_limits(loaded.model)
     with pytest.raises(UsageError, match="25 tokens is longer than the 24 positions"):
         loaded._check_lengths()
 
