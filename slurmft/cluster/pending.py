@@ -32,14 +32,12 @@ def explain(reason: str, job: str = "JOB") -> Waiting | None:
     for pattern, cause, by_itself, action in (*_REASONS, *_LIMITS):
         match = re.match(pattern, reason)
         if match is not None:
-            fields = {name: text or "" for name, text in match.groupdict().items()}
-            if "limit" in fields:
-                fields["limit"] = _limit(fields["limit"])
+            limit = _limit(match.groupdict().get("limit", ""))
             return Waiting(
                 reason=reason,
-                cause=cause.format(**fields),
+                cause=cause.format(limit=limit),
                 by_itself=by_itself,
-                action=action.format(job=job, **fields),
+                action=action.format(job=job),
             )
     return None
 
@@ -82,7 +80,7 @@ _REASONS: tuple[tuple[str, str, bool, str], ...] = (
     (r"user env retrieval failed", "Slurm could not read your environment", False,
      _HELD_AFTER_FAILURE),
     # --- nodes ---
-    (r"Nodes required for job are DOWN|NodeDown|.*UnavailableNodes:(?P<nodes>\S+)",
+    (r"Nodes required for job are DOWN|NodeDown|.*UnavailableNodes:",
      "nodes that it needs are down, drained or reserved", True,
      "with --nodelist or --constraint, ask for others: sinfo -R says why they are away"),
     (r"ReqNodeNotAvail.*[Mm]aintenance",
@@ -135,7 +133,7 @@ _LIMITS: tuple[tuple[str, str, bool, str], ...] = (
     (r"(Assoc|QOS)?Max(?P<limit>\w*?)(Per(Job|Node))?(Limit)?$",
      "it asks for more {limit} than a job of yours may have", False,
      f"ask for less; {_ASK}"),
-    (r"(AccountingPolicy|Association|Assoc|QOS)(Job|Resource|Time)?(?P<limit>)(Limit)?$",
+    (r"(AccountingPolicy|Association|Assoc|QOS)(Job|Resource|Time)?(Limit)?$",
      "a limit of your account or QOS is reached", True, _ASK),
 )  # fmt: skip
 

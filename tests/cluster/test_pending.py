@@ -133,3 +133,23 @@ def test_facts_that_slurm_does_not_give_are_absent(
     monkeypatch.setattr(commands, "call", refuse)
     report = Report(name="PENDING", reason="Priority", partition="gpu", nodes=2)
     assert queue_facts.of_job("7", report).lines() == []
+
+
+def test_a_program_that_polls_asks_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    def call(command: str, *words: str, **rest: float) -> str:
+        calls.append(command)
+        return ""
+
+    monkeypatch.setattr(commands, "call", call)
+    monkeypatch.setattr(queue_facts, "_answers", {})
+    report = Report(name="PENDING", reason="Resources", partition="gpu", nodes=2)
+    for _ in range(5):
+        queue_facts.of_job("7", report)
+    assert calls == ["sinfo", "sacct"]
+    # Another state of the job is news.
+    queue_facts.of_job("7", Report(name="PENDING", reason="Priority"))
+    assert len(calls) == 4

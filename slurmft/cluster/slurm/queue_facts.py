@@ -2,8 +2,10 @@
 for which the job waits, and one to accounting."""
 
 import getpass
+import math
 import re
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from slurmft.core.text import duration
 
 _PAST = "now-30days"
 """How far back the user's own waits are looked at, in sacct's form."""
+_ASK_AGAIN_S = 60
 _FEWEST_WAITS = 5
 """Of fewer jobs, no quantiles are shown."""
 _IDLE = ("idle", "mix")
@@ -57,8 +60,23 @@ class QueueFacts:
         return lines
 
 
+_answers: dict[tuple[str, Report], tuple[float, QueueFacts]] = {}
+"""Job and its state -> when it was asked for, and the answer."""
+
+
 def of_job(job: str, report: Report) -> QueueFacts:
-    """Returns the facts about a pending job; those that Slurm does not give are absent."""
+    """Returns the facts about a pending job; those that Slurm does not give are absent. Programs
+    that look again and again get the answer of the last minute."""
+    asked_at, facts = _answers.get((job, report), (-math.inf, QueueFacts()))
+    now = time.monotonic()
+    if now - asked_at < _ASK_AGAIN_S:
+        return facts
+    facts = _ask(job, report)
+    _answers[job, report] = (now, facts)
+    return facts
+
+
+def _ask(job: str, report: Report) -> QueueFacts:
     text = None
     for pattern, ask in _QUESTIONS:
         if re.match(pattern, report.reason):

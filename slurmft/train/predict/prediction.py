@@ -5,6 +5,7 @@ Like a training it stops, saves and resumes; its samples are the rows of a file.
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,22 +208,6 @@ def finish(
         if not settings["overwrite"]:
             check_absent(output, setup.config)
 
-    def write() -> None:
-        assert values is not None  # on the main rank
-        columns = read_columns(source)
-        inputs = inputs_in(columns, format_of(setup.config).inputs())
-        predictions = kind.columns(inputs, values)
-        for name in predictions.keys() & columns.keys():
-            problem = f"{str(source)!r} has a column {name!r} already"
-            raise UsageError(problem, "give it another name")
-        answers = answers_file(output, setup.config)
-        if answers and "id" in columns:
-            write_answers(answers, columns["id"], predictions["prediction"])
-        if output.suffix == ARRAY:
-            columns = {}
-        write_rows(output, columns | predictions)
-        job.say(f"{len(inputs[0]):,} rows with predictions: {output}")
-
     facts = {
         "task": setup.config.task,
         "output": str(output),
@@ -236,10 +221,31 @@ def finish(
     # The rows and as much again for what is predicted of them: only for the message of a full disk.
     size_bytes = 2 * source.stat().st_size
     world.on_main(check_output)
+    write = partial(_write, setup, kind, values)
     PatientSave(job, world, "the predictions", size_bytes).run(write)
     # The result is last: a run that has one has finished.
     PatientSave(job, world, "the result", _RESULT_BYTES).run(lambda: job.result(facts))
     world.on_main(job.remove_checkpoints)
+
+
+def _write(setup: Setup, kind: Kind, values: np.ndarray | None) -> None:
+    """Writes the rows with their predictions; on the main rank, which has the values."""
+    assert values is not None
+    source = Path(str(setup.config.data))
+    output = Path(setup.job.config.program.settings["output"])
+    columns = read_columns(source)
+    inputs = inputs_in(columns, format_of(setup.config).inputs())
+    predictions = kind.columns(inputs, values)
+    for name in predictions.keys() & columns.keys():
+        problem = f"{str(source)!r} has a column {name!r} already"
+        raise UsageError(problem, "give it another name")
+    answers = answers_file(output, setup.config)
+    if answers and "id" in columns:
+        write_answers(answers, columns["id"], predictions["prediction"])
+    if output.suffix == ARRAY:
+        columns = {}
+    write_rows(output, columns | predictions)
+    setup.job.say(f"{len(inputs[0]):,} rows with predictions: {output}")
 
 
 def write_answers(file: Path, ids: Iterable[Any], answers: Iterable[str]) -> None:
