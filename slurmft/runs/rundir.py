@@ -59,8 +59,12 @@ RUN = re.compile(r"[^./][^/]*")
 """Names of run directories, which users may rename."""
 CHECKPOINT = re.compile(r"step-\d+(-\w+)?")
 """Names of checkpoints: see `RunDir.checkpoint_names`."""
-HALF_CHECKPOINT = re.compile(r"\.(bad-)?step-[\w-]+\.\d+-[0-9a-f]{4}")
-"""Names of checkpoints that are being written or removed."""
+COLLECTED_WEIGHTS = ".weights"
+"""Name, among the checkpoints, of the weights that a sharded run collects for its model."""
+HALF_CHECKPOINT = re.compile(
+    rf"\.(bad-)?step-[\w-]+\.\d+-[0-9a-f]{{4}}|{re.escape(COLLECTED_WEIGHTS)}"
+)
+"""Names of what is being written or removed among the checkpoints."""
 BAD_CHECKPOINT = re.compile(r"bad-step-[\w-]+")
 """Names of damaged checkpoints, which were put aside."""
 

@@ -74,9 +74,14 @@ def test_living_with_runs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
         lambda: list_runs(fake_slurm, tmp_path)[runs.path.name]["requeues"] == 1,
         every_s=1,
     )
-    now = list_runs(fake_slurm, tmp_path)
-    assert now[runs.path.name]["state"] in ("requeued", "running")
-    assert now[waits.path.name]["state"] == "cancelled"
+    # its first start may still be stopping
+    until(
+        lambda: (
+            list_runs(fake_slurm, tmp_path)[runs.path.name]["state"]
+            in ("requeued", "running")
+        )
+    )
+    assert list_runs(fake_slurm, tmp_path)[waits.path.name]["state"] == "cancelled"
     # Between the job's new start and the record of it, nothing shows the requeue.
     show_status = ("status", job, "--runs-dir", str(tmp_path))
     until(lambda: "requeued once" in slurmft(fake_slurm, *show_status).out)

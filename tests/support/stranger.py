@@ -74,11 +74,6 @@ def main(runs_dir: str, phase: str, bomb_path: str, seed: str) -> None:
     deadline = time.monotonic() + _LONGEST_S
     while written < WRITES and time.monotonic() < deadline:
         time.sleep(0.02)
-        if phase == "training":
-            records = list(Path(runs_dir).glob("*/records.jsonl"))
-            if not any('"event": "step"' in path.read_text() for path in records):
-                continue
-            phase = "now"
         ports = ports_of(runs_dir)
         if not ports and written:
             break
@@ -89,6 +84,11 @@ def main(runs_dir: str, phase: str, bomb_path: str, seed: str) -> None:
                 others.add(port)
         if phase == "ranks" and len(stores) < 2:
             continue
+        if phase == "training":
+            records = list(Path(runs_dir).glob("*/records.jsonl"))
+            if not any('"event": "step"' in path.read_text() for path in records):
+                continue
+            phase = "now"
         for port in ports & stores.keys():
             with contextlib.suppress(RuntimeError):
                 written += write(stores[port], draw, bomb)

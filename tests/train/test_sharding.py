@@ -121,6 +121,8 @@ def test_saved_model_is_whole(unsharded: Done, sharded: Done) -> None:
     ]
     assert configs[0] == configs[1]
     assert torch.allclose(logits(sharded), logits(unsharded), atol=1e-3)
+    # what it was collected in is gone
+    assert not [*sharded.run.checkpoints.glob(".*")]
 
 
 @pytest.mark.extra("training")

@@ -14,7 +14,7 @@ from slurmft.core.run_files import Failure
 from slurmft.job import Job
 from slurmft.job.process_group import World
 from slurmft.runs.disk_space import is_full, no_room
-from slurmft.runs.rundir import RunDir
+from slurmft.runs.rundir import COLLECTED_WEIGHTS, RunDir
 from slurmft.train.loop.checkpointing import Stopped
 from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.setup import Setup
@@ -101,8 +101,7 @@ class PatientSave:
 def save_model(setup: Setup, loaded: LoadedModel, strategy: Strategy) -> None:
     """Saves the model with all that loads it. Called on every rank. Raises as `PatientSave.run`."""
     run_dir = setup.run_dir
-    # No checkpoint has a name that begins with a dot.
-    weights_folder = run_dir.checkpoints / ".whole"
+    weights_folder = run_dir.checkpoints / COLLECTED_WEIGHTS
 
     def save() -> None:
         weights = strategy.collected_weights(weights_folder)

@@ -157,11 +157,11 @@ def sick_nodes(idle_cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     )
     seen_by_nodes = [files[0], files[1], files[0], files[0]]
     with idle_cluster.showing(seen_by_nodes, Path("/etc/hosts")):
-        idle_cluster.close_ports("n2", "10000-27000")
+        idle_cluster.close_rendezvous_ports("n2")
         idle_cluster.shape("20mbit", "n4")
         yield idle_cluster
         idle_cluster.shape(None, "n4")
-        idle_cluster.close_ports("n2", None)
+        idle_cluster.open_ports("n2")
 
 
 @pytest.mark.slurm

@@ -172,11 +172,11 @@ class Cluster(system.LoginHost):
         for host in self.hosts:
             self._start_node(host)
         system.wait_until(
-            "mariadbd listens", lambda: system.listening(config.MARIADB_PORT)
+            "mariadbd listens", lambda: system.listening(network.MARIADB_PORT)
         )
-        self._start_slurm("slurmdbd", config.SLURMDBD_PORT)
+        self._start_slurm("slurmdbd", network.SLURMDBD_PORT)
         self.run(["sacctmgr", "-i", "add", "cluster", "slurmft"])
-        self._start_slurm("slurmctld", config.SLURMCTLD_PORT)
+        self._start_slurm("slurmctld", network.SLURMCTLD_PORT)
         self._start_slurmds()
         system.wait_until("slurmctld registered with slurmdbd", self._accounted)
 
@@ -207,7 +207,7 @@ class Cluster(system.LoginHost):
         files |= {"init-file": self.site.root / "etc" / "init.sql"}
         options = [f"--{name}={path}" for name, path in files.items()]
         local = [
-            f"--port={config.MARIADB_PORT}",
+            f"--port={network.MARIADB_PORT}",
             "--bind-address=127.0.0.1",
             "--user=root",
         ]
@@ -313,7 +313,19 @@ class Cluster(system.LoginHost):
         def quiet() -> bool:
             return not self.run(["squeue", "-h"]).stdout.strip() and self._all_idle()
 
-        system.wait_until("no job queued, all nodes idle", quiet, timeout_s)
+        try:
+            system.wait_until("no job queued, all nodes idle", quiet, timeout_s)
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{self._situation()}") from None
+
+    def _situation(self) -> str:
+        """The queue, the nodes with the reasons of their states, and the ends of all logs."""
+        commands = (
+            ["squeue", "-o", "%i %T %r %N"],
+            ["sinfo", "-N", "-o", "%N %T %E"],
+        )
+        parts = [self.run(command, check=False).stdout for command in commands]
+        return "\n".join([*parts, self._tails()])
 
     def accounting(
         self, job: str, fields: str, *options: str, starts: int = 1
@@ -411,14 +423,18 @@ class Cluster(system.LoginHost):
         for host in hosts or self.hosts:
             network.shape(self._host(host), rate)
 
-    def close_ports(self, host: str, ports: str | None) -> None:
-        """Keeps a node from these TCP ports of all others ("10000-20000"), or from none."""
-        network.close_ports(self._host(host), ports)
+    def close_rendezvous_ports(self, host: str) -> None:
+        """Keeps a node from all ports of others that a rendezvous may take."""
+        network.close_rendezvous_ports(self._host(host))
+
+    def open_ports(self, host: str) -> None:
+        """Takes back `close_rendezvous_ports`."""
+        network.open_ports(self._host(host))
 
     def restart_slurmctld(self) -> None:
         """Stops slurmctld in order, starts it again and waits until it answers; jobs run on."""
         system.kill_until_gone(lambda: system.marked("slurmctld"), sig=signal.SIGTERM)
-        self._start_slurm("slurmctld", config.SLURMCTLD_PORT)
+        self._start_slurm("slurmctld", network.SLURMCTLD_PORT)
         ping = ["scontrol", "ping"]
         system.wait_until(
             "slurmctld answers", lambda: self.run(ping, check=False).returncode == 0

@@ -9,11 +9,17 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.cluster.network import LOGIN, LOGIN_ADDRESS, address
+from tests.support.cluster.network import (
+    LOGIN,
+    LOGIN_ADDRESS,
+    MARIADB_PORT,
+    SLURMCTLD_PORT,
+    SLURMD_PORT,
+    SLURMDBD_PORT,
+    address,
+)
 
 DEFAULT_ROOT = Path("/tmp/slurmft-cluster")
-SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT, MARIADB_PORT = 27817, 27818, 27819, 27820
-"""Below the kernel's ephemeral ports, and not Slurm's own (6817 to 6819)."""
 
 
 @dataclass(frozen=True, kw_only=True)

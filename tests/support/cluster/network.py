@@ -11,10 +11,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from slurmft.node import rendezvous
 from tests.support.cluster import system
 
 LOGIN = "login"
 LOGIN_ADDRESS = "10.77.0.254"
+SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT, MARIADB_PORT = 27817, 27818, 27819, 27820
+"""Below the kernel's ephemeral ports, and not Slurm's own (6817 to 6819)."""
 BRIDGE = "sft-br0"
 CABLE = "sft-"
 """Prefix of a cable's end in the root namespace; its end in the node is `eth0`."""
@@ -124,15 +127,26 @@ def set_link(host: str, up: bool) -> None:
     _ip([f"link set {CABLE}{host} {'up' if up else 'down'}"])
 
 
-def close_ports(host: str, ports: str | None) -> None:
-    """Keeps the node from these TCP ports of others ("10000-20000"); None: from none."""
-    for line in system.sh(
-        "nsenter", f"--net={namespace(host)}", "ip", "rule"
-    ).splitlines():
+def close_rendezvous_ports(host: str) -> None:
+    """Keeps the node from all TCP ports of others that a rendezvous may take, but for the few on
+    which the daemons listen."""
+    low, high = rendezvous.ephemeral_ports()
+    ranges = (
+        (10000, SLURMCTLD_PORT - 1),
+        (MARIADB_PORT + 1, low - 1),
+        (high + 1, 65535),
+    )
+    for first, last in ranges:
+        rule = f"rule add ipproto tcp dport {first}-{last} unreachable"
+        _ip([rule], inside=host)
+
+
+def open_ports(host: str) -> None:
+    """Takes back `close_rendezvous_ports`."""
+    rules = system.sh("nsenter", f"--net={namespace(host)}", "ip", "rule")
+    for line in rules.splitlines():
         if "dport" in line:
             _ip(["rule del priority " + line.split(":")[0]], inside=host)
-    if ports is not None:
-        _ip([f"rule add ipproto tcp dport {ports} unreachable"], inside=host)
 
 
 def shape(host: str, rate: str | None) -> None:

@@ -189,10 +189,12 @@ def spawn(argv: Sequence[str], name: str, log: Path, env: Mapping[str, str]) -> 
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     variables = {**os.environ, **env, MARK: name}
-    variables.pop(reaping.MARK, None)  # it outlives the test that starts it again
+    # It outlives a test that starts it again, and does not work in that test's folder.
+    variables.pop(reaping.MARK, None)
+    argv = ["env", "--chdir=/", *argv]
     pid = os.posix_spawnp(
         argv[0],
-        list(argv),
+        argv,
         variables,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
