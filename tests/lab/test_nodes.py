@@ -72,13 +72,10 @@ def test_doctor_names_a_bad_node_a_bad_link_and_a_slow_node(
     inside = ["nsenter", f"--net={network.namespace('n7')}"]
     route = [*inside, "ip", "rule", "add", "to", network.address("n8"), "unreachable"]
     subprocess.run(route, check=True)
-    idle.close_rendezvous_ports("n5")
-    idle.shape("5mbit", "n20")
     try:
-        found = wrong(tmp_path)
+        with idle.closed_ports("n5"), idle.slow("n20", "5mbit"):
+            found = wrong(tmp_path)
     finally:
-        idle.shape(None, "n20")
-        idle.open_ports("n5")
         subprocess.run(
             [*inside, "ip", "rule", "del", "to", network.address("n8")], check=True
         )

@@ -156,12 +156,12 @@ def sick_nodes(idle_cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
         "".join(x for x in hosts_file.splitlines(True) if x.split()[1:2] != ["n3"])
     )
     seen_by_nodes = [files[0], files[1], files[0], files[0]]
-    with idle_cluster.showing(seen_by_nodes, Path("/etc/hosts")):
-        idle_cluster.close_rendezvous_ports("n2")
-        idle_cluster.shape("20mbit", "n4")
+    with (
+        idle_cluster.showing(seen_by_nodes, Path("/etc/hosts")),
+        idle_cluster.closed_ports("n2"),
+        idle_cluster.slow("n4", "20mbit"),
+    ):
         yield idle_cluster
-        idle_cluster.shape(None, "n4")
-        idle_cluster.open_ports("n2")
 
 
 @pytest.mark.slurm

@@ -423,13 +423,23 @@ class Cluster(system.LoginHost):
         for host in hosts or self.hosts:
             network.shape(self._host(host), rate)
 
-    def close_rendezvous_ports(self, host: str) -> None:
-        """Keeps a node from all ports of others that a rendezvous may take."""
-        network.close_rendezvous_ports(self._host(host))
+    @contextlib.contextmanager
+    def slow(self, host: str, rate: str) -> Iterator[None]:
+        """Limits a node's network for the block."""
+        try:
+            self.shape(rate, host)
+            yield
+        finally:
+            self.shape(None, host)
 
-    def open_ports(self, host: str) -> None:
-        """Takes back `close_rendezvous_ports`."""
-        network.open_ports(self._host(host))
+    @contextlib.contextmanager
+    def closed_ports(self, host: str) -> Iterator[None]:
+        """Keeps a node from all ports of others that a rendezvous may take, for the block."""
+        try:
+            network.close_rendezvous_ports(self._host(host))
+            yield
+        finally:
+            network.open_ports(self._host(host))
 
     def restart_slurmctld(self) -> None:
         """Stops slurmctld in order, starts it again and waits until it answers; jobs run on."""

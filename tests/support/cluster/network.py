@@ -134,7 +134,7 @@ def close_rendezvous_ports(host: str) -> None:
     ranges = (
         (10000, SLURMCTLD_PORT - 1),
         (MARIADB_PORT + 1, low - 1),
-        (high + 1, 65535),
+        (high + 1, 65534),  # a rule takes no 65535
     )
     for first, last in ranges:
         rule = f"rule add ipproto tcp dport {first}-{last} unreachable"
