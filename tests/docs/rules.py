@@ -177,7 +177,8 @@ RULES = (
         begins="sbatch ",
         how=CLUSTER,
         leave_out=" --gpus-per-node=4",
-        why="no GPUs here",
+        add="--model /gpfs/models/distilbert-base-uncased",
+        why="no GPUs here, and no hub",
     ),
     Rule(
         begins="slurmft predict ",

@@ -86,8 +86,15 @@ def test_command_on_a_job_that_waits(
 def test_sbatch(cluster: Cluster, world: World) -> None:
     made = worlds.with_runs_dir(world, "sbatch")
     done = run(cluster, made, SBATCH.as_run)
-    job = f"*-{done.stdout.split()[-1]}-*/job.json"
+    job = done.stdout.split()[-1]
     runs = made.folder / "sbatch-runs"
-    wait_until("the job reads its flags", lambda: bool([*runs.glob(job)]))
+
+    def has_read_its_flags() -> bool:
+        state = cluster.run(["squeue", "-h", "--states=all", "-j", job, "-o", "%T"])
+        outputs = [path.read_text() for path in made.folder.glob(f"*{job}*.out")]
+        assert "FAILED" not in state.stdout, outputs
+        return bool([*runs.glob(f"*-{job}-*/job.json")])
+
+    wait_until("the job reads its flags", has_read_its_flags)
     cluster.run(["scancel", "--user=root"])
     cluster.wait_idle()
