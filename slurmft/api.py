@@ -95,7 +95,7 @@ class Run:
         (status,) = cluster_status.run_statuses([run])
         return status.state
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> cluster_status.RunFacts:
         """Returns all that is known of the run, under the keys of `slurmft status --json`."""
         return cluster_status.run_facts(self._files)
 

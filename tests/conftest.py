@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from slurmft.core.run_files import ATTEMPT
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
-from tests.support import PATIENCE_S, layers, prepared, reaping, until
+from tests.support import PATIENCE_S, json_output, layers, prepared, reaping, until
 from tests.support.cluster import Cluster
 from tests.support.lockfs import TwoNodes, missing
 from tests.support.models import write_emotion, write_model
@@ -415,6 +415,9 @@ def slurmft(
         check=False,
     )
     assert not advises_itself(arguments, done.stderr), done.stderr
+    # Of several clusters there are as many answers, and behind "--" stand the flags of a program.
+    if "--json" in arguments and not {"--on", "--"} & {*arguments} and done.stdout:
+        json_output.assert_fits(arguments, done.stdout)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

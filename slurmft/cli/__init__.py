@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from slurmft.core import plugins
 from slurmft.core.errors import Exit
@@ -32,6 +32,17 @@ _SECTIONS = {
 
 _SUMMARY_WIDTH = 66
 """Characters of a line of `slurmft --help` beside the command, in 80 columns."""
+
+
+class Submitted(TypedDict):
+    """A run that was submitted."""
+
+    run: str
+    """The run directory."""
+    name: str
+    job: str
+    cluster: str
+    """The launcher: slurm, local, ..."""
 
 
 def load_command(name: str) -> ModuleType:
@@ -189,12 +200,9 @@ def submit_or_show(
     run = submit.submit_with(config, cluster, submission)
     job = launcher.job_of(run)
     if arguments.json:
-        facts = {
-            "run": str(run.path),
-            "name": run.path.name,
-            "job": job.id,
-            "cluster": job.cluster,
-        }
+        facts = Submitted(
+            run=str(run.path), name=run.path.name, job=job.id, cluster=job.cluster
+        )
         return print_json(facts)
     destination = launcher.get(job.cluster).DESTINATION
     print(f"job {job.id} submitted {destination.format(config.job.nodes)}")

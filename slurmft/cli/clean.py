@@ -13,7 +13,7 @@ examples:
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, confirmed, print_json
@@ -25,6 +25,28 @@ from slurmft.core.text import aligned, in_bytes
 from slurmft.runs import resolve
 
 ELSEWHERE = Elsewhere.PLAIN
+
+
+class RemovableItem(TypedDict):
+    """Something that can be removed."""
+
+    path: str
+    kind: str
+    why: str
+    bytes: int
+
+
+class Removal(TypedDict):
+    """What can be removed, or was."""
+
+    runs_dir: str
+    items: list[RemovableItem]
+    bytes: int
+    """Of all items."""
+    removed: bool
+    """The items are gone."""
+    left_out: list[str]
+    """A line for everything that cannot be judged."""
 
 
 def parser() -> Parser:
@@ -42,7 +64,9 @@ def parser() -> Parser:
     add("--older-than", default="30d", metavar="TIME", help=older_than)
     add("--dry-run", action="store_true", help="only show it")
     add("--yes", action="store_true", help="do not ask")
-    return command.add_json("runs_dir, items, bytes, removed, left_out, as JSON")
+    return command.add_json(
+        "runs_dir, items, bytes, removed, left_out, as JSON", Removal
+    )
 
 
 def table(plan: Plan) -> str:
@@ -54,25 +78,21 @@ def table(plan: Plan) -> str:
     return "\n".join([*aligned(rows), total])
 
 
-def as_json(top: Path, plan: Plan, is_removed: bool) -> dict[str, Any]:
-    """Returns what `slurmft clean --json` prints: runs_dir, items (path, kind, why, bytes), bytes
-    (their sum), removed (they are gone), left_out (a line each)."""
+def as_json(top: Path, plan: Plan, is_removed: bool) -> Removal:
+    """Returns what `slurmft clean --json` prints."""
     items = []
     for item in plan.items:
-        facts = {
-            "path": str(item.path),
-            "kind": item.kind,
-            "why": item.why,
-            "bytes": item.bytes,
-        }
+        facts = RemovableItem(
+            path=str(item.path), kind=item.kind, why=item.why, bytes=item.bytes
+        )
         items.append(facts)
-    return {
-        "runs_dir": str(top),
-        "items": items,
-        "bytes": plan.bytes,
-        "removed": is_removed,
-        "left_out": plan.left_out,
-    }
+    return Removal(
+        runs_dir=str(top),
+        items=items,
+        bytes=plan.bytes,
+        removed=is_removed,
+        left_out=plan.left_out,
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -13,9 +13,10 @@ examples:
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, count, print_json
@@ -25,6 +26,7 @@ from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import is_number
 from slurmft.runs import resolve
 from slurmft.runs.resolve import problem_line
+from slurmft.runs.scan import MeasuredRun
 from slurmft.show import costs, run_table
 
 ELSEWHERE = Elsewhere.SEVERAL
@@ -48,7 +50,23 @@ _NAMES = {"train_loss": "loss"}
 another loss, that of the validation, among the metrics."""
 
 
-def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+class ListedRun(status.RunSummary):
+    """One run of `slurmft list`. null is what is not known."""
+
+    cost: NotRequired[status.Cost]
+    """With --cost."""
+
+
+class Listing(TypedDict):
+    """What `slurmft list` has read."""
+
+    runs_dir: str
+    runs: list[ListedRun]
+    problems: list[str]
+    """A line for everything that could not be read."""
+
+
+def in_order(runs: Sequence[ListedRun], key: str) -> list[ListedRun]:
     """Sorts runs by a value or a metric, the largest last; those without it come first."""
     keys = list(_SORTED_BY)
     # Each task has metrics of its own.
@@ -59,7 +77,7 @@ def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     if key not in keys:
         raise unknown("--sort", key, keys)
 
-    def sort_key(run: dict[str, Any]) -> tuple[bool, float, str]:
+    def sort_key(run: Mapping[str, Any]) -> tuple[bool, float, str]:
         if key in _SORTED_BY:
             value = run[_NAMES.get(key, key)]
         else:
@@ -74,39 +92,36 @@ def in_order(runs: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     return sorted(runs, key=sort_key)
 
 
-def _chosen(arguments: argparse.Namespace, top: Path) -> dict[str, Any]:
-    """Reads the runs that the flags choose, oldest first.
-
-    Returns:
-        What --json prints: runs_dir, runs (each as `status.summary` has it), problems (a line for
-        everything that could not be read).
-    """
+def _chosen(arguments: argparse.Namespace, top: Path) -> Listing:
+    """Reads the runs that the flags choose, oldest first."""
     runs, problems = resolve.read_all(top)
     # Filters by the runs' own files come first: of what they leave, Slurm is asked.
     for name in _FILTERS:
         text = getattr(arguments, name)
         if text:
-            runs = [run for run in runs if _matches(status.described(run)[name], text)]
+            runs = [run for run in runs if _matches(run, name, text)]
     states = arguments.state or _STATES
     all_statuses = status.run_statuses(runs)
     statuses = [each for each in all_statuses if each.state in states]
     # Last: the newest of those that are running, not those of the newest that run.
     if arguments.newest:
         statuses = statuses[-arguments.newest :]
-    rows = [status.summary(each) for each in statuses]
+    # A run without a cost is one, too.
+    rows = [cast(ListedRun, status.summary(each)) for each in statuses]
     if arguments.cost:
         from slurmft.cluster import cost  # 5 ms
 
         run_costs = cost.costs_of([each.run for each in statuses])
         for row, run_cost in zip(rows, run_costs, strict=True):
             row["cost"] = run_cost
-    return {"runs_dir": str(top), "runs": rows, "problems": problems}
+    return Listing(runs_dir=str(top), runs=rows, problems=problems)
 
 
-def _matches(value: Any, text: str) -> bool:
-    """Returns whether a value contains a text, in which * stands for anything."""
+def _matches(run: MeasuredRun, name: str, text: str) -> bool:
+    """Returns whether a value of a run contains a text, in which * stands for anything."""
+    values: Mapping[str, Any] = status.described(run)
     # Lower case by hand: fnmatch leaves the case to the operating system.
-    value_text = str(value or "").lower()
+    value_text = str(values[name] or "").lower()
     return fnmatch(value_text, f"*{text.lower()}*")
 
 
@@ -131,7 +146,7 @@ def parser() -> Parser:
     command.add_argument("--reverse", action="store_true", help="the other way round")
     costs_help = "what they cost: hours of nodes, GPUs and CPUs over all attempts, memory, energy"
     command.add_argument("--cost", action="store_true", help=costs_help)
-    return command.add_json("runs_dir, runs, problems, as JSON")
+    return command.add_json("runs_dir, runs, problems, as JSON", Listing)
 
 
 def main(argv: list[str]) -> int:

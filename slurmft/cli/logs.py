@@ -18,7 +18,7 @@ from slurmft.cluster.wait import JobWatch
 from slurmft.core.errors import Exit
 from slurmft.core.interruption import exit_code
 from slurmft.core.run_files import FINAL_STATES
-from slurmft.runs.log_text import LogText
+from slurmft.runs.log_text import FirstFailure, LogLine, LogText
 from slurmft.runs.logfiles import Choice
 from slurmft.runs.rundir import RunDir
 
@@ -38,7 +38,7 @@ def parser() -> Parser:
     add("--tail", type=whole, metavar="N", help="only the last N lines")
     follow = "print new lines until the job ends; exit with its exit code"
     add("--follow", action="store_true", help=follow)
-    return command.add_json("a JSON object for each line")
+    return command.add_json("a JSON object for each line", FirstFailure, LogLine)
 
 
 def main(argv: list[str]) -> int:

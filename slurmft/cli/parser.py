@@ -9,8 +9,9 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
-from slurmft.cli import foreign_flags
+from slurmft.cli import Submitted, foreign_flags
 from slurmft.core import plugins
+from slurmft.core.config import RunConfigFacts
 from slurmft.core.errors import Exit, UsageError, nearest, unknown
 from slurmft.core.files import to_json
 from slurmft.core.options import Option, check_not_empty, extensions, own_options
@@ -41,6 +42,8 @@ class Parser(argparse.ArgumentParser):
         """Declarations of the flags that `add_options` has added."""
         self.hidden: set[str] = set()
         """Names of the options that --help leaves out."""
+        self.printed: tuple[Any, ...] = ()
+        """Types of what --json prints."""
         # What argparse takes for negative numbers, which may be values: --host-suffix -ib0, too.
         self._negative_number_matcher = re.compile("-[^-]")
         self.add_argument(
@@ -71,21 +74,29 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--runs-dir", metavar="DIR", help=text)
         return self
 
-    def add_json(self, text: str = "all that is known, as JSON") -> Self:
+    def add_json(self, text: str, *printed: Any) -> Self:
+        """Adds --json; `printed`: the types of what it prints, of which `slurmft schema` makes a
+        schema."""
         self.add_argument("--json", action="store_true", help=text)
+        self.printed = printed
         return self
 
-    def add_follow(
-        self, json: str = "print run, name, job and cluster as JSON"
-    ) -> Self:
-        """Adds --dry-run and either --follow or --json, for commands that submit a run."""
+    def add_follow(self, json: str, *printed: Any) -> Self:
+        """Adds --dry-run and either --follow or --json, for commands that submit a run; `printed`:
+        see `add_json`."""
         text = "show what would run; submit nothing"
         self.add_argument("--dry-run", action="store_true", help=text)
         # Both write on stdout, where one reader expects JSON and nothing else.
         add = self.add_mutually_exclusive_group().add_argument
         add("--follow", action="store_true", help="stream progress until the job ends")
         add("--json", action="store_true", help=json)
+        self.printed = printed
         return self
+
+    def add_submission(self) -> Self:
+        """Adds what `submit_or_show` reads."""
+        about = "print run, name, job and cluster as JSON"
+        return self.add_follow(about, Submitted, RunConfigFacts)
 
     def add_options(
         self, config: type[Any], title: str, only: Collection[str] | None = None

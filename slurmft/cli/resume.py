@@ -7,7 +7,7 @@ examples:
   slurmft resume runs/emotion-20261120 --yes program,setup    one that was pulled, in a script
 """
 
-from typing import Any
+from typing import TypedDict
 
 from slurmft.cli import foreign, next_commands
 from slurmft.cli.elsewhere import Elsewhere
@@ -25,9 +25,20 @@ _JOB_OPTIONS = [name for name, each in _DECLARED.items() if not each.identifies]
 """Options of the job that may change: a run stays what and where it is."""
 
 
+class Resumption(TypedDict):
+    """A run that was submitted again."""
+
+    run: str
+    """The run directory."""
+    job: str | None
+    """null of a dry run."""
+    checkpoint: str | None
+    """null: it starts at the beginning."""
+
+
 def parser() -> Parser:
     command = Parser("slurmft resume", __doc__).add_run()
-    command.add_follow("print run, job and checkpoint as JSON")
+    command.add_follow("print run, job and checkpoint as JSON", Resumption)
     foreign.add_yes(command)
     title = "where to run it (default: as before)"
     return command.add_options(JobConfig, title, _JOB_OPTIONS)
@@ -40,11 +51,7 @@ def main(argv: list[str]) -> int:
     # Read before the submission: a job that starts at once may write another.
     checkpoint = run.newest_checkpoint()
     start = checkpoint or "the beginning: there is no checkpoint"
-    facts: dict[str, Any] = {
-        "run": str(run.path),
-        "job": None,
-        "checkpoint": checkpoint,
-    }
+    facts = Resumption(run=str(run.path), job=None, checkpoint=checkpoint)
     if not arguments.dry_run:
         facts["job"] = resume(run, flags, provenance("resume", argv))
     if arguments.json:

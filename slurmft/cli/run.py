@@ -31,7 +31,7 @@ ELSEWHERE = Elsewhere.SUBMITS | Elsewhere.SENDS_FOLDER
 
 def parser() -> Parser:
     """The command line of `slurmft run`, up to `--`."""
-    command = Parser("slurmft run", __doc__).add_follow()
+    command = Parser("slurmft run", __doc__).add_submission()
     command.add_options(OwnProgram, "the program", FLAGS)
     command.add_options(JobConfig, "where to run it").show_usual()
     command.usage = "%(prog)s [FLAG ...] -- PROGRAM [ARGUMENT ...]"

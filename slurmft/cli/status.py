@@ -10,7 +10,7 @@ examples:
 from slurmft.cli import next_commands
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, print_json
-from slurmft.cluster.status import run_facts
+from slurmft.cluster.status import RunFacts, run_facts
 from slurmft.core.errors import Exit
 from slurmft.runs import resolve
 from slurmft.show import run_page, status_words
@@ -19,7 +19,8 @@ ELSEWHERE = Elsewhere.PLAIN
 
 
 def parser() -> Parser:
-    return Parser("slurmft status", __doc__).add_run(default=resolve.LAST).add_json()
+    command = Parser("slurmft status", __doc__).add_run(default=resolve.LAST)
+    return command.add_json("all that is known, as JSON", RunFacts)
 
 
 def main(argv: list[str]) -> int:

@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from slurmft.cluster.slurm import commands
 from slurmft.cluster.slurm.commands import JobUse
+from slurmft.cluster.status import Cost
 from slurmft.core.config import time_limit_min
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError
@@ -29,13 +29,8 @@ _MUCH_TIME = 4
 """Advice is given where the limit is more than so many times the longest attempt."""
 
 
-def costs_of(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
-    """Returns what each run cost; Slurm's accounting is asked once for all of them.
-
-    Returns:
-        For each run node_hours, gpu_hours, cpu_hours, peak_memory_bytes and asked_memory_bytes (of
-        a node), energy_j, longest_s (of its attempts), source. None is what is not known.
-    """
+def costs_of(runs: Sequence[MeasuredRun]) -> list[Cost]:
+    """Returns what each run cost; Slurm's accounting is asked once for all of them."""
     slurm_runs = [run for run in runs if _is_slurm(run)]
     # Each cluster counts its jobs by itself: accounting here must not answer for the same number of
     # another.
@@ -81,10 +76,10 @@ def _jobs(run: MeasuredRun, here: str) -> list[str]:
     return sorted(jobs)
 
 
-def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> dict[str, Any]:
+def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> Cost:
     recorded_peak_bytes = _recorded_peak(run)
     if not uses:
-        return _by_records(run) | {"peak_memory_bytes": recorded_peak_bytes}
+        return _by_records(run, recorded_peak_bytes)
     last = uses[-1]
     energy_j = sum(use.energy_j for use in uses)
     # Slurm samples, and may miss a short peak; ranks know the peaks of their own processes.
@@ -99,20 +94,20 @@ def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> dict[str, Any]:
         cpu_s += use.elapsed_s * use.cpus
     # Of the last start: a resume may have asked for more.
     memory_of_node_bytes = last.memory_bytes // max(1, last.nodes)
-    return {
-        "node_hours": node_s / 3600,
-        "gpu_hours": gpu_s / 3600,
-        "cpu_hours": cpu_s / 3600,
+    return Cost(
+        node_hours=node_s / 3600,
+        gpu_hours=gpu_s / 3600,
+        cpu_hours=cpu_s / 3600,
         # 0 is what Slurm did not measure.
-        "peak_memory_bytes": peak_bytes or None,
-        "asked_memory_bytes": memory_of_node_bytes or None,
-        "energy_j": energy_j or None,
-        "longest_s": max(use.elapsed_s for use in uses),
-        "source": "Slurm's accounting",
-    }
+        peak_memory_bytes=peak_bytes or None,
+        asked_memory_bytes=memory_of_node_bytes or None,
+        energy_j=energy_j or None,
+        longest_s=max(use.elapsed_s for use in uses),
+        source="Slurm's accounting",
+    )
 
 
-def _by_records(run: MeasuredRun) -> dict[str, Any]:
+def _by_records(run: MeasuredRun, peak_bytes: int | None) -> Cost:
     """Returns the cost by the times of the attempts, and the hardware that the ranks recorded."""
     attempts_s = _attempt_times(run)
     hours = sum(attempts_s) / 3600
@@ -140,15 +135,16 @@ def _by_records(run: MeasuredRun) -> dict[str, Any]:
         if len(nodes) == node_count:
             gpu_hours = hours * gpus
             cpu_hours = hours * cpus
-    return {
-        "node_hours": hours * node_count,
-        "gpu_hours": gpu_hours,
-        "cpu_hours": cpu_hours,
-        "asked_memory_bytes": None,
-        "energy_j": None,
-        "longest_s": max(attempts_s, default=0.0),
-        "source": "its own records",
-    }
+    return Cost(
+        node_hours=hours * node_count,
+        gpu_hours=gpu_hours,
+        cpu_hours=cpu_hours,
+        peak_memory_bytes=peak_bytes,
+        asked_memory_bytes=None,
+        energy_j=None,
+        longest_s=max(attempts_s, default=0.0),
+        source="its own records",
+    )
 
 
 def _attempt_times(run: MeasuredRun) -> list[float]:
@@ -183,7 +179,7 @@ def _recorded_peak(run: MeasuredRun) -> int | None:
     return max(by_host.values(), default=None)
 
 
-def advice(cost: dict[str, Any], run: MeasuredRun) -> str:
+def advice(cost: Cost, run: MeasuredRun) -> str:
     """Returns a better request for the next time; "" where this one fits, or its use is unknown."""
     peak_bytes = cost["peak_memory_bytes"]
     request_bytes = cost["asked_memory_bytes"]
@@ -191,6 +187,8 @@ def advice(cost: dict[str, Any], run: MeasuredRun) -> str:
     advice = []
     # Without --mem, the site chose the memory: no request of the user's would be smaller.
     is_known = run.value("mem") and peak_bytes and request_bytes
+    peak_bytes = peak_bytes or 0
+    request_bytes = request_bytes or 0
     if is_known and request_bytes - _ROOM * peak_bytes > _MUCH_BYTES:
         enough = math.ceil(_ROOM * peak_bytes / 2**30)
         requested = in_bytes(request_bytes)

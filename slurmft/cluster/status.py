@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from slurmft.cluster import dependency, ending, pending
 from slurmft.cluster import launcher as launchers
@@ -16,7 +16,7 @@ from slurmft.cluster.launcher import Launcher
 from slurmft.cluster.slurm import commands
 from slurmft.core import fingerprint, permissions
 from slurmft.core.decode import decode_leniently
-from slurmft.core.run_files import Failure, Job, Result
+from slurmft.core.run_files import Failure, Job, Metrics, Result, Transition
 from slurmft.core.run_records import Warned
 from slurmft.runs import origin, records
 from slurmft.runs.disk_space import size_of
@@ -251,41 +251,169 @@ def _others(run: MeasuredRun, *options: str) -> str:
 # --- for programs ---------------------------------------------------------------------------------
 
 
-def described(run: MeasuredRun) -> dict[str, Any]:
+class Described(TypedDict):
+    """What a run is, by its configuration. null is what it does not have."""
+
+    name: str
+    path: str
+    user: str | None
+    task: str | None
+    model: str | None
+    data: str | None
+    nodes: int | None
+
+
+class Progress(TypedDict):
+    """The progress of a run. null is what is not known."""
+
+    steps_done: float | None
+    steps_total: float | None
+    epoch: float | None
+    samples_per_s: float | None
+    left_s: float | None
+    """Seconds of training that are left, as the run has estimated them."""
+    loss: float | None
+    metrics: Metrics | None
+    """Of the last evaluation."""
+
+
+class RunSummary(Described, Progress):
+    """One run of `slurmft list`. null is what is not known."""
+
+    submitted: str | None
+    """ISO time."""
+    cluster: str | None
+    """The launcher: slurm, local, ..."""
+    where: str | None
+    """The name of the Slurm cluster, or the host."""
+    job: str | None
+    """The id of the job that was submitted last."""
+    state: Phase
+    reason: str
+    """Why it waits, failed or was cancelled: Slurm's words, or its own."""
+    waiting: Annotated[dict[str, Any], pending.Waiting] | None
+    """Why Slurm has the job wait."""
+    expected_start: str | None
+    """When Slurm expects the job to start, in local time."""
+    requeues: int
+    """How often the job was requeued since the run was last submitted."""
+
+
+class Checkpoint(TypedDict):
+    """A checkpoint that a run can resume from."""
+
+    name: str
+    bytes: int
+    time: float
+    """Unix seconds."""
+
+
+class FailureFacts(TypedDict):
+    """An error that ended a process of a run, and that no other process has caused."""
+
+    where: str
+    """The process, in words: rank 3 on n1."""
+    message: str
+    hint: str | None
+    attempt: int
+    time: float
+    """Unix seconds."""
+
+
+class Cost(TypedDict):
+    """What a run cost, over all attempts. null is what is not known."""
+
+    node_hours: float
+    gpu_hours: float | None
+    cpu_hours: float | None
+    peak_memory_bytes: int | None
+    """Of a node."""
+    asked_memory_bytes: int | None
+    """Of a node."""
+    energy_j: float | None
+    longest_s: float
+    """The longest attempt."""
+    source: str
+    """Slurm's accounting, or the run's own records."""
+
+
+class CostAndAdvice(Cost):
+    """What a run cost, over all attempts, and a better request for the next time."""
+
+    advice: str
+    """Empty where the request fits, or its use is unknown."""
+
+
+class RunFacts(RunSummary):
+    """All that is known of a run. null is what is not known."""
+
+    queue: list[str]
+    """Lines about the queue of a pending job."""
+    cost: CostAndAdvice
+    owner: str
+    """The user whom the configuration belongs to."""
+    is_own: bool
+    """Nobody else can have written the run."""
+    origin: Annotated[dict[str, Any], origin.Origin] | None
+    """Where the run was fetched from."""
+    program: dict[str, Any]
+    """The program as config.json has it."""
+    job_options: dict[str, Any]
+    """Options of the job as config.json has them: name -> value."""
+    submission: dict[str, Any]
+    """When, where, by whom and from which code it was submitted, as config.json has it."""
+    hosts: list[str]
+    """By rank, each once."""
+    history: list[Transition]
+    """Oldest first."""
+    changed: dict[str, str]
+    """What has changed since the submission: path or package -> how, in words."""
+    attempts: int
+    """How often a job of the run has started."""
+    last_record: float | None
+    """When the run last wrote a record, in Unix seconds."""
+    evaluating: tuple[int, int] | None
+    """Samples done and in all, of an evaluation under way."""
+    checkpoints: list[Checkpoint]
+    """Oldest first."""
+    warnings: list[str]
+    failures: list[FailureFacts]
+    result: dict[str, Any] | None
+    """result.json of a finished run."""
+    model_path: str | None
+    """The folder of the trained model."""
+    logs: str
+    """The folder of the logs."""
+
+
+def described(run: MeasuredRun) -> Described:
     """Returns what a run is, by its configuration: the first values of `summary`."""
-    return {
-        "name": run.name,
-        "path": str(run.path),
-        "user": run.submission.user,
-        "task": run.value("task"),
-        "model": run.value("model"),
-        "data": run.value("data"),
-        "nodes": run.value("nodes"),
-    }
+    return Described(
+        name=run.name,
+        path=str(run.path),
+        user=run.submission.user,
+        task=run.value("task"),
+        model=run.value("model"),
+        data=run.value("data"),
+        nodes=run.value("nodes"),
+    )
 
 
-def summary(status: RunStatus) -> dict[str, Any]:
-    """Returns a run as `slurmft list --json` prints it.
-
-    Returns:
-        name, path, user, task, model, data, nodes, submitted (ISO time), cluster (slurm, local,
-        ...), where (the Slurm cluster's name, or the host), job, state (a `Phase`), reason,
-        waiting (a `pending.Waiting`), expected_start (local time), requeues, and of
-        `records.latest` steps_done, steps_total, epoch, samples_per_s, left_s, loss, metrics. None
-        is what is not known.
-    """
-    return described(status.run) | {
-        "submitted": status.run.submission.time or None,
-        "cluster": status.cluster or None,
-        "where": status.where or None,
-        "job": status.job or None,
-        "state": str(status.state),
-        "reason": status.reason,
-        "waiting": _waiting(status),
-        "expected_start": status.job_state.report.expected_start or None,
-        "requeues": status.requeues,
+def summary(status: RunStatus) -> RunSummary:
+    """Returns a run as `slurmft list --json` prints it."""
+    return RunSummary(
+        **described(status.run),
         **_progress(status),
-    }
+        submitted=status.run.submission.time or None,
+        cluster=status.cluster or None,
+        where=status.where or None,
+        job=status.job or None,
+        state=status.state,
+        reason=status.reason,
+        waiting=_waiting(status),
+        expected_start=status.job_state.report.expected_start or None,
+        requeues=status.requeues,
+    )
 
 
 def _waiting(status: RunStatus) -> dict[str, Any] | None:
@@ -298,43 +426,39 @@ def _waiting(status: RunStatus) -> dict[str, Any] | None:
     return dataclasses.asdict(waiting)
 
 
-def _progress(status: RunStatus) -> dict[str, Any]:
+def _progress(status: RunStatus) -> Progress:
     """Returns the progress of a run: of a finished one by its result, else by its latest
     records."""
     result = status.run.result
     if status.state is Phase.FINISHED and result is not None:
         numbers = decode_leniently(result, Result)
-        return {
-            "steps_done": numbers.steps,
-            "steps_total": numbers.total_steps or numbers.steps,
-            "epoch": numbers.epochs,
-            "samples_per_s": numbers.train_samples_per_s,
-            "left_s": 0.0,
-            "loss": numbers.loss,
-            "metrics": numbers.metrics,
-        }
-    latest = dataclasses.asdict(records.latest(status.run.path))
-    del latest["evaluating"]
-    del latest["last_record"]
+        return Progress(
+            steps_done=numbers.steps,
+            steps_total=numbers.total_steps or numbers.steps,
+            epoch=numbers.epochs,
+            samples_per_s=numbers.train_samples_per_s,
+            left_s=0.0,
+            loss=numbers.loss,
+            metrics=numbers.metrics,
+        )
+    latest = records.latest(status.run.path)
+    left_s = latest.left_s
     # It will never end what it was estimated to.
     if not status.is_alive:
-        latest["left_s"] = None
-    return latest
+        left_s = None
+    return Progress(
+        steps_done=latest.steps_done,
+        steps_total=latest.steps_total,
+        epoch=latest.epoch,
+        samples_per_s=latest.samples_per_s,
+        left_s=left_s,
+        loss=latest.loss,
+        metrics=latest.metrics,
+    )
 
 
-def run_facts(run: RunDir) -> dict[str, Any]:
-    """Returns all that is known of a run, as `slurmft status --json` prints it.
-
-    Returns:
-        What `summary` returns, and: queue (lines about the queue of a pending job), cost (of
-        `costs_of`, and advice), program, job_options (the configuration), submission, owner (of the
-        configuration), is_own (nobody else can have written it), origin (of a run that was fetched:
-        cluster, path, owner, is_own, user, time, accepted), hosts,
-        history (a list of state, time, reason, exit_code), changed (since submission: path -> how,
-        in words), attempts, last_record (Unix seconds), evaluating (samples done and in all),
-        checkpoints (a list of name, bytes, time), warnings, failures (a list of where, message,
-        hint, attempt, time), result, model_path, logs.
-    """
+def run_facts(run: RunDir) -> RunFacts:
+    """Returns all that is known of a run, as `slurmft status --json` prints it."""
     from slurmft.cluster import cost  # 5 ms, which `slurmft list` need not pay
 
     (status,) = run_statuses([MeasuredRun.read(run.path)])
@@ -358,28 +482,29 @@ def run_facts(run: RunDir) -> dict[str, Any]:
     model_path = None
     if run.model.is_dir():
         model_path = str(run.model)
-    return facts | {
-        "queue": _queue(status),
-        "cost": costs | {"advice": cost.advice(costs, status.run)},
-        "owner": _owner(run),
-        "is_own": run.is_own(),
-        "origin": _origin(run),
-        "program": status.run.config["program"],
-        "job_options": status.run.config["job"],
-        "submission": status.run.config["submission"],
-        "hosts": status.run.hosts,
-        "history": status.run.state.history,
-        "changed": _changes(run, status),
-        "attempts": run.attempt_number(),
-        "last_record": latest.last_record,
-        "evaluating": latest.evaluating,
-        "checkpoints": checkpoints(run),
-        "warnings": list(warnings),
-        "failures": failures,
-        "result": status.run.result,
-        "model_path": model_path,
-        "logs": str(run.logs),
-    }
+    return RunFacts(
+        **facts,
+        queue=_queue(status),
+        cost=CostAndAdvice(**costs, advice=cost.advice(costs, status.run)),
+        owner=_owner(run),
+        is_own=run.is_own(),
+        origin=_origin(run),
+        program=status.run.config["program"],
+        job_options=status.run.config["job"],
+        submission=status.run.config["submission"],
+        hosts=status.run.hosts,
+        history=status.run.state.history,
+        changed=_changes(run, status),
+        attempts=run.attempt_number(),
+        last_record=latest.last_record,
+        evaluating=latest.evaluating,
+        checkpoints=checkpoints(run),
+        warnings=list(warnings),
+        failures=failures,
+        result=status.run.result,
+        model_path=model_path,
+        logs=str(run.logs),
+    )
 
 
 def _queue(status: RunStatus) -> list[str]:
@@ -402,14 +527,14 @@ def _origin(run: RunDir) -> dict[str, Any] | None:
     return dataclasses.asdict(came_from)
 
 
-def _failure_facts(failure: Failure) -> dict[str, Any]:
-    return {
-        "where": failure.where,
-        "message": failure.message,
-        "hint": failure.hint,
-        "attempt": failure.attempt,
-        "time": failure.time,
-    }
+def _failure_facts(failure: Failure) -> FailureFacts:
+    return FailureFacts(
+        where=failure.where,
+        message=failure.message,
+        hint=failure.hint,
+        attempt=failure.attempt,
+        time=failure.time,
+    )
 
 
 def _changes(run: RunDir, status: RunStatus) -> dict[str, str]:
@@ -430,13 +555,14 @@ def _changes(run: RunDir, status: RunStatus) -> dict[str, str]:
     return recorded
 
 
-def checkpoints(run: RunDir) -> list[dict[str, Any]]:
-    """Returns the checkpoints, oldest first: name, bytes, time (Unix seconds)."""
-    checkpoints = []
+def checkpoints(run: RunDir) -> list[Checkpoint]:
+    """Returns the checkpoints, oldest first."""
+    checkpoints: list[Checkpoint] = []
     for name in run.checkpoint_names():
         path = run.checkpoints / name
         with contextlib.suppress(OSError):  # one that is just being removed
             written_at = path.stat().st_mtime
             size_bytes = size_of(path)
-            checkpoints.append({"name": name, "bytes": size_bytes, "time": written_at})
+            checkpoint = Checkpoint(name=name, bytes=size_bytes, time=written_at)
+            checkpoints.append(checkpoint)
     return checkpoints

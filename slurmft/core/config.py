@@ -12,7 +12,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from slurmft.core.decode import decode_leniently, loads
 from slurmft.core.errors import UsageError
@@ -578,6 +578,16 @@ class JobConfig:
         return min(LEAD_S, limit_s // 3)
 
 
+class RunConfigFacts(TypedDict):
+    """The content of config.json: what to run, where, and who asked for it."""
+
+    program: dict[str, Any]
+    """Kind and name of the program, and its settings."""
+    job: dict[str, Any]
+    """Options of the job: name -> value."""
+    submission: Annotated[dict[str, Any], Submission]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """The whole of config.json: what to run, where, and who asked for it."""
@@ -605,12 +615,12 @@ class RunConfig:
             ) from None
         return text
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "program": dataclasses.asdict(self.program),
-            "job": self.job.values(),
-            "submission": dataclasses.asdict(self.submission),
-        }
+    def as_dict(self) -> RunConfigFacts:
+        return RunConfigFacts(
+            program=dataclasses.asdict(self.program),
+            job=self.job.values(),
+            submission=dataclasses.asdict(self.submission),
+        )
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from typing import TypedDict
 
 from slurmft.core.credentials import redact
 from slurmft.core.interruption import exit_code
@@ -87,6 +88,22 @@ def _readable(text: str) -> str:
     return re.sub(rf"\S{{{_WORD_CHARACTERS},}}", cut, plain(text))
 
 
+class ErrorFacts(TypedDict):
+    """Why a command failed."""
+
+    message: str
+    """What happened, with the value."""
+    hint: str | None
+    """What to do."""
+    exit_code: int
+
+
+class Failed(TypedDict):
+    """What a command with --json prints, in one line, where it fails."""
+
+    error: ErrorFacts
+
+
 class UsageError(SlurmftError):
     """The request cannot be right."""
 
@@ -107,8 +124,7 @@ def run_main(
     Args:
         command: returns the exit code.
         debug: the traceback comes first.
-        as_json: an error is printed on stdout, too, as the object `{"error": {"message": ...,
-            "hint": ..., "exit_code": ...}}`.
+        as_json: an error is printed on stdout, too, as `Failed`.
     """
     # Not the file and the line: the reader cannot act on them.
     warnings.formatwarning = lambda text, *_, **__: f"warning: {redact(str(text))}\n"
@@ -142,8 +158,10 @@ def _report(error: SlurmftError, as_json: bool) -> int:
         import json  # most errors are for people
 
         # One line: `slurmft logs --json` prints one object a line.
-        facts = {"message": redact(error.message), "hint": error.hint}
-        print(json.dumps({"error": facts | {"exit_code": int(error.code)}}))
+        facts = ErrorFacts(
+            message=redact(error.message), hint=error.hint, exit_code=int(error.code)
+        )
+        print(json.dumps(Failed(error=facts)))
     return error.code
 
 

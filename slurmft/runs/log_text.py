@@ -3,7 +3,8 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Literal, TypedDict
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import to_json
@@ -11,6 +12,27 @@ from slurmft.core.run_files import Failure
 from slurmft.core.text import some
 from slurmft.runs.logfiles import Choice, Line, Logs
 from slurmft.runs.rundir import RunDir
+
+
+class LogLine(TypedDict):
+    """A line of a log."""
+
+    time: float
+    """Unix seconds; a line without a time of its own has that of the line before it."""
+    source: str
+    """Who wrote it: rank 3, node 0 (its torchrun), task 0, slurm, job, mpirun."""
+    host: str | None
+    attempt: int | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstFailure(Failure):
+    """The failure that came first: printed before all lines."""
+
+    event: Literal["failure"] = "failure"
+    then: list[str]
+    """The processes that failed because of it."""
 
 
 class LogText:
@@ -61,8 +83,8 @@ class LogText:
             if is_other and each.where not in after:
                 after.append(each.where)
         if self._json:
-            event = {"event": "failure", **asdict(failure), "then": after}
-            yield to_json(event) + "\n"
+            first = FirstFailure(**asdict(failure), then=after)
+            yield to_json(first) + "\n"
             return
         where = f"{failure.where}, attempt {failure.attempt}"
         if failure.step:  # 0: before the first step, as in the import of the program
@@ -123,15 +145,14 @@ class LogText:
 
 
 def _as_json(line: Line) -> str:
-    return to_json(
-        {
-            "time": round(line.time, 3),  # stamps have milliseconds
-            "source": line.label,
-            "host": line.host or None,
-            "attempt": line.attempt or None,
-            "text": line.text,
-        }
+    facts = LogLine(
+        time=round(line.time, 3),  # stamps have milliseconds
+        source=line.label,
+        host=line.host or None,
+        attempt=line.attempt or None,
+        text=line.text,
     )
+    return to_json(facts)
 
 
 def _check(run: RunDir, choice: Choice, tail: int | None) -> None:

@@ -1,6 +1,6 @@
 """The costs of runs as a line or a table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurmft.core.text import ScreenColumn, in_bytes, on_screen
@@ -11,7 +11,7 @@ _HOUR_RANKS = (0, 1, 3)
 _J_PER_KWH = 3.6e6
 
 
-def words(cost: dict[str, Any]) -> str:
+def words(cost: Mapping[str, Any]) -> str:
     """ "2.50 node-hours, 10.00 GPU-hours; 9.1 GiB of 64.0 GiB a node; energy unknown" """
     hour_parts = []
     for key, name in _HOURS.items():
@@ -38,7 +38,7 @@ def hours(value: float | None) -> str:
     return f"{value:.2g}"
 
 
-def memory(cost: dict[str, Any]) -> str:
+def memory(cost: Mapping[str, Any]) -> str:
     """ "9.1 GiB of 64.0 GiB a node"; "" where the peak is not known."""
     peak_bytes = cost["peak_memory_bytes"]
     requested_bytes = cost["asked_memory_bytes"]
@@ -51,7 +51,7 @@ def memory(cost: dict[str, Any]) -> str:
     return f"{text} a node"
 
 
-def energy(cost: dict[str, Any]) -> str:
+def energy(cost: Mapping[str, Any]) -> str:
     """ "1.25 kWh" """
     energy_j = cost["energy_j"]
     if not energy_j:
@@ -60,7 +60,7 @@ def energy(cost: dict[str, Any]) -> str:
     return f"{kwh:,.3g} kWh"
 
 
-def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
+def table(names: Sequence[str], costs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a line for each run, and the sum, as the terminal has room for it."""
     total = {}
     for key in (*_HOURS, "energy_j"):
@@ -92,7 +92,7 @@ def table(names: Sequence[str], costs: Sequence[dict[str, Any]]) -> list[str]:
     return on_screen(columns)
 
 
-def _mark(costs: Sequence[dict[str, Any]], key: str) -> str:
+def _mark(costs: Sequence[Mapping[str, Any]], key: str) -> str:
     """Returns the sign before a sum: "at least" where it is not known of every run."""
     if any(cost[key] is None for cost in costs):
         return "≥ "

@@ -1,7 +1,7 @@
 """The page of `slurmft status`: one run in full."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +18,7 @@ _HISTORY_LINES = 12
 _SECTION_LINES = 5
 
 
-def text(facts: dict[str, Any]) -> str:
+def text(facts: Mapping[str, Any]) -> str:
     """Returns a run in full, as lines. `facts`: see `slurmft.cluster.status.run_facts`."""
     # A program of the user's own has neither data nor model.
     nodes = f"{facts['nodes']} node(s)"
@@ -85,7 +85,7 @@ def _origin(origin: dict[str, Any] | None) -> str:
     return text
 
 
-def _speed(facts: dict[str, Any]) -> str:
+def _speed(facts: Mapping[str, Any]) -> str:
     parts = []
     samples_per_s = facts["samples_per_s"]
     if samples_per_s is not None:
@@ -116,7 +116,7 @@ def _code(raw_snapshot: Any) -> str:
     return f"{what}, as it was at submission"
 
 
-def _where(facts: dict[str, Any]) -> str:
+def _where(facts: Mapping[str, Any]) -> str:
     if not facts["job"]:
         return ""
     cluster = facts["cluster"]
@@ -142,7 +142,7 @@ def _submitted(submission: dict[str, Any]) -> str:
     return ""
 
 
-def _checkpoints(checkpoints: Sequence[dict[str, Any]]) -> str:
+def _checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> str:
     if not checkpoints:
         return ""
     newest = checkpoints[-1]

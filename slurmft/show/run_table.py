@@ -1,7 +1,7 @@
 """The table of `slurmft list`: a line for every run."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurmft.core.config import STAMP
@@ -12,7 +12,7 @@ from slurmft.show.status_words import UNSUCCESSFUL, note
 _WIDE_SCREEN = 80
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
+def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns a line for every run; of the columns, those that the terminal has room for."""
     names = _short_names([run["name"] for run in runs])
     users = [str(run["user"] or "-") for run in runs]
@@ -76,21 +76,21 @@ def _last_part(source: str | None) -> str:
     return name
 
 
-def _steps(run: dict[str, Any]) -> str:
+def _steps(run: Mapping[str, Any]) -> str:
     total = run["steps_total"]
     if not total:
         return "-"
     return f"{run['steps_done']}/{total}"
 
 
-def _speed(run: dict[str, Any]) -> str:
+def _speed(run: Mapping[str, Any]) -> str:
     samples_per_s = run["samples_per_s"]
     if samples_per_s is None:
         return "-"
     return f"{samples_per_s:,.0f}"
 
 
-def _time_left(run: dict[str, Any]) -> str:
+def _time_left(run: Mapping[str, Any]) -> str:
     left_s = run["left_s"]
     # Of a run that has finished it is 0, which its state says already.
     if not left_s:
@@ -98,7 +98,7 @@ def _time_left(run: dict[str, Any]) -> str:
     return duration(left_s)
 
 
-def _result(run: dict[str, Any]) -> str:
+def _result(run: Mapping[str, Any]) -> str:
     """Returns what a run has reached; of one that failed, why comes first."""
     metrics = metrics_words(run["metrics"])
     reason = brief(note(run))

@@ -1,5 +1,6 @@
 """The state of a run in words, its colour, and the commands that make sense then."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from slurmft.core.text import brief, number
@@ -32,7 +33,7 @@ def next_commands(state: str) -> tuple[str, ...]:
     return _NEXT.get(state, _NEXT["running"])
 
 
-def note(facts: dict[str, Any]) -> str:
+def note(facts: Mapping[str, Any]) -> str:
     """Returns the details of a state: its reason, the expected start, the number of requeues."""
     state = str(facts["state"])
     # A reason may begin with the state, which stands before it in the same line.
@@ -69,7 +70,7 @@ def _waiting_words(waiting: dict[str, Any]) -> str:
     return f"{cause} ({word})"
 
 
-def waiting_advice(facts: dict[str, Any]) -> str:
+def waiting_advice(facts: Mapping[str, Any]) -> str:
     """Returns whether a pending job starts by itself, and what to do; "" of other jobs."""
     waiting = facts["waiting"]
     if waiting is None:
@@ -82,7 +83,7 @@ def waiting_advice(facts: dict[str, Any]) -> str:
     return start
 
 
-def state_words(facts: dict[str, Any]) -> str:
+def state_words(facts: Mapping[str, Any]) -> str:
     """ "requeued: BeginTime; starts about 2026-11-22 14:05:00; requeued 2 times" """
     state = str(facts["state"])
     # Without folders: the page and the line have little room for a reason.
@@ -92,7 +93,7 @@ def state_words(facts: dict[str, Any]) -> str:
     return f"{state}: {details}"
 
 
-def progress_words(facts: dict[str, Any]) -> str:
+def progress_words(facts: Mapping[str, Any]) -> str:
     """ "step 120/500 (24 %), epoch 0.24, loss 0.4312" """
     steps_done = facts["steps_done"]
     steps_total = facts["steps_total"]

@@ -30,6 +30,7 @@ from slurmft.core.permissions import current_umask
 from slurmft.core.program import OWN, Program
 from slurmft.core.run_files import Failure
 from tests.support.damage import NO_FILES, damaged, remove
+from tests.support.json_output import assert_fits
 from tests.support.made_runs import write_run
 
 pytestmark = pytest.mark.processes  # git, and what asks for hardware
@@ -116,14 +117,14 @@ _DECIDE = ("config.json", "state.json", "job.json", "result.json", "attempt.json
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Runs of all kinds, a study, a site file; the working directory is theirs."""
     top = tmp_path_factory.mktemp("world")
-    _write_world(top)
+    write_world(top)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(top)
         patch.setenv("SLURMFT_SITE", str(top / "site.toml"))
         patch.setenv("SLURMFT_CLUSTERS", str(top / "clusters.toml"))
         patch.setenv("XDG_STATE_HOME", str(top / "state"))
         patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setattr(commands, "call", _call)
+        patch.setattr(commands, "call", call_slurm)
         patch.setattr(wait, "_FILE_LAG_S", 0.1)
         patch.setattr(wait, "_LOST_AFTER_S", 0.1)
         # Whatever a command imports, it has imported before its time is taken.
@@ -132,7 +133,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield top
 
 
-def _call(name: str, *arguments: str, **_: Any) -> str:
+def call_slurm(name: str, *arguments: str, **_: Any) -> str:
     """Slurm, whose accounting knows that both jobs have ended."""
     if name == "sacct":
         each = "JobID," if "--format=JobID,State,ExitCode" in arguments else ""
@@ -140,7 +141,7 @@ def _call(name: str, *arguments: str, **_: Any) -> str:
     raise SlurmftError(f"{name}: Invalid job id specified")
 
 
-def _write_world(top: Path) -> None:
+def write_world(top: Path) -> None:
     finished = write_run(top / FINISHED)
     write_json(finished.job, {"cluster": "slurm", "id": "11"})
     finished.model.mkdir()
@@ -226,7 +227,7 @@ def _write_study(folder: Path, path: Path) -> None:
     entry = {"name": "small", "cell": {"nodes": 1}, "repeat": 1}
     write_run(path, submission={"study": entry})
     (folder / "study.toml").write_text(
-        'name = "small"\ntitle = "Small"\nscaling = "strong"\nrepeats = 2\nretries = 1\n'
+        'name = "small"\ntitle = "Small"\nscaling = "weak"\nrepeats = 2\nretries = 1\n'
         'published = "table.json"\n\n[fixed]\ntask = "emotion"\nmax_steps = 3\n\n'
         "[grid]\nnodes = [1, 2]\n"
     )
@@ -327,6 +328,8 @@ def _check(world: Path, name: str, case: str, chosen: list[list[str]]) -> None:
         code, out, err = _limited(what, words)
         assert code in set(Exit), (what, code, err)
         assert "Traceback (most recent" not in err, (what, err)
+        if "--json" in words and code == Exit.OK:
+            assert_fits(words, out)
         # ssh has a stderr of its own.
         if code and "--on" not in command:
             assert err, what

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from slurmft.cluster import cost
+from slurmft.cluster.status import Cost
 from slurmft.runs.scan import MeasuredRun
 from slurmft.show import costs
 
@@ -110,4 +111,4 @@ def test_advice(
     tmp_path: Path, job: dict[str, Any], more: dict[str, Any], words: str
 ) -> None:
     run = made(tmp_path, [("submitted", 0), ("failed", 1)], **job)
-    assert cost.advice(COST | more, run) == words
+    assert cost.advice(cast(Cost, COST | more), run) == words

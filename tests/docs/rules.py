@@ -201,8 +201,14 @@ RULES = (
         how=READ,
         why="the runs here are of several kinds: test_planner",
     ),
+    Rule(
+        begins="slurmft status nobody",
+        how=READ,
+        why="an error, which test_schema prints",
+    ),
     Rule(begins="slurmft (list|status|watch|logs|report|completion)", how=LOGIN),
-    Rule(begins="slurmft help ", how=LOGIN),
+    Rule(begins="slurmft schema COMMAND", how=READ, why="a word for any command"),
+    Rule(begins="slurmft (help|schema)( |$)", how=LOGIN),
     Rule(begins="slurmft study (status|cancel) ", how=LOGIN),
     Rule(
         begins="slurmft study run ",

@@ -56,6 +56,7 @@ def test_the_ten_tasks(
     run = RunDir.open(json.loads(answers["submit"].out)["run"])
     facts = run_facts(run)
     assert facts["state"] == "finished"
+    assert facts["model_path"] is not None
     assert Path(facts["model_path"]).is_dir()
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) > 1
     # Every name in backquotes that the page reads from JSON is there.

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import slurmft
 from slurmft.core.credentials import HIDDEN, is_private, redact
@@ -138,6 +138,23 @@ def problems(checks: Iterable[Check]) -> list[Check]:
 # --- the report ---
 
 
+class ReportFacts(TypedDict):
+    """The report of an examination."""
+
+    slurmft: str
+    """The version."""
+    time: float
+    """Unix seconds."""
+    host: str
+    command: list[str]
+    seconds: float
+    """Duration of the examination, without the queue."""
+    waited_s: float
+    """Seconds in the queue."""
+    exit_code: int
+    checks: list[Annotated[dict[str, Any], Check]]
+
+
 @dataclass(kw_only=True)
 class Report:
     """The checks of an examination, and the measurements behind them."""
@@ -174,7 +191,7 @@ class Report:
         """Writes the text, then as JSON all measurements and the environment."""
         now = clock(time.time())
         head = f"slurmft doctor {slurmft.__version__} on {platform.node()}, {now}"
-        facts = self._facts()
+        facts = dict(self._facts())
         facts["measured"] = self.measured
         facts["environment"] = reported_environment(os.environ)
         parts = [
@@ -188,17 +205,17 @@ class Report:
         ]
         return "\n".join(parts)
 
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "slurmft": slurmft.__version__,
-            "time": time.time(),
-            "host": platform.node(),
-            "command": sys.argv[1:],
-            "seconds": self.seconds,
-            "waited_s": self.queued_s,
-            "exit_code": self.exit_code,
-            "checks": [check.as_dict() for check in self.checks],
-        }
+    def _facts(self) -> ReportFacts:
+        return ReportFacts(
+            slurmft=slurmft.__version__,
+            time=time.time(),
+            host=platform.node(),
+            command=sys.argv[1:],
+            seconds=self.seconds,
+            waited_s=self.queued_s,
+            exit_code=self.exit_code,
+            checks=[check.as_dict() for check in self.checks],
+        )
 
 
 def lines(checks: Sequence[Check]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.config import JobConfig
@@ -18,6 +18,19 @@ from slurmft.plugins.examine.site import Site
 # How long agents may take to start and to report, and each lock operation after that.
 _START_S = 60.0
 _ANSWER_S = 30.0
+
+
+class MeasurementFacts(TypedDict):
+    """Which kinds of file locks hold between nodes in a folder."""
+
+    hosts: list[str]
+    file_system: str
+    one_folder: bool
+    """The nodes see the same folder. Without it there are no findings."""
+    choice: NotRequired[str | None]
+    """The kind of lock that runs use there."""
+    findings: NotRequired[dict[str, Annotated[dict[str, Any], Finding]]]
+    """Kind of lock -> what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +49,13 @@ class Measurement:
             return None
         return lock_probe.choose(self.findings, self.file_system)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> MeasurementFacts:
         """Returns the measurement for --json."""
-        facts: dict[str, Any] = {
-            "hosts": self.hosts,
-            "file_system": str(self.file_system),
-            "one_folder": self.findings is not None,
-        }
+        facts = MeasurementFacts(
+            hosts=self.hosts,
+            file_system=str(self.file_system),
+            one_folder=self.findings is not None,
+        )
         if self.findings is not None:
             facts["choice"] = self.choice()
             findings = {}

@@ -7,7 +7,7 @@ they belong, and at most two calls of Slurm's commands give the states of all th
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypedDict
 
 from slurmft import locks
 from slurmft.cluster.status import RunStatus, run_statuses
@@ -16,6 +16,7 @@ from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
 from slurmft.core.files import parse_toml, read_text, write_text
 from slurmft.core.filesystem import absolute
+from slurmft.core.run_files import Metrics
 from slurmft.plugins.studies import spec
 from slurmft.plugins.studies.spec import Cell, RepeatKey, Study
 from slurmft.runs import records, scan
@@ -239,7 +240,14 @@ def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
     return scan.find([top], may_be_none=True)
 
 
-def last_step(repeat: Repeat) -> dict[str, float] | None:
+class StepFacts(TypedDict):
+    """Optimizer steps."""
+
+    done: float
+    total: float
+
+
+def last_step(repeat: Repeat) -> StepFacts | None:
     """Returns the optimizer steps of a running repeat, done and in all; None where they are
     unknown."""
     best = repeat.best
@@ -250,36 +258,68 @@ def last_step(repeat: Repeat) -> dict[str, float] | None:
     latest = records.latest(best.run.path)
     if latest.steps_done is None or latest.steps_total is None:
         return None
-    return {"done": latest.steps_done, "total": latest.steps_total}
+    return StepFacts(done=latest.steps_done, total=latest.steps_total)
 
 
-def status_json(study: Study, folder: Path, status: StudyStatus) -> dict[str, Any]:
-    """Returns the status of a study for programs: `slurmft study status --json` prints it."""
-    return {
-        "name": study.name,
-        "title": study.title,
-        "folder": str(folder),
-        "totals": {state: status.count(state) for state in STATES},
-        "repeats": [_repeat_json(repeat) for repeat in status.repeats],
-        "other_runs": [str(other.run.path) for other in status.others],
-        "problems": status.problems,
-    }
+class RepeatFacts(TypedDict):
+    """A repeat of a cell of a study. All fields are there in any state."""
+
+    cell: dict[str, Any]
+    """Option -> value."""
+    repeat: int
+    state: str
+    reason: str
+    run: str | None
+    """The directory of its best try."""
+    job: str | None
+    metrics: Metrics | None
+    steps: StepFacts | None
+    """Of a try that runs."""
+    tries: list[str]
+    """Run directories."""
 
 
-def _repeat_json(repeat: Repeat) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "cell": repeat.cell,
-        "repeat": repeat.number,
-        "state": repeat.state,
-        "reason": "",
-        "run": None,
-        "job": None,
-        "metrics": None,
-        "steps": last_step(repeat),
-        "tries": [str(status.run.path) for status in repeat.tries],
-    }
+class StudyFacts(TypedDict):
+    """The status of a study."""
+
+    name: str
+    title: str
+    folder: str
+    totals: dict[str, int]
+    """State -> how many repeats are in it."""
+    repeats: list[RepeatFacts]
+    other_runs: list[str]
+    """Runs in the folder of the study that belong to none of its cells."""
+    problems: list[str]
+    """A line for everything that could not be read."""
+
+
+def status_json(study: Study, folder: Path, status: StudyStatus) -> StudyFacts:
+    """Returns the status of a study as `slurmft study status --json` prints it."""
+    return StudyFacts(
+        name=study.name,
+        title=study.title,
+        folder=str(folder),
+        totals={state: status.count(state) for state in STATES},
+        repeats=[_repeat_json(repeat) for repeat in status.repeats],
+        other_runs=[str(other.run.path) for other in status.others],
+        problems=status.problems,
+    )
+
+
+def _repeat_json(repeat: Repeat) -> RepeatFacts:
+    fields = RepeatFacts(
+        cell=repeat.cell,
+        repeat=repeat.number,
+        state=repeat.state,
+        reason="",
+        run=None,
+        job=None,
+        metrics=None,
+        steps=last_step(repeat),
+        tries=[str(status.run.path) for status in repeat.tries],
+    )
     best = repeat.best
-    # All fields are there in any state, so that programs need not ask which are.
     if best:
         fields["reason"] = best.reason
         fields["run"] = str(best.run.path)

@@ -10,7 +10,7 @@ examples:
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, input_path, print_json, typed_options
@@ -38,6 +38,43 @@ _LARGEST = 10
 _SMALLEST = 5
 
 
+LengthFacts: TypeAlias = Annotated[dict[str, Any], Lengths]
+
+
+class SplitFacts(TypedDict):
+    """The contents of a split."""
+
+    where: str
+    """Its file, or its name in messages."""
+    texts: int
+    share_read: float
+    """The share of the file that was read."""
+    part: str | None
+    """How it was split off the training data, in words."""
+    empty: int
+    """How many rows have no text."""
+    repeated: int
+    """How many texts are there twice or more."""
+    also_in_train: int
+    """How many of its texts the training data has, too."""
+    cut: str | None
+    """How texts are cut to the model's length, in words."""
+    classes: dict[str, int]
+    """Class -> how many texts have it."""
+    words: LengthFacts
+    characters: LengthFacts
+    tokens: NotRequired[LengthFacts]
+    """With the model's tokenizer."""
+
+
+class DataFacts(TypedDict):
+    """The contents of data, and what looks wrong."""
+
+    splits: dict[str, SplitFacts]
+    """Name -> split."""
+    warnings: list[str]
+
+
 def parser() -> Parser:
     command = Parser("slurmft data", __doc__)
     text = "folder with train and validation, or hub id (default: the recipe's)"
@@ -48,35 +85,35 @@ def parser() -> Parser:
         nargs="?",
         help=text,
     )
-    command.add_json("the same, as JSON")
+    command.add_json("the same, as JSON", DataFacts)
     title = "how to read it, as slurmft submit does"
     return command.add_options(TrainConfig, title, _FLAGS)
 
 
-def facts(splits: list[Split], warnings: list[str]) -> dict[str, Any]:
+def facts(splits: list[Split], warnings: list[str]) -> DataFacts:
     """Returns the contents of splits, as JSON can hold them."""
     facts_of_splits = {split.name: _facts_of_split(split) for split in splits}
-    return {"splits": facts_of_splits, "warnings": warnings}
+    return DataFacts(splits=facts_of_splits, warnings=warnings)
 
 
-def _facts_of_split(split: Split) -> dict[str, Any]:
+def _facts_of_split(split: Split) -> SplitFacts:
     classes: dict[str, int] = {}
     for (_, value), count in split.labels.counts.most_common():
         # JSON has texts alone as keys; the data may have numbers as labels.
         classes[str(value)] = count
-    split_facts: dict[str, Any] = {
-        "where": split.where,
-        "texts": split.rows,
-        "share_read": split.share,
-        "part": split.part or None,
-        "empty": len(split.without_text),
-        "repeated": split.texts.repeated,
-        "also_in_train": split.shared,
-        "cut": split.cut or None,
-        "classes": classes,
-        "words": Lengths.of(split.texts.words)._asdict(),
-        "characters": Lengths.of(split.texts.characters)._asdict(),
-    }
+    split_facts = SplitFacts(
+        where=split.where,
+        texts=split.rows,
+        share_read=split.share,
+        part=split.part or None,
+        empty=len(split.without_text),
+        repeated=split.texts.repeated,
+        also_in_train=split.shared,
+        cut=split.cut or None,
+        classes=classes,
+        words=Lengths.of(split.texts.words)._asdict(),
+        characters=Lengths.of(split.texts.characters)._asdict(),
+    )
     if split.tokens:
         split_facts["tokens"] = split.tokens._asdict()
     return split_facts

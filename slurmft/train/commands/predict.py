@@ -48,7 +48,7 @@ def parser() -> Parser:
     command.add_argument("--output", metavar="FILE", help=output)
     overwrite = "let it take the place of a file that is there"
     command.add_argument("--overwrite", action="store_true", help=overwrite)
-    command.add_follow()
+    command.add_submission()
     foreign.add_yes(command)
     title = "how to predict (default: as the run evaluated)"
     command.add_options(TrainConfig, title, _PREDICT_OPTIONS)

@@ -28,7 +28,7 @@ ELSEWHERE = Elsewhere.SUBMITS | Elsewhere.SENDS_TASK
 
 
 def parser() -> Parser:
-    command = Parser("slurmft submit", __doc__).add_follow()
+    command = Parser("slurmft submit", __doc__).add_submission()
     command.add_options(TrainConfig, "what to train").add_options(
         JobConfig, "where to run it"
     )

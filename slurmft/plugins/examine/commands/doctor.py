@@ -31,6 +31,7 @@ from slurmft.core.options import Command, build, options
 from slurmft.core.site import site_defaults
 from slurmft.plugins.examine import locks, node_use
 from slurmft.plugins.examine.agents import AgentError, Agents
+from slurmft.plugins.examine.checks import ReportFacts
 from slurmft.plugins.examine.examination import examine_cluster
 from slurmft.plugins.examine.site import Site, open_site
 from slurmft.train.login.configure import OPTIONS
@@ -89,7 +90,8 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    parser = Parser("slurmft doctor", __doc__).add_json("print the findings as JSON")
+    parser = Parser("slurmft doctor", __doc__)
+    parser.add_json("print the findings as JSON", ReportFacts)
     add = parser.add_argument
     add(
         "--output",
@@ -219,7 +221,8 @@ def locks_main(argv: list[str]) -> int:
 
 def locks_parser() -> Parser:
     parser = Parser("slurmft doctor locks", locks_main.__doc__)
-    add = parser.add_json("print the findings as JSON").add_argument
+    parser.add_json("print the findings as JSON", locks.MeasurementFacts)
+    add = parser.add_argument
     add("dir", metavar="DIR", help="a folder on the file system in question")
     add("--nodes", type=count, metavar="N", help="default: the allocation's, or 2")
     add("--wait", type=above_zero, default=_PART_WAIT_S, metavar="SECONDS", help=_WAIT)

@@ -81,7 +81,7 @@ def parser() -> Parser:
         metavar="TIME",
         help="find the fewest nodes that meet it: 90s, 30m, 2h",
     )
-    plan.add_json("print the plan as JSON")
+    plan.add_json("print the plan as JSON", planner.PlanFacts)
     add = plan.add_argument_group("What would run (default: as measured)").add_argument
     add("--epochs", type=count, metavar="N")
     add("--batch-size", type=count, metavar="N", help="of a device and micro-step")

@@ -34,6 +34,7 @@ from slurmft.plugins.studies.report.build import (
     tables_text,
     write_report,
 )
+from slurmft.plugins.studies.report.findings import ComparisonFacts
 from slurmft.plugins.studies.report.formats import FORMATS, WIDTH
 
 ELSEWHERE = Elsewhere.PLAIN
@@ -113,7 +114,7 @@ def parser() -> Parser:
         action="store_true",
         help="of two runs or folders: is the difference noise?",
     )
-    report.add_json("print the comparison as JSON")
+    report.add_json("print the comparison as JSON", ComparisonFacts)
     add("--output", type=Path, metavar="FOLDER", help="write all files to this folder")
     printed = "what to print (default: text; with --output only the names of the files)"
     add("--format", default=None, metavar="|".join(FORMATS), help=printed)

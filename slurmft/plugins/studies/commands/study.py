@@ -246,7 +246,9 @@ def _say_interrupted(todo: Submission, cell: str, interrupt: KeyboardInterrupt) 
 
 
 def status_parser() -> Parser:
-    return _parser("status", status_main).add_json()
+    return _parser("status", status_main).add_json(
+        "all that is known, as JSON", study_folder.StudyFacts
+    )
 
 
 def status_main(argv: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,11 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number
 from slurmft.core.run_records import Record, Start, Step
 from slurmft.plugins.studies import cells, stats
+from slurmft.plugins.studies.report.findings import (
+    ComparisonFacts,
+    Difference,
+    Finding,
+)
 from slurmft.plugins.studies.report.provenance import of_ranks, readers
 from slurmft.plugins.studies.stats import Array
 from slurmft.runs import resolve, scan
@@ -57,30 +62,6 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """A setting or a fact in which the sides differ."""
-
-    name: str
-    a: str
-    b: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A quantity of both sides, and the verdict."""
-
-    what: str
-    a: str
-    b: str
-    verdict: str
-    method: str = ""
-    estimate: float | None = None
-    """Speed of B over that of A, or metric of B minus that of A; None: it cannot be told."""
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """Two sides with their differences."""
 
@@ -90,16 +71,16 @@ class Comparison:
     findings: list[Finding]
     notes: list[str]
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "a": [str(run.path) for run in self.a.runs],
-            "b": [str(run.path) for run in self.b.runs],
-            "differences": [asdict(each) for each in self.differences],
+    def as_json(self) -> ComparisonFacts:
+        return ComparisonFacts(
+            a=[str(run.path) for run in self.a.runs],
+            b=[str(run.path) for run in self.b.runs],
+            differences=self.differences,
             # Of all intervals: `stats` has the quantiles of 95 % alone.
-            "confidence": 0.95,
-            "findings": [asdict(finding) for finding in self.findings],
-            "notes": self.notes,
-        }
+            confidence=0.95,
+            findings=self.findings,
+            notes=self.notes,
+        )
 
     def lines(self) -> list[str]:
         """The comparison as text."""

@@ -1,6 +1,6 @@
 """Measured rows as tables: speed, phases, and all data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -103,7 +103,7 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     if not any(run_cost["node_hours"] for run_cost in all_costs):
         return []
     # by id: a run holds dictionaries, and has no hash
-    cost_of_run: dict[int, dict[str, Any]] = {}
+    cost_of_run: dict[int, Mapping[str, Any]] = {}
     advice: dict[str, None] = {}  # repeats of a cell get the same: it is shown once
     sources: dict[str, None] = {}
     for run, run_cost in zip(runs, all_costs, strict=True):

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.text import aligned
@@ -15,6 +15,7 @@ from slurmft.plugins.studies.scaling.model import (
     Fit,
     Interval,
     Prediction,
+    Row,
     Workload,
 )
 from slurmft.plugins.studies.scaling.series import Series
@@ -26,7 +27,7 @@ _SURELY = 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
+class PredictedRun:
     """A number of nodes with its predicted time and cost."""
 
     nodes: int
@@ -42,6 +43,12 @@ class Option:
     """Part of the time -> its share; they add up to 1."""
     global_batch_size: int
     steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option(PredictedRun):
+    """A number of nodes with its predicted time and cost, also as draws."""
+
     draws_s: Array
     """The time as draws, shape (draws,)."""
 
@@ -417,7 +424,32 @@ def bottleneck(option: Option) -> str:
     return f"after computing, {others[worst]:.0%} is {_HELPS[worst]}"
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+class Recommendation(TypedDict):
+    """The number of nodes to take."""
+
+    nodes: int
+    why: str
+
+
+class PlanFacts(TypedDict):
+    """Predicted times and costs by number of nodes, and the runs that they are from."""
+
+    series: str
+    """The name of the series of runs."""
+    rows: list[Annotated[dict[str, Any], Row]]
+    planned: Annotated[dict[str, Any], Workload]
+    notes: list[str]
+    """What a reader should know of the runs."""
+    interval: float
+    """The probability that the ranges hold."""
+    counts: list[Annotated[dict[str, Any], PredictedRun]]
+    """By number of nodes, ascending."""
+    bottleneck: str
+    warnings: list[str]
+    recommended: Recommendation
+
+
+def as_json(plan: Plan) -> PlanFacts:
     """Returns the whole plan, for programs."""
     counts = []
     for option in plan.options:
@@ -425,14 +457,14 @@ def as_json(plan: Plan) -> dict[str, Any]:
         # An array, which JSON has not; its quantiles are there.
         del fields["draws_s"]
         counts.append(fields)
-    return {
-        "series": plan.series.name,
-        "rows": [dataclasses.asdict(row) for row in plan.series.rows],
-        "planned": dataclasses.asdict(plan.work),
-        "notes": list(plan.series.notes),
-        "interval": 0.9,
-        "counts": counts,
-        "bottleneck": bottleneck(plan.chosen),
-        "warnings": list(plan.notes),
-        "recommended": {"nodes": plan.chosen.nodes, "why": plan.reason},
-    }
+    return PlanFacts(
+        series=plan.series.name,
+        rows=[dataclasses.asdict(row) for row in plan.series.rows],
+        planned=dataclasses.asdict(plan.work),
+        notes=list(plan.series.notes),
+        interval=0.9,
+        counts=counts,
+        bottleneck=bottleneck(plan.chosen),
+        warnings=list(plan.notes),
+        recommended=Recommendation(nodes=plan.chosen.nodes, why=plan.reason),
+    )
