@@ -44,6 +44,44 @@ def write_model(
     return folder
 
 
+PROMPTS = {"query": "word1 word2 ", "document": ""}
+
+
+def write_sentence_model(folder: Path, default_prompt: str | None = "query") -> Path:
+    """Saves a model of sentence-transformers: the BERT above, its first token, a linear layer with
+    a tanh, and PROMPTS; without Normalize."""
+    import torch
+    from safetensors.torch import save_file
+
+    write_model(folder, spread=0.3)
+    places = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense"}
+    modules = []
+    for number, (name, path) in enumerate(places.items()):
+        module = {"idx": number, "name": str(number), "path": path}
+        modules.append(module | {"type": f"sentence_transformers.models.{name}"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    settings = {"prompts": PROMPTS, "default_prompt_name": default_prompt}
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps(settings))
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True}
+    dense = {
+        "in_features": 32,
+        "out_features": 16,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    for path, config in (("1_Pooling", pooling), ("2_Dense", dense)):
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(1)
+    weights = {
+        "linear.weight": torch.randn(16, 32, generator=generator) / 4,
+        "linear.bias": torch.randn(16, generator=generator) / 4,
+    }
+    save_file(weights, folder / "2_Dense" / "model.safetensors")
+    return folder
+
+
 def write_splits(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> Path:
     """Writes the rows of every split as .jsonl."""
     folder.mkdir(parents=True)

@@ -23,8 +23,10 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data.stream import epoch_order
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.engine import freezing
-from slurmft.train.login import inputs
+from slurmft.train.engine.sentence_head import SentenceHead, pooled
+from slurmft.train.login import inputs, sentence_modules
 from slurmft.train.login.rows import read_columns, write_rows
+from slurmft.train.login.sentence_modules import SentenceModules
 from slurmft.train.login.sources import localize
 from slurmft.train.login.texts import Texts
 from slurmft.train.loop.coupling import loss_and_gradient
@@ -32,7 +34,13 @@ from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.reporter import Counts, Reporter
 from slurmft.train.tasks.embeddings import ranks_of_positives
 from tests.conftest import Done, Following, records, slurmft
-from tests.support.models import write_compared, write_model, write_splits
+from tests.support.models import (
+    PROMPTS,
+    write_compared,
+    write_model,
+    write_sentence_model,
+    write_splits,
+)
 from tests.train.test_resume import assert_same, one_rank
 from tests.train.test_trainer import EXACT, train
 
@@ -158,23 +166,101 @@ def test_training_is_that_of_sentence_transformers(
         done = run(tmp_path, preset, compared, model, *flags)
         kind = losses.CosineSimilarityLoss
     encoder = plain_encoder(st, model)
-    loss = kind(encoder)
-    optimizer = torch.optim.AdamW(encoder.parameters(), lr=3e-3, weight_decay=0)
     rows = rows_of(compared, "train")
-    expected = []
+    expected = losses_of_theirs(encoder, kind(encoder), preset, rows)
+    steps = [step["loss"] for step in records(done.run, "step")]
+    assert steps == pytest.approx(expected, abs=2e-5)
+
+
+def losses_of_theirs(
+    encoder: Any,
+    loss: Any,
+    preset: str,
+    rows: list[dict[str, Any]],
+    prompt: str = "",
+) -> list[float]:
+    """Losses of a training of two epochs by sentence-transformers' modules, in batches of 16."""
+    optimizer = torch.optim.AdamW(encoder.parameters(), lr=3e-3, weight_decay=0)
+    values = []
     for epoch in range(2):
         order = epoch_order(len(rows), 42, epoch)
         for start in range(0, len(rows), 16):
             batch = [rows[i] for i in order[start : start + 16]]
-            features = [encoder.preprocess(texts) for texts in texts_of(preset, batch)]
+            features = []
+            for texts in texts_of(preset, batch):
+                features.append(encoder.preprocess([prompt + text for text in texts]))
             scores = torch.tensor([row["score"] for row in batch])
             value = loss(features, scores)
             value.backward()
             optimizer.step()
             optimizer.zero_grad()
-            expected.append(float(value.detach()))
+            values.append(float(value.detach()))
+    return values
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "preset", ["triplets", pytest.param("scores", marks=pytest.mark.extra("training"))]
+)
+def test_modules_and_prompts_of_the_base_are_trained_and_saved(
+    preset: str, tmp_path: Path, compared: Path
+) -> None:
+    """Losses, vectors and files, beside those of sentence-transformers on the same model."""
+    st = reference()
+    from sentence_transformers.sentence_transformer import losses
+
+    base = write_sentence_model(tmp_path / "base")
+    flags = ("--epochs", "2", "--batch-size", "8", "--nodes", "2", "--save", "last")
+    done = run(tmp_path, preset, compared, base, *flags)
+    kind = losses.MultipleNegativesRankingLoss
+    if preset == "scores":
+        kind = losses.CosineSimilarityLoss
+    theirs = st.SentenceTransformer(str(base), device="cpu").eval()
+    rows = rows_of(compared, "train")
+    prompt = PROMPTS["query"]
+    expected = losses_of_theirs(theirs, kind(theirs), preset, rows, prompt)
     steps = [step["loss"] for step in records(done.run, "step")]
     assert steps == pytest.approx(expected, abs=2e-5)
+    saved = st.SentenceTransformer(str(done.run.model), device="cpu")
+    assert [type(module).__name__ for module in saved] == [
+        *("Transformer", "Pooling", "Dense", "Normalize"),
+    ]
+    assert (saved.prompts, saved.default_prompt_name) == (PROMPTS, "query")
+    texts, *_ = texts_of(preset, rows_of(compared, "validation"))
+    vectors = saved.encode(texts)
+    lengths = np.linalg.norm(theirs.encode(texts), axis=1, keepdims=True)
+    assert vectors * lengths == pytest.approx(theirs.encode(texts), abs=1e-4)
+    assert saved.encode(texts, prompt="") != pytest.approx(vectors, abs=1e-3)
+    predictions = predicted(done.run, compared, tmp_path / "vectors.npy")
+    assert predictions == pytest.approx(vectors, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "poolings",
+    [
+        *[(name,) for name in sentence_modules.POOLINGS.values()],
+        ("lasttoken", "cls", "mean"),
+    ],
+)
+def test_poolings_are_those_of_sentence_transformers(
+    poolings: tuple[str, ...], tmp_path: Path
+) -> None:
+    reference()
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(3, 5, 4, generator=generator)
+    lengths = torch.tensor([5, 1, 3])
+    mask = (torch.arange(5) < lengths[:, None]).long()
+    features = {"token_embeddings": states, "attention_mask": mask}
+    theirs = Pooling(4, poolings)
+    expected = theirs(features)["sentence_embedding"]
+    assert torch.allclose(pooled(states, lengths, poolings), expected, atol=1e-6)
+    # The saved files name them as theirs do.
+    SentenceHead(SentenceModules(poolings)).save(tmp_path, 4, torch.float32)
+    again = Pooling.load(str(tmp_path), subfolder="1_Pooling")
+    assert again.get_config_dict() == theirs.get_config_dict()
+    assert sentence_modules.on_this_machine(str(tmp_path)) == SentenceModules(poolings)
 
 
 def plain_encoder(st: Any, model: Path) -> Any:
@@ -352,18 +438,26 @@ def test_files_of_vectors(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.extra("training")
+@pytest.mark.parametrize("has_modules", [False, True], ids=["plain", "modules"])
 @pytest.mark.parametrize("merge", [(), ("--merge",)], ids=["adapter", "merged"])
 def test_adapters(
-    merge: tuple[str, ...], tmp_path: Path, compared: Path, model: Path
+    merge: tuple[str, ...],
+    has_modules: bool,
+    tmp_path: Path,
+    compared: Path,
+    model: Path,
 ) -> None:
+    """Layers behind the pooling stay as they are."""
     pytest.importorskip("peft")
+    if has_modules:
+        model = write_sentence_model(tmp_path / "base")
     flags = ("--epochs", "1", "--batch-size", "16", "--lora", "4", *merge)
     done = run(tmp_path, "pairs", compared, model, *flags)
     encoder = reference().SentenceTransformer(str(done.run.model), device="cpu")
     columns = texts_of("pairs", rows_of(compared, "validation"))
     vectors = np.stack([encoder.encode(texts) for texts in columns], axis=1)
     task, data = prepared("pairs", compared, model)
-    everything = vectors.reshape(58, 32)
+    everything = vectors.reshape(58, -1)
     values = task.compute(everything, data)
     values["loss"] = task.split_loss(everything, data, step_rows=16)
     assert values == pytest.approx(done.result["metrics"], abs=1e-5)
@@ -679,27 +773,80 @@ def test_negatives_that_nothing_reads_are_told(
     assert has_told == (preset == "pairs")
 
 
-def test_what_a_base_model_loses_is_told(compared: Path, tmp_path: Path) -> None:
-    """Modules and prompts of sentence-transformers that the saved model does not have."""
-    base = write_model(tmp_path / "base")
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("modules.json", {"type": "sentence_transformers.models.CNN"}, "Pooling, CNN"),
+        ("modules.json", {"type": "my_models.Dense"}, "Dense of my_models"),
+        ("modules.json", {"idx": "last"}, "is no list of modules"),
+        ("modules.json", {"path": "3_Dense"}, "lacks the file '3_Dense/config.json'"),
+        ("2_Dense/config.json", {"use_residual": True}, "no linear layer"),
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "the pooling 'median'"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "leaves its prompt out"),
+        ("config_sentence_transformers.json", {"prompts": {}}, "none of its prompts"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "has do_lower_case"),
+        ("2_Dense/model.safetensors", None, "in a pickle"),
+    ],
+)
+def test_models_whose_vectors_training_cannot_make(
+    file: str,
+    changes: dict[str, Any] | None,
+    message: str,
+    compared: Path,
+    tmp_path: Path,
+) -> None:
+    """They are refused at submission, and in the job."""
+    base = write_sentence_model(tmp_path / "base")
+    path = base / file
+    if changes is None:
+        path.rename(path.with_name("pytorch_model.bin"))
+    else:
+        content: Any = {}
+        if path.exists():
+            content = json.loads(path.read_text())
+        if isinstance(content, list):
+            content[-1] |= changes
+        else:
+            content |= changes
+        path.write_text(json.dumps(content))
     config = config_of("pairs", compared, base)
+    for read in (lambda: inputs.check(config), lambda: tasks.get(config).prepare()):
+        with pytest.raises(UsageError) as error:
+            read()
+        assert message in error.value.message
+        assert error.value.hint
 
-    def remarks() -> list[str]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            inputs.check(config)
-        texts = [str(each.message) for each in caught]
-        return [text for text in texts if "saved model does not have" in text]
 
-    modules = ["Transformer", "Pooling", "Normalize"]
-    settings: dict[str, Any] = {"prompts": {"query": ""}}
-    for lost in ("", "the module Dense and the prompts"):
-        if lost:
-            modules.append("Dense")
-            settings = {"prompts": {"query": "query: "}}
-        types = [{"type": f"sentence_transformers.models.{name}"} for name in modules]
-        (base / "modules.json").write_text(json.dumps(types))
-        file = base / "config_sentence_transformers.json"
-        file.write_text(json.dumps(settings))
-        assert len(remarks()) == bool(lost)
-        assert all(lost in text for text in remarks())
+def test_layers_that_are_not_divided(compared: Path, tmp_path: Path) -> None:
+    base = write_sentence_model(tmp_path / "base")
+    with pytest.raises(UsageError, match="does not divide the Dense modules"):
+        inputs.check(config_of("pairs", compared, base, shard="full"))
+
+
+@pytest.mark.parametrize("default", [None, "query"])
+def test_prompts_of_the_base(
+    default: str | None, compared: Path, tmp_path: Path
+) -> None:
+    """The default one stands before every text; others are named."""
+    base = write_sentence_model(tmp_path / "base", default)
+    config = config_of("pairs", compared, base)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = inputs.check(config)
+    remarks = [str(each.message) for each in caught if "prompts" in str(each.message)]
+    assert len(remarks) == (default is None)
+    assert all(
+        "has the prompts 'query', none of them by default" in each for each in remarks
+    )
+    more = 0
+    if default:
+        more = len(PROMPTS["query"].split())
+    plain = write_model(tmp_path / "plain")
+    _, data = prepared("pairs", compared, base)
+    _, plain_data = prepared("pairs", compared, plain)
+    assert data.longest == plain_data.longest + more
+    assert f"longest {data.longest}" in found[str(compared / "train.jsonl")]["what"]
+    # Kept tokens are those of a prompt.
+    sources = tasks.get(config).sources()
+    assert sources is not None
+    assert sources["prefix"] == PROMPTS.get(default or "document")

@@ -19,6 +19,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login import model_card
 from tests.conftest import Done, assert_two_lines, slurmft
 from tests.support.hub import NAME, Hub
+from tests.support.models import write_compared, write_sentence_model
 
 pytestmark = pytest.mark.processes
 
@@ -210,6 +211,21 @@ def test_fetch(hub: Hub, tmp_path: Path, tiny_data: Path) -> None:
     assert f"{NAME}: 0.0M parameters" in done.out
     assert "iB in " + str(tmp_path / "hf home") in done.out
     assert "train 203 rows" in done.out
+
+
+def test_fetch_of_modules(tmp_path: Path) -> None:
+    """All that makes the vectors of a model of sentence-transformers is in the cache then."""
+    base = write_sentence_model(tmp_path / "base")
+    with Hub(base) as hub:
+        env = {"HF_ENDPOINT": hub.url(), "HF_HOME": str(tmp_path / "hf")}
+        data = write_compared(tmp_path / "data", {"train": 3, "validation": 2})
+        done = slurmft("fetch", NAME, str(data), "--task", "embeddings", env=env)
+    assert done.code == 0, done.err
+    (folder,) = (tmp_path / "hf/hub/models--team--tiny-bert/snapshots").iterdir()
+    fetched = {str(path.relative_to(folder)) for path in folder.rglob("*.*")}
+    assert fetched >= {
+        *("modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"),
+    }
 
 
 @pytest.mark.parametrize(

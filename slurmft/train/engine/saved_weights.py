@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slurmft.core.files import write_text
+from slurmft.train.config import TrainConfig
 
 SAVED_DTYPES = {
     "fp32": torch.float32,
@@ -18,6 +19,17 @@ SAVED_DTYPES = {
     "fp16": torch.float16,
 }
 """Value of --save-dtype -> type."""
+
+
+def dtype_of_saved(model: Any, config: TrainConfig) -> torch.dtype:
+    """Returns the type of the saved weights of a model, as --save-dtype has it."""
+    if config.save_dtype != "auto":
+        return SAVED_DTYPES[config.save_dtype]
+    stored_dtype = getattr(model, "stored_dtype", None)
+    for dtype in SAVED_DTYPES.values():
+        if stored_dtype == dtype:
+            return dtype
+    return torch.float32
 
 
 def save_whole(
@@ -29,9 +41,18 @@ def save_whole(
     """Writes a whole model as transformers loads it.
 
     Args:
+        model: those of its weights whose names begin as `saved_apart` says are in other files.
         weights: weights that are not those of the model itself, as of a sharded one; None: its own.
         dtype: type in which they are saved.
     """
+    apart = getattr(model, "saved_apart", ())
+    if apart:
+        weights = weights or model.state_dict()
+        weights = {
+            name: weight
+            for name, weight in weights.items()
+            if not name.startswith(apart)
+        }
     if dtype is not torch.float32:
         weights = rounded(weights or model.state_dict(), dtype)
     with saved_generation(model):

@@ -9,6 +9,7 @@ from slurmft.core.site import merge, site_defaults
 from slurmft.train import ipex, recipes
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.sources import check_in_cache, check_packages, localize
+from slurmft.train.own_task import facts
 
 OPTIONS = options(TrainConfig) | options(JobConfig)
 """Name -> field of every option of a training run: flags, and keys of the site file."""
@@ -31,8 +32,9 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     if job.container is None and not job.setup:
         check_in_cache(train.model)
     program = train.program()
-    if program.paths:
-        # runs without local data need not wait for it
+    has_modules = facts(train.task).predictions == "vectors"
+    if program.paths or has_modules:
+        # other runs need not wait for it
         from slurmft.train.login import inputs
 
         # As far as flags say it: else each node's hardware decides.

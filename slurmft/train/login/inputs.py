@@ -12,12 +12,13 @@ from typing import Any
 
 from slurmft.core import fingerprint
 from slurmft.core.errors import SlurmftWarning, UsageError
-from slurmft.core.files import parse_json, read_json, read_text
+from slurmft.core.files import read_json
 from slurmft.core.hub import is_local
 from slurmft.core.terminal import overwritten
 from slurmft.core.text import some
 from slurmft.train import metric_spec, mix_spec
 from slurmft.train.config import TrainConfig
+from slurmft.train.login import sentence_modules
 from slurmft.train.login.cells import (
     Labels,
     check_same_classes,
@@ -33,7 +34,7 @@ from slurmft.train.login.rows import (
     read_chunks,
     read_columns,
 )
-from slurmft.train.login.sources import find_split, may_have_test, tokenizer_file
+from slurmft.train.login.sources import find_split, may_have_test
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
 from slurmft.train.login.validation_part import Part
 from slurmft.train.mix_spec import MixSpec
@@ -42,8 +43,6 @@ from slurmft.train.own_task import facts
 CHECK_S = 10.0
 """How long the check of a file may take: about a gigabyte. The ranks read the rest."""
 _PROGRESS_EVERY_S = 0.5
-_KEPT_MODULES = ("Transformer", "Pooling", "Normalize")
-"""Modules of sentence-transformers that a saved model of embeddings has."""
 _MUCH_SHARED = 0.01
 """Share of a split's texts that the training data has, too, from which on a warning says so."""
 
@@ -98,7 +97,7 @@ class Split:
         self.cut = ""
         if local is None:
             return
-        prefix = train.source_prefix or ""
+        prefix = train.source_prefix or sentence_modules.prompt(train)
         counts, longest = self.texts.token_counts(local.tokenizer, prefix)
         # The longest text of all may not be in the sample.
         self.tokens = Lengths.of(counts)._replace(longest=longest)
@@ -188,7 +187,7 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
             # The level is that of who called `configure`.
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
     if train.model is not None and facts(train.task).predictions == "vectors":
-        for remark in _lost_of_model(train.model):
+        for remark in sentence_modules.check(train):
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
     if train.model is not None and is_local(train.model):
         fingerprint_of_model = _fingerprint(Path(train.model))
@@ -288,46 +287,6 @@ def _note_negatives(train: TrainConfig) -> Iterator[str]:
             f"{str(path)!r} has a column 'negative', which --preset {train.preset} does not read: "
             "--preset triplets uses it"
         )
-
-
-def _lost_of_model(model: str) -> Iterator[str]:
-    """Yields a warning of what a model of sentence-transformers has, as far as it is on this
-    machine, and the saved model will not have."""
-    file = tokenizer_file(model)
-    if file is None:
-        return
-    folder = file.parent
-    lost = []
-    for module in _modules(folder):
-        kind = str(module.get("type")).rpartition(".")[2]
-        if kind not in _KEPT_MODULES:
-            lost.append(f"the module {kind}")
-        if kind == "Pooling":
-            pooling = read_json(folder / str(module.get("path")) / "config.json") or {}
-            # Older versions have a switch for each mode.
-            mode = pooling.get("pooling_mode", "mean")
-            if mode != "mean" or not pooling.get("pooling_mode_mean_tokens", True):
-                lost.append("another pooling")
-    settings = read_json(folder / "config_sentence_transformers.json") or {}
-    # Prompts without words are those of every model that version 5 saves.
-    if any((settings.get("prompts") or {}).values()):
-        lost.append("the prompts")
-    if lost:
-        yield (
-            f"--model {model!r} has {' and '.join(lost)}, which training does not apply and the "
-            "saved model does not have: its vectors are the means of tokens, of length 1"
-        )
-
-
-def _modules(folder: Path) -> list[dict[str, Any]]:
-    """Returns the modules of a model of sentence-transformers; none where it is no such model."""
-    try:
-        modules = parse_json(read_text(folder / "modules.json"))
-    except (OSError, ValueError):
-        return []
-    if not isinstance(modules, list):
-        return []
-    return [module for module in modules if isinstance(module, dict)]
 
 
 def _note_shares(

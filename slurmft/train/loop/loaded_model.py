@@ -11,7 +11,7 @@ from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.engine import cpu, freezing, lora, packing
 from slurmft.train.engine.model_flops import ModelFlops
-from slurmft.train.engine.saved_weights import SAVED_DTYPES, save_whole
+from slurmft.train.engine.saved_weights import dtype_of_saved, save_whole
 from slurmft.train.engine.vocab_trim import TrimmedVocabulary, check_tokens
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import Tensors
@@ -210,14 +210,7 @@ class LoadedModel:
 
     def save_dtype(self) -> torch.dtype:
         """Returns the type of the saved weights."""
-        name = self._setup.config.save_dtype
-        if name != "auto":
-            return SAVED_DTYPES[name]
-        stored_dtype = getattr(self.model, "stored_dtype", None)
-        for dtype in SAVED_DTYPES.values():
-            if stored_dtype == dtype:
-                return dtype
-        return torch.float32
+        return dtype_of_saved(self.model, self._setup.config)
 
     def batch(self, table: TokenTable, samples: np.ndarray) -> Batch:
         """Returns samples as the model takes them, on the CPU. Any thread may call it."""

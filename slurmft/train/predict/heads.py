@@ -79,7 +79,7 @@ def kind_of(task: Any, data: TokenData, predict: PredictConfig) -> Kind:
             return replace(_kind_of_texts(data, most, generate), pads_left=True)
         case embeddings.Task():
             kind = _kind_of_task(task, _columns_of_vectors)
-            return replace(kind, shape=(task.hidden_size,))
+            return replace(kind, shape=(task.vector_size,))
         case reranker.Task():
             return Kind((), np.float64, _scores, _columns_of_numbers)
         case _ if not data.labels:

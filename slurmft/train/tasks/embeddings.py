@@ -1,4 +1,7 @@
-"""Embeddings of texts, which cosines compare: the mean of a text's tokens, of length 1.
+"""Embeddings of texts, which cosines compare: vectors of length 1.
+
+They are made as the base model of sentence-transformers makes them, by its pooling and its layers
+behind that; by the mean of a text's tokens where --model is another one.
 
 Rows are an anchor and a text that goes with it, and maybe others that do not; or two texts with a
 score. Of anchors the loss is sentence-transformers' MultipleNegativesRankingLoss over the whole
@@ -15,20 +18,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModel
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import write_json
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.stream import epoch_order
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.engine.saved_weights import dtype_of_saved
+from slurmft.train.engine.sentence_head import SentenceHead
+from slurmft.train.login import sentence_modules
 from slurmft.train.login.cells import label_numbers
 from slurmft.train.metric_spec import LOSS
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import Evaluated
-from slurmft.train.tasks.hub import Rows
+from slurmft.train.tasks.hub import Rows, cached_file, from_hub, may_exist
 from slurmft.train.tasks.metrics import SCORES, check_numbers
 from slurmft.train.tasks.pretrained import Pretrained
 
@@ -85,14 +90,47 @@ class Task(Pretrained):
         texts = itertools.chain.from_iterable(rows)
         return [numbers.setdefault(text, len(numbers)) for text in texts]
 
+    def sources(self) -> dict[str, Any] | None:
+        sources = super().sources()
+        if sources is not None:
+            sources["prefix"] = self.prefix
+        return sources
+
     @functools.cached_property
-    def hidden_size(self) -> int:
-        """Numbers of a vector."""
+    def head(self) -> SentenceHead:
+        """What makes vectors of the states of tokens, as the base model has it."""
+        name = str(required(self.config, "model"))
+
+        def read() -> sentence_modules.SentenceModules:
+            return sentence_modules.read(name, functools.partial(cached_file, name))
+
+        modules = from_hub("--model", name, read)
+        if may_exist(name, sentence_modules.MODULES):
+            self.notes.append(
+                f"the cache does not say whether {name!r} is of sentence-transformers: vectors are "
+                f"the means of tokens (slurmft fetch {name} --task {self.config.task} asks the hub)"
+            )
+        sentence_modules.check_options(modules, self.config)
+        return SentenceHead(modules)
+
+    @property
+    def prefix(self) -> str:
+        return self.head.modules.prompt
+
+    @functools.cached_property
+    def _hidden_size(self) -> int:
+        """Numbers of the state of a token."""
         model_config = self.load(AutoConfig.from_pretrained)
         return int(model_config.get_text_config().hidden_size)
 
+    @functools.cached_property
+    def vector_size(self) -> int:
+        """Numbers of a vector."""
+        return self.head.size(self._hidden_size)
+
     def model(self, data: TokenData) -> Any:
-        """Returns the model without a head; UsageError where it is no encoder."""
+        """Returns the model with the layers behind its pooling; UsageError where it is no
+        encoder."""
         model_config = self.load(AutoConfig.from_pretrained)
         if getattr(model_config, "is_encoder_decoder", False):
             raise UsageError(
@@ -100,29 +138,18 @@ class Task(Pretrained):
                 "give an encoder, such as BERT, MPNet or a model of sentence-transformers",
             )
         model = self.pretrained(AutoModel)
+        self.prediction_shape = (self.vector_size,)
+        return model
+
+    def pretrained(self, auto_model: Any, **settings: Any) -> Any:
+        model = super().pretrained(auto_model, **settings)
         _drop_pooler(model)
-        self.prediction_shape = (self.hidden_size,)
+        self.head.attach(model)
         return model
 
     def save_extras(self, folder: Path, model: Any) -> None:
-        """Writes what sentence-transformers needs besides, as all its versions read it."""
-        parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-        modules = []
-        for number, (name, path) in enumerate(parts.items()):
-            module = {"idx": number, "name": str(number), "path": path}
-            modules.append(module | {"type": f"sentence_transformers.models.{name}"})
-        pooling = {
-            "word_embedding_dimension": self.hidden_size,
-            "pooling_mode_cls_token": False,
-            "pooling_mode_mean_tokens": True,
-            "pooling_mode_max_tokens": False,
-            "pooling_mode_mean_sqrt_len_tokens": False,
-        }
-        (folder / parts["Pooling"]).mkdir()
-        write_json(folder / "modules.json", modules)
-        write_json(folder / parts["Pooling"] / "config.json", pooling)
-        similarity = {"similarity_fn_name": "cosine"}
-        write_json(folder / "config_sentence_transformers.json", similarity)
+        """Writes what sentence-transformers needs besides."""
+        self.head.save(folder, self._hidden_size, dtype_of_saved(model, self.config))
 
     # --- loss -------------------------------------------------------------------------------------
 
@@ -136,9 +163,13 @@ class Task(Pretrained):
         }
         return dataclasses.replace(batch, targets=targets)
 
+    def _vectors(self, output: Any, batch: Batch) -> Tensor:
+        """Returns the vector of each text of a batch, in its order: fp32, (texts, size)."""
+        return self.head.vectors(output.last_hidden_state, batch.targets["lengths"])
+
     def vectors(self, output: Any, batch: Batch) -> Tensor:
         """Returns the vectors of the texts of each row: (rows, texts, hidden)."""
-        vectors = _vectors(output, batch)[batch.targets["order"]]
+        vectors = self._vectors(output, batch)[batch.targets["order"]]
         return vectors.view(-1, self._texts, vectors.shape[-1])
 
     def coupled_loss(self, vectors: Tensor, first: int, count: int) -> Tensor:
@@ -168,7 +199,7 @@ class Task(Pretrained):
 
     def predict(self, output: Any, batch: Batch, data: TokenData) -> Any:
         """Returns the vector of each text."""
-        return _vectors(output, batch)
+        return self._vectors(output, batch)
 
     def compute(self, predictions: np.ndarray, data: TokenData) -> dict[str, float]:
         """Returns the correlation of cosines with scores; or how anchors rank the texts of the
@@ -244,17 +275,6 @@ def _drop_pooler(model: Any) -> None:
         ]
     else:
         pooler.requires_grad_(False)
-
-
-def _vectors(output: Any, batch: Batch) -> Tensor:
-    """Returns the mean of the tokens of each text, brought to length 1: fp32, (texts, hidden)."""
-    states = output.last_hidden_state.float()
-    lengths = batch.targets["lengths"][:, None]
-    # Padding is behind texts; it weighs nothing.
-    is_token = torch.arange(states.shape[1], device=states.device) < lengths
-    weights = is_token / lengths
-    means = torch.bmm(weights[:, None], states)
-    return normalize(means.squeeze(1), dim=-1)
 
 
 def ranks_of_positives(

@@ -186,6 +186,30 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
         ) from error
 
 
+def cached_file(model: str, name: str) -> Path | None:
+    """Returns a file of a model, in its folder or the hub's cache, to which it is downloaded; None
+    where the model has no such file, or neither cache nor hub is asked for it. Within `from_hub`.
+    """
+    from transformers.utils import cached_file as transformers_file
+
+    path = transformers_file(model, name, _raise_exceptions_for_missing_entries=False)
+    if path is None:
+        return None
+    return Path(path)
+
+
+def may_exist(model: str, name: str) -> bool:
+    """Returns whether a model may have a file that `cached_file` does not return: nobody has asked
+    the hub for it."""
+    import huggingface_hub
+
+    if is_local(model):
+        return False
+    cached = huggingface_hub.try_to_load_from_cache(model, name)
+    # Otherwise the library's mark for a file that the hub does not have.
+    return cached is None
+
+
 def _cache(flag: str) -> Path:
     """Returns the folder that the library which loads a model, or data, writes to."""
     if flag == "--model":

@@ -273,6 +273,11 @@ class Pretrained(Task):
 
     # --- tokens -----------------------------------------------------------------------------------
 
+    @property
+    def prefix(self) -> str:
+        """What stands before every text; "": nothing."""
+        return self.config.source_prefix or ""
+
     def longest(self, tokenizer: Any) -> int:
         """Returns the most tokens of a sample: those of --max-length, fewer where the model takes
         no more."""
@@ -323,7 +328,7 @@ class Pretrained(Task):
         Args:
             texts: one column of texts, or two.
             what: the texts, in warnings.
-            as_target: the texts are targets: they have no --source-prefix, and are cut to
+            as_target: the texts are targets: they have no `prefix`, and are cut to
                 --max-target-length in place of --max-length.
 
         Returns:
@@ -337,7 +342,7 @@ class Pretrained(Task):
             longest = min(limit, tokenizer.model_max_length)
         else:
             arguments = ("text", "text_pair")
-            prefix = self.config.source_prefix or ""
+            prefix = self.prefix
             longest = self.longest(tokenizer)
         is_cut: list[bool] = []
         ids: list[np.ndarray] = []
