@@ -85,7 +85,7 @@ def texts_of(preset: str, rows: list[dict[str, Any]]) -> list[list[str]]:
     return [[row[name] for row in rows] for name in names]
 
 
-def config_of(preset: str, data: Path, model: Path, **given: Any) -> TrainConfig:
+def config_of(preset: str, data: Path | str, model: Path, **given: Any) -> TrainConfig:
     values = {"data": str(data), "model": str(model)} | COLUMNS[preset] | given
     return localize(TrainConfig.resolve(task="embeddings", preset=preset, **values))
 
@@ -731,19 +731,35 @@ def test_losses_with_real_weights(preset: str, compared: Path) -> None:
     assert loss.item() / rows == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_steps_of_one_row_are_told(compared: Path, model: Path) -> None:
+def test_steps_of_one_row(compared: Path, model: Path) -> None:
     """A row alone has no negatives, unless the data has some."""
-    for preset, batch_size, message in (
-        ("pairs", 1, "an optimizer step has one row"),
-        ("pairs", 14, "the last one of each epoch has one row"),
-        ("pairs", 15, ""),
-        ("triplets", 1, ""),
-        ("scores", 14, ""),
+    for preset, batch_size, is_left_out in (
+        ("pairs", 14, True),
+        ("pairs", 15, False),
+        ("triplets", 1, False),
+        ("scores", 14, False),
     ):
         config = config_of(preset, compared, model, batch_size=batch_size)
-        remarks = [each for each in inputs.look(config)[1] if "one row" in each]
-        assert len(remarks) == bool(message)
-        assert all(message in each for each in remarks)
+        remarks = [each for each in inputs.look(config)[1] if "are left out" in each]
+        assert len(remarks) == is_left_out
+        assert all("the last 1 of each epoch" in each for each in remarks)
+    for data in (compared, "team/pairs"):
+        config = config_of("pairs", data, model, batch_size=1)
+        with pytest.raises(UsageError, match=r"has 1 row\(s\), of which"):
+            inputs.check(config)
+        inputs.check(config, processes=2)
+
+
+@pytest.mark.processes
+def test_the_last_row_of_an_epoch(tmp_path: Path, compared: Path, model: Path) -> None:
+    """Where it is alone no step is made of it; another one is the last in the next epoch."""
+    flags = ("--epochs", "2", "--batch-size", "21", "--batching", "grouped")
+    done = run(tmp_path, "pairs", compared, model, *flags)
+    steps = records(done.run, "step")
+    assert [step["epoch"] for step in steps] == [0.5, 1, 1.5, 2]
+    assert done.result["train_samples"] == 4 * 21
+    assert min(step["loss"] for step in steps) > 0
+    assert "the last 1 of each epoch" in done.err
 
 
 def test_the_loss_of_a_run_is_that_of_a_full_step() -> None:

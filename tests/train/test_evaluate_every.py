@@ -61,6 +61,23 @@ def test_steps_of_evaluations(
 
 
 @pytest.mark.parametrize(
+    ("samples", "least", "steps", "left_out"),
+    [(64, 1, 4, 0), (65, 1, 5, 0), (65, 2, 4, 1), (66, 2, 5, 0), (9, 2, 1, 0)],
+)
+def test_steps_of_an_epoch(samples: int, least: int, steps: int, left_out: int) -> None:
+    config = TrainConfig.resolve(batch_size=16)
+    plan = Plan(
+        config=config,
+        world_size=1,
+        precision="fp32",
+        train_samples=samples,
+        validation_samples=8,
+        least_rows=least,
+    )
+    assert (plan.steps_per_epoch, plan.left_out) == (steps, left_out)
+
+
+@pytest.mark.parametrize(
     "text", ["", "epoch", "steps:0", "steps:-1", "epochs:0.5", "7"]
 )
 def test_periods_that_cannot_be_right(text: str) -> None:

@@ -33,6 +33,9 @@ from slurmft.train.login.chats import (
 from slurmft.train.login.rows import SQUAD_COLUMNS, OptionalColumn
 from slurmft.train.own_task import facts
 
+LEAST_ROWS = 2
+"""Rows of the smallest optimizer step that teaches something, where the rows of a step are the
+negatives of each other: alone a row has a loss of 0."""
 Text = str | tuple[str, ...]
 """A text, or a pair of them."""
 Columns = Sequence[Sequence[Any]]
@@ -136,6 +139,24 @@ def format_of(train: TrainConfig) -> RowFormat:
         rows = globals()[rows]
     form: RowFormat = rows.of(train)
     return form
+
+
+def check_step(train: TrainConfig, rows: int, least: int) -> None:
+    """Raises UsageError where an optimizer step has fewer rows than teach something."""
+    if rows < least:
+        raise UsageError(
+            f"an optimizer step has {rows:,} row(s), of which --task {train.task} learns nothing: "
+            f"its loss compares {least} rows or more",
+            "give a larger --batch-size, or more processes by --nproc-per-node",
+        )
+
+
+def left_out(rows: int) -> str:
+    """Says of how many rows at the end of each epoch no step is made."""
+    return (
+        f"the last {rows:,} of each epoch, others each time, are too few for an optimizer step, "
+        "and are left out"
+    )
 
 
 def _given(*columns: str | None) -> tuple[str, ...]:

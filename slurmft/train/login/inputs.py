@@ -26,7 +26,13 @@ from slurmft.train.login.cells import (
     label_ids,
     names_of_numbers,
 )
-from slurmft.train.login.formats import RowFormat, format_of
+from slurmft.train.login.formats import (
+    LEAST_ROWS,
+    RowFormat,
+    check_step,
+    format_of,
+    left_out,
+)
 from slurmft.train.login.rows import (
     Chunk,
     class_names,
@@ -186,6 +192,8 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
         for remark in remarks:
             # The level is that of who called `configure`.
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
+    if format_of(train).has_negatives_of_step:
+        check_step(train, _step_samples(train, processes), LEAST_ROWS)
     if train.model is not None and facts(train.task).predictions == "vectors":
         for remark in sentence_modules.check(train):
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
@@ -582,29 +590,27 @@ def _warnings_of_run(
             f"{what} has {rows:,} rows for {processes:,} processes",
             "fewer --nodes or --nproc-per-node; each process needs a row",
         )
-    batch_size = train.batch_size or 1
-    step_samples = batch_size * processes * train.gradient_accumulation_steps
-    if train.max_global_batch_size:
-        step_samples = min(step_samples, train.max_global_batch_size)
+    step_samples = _step_samples(train, processes)
     if rows < step_samples:
         yield (
             f"{what} has {rows:,} rows, fewer than the {step_samples:,} of an "
             "optimizer step: an epoch is one step (smaller --batch-size)"
         )
     if format_of(train).has_negatives_of_step:
-        # A row alone has no negatives, and a loss of 0.
-        if min(rows, step_samples) == 1:
-            yield (
-                "an optimizer step has one row: texts of other rows are the negatives, so nothing "
-                "is learnt (larger --batch-size, or --gradient-accumulation-steps)"
-            )
-        elif rows % step_samples == 1:
-            yield (
-                f"{what} has {rows:,} rows: with {step_samples:,} a step the last one of each "
-                "epoch has one row, from which nothing is learnt (another --batch-size)"
-            )
+        check_step(train, min(rows, step_samples), LEAST_ROWS)
+        if 0 < rows % step_samples < LEAST_ROWS:
+            yield f"{what} has {rows:,} rows: {left_out(rows % step_samples)}"
     if classes and train.model is not None and is_local(train.model):
         yield from _head_warning(Path(train.model), classes)
+
+
+def _step_samples(train: TrainConfig, processes: int) -> int:
+    """Returns the samples of an optimizer step, where the data has as many."""
+    batch_size = train.batch_size or 1
+    step_samples = batch_size * processes * train.gradient_accumulation_steps
+    if train.max_global_batch_size:
+        return min(step_samples, train.max_global_batch_size)
+    return step_samples
 
 
 def _head_warning(model: Path, classes: Sequence[str]) -> Iterator[str]:

@@ -335,7 +335,7 @@ class Reporter:
         """Returns the loss that the run shows: that of the last step, or of the last full one where
         the texts of other rows are negatives.
 
-        A smaller step has fewer of them, so that its loss is lower; that of one row is 0.
+        A smaller step has fewer of them, so that its loss is lower.
         """
         full = np.arange(len(losses))
         if self._setup.task.couples_rows:

@@ -20,6 +20,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train import mix_spec, own_task, tasks
 from slurmft.train.config import ResolvedConfig, TrainConfig
 from slurmft.train.data.token_data import TokenData, balanced
+from slurmft.train.login.formats import check_step, left_out
 from slurmft.train.loop import token_files
 from slurmft.train.loop.checkpoint import Checkpoint
 from slurmft.train.loop.step_plan import Plan
@@ -84,6 +85,7 @@ class Setup:
             precision=precision,
             train_samples=sum(_source_counts(config, data)),
             validation_samples=data.rows(data.validation),
+            least_rows=task.least_step_rows,
             resumed_batch_size=resumed_batch_size,
         )
         setup = cls(
@@ -103,6 +105,14 @@ class Setup:
         if checkpoint:
             world.on_main(lambda: setup.check_same_run(checkpoint))
         return setup
+
+    def check_steps(self) -> None:
+        """Raises UsageError where optimizer steps have fewer samples than teach something; says how
+        many are left out at the end of an epoch."""
+        plan = self.plan
+        check_step(self.config, plan.step_samples, plan.least_rows)
+        if plan.left_out:
+            self.job.say(left_out(plan.left_out))
 
     @property
     def source_counts(self) -> list[int]:

@@ -20,6 +20,8 @@ class Plan:
     """fp32, bf16 or fp16: what was chosen, where the configuration says auto."""
     train_samples: int
     validation_samples: int
+    least_rows: int = 1
+    """Rows of the smallest step that an epoch may end with, see `Task.least_step_rows`."""
     resumed_batch_size: int | None = None
     """Global batch size of the run that this one continues: kept, whatever the number of ranks."""
 
@@ -129,7 +131,18 @@ class Plan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch; the last one may be smaller."""
-        return math.ceil(self.train_samples / self.global_batch_size)
+        steps, rest = divmod(self.train_samples, self.global_batch_size)
+        if rest >= self.least_rows:
+            steps += 1
+        return steps
+
+    @property
+    def left_out(self) -> int:
+        """Samples at the end of each epoch that are too few for a step."""
+        rest = self.train_samples % self.global_batch_size
+        if rest >= self.least_rows:
+            return 0
+        return rest
 
     def epochs(self, steps: int) -> float:
         """The epochs that so many optimizer steps are."""

@@ -57,7 +57,9 @@ def run(job: Job, imports_s: float | None = None) -> None:
         return
     # First of all: the sizes of a resumed run follow from its checkpoint, too.
     checkpoint = checkpoints.newest(job, job.join())
-    trainer = Trainer.build(Setup.prepare(job, checkpoint), imports_s)
+    setup = Setup.prepare(job, checkpoint)
+    setup.check_steps()
+    trainer = Trainer.build(setup, imports_s)
     trainer.reporter.start()
     if checkpoint:
         trainer.checkpointing.restore(checkpoint)
@@ -331,5 +333,6 @@ def global_batches(setup: Setup, epoch: int, done: int = 0) -> Iterator[np.ndarr
     if setup.config.batching == "grouped":
         lengths = data.row_lengths(data.train)
         order = bucket_by_length(order, lengths, size, seed, epoch)
-    for start in range(done * size, len(order), size):
+    end = setup.plan.steps_per_epoch * size
+    for start in range(done * size, end, size):
         yield order[start : start + size]

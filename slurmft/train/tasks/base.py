@@ -52,6 +52,10 @@ class Task(TaskDeclaration):
     """The loss of a row depends on all rows of the global batch: training takes `vectors` and
     `coupled_loss`, not `loss`."""
 
+    least_step_rows: int = 1
+    """Rows of the smallest optimizer step from which something is learnt; fewer at the end of an
+    epoch are left out."""
+
     class_weights: np.ndarray | None = None
     """Weight of each class in the loss: float32, (classes,). None: all count alike."""
 

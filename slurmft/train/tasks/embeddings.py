@@ -30,6 +30,7 @@ from slurmft.train.engine.saved_weights import dtype_of_saved
 from slurmft.train.engine.sentence_head import SentenceHead
 from slurmft.train.login import sentence_modules
 from slurmft.train.login.cells import label_numbers
+from slurmft.train.login.formats import LEAST_ROWS
 from slurmft.train.metric_spec import LOSS
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks.base import Evaluated
@@ -58,6 +59,8 @@ class Task(Pretrained):
         self._has_scores: bool = form.has_scores
         self._texts: int = form.texts_apart
         self.couples_rows = not self._has_scores
+        if form.has_negatives_of_step:
+            self.least_step_rows = LEAST_ROWS
         self.metric_names = TASKS["embeddings"].metrics_of(config.preset)
 
     # --- data and model ---------------------------------------------------------------------------
