@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from slurmft.train.tasks.squad import (
 )
 from tests.conftest import Done, Following, records
 from tests.support import until
-from tests.support.models import write_splits, write_squad
+from tests.support.models import write_model, write_splits, write_squad
 from tests.train.test_resume import one_rank
 from tests.train.test_trainer import EXACT, train
 
@@ -502,3 +503,24 @@ def test_the_cure_for_a_long_question_helps(max_length: int, cure: str) -> None:
         check_question(config, "row 1", 12, longest=20, special_tokens=3)
     assert cure in str(error.value.hint)
     assert "--doc-stride" in str(error.value.hint)
+
+
+def test_long_questions_are_named_at_submission(tmp_path: Path) -> None:
+    """Where they stand, in whichever split: the job refuses the same ones."""
+    model = write_model(tmp_path / "model")
+    data = write_squad(tmp_path / "data", train=9, validation=6)
+    rows = [json.loads(line) for line in (data / "validation.jsonl").open()]
+    for row in rows[2:4]:
+        row["question"] = " ".join(["word7"] * (30 + len(row["id"])))
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (data / "validation.jsonl").write_text(lines)
+    values = {"data": str(data), "model": str(model), "max_length": 48}
+    readers: list[Callable[[TrainConfig], Any]] = [
+        lambda config: inputs.check(localize(config)),
+        lambda config: tasks.get(config).prepare(),
+    ]
+    for read in readers:
+        read(TrainConfig.resolve(task="squad", doc_stride=8, **values))
+        with pytest.raises(UsageError, match=r"question 'q2' has 32 tokens") as error:
+            read(TrainConfig.resolve(task="squad", doc_stride=16, **values))
+        assert "--doc-stride" in str(error.value.hint)

@@ -126,6 +126,11 @@ class RowFormat(ABC):
         nothing."""
         return None
 
+    def questions(self, values: Columns) -> Iterable[tuple[str, str]]:
+        """Returns what of rows is never cut, a question: what messages call it, and its text. Here,
+        nothing."""
+        return ()
+
     def texts(self, values: Columns) -> Iterable[Text]:
         """Returns what a model reads of each row: to look at lengths, and for duplicates."""
         return values[0]
@@ -636,6 +641,10 @@ class Questions(RowFormat):
 
     def inputs(self) -> tuple[str, ...]:
         return self.columns[1:3]
+
+    def questions(self, values: Columns) -> Iterable[tuple[str, str]]:
+        for name, question in zip(*values[:2], strict=True):
+            yield f"question {name!r}", question
 
     def texts(self, values: Columns) -> Iterable[Text]:
         return zip(*values[1:3], strict=True)

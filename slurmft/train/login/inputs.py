@@ -18,7 +18,7 @@ from slurmft.core.terminal import overwritten
 from slurmft.core.text import some
 from slurmft.train import metric_spec, mix_spec
 from slurmft.train.config import TrainConfig
-from slurmft.train.login import sentence_modules
+from slurmft.train.login import prompts, sentence_modules
 from slurmft.train.login.cells import (
     Labels,
     check_same_classes,
@@ -73,6 +73,8 @@ class Split:
     unread: dict[str, int] = field(default_factory=dict)
     """What of rows nothing reads, and the number of the first row that has it; see
     `RowFormat.unread`."""
+    questions: list[tuple[str, str]] = field(default_factory=list)
+    """The longest questions, see `RowFormat.questions`."""
     share: float = 1.0
     """Share of it that was read."""
     name: str = ""
@@ -114,6 +116,11 @@ class Split:
             sampled = len(counts) // self.texts.apart
             number = self._number_of(long_texts, sampled, len(counts))
             self.cut = f"{number} cut to {limit:,} tokens"
+
+    def check_questions(self, train: TrainConfig) -> None:
+        """Raises UsageError where a question leaves no room for a window of its context."""
+        if self.questions and train.model is not None:
+            prompts.check_questions(train, train.model, self.questions, self.where)
 
     def _number_of(self, texts: int, rows: int, sampled: int) -> str:
         """Says how many of the sampled texts, of so many rows, are meant: their number if all rows
@@ -260,12 +267,14 @@ def look(
     tokenizer = LocalTokenizer.of(train.model)
     for split in splits:
         split.count_tokens(main, tokenizer)
+        split.check_questions(main)
     mixed: dict[int, Split] = {}
     for number, source in enumerate(sources):
         if reader.can_read(source):
             split = reader.read(source, facts(source.task).splits[0])
             split.name = f"mix {number + 1}"
             split.count_tokens(source, tokenizer)
+            split.check_questions(source)
             remarks += _check_mixed(train.task, train.mixed[number], split, classes)
             mixed[number] = split
     # The training data is named first; the others are compared with it.
@@ -485,6 +494,8 @@ def _read_split(
             if chosen[row - start]
         )
         split.texts.add(itertools.compress(form.texts(values), chosen))
+        questions = itertools.chain(split.questions, form.questions(values))
+        split.questions = prompts.longest_questions(questions)
         if len(split.scores) < 2:
             split.scores.update(itertools.compress(form.scores(values), chosen))
         split.rows += sum(chosen)

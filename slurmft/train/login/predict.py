@@ -297,7 +297,8 @@ def _describe_rows_of(
         return "large: the job checks its rows"
     if own_task.facts(train.task).predictions == "answers":
         names = _names_of_questions(all_columns)
-        prompts.check_questions(train, model, columns[0], names, str(file))
+        questions = zip(names, columns[0], strict=True)
+        prompts.check_questions(train, str(model), questions, str(file))
     if continues_prompts(train) and predict.max_new_tokens is not None:
         prompts.check(train, model, columns, str(file), predict.max_new_tokens)
     return f"{len(columns[0]):,} rows"

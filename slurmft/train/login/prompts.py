@@ -5,7 +5,7 @@ The login node and the ranks refuse prompts by this code. It needs neither torch
 
 import functools
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ from slurmft.core.files import read_json
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.login.chats import Conversation, local_template, prompt_text
 from slurmft.train.login.formats import format_of
+from slurmft.train.login.sources import folders_of
 from slurmft.train.login.texts import LocalTokenizer
 
 _LONGEST = 5
 """Number of the prompts with the most characters that a submission tokenizes."""
+_LONGEST_QUESTIONS = 50
+"""Number of the questions with the most characters that a submission tokenizes."""
 _WRITTEN_ROWS = 50
 """Rows that a submission has the chat template write: it may refuse almost all."""
 
@@ -73,7 +76,7 @@ def check(
         UsageError: one is too long, or the chat template refuses it.
     """
     tokenizer = LocalTokenizer.of(str(model))
-    positions = _positions(model)
+    positions = _positions(str(model))
     is_chat = train.preset == "chat"
     texts = columns[0]
     if is_chat:
@@ -94,10 +97,6 @@ def check(
             min(positions, tokenizer.most),
             train.max_length,
         )
-
-
-_LONGEST_QUESTIONS = 50
-"""Number of the questions with the most characters that a submission tokenizes."""
 
 
 def check_question(
@@ -132,39 +131,44 @@ def check_question(
         )
 
 
-def check_questions(
-    train: TrainConfig,
-    model: Path,
-    questions: Sequence[str],
-    names: Sequence[str],
-    where: str,
-) -> None:
-    """Checks the longest questions at submission, as far as the model's folder has what that needs;
-    the job checks all.
+def longest_questions(
+    questions: Iterable[tuple[str, str]],
+) -> list[tuple[str, str]]:
+    """Returns the questions that `check_questions` looks at: those with the most characters.
 
     Args:
-        names: what messages call each question.
-        where: the file, in messages.
+        questions: what messages call each one, and its text.
+    """
+    return heapq.nlargest(_LONGEST_QUESTIONS, questions, key=lambda each: len(each[1]))
+
+
+def check_questions(
+    train: TrainConfig,
+    model: str,
+    questions: Iterable[tuple[str, str]],
+    where: str,
+) -> None:
+    """Checks the longest questions at submission, as far as this machine has of the model what that
+    needs; the job checks all.
+
+    Args:
+        model: folder, or hub id.
+        questions: what messages call each one, and its text.
+        where: the data, in messages.
 
     Raises:
         UsageError: one leaves no room for its context.
     """
-    local = LocalTokenizer.of(str(model))
+    local = LocalTokenizer.of(model)
     positions = _positions(model)
     if local is None or positions is None:
         return
     longest = min(positions, local.most, int(required(train, "max_length")))
-    pairs = zip(questions, names, strict=True)
-    chosen = heapq.nlargest(_LONGEST_QUESTIONS, pairs, key=lambda pair: len(pair[0]))
-    for question, name in chosen:
+    special_tokens = local.tokenizer.num_special_tokens_to_add(is_pair=True)
+    for name, question in longest_questions(questions):
         encoding = local.tokenizer.encode(question.lstrip(), add_special_tokens=False)
-        check_question(
-            train,
-            f"{where!r}: {name}",
-            len(encoding.ids),
-            longest,
-            local.tokenizer.num_special_tokens_to_add(is_pair=True),
-        )
+        tokens = len(encoding.ids)
+        check_question(train, f"{where!r}: {name}", tokens, longest, special_tokens)
 
 
 def _written(
@@ -186,11 +190,13 @@ def _written(
     return texts
 
 
-def _positions(model: Path) -> int | None:
-    """Returns the tokens that a model takes, as its configuration says; None: it does not."""
-    config = read_json(model / "config.json") or {}
-    # GPT-2 calls them otherwise.
-    for name in ("max_position_embeddings", "n_positions"):
-        if isinstance(config.get(name), int):
-            return int(config[name])
+def _positions(model: str) -> int | None:
+    """Returns the tokens that a model takes, as its configuration says; None: it does not, or is
+    not on this machine."""
+    for folder in reversed(folders_of(model)):
+        config = read_json(folder / "config.json") or {}
+        # GPT-2 calls them otherwise.
+        for name in ("max_position_embeddings", "n_positions"):
+            if isinstance(config.get(name), int):
+                return int(config[name])
     return None
