@@ -248,7 +248,7 @@ def as_list(cpus: Iterable[int]) -> str:
 # --- cgroup limits ------------------------------------------------------------------------------
 
 
-def _cgroups(root: Path, controller: str) -> list[Path]:
+def cgroups(root: Path, controller: str) -> list[Path]:
     """Lists the folders of this process's cgroup of a controller, innermost first; version 2 or 1.
 
     Some containers show their own cgroup alone, but name the path that it has on the host. Then
@@ -274,7 +274,7 @@ def _cgroups(root: Path, controller: str) -> list[Path]:
 def _quota_cpus(root: Path) -> float | None:
     quotas = []
     # The limit of every folder above applies, too.
-    for folder in _cgroups(root, "cpu"):
+    for folder in cgroups(root, "cpu"):
         version_2 = _read(folder / "cpu.max")
         if version_2:
             quota, period = version_2.split()  # "max 100000" without a quota
@@ -292,7 +292,7 @@ def memory_mib(root: Path) -> int:
     total = re.search(r"MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "")
     if total:
         limits.append(int(total[1]) // 1024)
-    for folder in _cgroups(root, "memory"):
+    for folder in cgroups(root, "memory"):
         # Version 2, or version 1, which says "none" by a number near 2 to the 63rd.
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         if limit and limit != "max":

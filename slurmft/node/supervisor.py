@@ -24,6 +24,7 @@ from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
+from slurmft.node.memory_kills import MemoryKills
 from slurmft.node.peers import FAILED, HANG, Peers
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
@@ -66,6 +67,8 @@ class Supervisor:
         """The other tasks of the job, once they are connected."""
         self.stop_signal = 0
         """The first stop signal that came; 0: none."""
+        self.memory_kills = MemoryKills.now()
+        """The kernel's counters before anything ran."""
         self._has_recorded_stop = False
         self._process: subprocess.Popen[bytes] | None = None
 

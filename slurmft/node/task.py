@@ -29,6 +29,7 @@ from slurmft.node import (
     start,
 )
 from slurmft.node.hardware import host_name
+from slurmft.node.memory_kills import killed
 from slurmft.node.preparation import training_environment, use_of_node
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import Rendezvous, reserved_descriptors
@@ -145,15 +146,14 @@ def record_torchrun_failure(
     hint = f"log: {log}"
     failure = None
     if code < 0:
-        name = signal.Signals(-code).name
-        error = SlurmftError(f"torchrun was killed by {name}", hint)
+        error = killed("torchrun", -code, supervisor.memory_kills, hint)
         if supervisor.stop_signal:
             # Slurm kills what does not end in time: that is no host's fault.
             failure = run.add(Failure.of(where, error, secondary=True))
         else:
             failure = run.add(Failure.of(where, error, bad_host=host))
     elif number := killed_by(log, start):
-        error = SlurmftError(_killed_rank(number), hint)
+        error = killed("a rank", number, supervisor.memory_kills, hint)
         # A rank that loses its peers may abort. A rank killed otherwise is the cause; its host is
         # not blamed: memory runs out on any.
         is_secondary = number == signal.SIGABRT
@@ -177,13 +177,6 @@ def record_torchrun_failure(
     if failure is None:
         return Exit.FAILED
     return int(failure.code)
-
-
-def _killed_rank(signal_number: int) -> str:
-    text = f"a rank was killed by {signal.Signals(signal_number).name}"
-    if signal_number == signal.SIGKILL:
-        text += " (out of memory?)"
-    return text
 
 
 def killed_by(torchrun_log: Path, start: int) -> int | None:

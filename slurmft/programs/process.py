@@ -36,6 +36,7 @@ from slurmft.job.process import (
 from slurmft.node import heartbeat, sealed, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import OUTPUT, Heart
+from slurmft.node.memory_kills import MemoryKills, killed
 from slurmft.node.peers import LOST_PEER
 from slurmft.node.profiles import bind_rank
 from slurmft.programs import node_environment
@@ -84,6 +85,8 @@ class OwnProcess:
         # A stop may come, in a thread, while the program is being started.
         self._lock = threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._memory_kills = MemoryKills.now()
+        """The kernel's counters before the program runs."""
         self._heart = Heart(None)
         self._heartbeat_file: Path | None = None
         self._began_at = math.inf
@@ -350,7 +353,8 @@ class OwnProcess:
         if any(self._run.failures.glob(pattern)):
             return code
         if code < 0:
-            self._run.add(Failure.of(self._where, self._killed(-code), retry=True))
+            error = killed("the program", -code, self._memory_kills, self._hint)
+            self._run.add(Failure.of(self._where, error, retry=True))
             return 128 - code
         # Many programs end with blank lines: the last line with words is quoted.
         output = [line for line in self._last if line.strip()]
@@ -372,12 +376,6 @@ class OwnProcess:
         self._run.add(Failure.of(self._where, error))
         ask_for_no_restart()
         return int(error.code)
-
-    def _killed(self, number: int) -> SlurmftError:
-        message = f"the program was killed by {signal.Signals(number).name}"
-        if number == signal.SIGKILL:
-            message += " (out of memory?)"
-        return SlurmftError(message, self._hint)
 
     def _record(self, error: SlurmftError, trace: str | None, secondary: bool) -> None:
         """Records a failure, and asks for no restart where that cannot help."""

@@ -23,6 +23,7 @@ from slurmft.core.program import kind_of
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import sealed, signals
 from slurmft.node.hardware import host_name
+from slurmft.node.memory_kills import MemoryKills, killed
 from slurmft.node.peers import STOP, Peers
 from slurmft.node.preparation import use_of_node
 from slurmft.node.rendezvous import (
@@ -116,7 +117,7 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
     )
     code = run_child(
         supervisor,
-        _child(run, config, place),
+        _child(run, config, place, supervisor.memory_kills),
         config,
         rendezvous,
         profile,
@@ -167,7 +168,9 @@ def check_size(place: Place, config: RunConfig) -> None:
         )
 
 
-def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
+def _child(
+    run: RunDir, config: RunConfig, place: Place, memory_kills: MemoryKills
+) -> Child:
     descriptors = reserved_descriptors(os.environ)
     pmi = os.environ.get("PMI_FD")  # the rank speaks to mpirun by it
     if pmi:
@@ -178,6 +181,7 @@ def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
             run,
             place.rank,
             code,
+            memory_kills,
         ),
         tasks=place.size,
         records_stop=False,  # the process that started mpirun does
@@ -185,17 +189,15 @@ def _child(run: RunDir, config: RunConfig, place: Place) -> Child:
     )
 
 
-def record_rank_failure(run: RunDir, rank: int, code: int) -> int:
-    """Records what killed a rank; a rank that failed by itself has recorded why."""
+def record_rank_failure(run: RunDir, rank: int, code: int, before: MemoryKills) -> int:
+    """Records what killed a rank; a rank that failed by itself has recorded why. `before` are the
+    counters when it started."""
     where = f"rank {rank} on {host_name()}"
     hint = f"log: {run.rank_log(rank)}"
     if code < 0:
-        text = f"it was killed by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
-            text += " (out of memory?)"
         is_secondary = code == -signal.SIGABRT  # a rank that loses its peers may abort
-        killed = SlurmftError(text, hint)
-        run.add(Failure.of(where, killed, secondary=is_secondary, retry=True))
+        error = killed("it", -code, before, hint)
+        run.add(Failure.of(where, error, secondary=is_secondary, retry=True))
         # A shell's code for it: 128 and the number of the signal, which is negative here.
         return 128 - code
     if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:

@@ -1,0 +1,88 @@
+"""Processes that the kernel has killed because memory ran out, by its own counters."""
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmft.core.errors import SlurmftError
+from slurmft.node.hardware import cgroups, memory_mib
+
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKills:
+    """How many processes the kernel had killed at some moment, because memory ran out."""
+
+    in_group: int | None
+    """Of the control group that this process is in; None: unknown."""
+    on_machine: int | None
+    """Of the whole machine; None: unknown."""
+    root: Path = Path("/")
+
+    @classmethod
+    def now(cls, root: Path = Path("/")) -> "MemoryKills":
+        """Reads the counters. The innermost group counts whatever limit a process exceeded: its
+        own, that of a group above, or the machine's memory."""
+        in_group = None
+        for folder in cgroups(root, "memory")[:1]:
+            version_2 = _count(folder / "memory.events")
+            in_group = version_2
+            if version_2 is None:
+                in_group = _count(folder / "memory.oom_control")
+        return cls(in_group, _count(root / "proc/vmstat"), root)
+
+    def more(self) -> bool | None:
+        """Returns whether one has been killed since; None: that cannot be told."""
+        now = MemoryKills.now(self.root)
+        if _is_more(now.in_group, self.in_group):
+            return True
+        # What runs in a container, or a group of its own, is counted there, and on the machine.
+        if self.on_machine is not None and not _is_more(
+            now.on_machine, self.on_machine
+        ):
+            return False
+        return None
+
+
+def killed(
+    what: str, signal_number: int, before: MemoryKills, hint: str
+) -> SlurmftError:
+    """Returns the error for a process that a signal has killed.
+
+    Args:
+        what: the process, in words.
+        signal_number: the signal.
+        before: the counters when the process started.
+        hint: where more is to be read.
+    """
+    text = f"{what} was killed by {signal.Signals(signal_number).name}"
+    if signal_number != signal.SIGKILL:
+        return SlurmftError(text, hint)
+    ran_out = before.more()
+    if ran_out is None:
+        return SlurmftError(f"{text} (out of memory?)", hint)
+    if not ran_out:
+        return SlurmftError(text, hint)
+    gib = memory_mib(before.root) / 1024
+    return SlurmftError(
+        f"{text}: the kernel reports that memory ran out (limit: {gib:.1f} GiB)",
+        "use less memory, by a smaller --batch-size, or ask for more, by --mem; "
+        f"{hint}",
+    )
+
+
+def _is_more(now: int | None, before: int | None) -> bool:
+    return now is not None and before is not None and now > before
+
+
+def _count(file: Path) -> int | None:
+    try:
+        text = file.read_text()
+    except OSError:
+        return None
+    found = _OOM_KILLS.search(text)
+    if found is None:
+        return None
+    return int(found[1])

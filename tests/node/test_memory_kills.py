@@ -1,0 +1,132 @@
+"""What killed a process: the kernel's counters are asked, and one is really made to count."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurmft.node.memory_kills import MemoryKills, killed
+from tests.support import PATIENCE_S
+
+LIMIT = "1.0 GiB"
+USES_TOO_MUCH = """
+import subprocess, sys
+from slurmft.node.memory_kills import MemoryKills, killed
+before = MemoryKills.now()
+code = subprocess.call([sys.executable, "-c", "bytearray(3 << 30)"])
+print(killed("it", -code, before, "log: x").message)
+before = MemoryKills.now()
+code = subprocess.call(["sh", "-c", "kill -9 $$"])
+print(killed("it", -code, before, "log: x").message)
+"""
+
+
+def machine(
+    root: Path, version: int, in_group: int | None, on_machine: int | None
+) -> Path:
+    """A root folder with the kernel's files of a process in the group /job."""
+    folder = root / "sys/fs/cgroup" / ("job" if version == 2 else "memory/job")
+    folder.mkdir(parents=True, exist_ok=True)
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    line = "0::/job" if version == 2 else "4:memory:/job"
+    (root / "proc/self/cgroup").write_text(f"{line}\n")
+    (root / "proc/meminfo").write_text("MemTotal: 67108864 kB\n")
+    if in_group is not None:
+        counter = "memory.events" if version == 2 else "memory.oom_control"
+        (folder / counter).write_text(f"low 0\noom 9\noom_kill {in_group}\n")
+    if on_machine is not None:
+        (root / "proc/vmstat").write_text(f"pgfault 7\noom_kill {on_machine}\n")
+    return root
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("before", "after", "ran_out"),
+    [
+        ((3, 5), (4, 6), True),
+        ((3, 5), (3, 5), False),
+        (
+            (3, 5),
+            (3, 6),
+            None,
+        ),  # in another group, which may be a container of this job
+        ((None, 5), (None, 5), False),
+        ((None, 5), (None, 6), None),
+        ((None, None), (None, None), None),
+        ((3, None), (4, None), True),
+        ((3, None), (3, None), None),
+    ],
+)
+def test_counters(
+    tmp_path: Path,
+    version: int,
+    before: tuple[int | None, int | None],
+    after: tuple[int | None, int | None],
+    ran_out: bool | None,
+) -> None:
+    then = MemoryKills.now(machine(tmp_path, version, *before))
+    machine(tmp_path, version, *after)
+    assert then.more() is ran_out
+
+
+def test_words(tmp_path: Path) -> None:
+    """Only what the kernel has counted is said."""
+    before = MemoryKills.now(machine(tmp_path, 2, 0, 0))
+    assert killed("it", signal.SIGKILL, before, "log").message == (
+        "it was killed by SIGKILL"
+    )
+    (tmp_path / "sys/fs/cgroup/job/memory.max").write_text(str(3 * 2**29))
+    machine(tmp_path, 2, 1, 1)
+    error = killed("it", signal.SIGKILL, before, "log: rank-000.log")
+    assert error.message == (
+        "it was killed by SIGKILL: the kernel reports that memory ran out (limit: 1.5 GiB)"
+    )
+    assert error.hint is not None
+    assert "--batch-size" in error.hint
+    assert error.hint.endswith("log: rank-000.log")
+    assert killed("it", signal.SIGSEGV, before, "log").message == (
+        "it was killed by SIGSEGV"
+    )
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group of this machine that may use 1 GiB."""
+    for top, limit in (
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+        ("/sys/fs/cgroup", "memory.max"),
+    ):
+        group = Path(top, f"slurmft-test-{os.getpid()}")
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(2**30))
+        except OSError:
+            if group.exists():
+                group.rmdir()
+            continue
+        yield group
+        group.rmdir()
+        return
+    pytest.skip("no control group with a limit on memory can be made here")
+
+
+@pytest.mark.processes
+def test_kernel_that_ends_a_process(small_group: Path) -> None:
+    """Beside one that a signal ends."""
+    command = f'echo $$ > {small_group}/cgroup.procs && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", sys.executable, "-c", USES_TOO_MUCH],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout.splitlines() == [
+        f"it was killed by SIGKILL: the kernel reports that memory ran out (limit: {LIMIT})",
+        "it was killed by SIGKILL",
+    ], done.stderr
