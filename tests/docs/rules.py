@@ -185,7 +185,7 @@ RULES = (
         how=READ,
         why="test_predict runs such, on a trained model",
     ),
-    Rule(begins="slurmft data DIR", how=READ, why="a word for any folder"),
+    Rule(begins="slurmft data (DIR|all.csv)", how=READ, why="a word for any folder"),
     Rule(begins="slurmft data ", how=LOGIN),
     # Living with runs.
     Rule(begins="slurmft (cancel |resume |status last)", how=CLUSTER, waits=True),

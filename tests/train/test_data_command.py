@@ -57,6 +57,20 @@ def test_json(tmp_path: Path) -> None:
     assert found["splits"]["train"]["words"] == {"median": 4, "p95": 4, "longest": 4}
 
 
+def test_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is read as training data: it need not be divided yet."""
+    file = write(tmp_path / "data") / "train.jsonl"
+    file = file.rename(tmp_path / "all of it.jsonl")
+    flags = ["--text-column", "body", "--label-column", "team", "--json"]
+    assert data.main([str(file), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["warnings"] == []
+    assert list(found["splits"]) == ["train"]
+    split = found["splits"]["train"]
+    assert (split["where"], split["texts"]) == (str(file), 120)
+    assert split["classes"] == {"team 0": 40, "team 1": 40, "team 2": 40}
+
+
 def test_many_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "data", 30)
     data.main([str(folder), "--text-column", "body", "--label-column", "team"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gzip
 import io
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmft import submit
+from slurmft.__main__ import console, main
 from slurmft.core import terminal
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.plugins.studies import spec
@@ -109,7 +111,7 @@ def test_what_is_not_as_it_should_be(tmp_path: Path) -> None:
     where = str(data / "validation.csv")
     assert said[1:] == [
         f"{where!r}: 2 of its 3 texts are in the training data, too: its metrics are those of "
-        "texts that the model has seen",
+        "texts that the model has seen; take them out of one of the two",
         f"{where!r} has no row of classes that the training data has: 'billing'",
     ]
 
@@ -215,6 +217,103 @@ def test_csv_that_cannot_be_right(
     with pytest.raises(UsageError) as error:
         check(data)
     assert fact.format(data / "train.csv") in str(error.value)
+
+
+SPREADSHEET = b"PK\x03\x04" + b"\0" * 40
+ROWS = [
+    (f"the parcel {n} came late", ("delivery", "billing")[n % 2]) for n in range(60)
+]
+
+
+def csv_of(
+    rows: list[tuple[str, Any]], separator: str = ",", header: bool = True
+) -> str:
+    lines = [f"{text}{separator}{label}\n" for text, label in rows]
+    if header:
+        lines.insert(0, f"text{separator}label\n")
+    return "".join(lines)
+
+
+WRONG_FILES: dict[str, tuple[str | bytes, str, str]] = {
+    "separator": (csv_of(ROWS, ";"), "separated by semicolons", "separate them by commas"),
+    "encoding": (
+        csv_of([("caf\xe9", "billing")]).encode("latin-1"),
+        "line 2 is not UTF-8",
+        "iconv -f WINDOWS-1252",
+    ),
+    "header": (
+        csv_of(ROWS, header=False),
+        "begins with a row, without the names of columns: the parcel 0 came late, delivery",
+        "sed -i '1i text,label' train.csv",
+    ),
+    "class": (csv_of([("late", "x")] * 9), "has the one label 'x'", "add rows of others"),
+    "floats": (
+        csv_of([(text, n / 7) for n, (text, _) in enumerate(ROWS)]),
+        "row 1 has the label '0.0'",
+        "--task text-regression",
+    ),
+    "empty": ("", "has no rows", "it is empty"),
+    "names": ("text,label\n", "has no rows", "add rows"),
+    "spreadsheet": (SPREADSHEET, "is a spreadsheet", "save it as CSV (UTF-8)"),
+    "packed": (gzip.compress(b"text,label\n"), "is a .gz", "add .gz to its name"),
+    "duplicates": (csv_of(ROWS), "are in the training data", "take them out"),
+    "case": (
+        csv_of(ROWS + [(text, label.title()) for text, label in ROWS]),
+        "differ only by white space or case",
+        ".str.lower()",
+    ),
+    "large": (
+        csv_of([(f"{text} {n}", label) for n in range(1700) for text, label in ROWS])
+        + ",billing\n",
+        "1 of 102,001 rows have an empty text: row 102001",
+        "",
+    ),
+}  # fmt: skip
+"""What is wrong -> the file, what is told of it, and the cure."""
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+def test_wrong_files(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is told before anything is submitted, with its cure, in two lines at most."""
+    content, fact, cure = WRONG_FILES[name]
+    data = folder_of(tmp_path / "data", content)
+    if name == "duplicates":
+        (data / "validation.csv").write_text(csv_of(ROWS[:20]))
+    words = ["submit", "--task", "text-classification", "--data", str(data)]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        code = console([*words, "--cluster", "local", "--dry-run"])
+    told = capsys.readouterr().err.splitlines() or [str(w.message) for w in found]
+    if code:
+        error, hint = told
+        assert error.startswith("error: ")
+        assert hint.startswith("hint: ")
+    assert fact in told[0]
+    assert cure in told[-1] + told[0]
+    # The same of one file.
+    if name != "duplicates":
+        assert console(["data", str(data / "train.csv")]) == code
+        out, err = capsys.readouterr()
+        assert fact in out + err
+
+
+def test_errors_about_data_have_a_cure() -> None:
+    """A UsageError of a message alone leaves its reader alone."""
+    for file in Path(inputs.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "UsageError":
+                assert len(node.args) == 2, (file.name, node.lineno)
+
+
+def test_a_file_that_is_no_data(tmp_path: Path) -> None:
+    for name in ("tickets.xlsx", "tickets.docx"):
+        (tmp_path / name).write_bytes(SPREADSHEET)
+        task = ["--task", "text-classification"]
+        for command in (["data"], ["submit", *task, "--dry-run", "--data"]):
+            with pytest.raises(UsageError, match="is no file of rows"):
+                main([*command, str(tmp_path / name)])
 
 
 ROW = {"text": "lost", "label": "delivery"}
@@ -355,7 +454,8 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
     assert words[0].startswith("7 rows, 4 classes")
     assert said[:1] == [
         f"{str(data / 'train.csv')!r} has labels that differ only by white space or case, and are "
-        "classes of their own: 'delivery' (2 rows), 'delivery ' (2 rows), 'Delivery' (1 rows)"
+        "classes of their own: 'delivery' (2 rows), 'delivery ' (2 rows), 'Delivery' (1 rows); "
+        "write each in one way, as pandas' .str.strip().str.lower() does"
     ]
 
 
@@ -548,7 +648,8 @@ def test_dry_run_shows_the_data_and_imports_nothing_heavy(tmp_path: Path) -> Non
     )
     assert done.err.splitlines()[:1] == [
         f"warning: {str(data / 'train.csv')!r} has labels that differ only by white space or case, "
-        "and are classes of their own: 'billing' (2 rows), 'Billing' (1 rows)"
+        "and are classes of their own: 'billing' (2 rows), 'Billing' (1 rows); "
+        "write each in one way, as pandas' .str.strip().str.lower() does"
     ]
 
 
@@ -600,8 +701,10 @@ def test_folder_without_a_split_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "tickets.xlsx").write_text("")
     with pytest.raises(UsageError) as error:
         find_split(tmp_path, "train")
-    assert "it has tickets.xlsx (save spreadsheets as .csv)" in error.value.message
-    assert "name it train.csv" in str(error.value.hint)
+    assert "it has tickets.xlsx" in error.value.message
+    assert error.value.hint == (
+        "open the spreadsheet, and save it as CSV (UTF-8): train.csv"
+    )
 
 
 def test_a_model_that_is_nowhere_and_cannot_be_fetched(

@@ -3,6 +3,7 @@ wrong. The data is read as the run will read it.
 
 examples:
   slurmft data /gpfs/tickets                              train.csv and validation.csv
+  slurmft data tickets.csv                                one file, before it is divided
   slurmft data /gpfs/tickets --text-column body --label-column team --model /gpfs/distilbert
   slurmft data /gpfs/chats --task sft
   slurmft data dair-ai/emotion --task emotion             of the hub's cache; see slurmft fetch
@@ -15,12 +16,13 @@ from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, input_path, print_json, typed_options
 from slurmft.core.errors import Exit
+from slurmft.core.filesystem import absolute
 from slurmft.core.options import options
 from slurmft.core.text import aligned, shown
 from slurmft.train import own_task
 from slurmft.train.cached_split import cached_split
 from slurmft.train.config import TrainConfig
-from slurmft.train.login.inputs import Split, look
+from slurmft.train.login.inputs import Split, look, look_at_file
 from slurmft.train.login.sources import localize
 from slurmft.train.login.texts import SAMPLE, Lengths
 
@@ -77,11 +79,13 @@ class DataFacts(TypedDict):
 
 def parser() -> Parser:
     command = Parser("slurmft data", __doc__)
-    text = "folder with train and validation, or hub id (default: the recipe's)"
+    text = (
+        "folder with train and validation, one file, or hub id (default: the recipe's)"
+    )
     command.add_argument(
         "data",
         type=input_path,
-        metavar="DIR|ID",
+        metavar="DIR|FILE|ID",
         nargs="?",
         help=text,
     )
@@ -235,8 +239,13 @@ def main(argv: list[str]) -> int:
         # Not the default of `submit`, which generates its data: there is nothing to look at.
         flags["task"] = "text-classification"
     train, _ = resolve(flags)
-    train = localize(train)
-    splits, warnings = look(train, read_hub_split=cached_split)
+    file = absolute(train.data or "")
+    if file.is_file():
+        split, warnings = look_at_file(train, file)
+        splits = [split]
+    else:
+        train = localize(train)
+        splits, warnings = look(train, read_hub_split=cached_split)
     if arguments.json:
         return print_json(facts(splits, warnings))
     class_names = own_task.facts(train.task).labels or splits[0].class_names

@@ -16,6 +16,9 @@ from slurmft.core.text import some
 MAX_LABELS = 100_000
 """Most different labels of a split."""
 _CHOOSE_LABEL_COLUMN = "choose the column with --label-column"
+_ONE_CLASS = (
+    f"there are two classes or more: add rows of others, or {_CHOOSE_LABEL_COLUMN}"
+)
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+([eE][+-]?\d+)?")
 _MOST_RATINGS = 20
 """Of so many numbers with fractions, each may be a class: ratings in halves have ten."""
@@ -76,18 +79,21 @@ class Labels:
         """
         for row, value in values:
             self.rows += 1
+            key = (type(value), value)
+            # Most labels were there before. Lists and objects are keys of no dictionary.
+            if key[0] not in (list, dict) and key in self.first:
+                self.counts[key] += 1
+                continue
             if is_empty(value):
                 self.empty.append(row)
                 continue
-            # Lists and objects are keys of no dictionary.
             if isinstance(value, list | dict):
                 raise wrong_label(self.where, row, value)
             # So many different ones are texts, or identifiers: counting goes no further.
             if len(self.counts) > MAX_LABELS:
                 raise wrong_label(self.where, row, value)
-            key = (type(value), value)
-            self.first.setdefault(key, row)
-            self.counts[key] += 1
+            self.first[key] = row
+            self.counts[key] = 1
 
     def check_empty(self) -> None:
         """Raises UsageError where rows have no label."""
@@ -116,7 +122,8 @@ class Labels:
         kind = self._one_type()
         values = [value for _, value in self.counts]
         if len(values) == 1:
-            raise self._no_classes(f"has the one label {values[0]!r}", part)
+            problem = f"has the one label {values[0]!r}"
+            raise self._no_classes(problem, part, _ONE_CLASS)
         self._check_scale(kind)
         if len(values) == self.rows:
             # Texts, or identifiers of rows: a class has several rows.
@@ -128,7 +135,9 @@ class Labels:
             values.sort()
         return [str(value) for value in values]
 
-    def _no_classes(self, problem: str, part: str) -> UsageError:
+    def _no_classes(
+        self, problem: str, part: str, hint: str = _CHOOSE_LABEL_COLUMN
+    ) -> UsageError:
         """Returns the error for labels that are no classes; `part` as in `names`."""
         # All rows have classes: taking a part checks that each has several.
         if part:
@@ -136,7 +145,7 @@ class Labels:
                 f"{self.where!r}: the training split, {part}, {problem}",
                 "give another fraction, or a validation file, or add rows of each class",
             )
-        return UsageError(f"{self.where!r} {problem}", _CHOOSE_LABEL_COLUMN)
+        return UsageError(f"{self.where!r} {problem}", hint)
 
     def _check_scale(self, kind: type) -> None:
         """Raises UsageError for texts that are numbers on a scale, as a .csv has them."""
@@ -197,16 +206,18 @@ class Labels:
             with_single_blanks = " ".join(text.split())
             normal_form = with_single_blanks.casefold()
             by_normal_form[normal_form].append(text)
+        described = []
         for variants in by_normal_form.values():
             if len(variants) == 1:
                 continue
-            described = []
             for text in variants:
                 count = self.counts[str, text]
                 described.append(f"{text!r} ({count:,} rows)")
+        if described:
             yield (
                 f"{self.where!r} has labels that differ only by white space or case, and are "
-                f"classes of their own: {some(described)}"
+                f"classes of their own: {some(described)}; write each in one way, as "
+                "pandas' .str.strip().str.lower() does"
             )
 
 
@@ -368,10 +379,15 @@ def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
     for row, value in enumerate(values, start):
         # A .jsonl may lack the key in some rows; of a .csv the cell would be an empty text.
         if value is None:
-            raise UsageError(f"{where!r}: row {row} has no text")
+            raise UsageError(
+                f"{where!r}: row {row} has no text", "give it one, or take the row out"
+            )
         if not isinstance(value, str):
             text = f"has the text {value!r}, which is no string"
-            raise UsageError(f"{where!r}: row {row} {text}")
+            raise UsageError(
+                f"{where!r}: row {row} {text}",
+                "write it in quotes, or choose another column with --text-column",
+            )
         if not value or value.isspace():
             empty.append(row)
     return empty

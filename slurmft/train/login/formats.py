@@ -441,7 +441,9 @@ class Words(RowFormat):
             )
         for word in words:
             if not isinstance(word, str):
-                raise UsageError(f"{what} has the word {word!r}, no string")
+                raise UsageError(
+                    f"{what} has the word {word!r}, no string", "write it in quotes"
+                )
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         for row, labels in enumerate(values[-1], start):

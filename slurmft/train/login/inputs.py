@@ -40,7 +40,12 @@ from slurmft.train.login.rows import (
     read_chunks,
     read_columns,
 )
-from slurmft.train.login.sources import find_split, may_have_test
+from slurmft.train.login.sources import (
+    SUFFIXES,
+    find_split,
+    may_have_test,
+    no_data_file,
+)
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
 from slurmft.train.login.validation_part import Part
 from slurmft.train.mix_spec import MixSpec
@@ -283,6 +288,9 @@ def look(
         split.shared = _count_shared(split, training)
     for split in (*splits, *mixed.values()):
         remarks += _warnings_of_rows(split)
+    # The labels of the others are classes of the first.
+    for split in training[:1]:
+        remarks += split.labels.oddities()
     if is_local(str(train.data)):
         remarks += _note_negatives(train)
     for split in splits:
@@ -292,6 +300,19 @@ def look(
     if train.mix:
         remarks += _note_shares(train, splits, mixed)
     return [*splits, *mixed.values()], remarks
+
+
+def look_at_file(train: TrainConfig, path: Path) -> tuple[Split, list[str]]:
+    """Returns the contents of one file, which is read as training data; and warnings of what looks
+    like a mistake. Raises as `check`."""
+    if not path.name.endswith(SUFFIXES):
+        raise no_data_file(path)
+    form = format_of(train)
+    split = replace(_read_file(str(path), _fingerprint(path)["sha256"], form, None))
+    split.name = facts(train.task).splits[0]
+    _check_labels(train.task, form, [split])
+    split.count_tokens(train, LocalTokenizer.of(train.model))
+    return split, [*_warnings_of_rows(split), *split.labels.oddities()]
 
 
 def _note_negatives(train: TrainConfig) -> Iterator[str]:
@@ -397,7 +418,10 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     try:
         return fingerprint.of(path)
     except OSError as error:
-        raise UsageError(f"cannot read {error.filename!r}: {error.strerror}") from None
+        raise UsageError(
+            f"cannot read {error.filename!r}: {error.strerror}",
+            "give one that you may read",
+        ) from None
 
 
 def _read_local(train: TrainConfig, name: str, form: RowFormat) -> Split:
@@ -554,7 +578,6 @@ def _warnings_of_rows(split: Split) -> Iterator[str]:
         yield f"{where}: {count:,} of {split.rows:,} rows have an empty text: {rows}"
     for what, row in split.unread.items():
         yield f"{where}: nothing reads {what}: row {row} is the first that has it"
-    yield from split.labels.oddities()
 
 
 def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
@@ -563,7 +586,8 @@ def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
     if split.shared > _MUCH_SHARED * split.rows:
         yield (
             f"{where}: {split.shared:,} of its {split.rows:,} texts are in the training data, "
-            "too: its metrics are those of texts that the model has seen"
+            "too: its metrics are those of texts that the model has seen; take them out of one "
+            "of the two"
         )
     if len(split.scores) == 1 and split.share == 1:
         (score,) = split.scores

@@ -32,6 +32,17 @@ SQUAD_COLUMNS = ("id", "question", "context", "answers")
 _CHUNK_ROWS = 1000
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 """Escape of half of a character in JSON; most stand in pairs."""
+_BINARY = {
+    b"PK\x03\x04": ("a spreadsheet or another .zip", "open it, and save it as CSV (UTF-8)"),
+    b"\xd0\xcf\x11\xe0": ("a spreadsheet", "open it, and save it as CSV (UTF-8)"),
+    b"\x1f\x8b": ("a .gz", "add .gz to its name"),
+    b"PAR1": ("a .parquet", "name it so"),
+    b"ARROW1": ("an .arrow", "name it so"),
+}  # fmt: skip
+"""How files begin that are no text, what they are, and what to do."""
+_COPY_AGAIN = "copy or write it again"
+_MOST_WORDS_OF_NAME = 3
+"""A column of a longer name is more probably a text: the file has no header."""
 _LINES_A_ROW = 100
 """Lines of a plain text that make one row."""
 _LINE_BYTES = 2**26
@@ -97,7 +108,10 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
     try:
         sizes = [file.stat().st_size for file in files]
     except OSError as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+        raise UsageError(
+            f"cannot read {str(path)!r}: {error}",
+            "give a file that you may read",
+        ) from None
     total = sum(sizes)
     bytes_before = 0
     has_rows = False
@@ -108,7 +122,10 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
             has_rows = True
         bytes_before += size
     if not has_rows:
-        raise UsageError(f"{str(path)!r} has no rows")
+        hint = "it has the names of its columns alone: add rows, or give another file"
+        if not total:
+            hint = f"it is empty: {_COPY_AGAIN}"
+        raise UsageError(f"{str(path)!r} has no rows", hint)
 
 
 def _chunks_of_file(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
@@ -137,7 +154,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield raw
     # EOFError and zlib.error are of a .gz that was cut off, or is none.
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+        raise UsageError(f"cannot read {str(path)!r}: {error}", _COPY_AGAIN) from None
 
 
 def _all_names(path: Path, most: int | None) -> list[str]:
@@ -298,6 +315,8 @@ def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
     if path.suffix == ".gz":
         # Over the same file: `read_chunks` asks that one how far it has come.
         stream = gzip.GzipFile(fileobj=raw)
+    else:
+        _check_is_text(raw, path)
     for number in itertools.count(1):
         line = stream.readline(_LINE_BYTES)
         if not line:
@@ -312,6 +331,18 @@ def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
                 raise _not_utf8(path, number, line, text.index("\0"))
             text = text.removeprefix("\ufeff")  # Excel's byte order mark
         yield text
+
+
+def _check_is_text(raw: BinaryIO, path: Path) -> None:
+    """Raises UsageError for a file of another kind, whose name says that it is text."""
+    beginning = raw.read(8)
+    raw.seek(0)
+    for magic, (kind, cure) in _BINARY.items():
+        if beginning.startswith(magic):
+            raise UsageError(
+                f"{str(path)!r} is {kind}, whatever its name says",
+                cure,
+            )
 
 
 def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
@@ -370,6 +401,7 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
         first_line = reader.line_num + 1
         if not header:
             return
+        _check_header(header, path, names)
         chosen = _chosen(where, names, header)
         yield chosen
         # A column that the file lacks is at its end.
@@ -400,6 +432,30 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
             f"{where!r}: {problem}",
             'a cell that holds a quote is written in quotes, with two of them: "say ""hi"""',
         ) from None
+
+
+def _check_header(header: Sequence[str], path: Path, names: Sequence[str]) -> None:
+    """Raises UsageError where the first row lacks a name, and looks like texts or numbers."""
+    missing = [
+        name
+        for name in names
+        if name not in header and not isinstance(name, OptionalColumn)
+    ]
+    if not missing:
+        return
+    cells = [cell for cell in header if cell.strip()]
+    has_text = any(len(cell.split()) > _MOST_WORDS_OF_NAME for cell in cells)
+    has_number = any(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", cell) for cell in cells)
+    if has_text or has_number:
+        line = ",".join(names)
+        if len(names) != len(header):
+            line = "text,label,..."
+        raise UsageError(
+            f"{str(path)!r} has no column {missing[0]!r}: it begins with a row, without the names "
+            f"of columns: {shown(', '.join(header))}",
+            f"write the names above it, in the order of the columns: sed -i '1i {line}' "
+            f"{shlex.quote(path.name)}",
+        )
 
 
 def _to_first_text(lines: Iterator[str]) -> list[str]:
@@ -505,7 +561,7 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
         for batch in file.iter_batches(_CHUNK_ROWS, columns=present):
             yield from _rows_of_batch(batch, chosen)
     except pyarrow.ArrowException as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+        raise UsageError(f"cannot read {str(path)!r}: {error}", _COPY_AGAIN) from None
 
 
 def _arrow(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -521,7 +577,7 @@ def _arrow(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any
             for start in range(0, batch.num_rows, _CHUNK_ROWS):
                 yield from _rows_of_batch(batch.slice(start, _CHUNK_ROWS), chosen)
     except pyarrow.ArrowException as error:
-        raise UsageError(f"cannot read {str(path)!r}: {error}") from None
+        raise UsageError(f"cannot read {str(path)!r}: {error}", _COPY_AGAIN) from None
 
 
 def _arrow_reader(raw: BinaryIO) -> Any:

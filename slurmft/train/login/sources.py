@@ -171,6 +171,8 @@ def _check_splits(train: TrainConfig, folder: Path) -> None:
 def _folder(flag: str, name: str) -> Path:
     path = absolute(name)
     if path.is_file() and flag == "--data":
+        if not path.name.endswith(SUFFIXES):
+            raise no_data_file(path)
         raise UsageError(
             f"{flag} {name!r} is a file: it takes the folder that holds the splits",
             f"name it train{path.suffix} in a folder of its own, and give that; "
@@ -180,6 +182,14 @@ def _folder(flag: str, name: str) -> Path:
         hint = "give a folder that exists, or a hub id"
         raise UsageError(f"{flag} {name!r}: no such folder", hint)
     return path
+
+
+def no_data_file(path: Path) -> UsageError:
+    """Returns the error for a file of a kind that nothing reads."""
+    hint = f"give one of {', '.join(SUFFIXES)}"
+    if path.name.lower().endswith(_SPREADSHEETS):
+        hint = f"open it, and save it as CSV (UTF-8): {path.stem}.csv"
+    return UsageError(f"{str(path)!r} is no file of rows", hint)
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -518,11 +528,16 @@ def find_split(folder: Path, split: str) -> Path:
             "ask its owner to open it, or copy the data",
         ) from None
     if not files:
+        hint = (
+            f"name it {split}.csv, or one of {', '.join(SUFFIXES)}; also in its folder data, as "
+            f"shards ({split}-00000-of-00003.parquet), or {split}/ of save_to_disk"
+        )
+        if any(name.lower().endswith(_SPREADSHEETS) for name in os.listdir(folder)):
+            hint = f"open the spreadsheet, and save it as CSV (UTF-8): {split}.csv"
         raise NoSplitError(
             f"the data folder {str(folder)!r} has no {split} file: {_contents(folder)}",
             split,
-            f"name it {split}.csv, or one of {', '.join(SUFFIXES)}; also in its folder data, as "
-            f"shards ({split}-00000-of-00003.parquet), or {split}/ of save_to_disk",
+            hint,
         )
     if len(files) > 1:  # which one is meant would be a guess
         file_names = some([str(file.relative_to(folder)) for file in files])
@@ -539,10 +554,7 @@ def _contents(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     if not names:
         return "it is empty"
-    text = f"it has {some(names)}"
-    if any(name.lower().endswith(_SPREADSHEETS) for name in names):
-        text += " (save spreadsheets as .csv)"
-    return text
+    return f"it has {some(names)}"
 
 
 def may_have_test(train: TrainConfig) -> bool:

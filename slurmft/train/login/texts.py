@@ -14,7 +14,7 @@ from slurmft.core.files import read_json
 from slurmft.train.login.formats import Text
 from slurmft.train.login.sources import tokenizer_file
 
-SAMPLE = 5000
+SAMPLE = 2000
 """Most texts of a split that are tokenized to look at their lengths."""
 SAMPLE_CHARACTERS = 2_000_000
 """Most characters of them: about a second's work."""
@@ -69,42 +69,45 @@ class Texts:
 
     def add(self, texts: Iterable[Any]) -> None:
         """Counts texts, or pairs of them."""
+        row = len(self.words) // self.apart
         for each in texts:
             text: Text = each
-            joined = each
+            parts: Sequence[str] = (each,)
             if isinstance(each, tuple):
-                joined = " ".join(each)
+                parts = each
+                if self.apart == 1:
+                    parts = (" ".join(each),)
             elif not isinstance(each, str):
                 # The format of a task of the user's own may let other values pass.
-                text = joined = str(each)
-            # It tells texts of equal length apart in the heap.
-            row = len(self.words) // self.apart
-            words = len(joined.split())
-            parts = [joined]
-            if self.apart > 1:
-                parts = list(text)
-            self.words.extend(len(part.split()) for part in parts)
-            self.characters.extend(map(len, parts))
+                text = str(each)
+                parts = (text,)
+            words = [len(part.split()) for part in parts]
+            characters = [len(part) for part in parts]
+            self.words.extend(words)
+            self.characters.extend(characters)
             # Eight bytes in place of the text: a split may have millions.
             key = hash(text)
             if key in self.seen:
                 self.repeated += 1
-            if words:
+            if any(words):
                 self.seen.add(key)
                 self.keys.append(key)
-            self._add_to_sample(row, text)
-            heapq.heappush(self.longest, (len(joined), row, text))
-            if len(self.longest) > _LONGEST:
-                heapq.heappop(self.longest)
+            self._keep_some(row, text, sum(characters))
+            row += 1
 
-    def _add_to_sample(self, row: int, text: Text) -> None:
-        """Keeps a uniform sample of the texts so far (reservoir sampling)."""
+    def _keep_some(self, row: int, text: Text, characters: int) -> None:
+        """Keeps a uniform sample of the texts so far (reservoir sampling), and the longest ones."""
         if row < SAMPLE:
             self.sample.append(text)
-            return
-        place = int(self._random.random() * (row + 1))
-        if place < SAMPLE:
-            self.sample[place] = text
+        else:
+            place = int(self._random.random() * (row + 1))
+            if place < SAMPLE:
+                self.sample[place] = text
+        # The row tells texts of equal length apart in the heap.
+        if len(self.longest) < _LONGEST:
+            heapq.heappush(self.longest, (characters, row, text))
+        elif characters > self.longest[0][0]:
+            heapq.heapreplace(self.longest, (characters, row, text))
 
     def token_counts(self, tokenizer: Any, prefix: str) -> tuple[list[int], int]:
         """Counts tokens.
