@@ -81,3 +81,12 @@ def hub_cache() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
+
+
+def datasets_cache() -> Path:
+    """Returns the folder of data sets that the datasets library has loaded, without importing
+    it."""
+    from huggingface_hub import constants
+
+    folder = os.environ.get("HF_DATASETS_CACHE")
+    return Path(folder or os.path.join(constants.HF_HOME, "datasets")).expanduser()

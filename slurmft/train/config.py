@@ -100,7 +100,7 @@ class TrainConfig:
         at="rank",
         decides_tokens=True,
         per_source=True,
-        commands=("data",),
+        commands=("data", "fetch"),
     )
     model: str | None = option(
         None,
@@ -181,7 +181,7 @@ class TrainConfig:
         usual=True,
         decides_tokens=True,
         per_source=True,
-        commands=("data",),
+        commands=("data", "fetch"),
     )
     text_pair_column: str | None = option(
         None,
@@ -193,7 +193,7 @@ class TrainConfig:
         predicts="flag",
         decides_tokens=True,
         per_source=True,
-        commands=("data",),
+        commands=("data", "fetch"),
     )
     label_column: str | None = option(
         None,
@@ -204,7 +204,7 @@ class TrainConfig:
         usual=True,
         decides_tokens=True,
         per_source=True,
-        commands=("data",),
+        commands=("data", "fetch"),
     )
     tools_column: str | None = option(
         None,
@@ -214,7 +214,7 @@ class TrainConfig:
         metavar="NAME",
         decides_tokens=True,
         per_source=True,
-        commands=("data",),
+        commands=("data", "fetch"),
     )
     max_length: int | None = option(
         None,

@@ -125,6 +125,15 @@ def metrics(name: str, preset: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names + task_facts.data_metrics))
 
 
+def metrics_of_presets(name: str, preset: str | None) -> tuple[str, ...]:
+    """Returns the names of the metrics that a task computes with a preset; None: with any of its
+    presets. Raises as `facts`."""
+    if preset is not None:
+        return metrics(name, preset)
+    presets = (None, *facts(name).preset_metrics)
+    return tuple(metric for preset in presets for metric in metrics(name, preset))
+
+
 def code(name: str) -> str:
     """Returns the folder that the module of an own task is imported from.
 

@@ -91,6 +91,29 @@ def write_splits(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> Path:
     return folder
 
 
+def write_cached(home: Path, name: str, rows: dict[str, list[dict[str, Any]]]) -> Path:
+    """Writes a data set into a cache of datasets as one of the hub; returns its folder."""
+    import datasets
+
+    owner, short_name = name.split("/")
+    source = write_splits(home / "sources" / short_name, rows)
+    files = {split: str(source / f"{split}.jsonl") for split in rows}
+    made = home / "made" / short_name
+    datasets.load_dataset("json", data_files=files, cache_dir=str(made))
+    (from_json,) = (made / "json").glob("*/*/*/")
+    folder = home / "datasets" / f"{owner}___{short_name}/default/0.0.0" / ("a" * 40)
+    folder.mkdir(parents=True)
+    for path in from_json.glob("*.arrow"):
+        split = path.stem.rpartition("-")[2]
+        (folder / f"{short_name}-{split}.arrow").write_bytes(path.read_bytes())
+    info = json.loads((from_json / "dataset_info.json").read_text())
+    info |= {"dataset_name": short_name, "config_name": "default"}
+    for split in info["splits"].values():
+        split["dataset_name"] = short_name
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    return folder
+
+
 def write_pairs(
     folder: Path,
     columns: tuple[str, str | None],

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurmft.core.errors import UsageError
 from slurmft.train.commands import data
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_model, write_splits
@@ -112,3 +113,7 @@ def test_data_of_the_hubs_cache(
     with pytest.raises(Exception, match="is no folder, and not in the cache") as error:
         data.main(["me/others"])
     assert "slurmft fetch" in str(error.value)
+    # What is wrong with a data set that is there is not hidden behind that.
+    with pytest.raises(UsageError) as wrong:
+        data.main(["me/texts", "--text-column", "body"])
+    assert wrong.value.message == "'me/texts (train)' has no column 'body'"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,14 @@ from huggingface_hub import ModelCard, metadata_eval_result
 
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import UsageError
-from slurmft.core.files import write_json
+from slurmft.core.files import to_json, write_json
 from slurmft.runs.rundir import RunDir
+from slurmft.train import own_task
+from slurmft.train.commands import fetch
 from slurmft.train.commands.push import check_finished
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import TrainConfig, resolved
 from slurmft.train.login import model_card
+from slurmft.train.task_facts import TASKS
 from tests.conftest import Done, assert_two_lines, slurmft
 from tests.support.hub import NAME, Hub
 from tests.support.models import write_compared, write_sentence_model
@@ -240,6 +245,30 @@ def test_nothing_to_fetch(arguments: tuple[str, ...], words: str) -> None:
     done = slurmft("fetch", *arguments)
     assert done.code == 2
     assert words in done.err
+
+
+def test_columns_of_a_fetch() -> None:
+    """As a run reads them: which rows are of a part depends on their classes."""
+    flags = ["--task", "text-classification", "--text-column", "body"]
+    flags += ["--label-column", "team", "--validation-fraction", "0.2"]
+    parsed = fetch.parser().parse(["team/model", "team/data", *flags])
+    train = fetch.configure(parsed)
+    assert (train.text_column, train.label_column) == ("body", "team")
+    settings = json.loads(to_json(dataclasses.asdict(train)))
+    assert TrainConfig.resolve(**settings) == resolved(train)
+
+
+def test_metrics_that_a_fetch_takes_from_the_hub() -> None:
+    """Of a task with presets, the names of all are its own; with one, those of this one."""
+    for task in TASKS:
+        presets = (None, *TASKS[task].preset_metrics)
+        for preset in presets:
+            own = own_task.metrics(task, preset)
+            assert fetch._scripts(own, task, preset) == []
+            assert fetch._scripts(own, task, None) == []
+            assert fetch._scripts(["wer", *own, "loss"], task, preset) == ["wer"]
+    assert fetch._scripts(["spearman"], "embeddings", "pairs") == ["spearman"]
+    assert fetch._scripts(["spearman"], None, None) == ["spearman"]
 
 
 def test_fetch_of_what_is_not_there(hub: Hub, tmp_path: Path) -> None:

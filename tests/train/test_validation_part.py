@@ -21,8 +21,13 @@ from slurmft.train.login import inputs
 from slurmft.train.login.sources import localize
 from slurmft.train.login.validation_part import Part
 from slurmft.train.tasks.pretrained import Pretrained
-from tests.conftest import records
-from tests.support.models import write_splits, write_squad, write_words
+from tests.conftest import assert_two_lines, records, slurmft
+from tests.support.models import (
+    write_cached,
+    write_splits,
+    write_squad,
+    write_words,
+)
 from tests.train.test_trainer import EXACT, train
 
 
@@ -212,6 +217,50 @@ def test_a_validation_split_that_is_there(
     (data / "train.jsonl").rename(data / "train.txt")
     with pytest.raises(UsageError, match="takes rows"):
         task_of(data, tiny_model, task="causal-lm")
+
+
+@pytest.mark.processes
+def test_a_part_of_a_data_set_of_the_hub(tmp_path: Path, tiny_model: Path) -> None:
+    """From the cache: what `data` shows, and what is refused at submission."""
+    rows = tickets({"a": 40, "b": 20})
+    home = tmp_path / "home"
+    write_cached(home, "team/only", {"train": rows})
+    write_cached(home, "team/both", {"train": rows, "validation": rows[:9]})
+    wrong = [*rows[:41], rows[41] | {"text": None}, *rows[42:]]
+    write_cached(home, "team/wrong", {"train": wrong})
+    env = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    flags = ("--task", "text-classification", "--validation-fraction", "0.2")
+    done = slurmft("data", "team/only", *flags, "--json", env=env)
+    assert done.code == 0, done.err
+    splits = json.loads(done.out)["splits"]
+    assert [split["classes"] for split in splits.values()] == [
+        {"a": 32, "b": 16},
+        {"a": 8, "b": 4},
+    ]
+    for split in splits.values():
+        assert split["part"].startswith("by --validation-fraction 0.2, stratified by")
+    done = slurmft("data", "team/wrong", *flags, env=env)
+    assert_two_lines(done, "'team/wrong (train)': row 42 has no text")
+    submit = ("submit", "--cluster", "local", "--dry-run", "--model", str(tiny_model))
+    has_one = "the data has a validation split already: 'team/both'"
+    assert_two_lines(slurmft(*submit, "--data", "team/both", *flags, env=env), has_one)
+    done = slurmft(*submit, "--data", "team/only", *flags[:2], env=env)
+    assert_two_lines(done, "--data 'team/only' has no validation split in the cache")
+    assert "--validation-fraction 0.1 takes it" in done.err
+
+
+def test_kept_tokens_of_other_data_with_the_same_rows(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """They are not taken where --validation-fraction is refused."""
+    rows = tickets({"a": 20, "b": 20})
+    data = write_splits(tmp_path / "data", {"train": rows})
+    task = task_of(data, tiny_model)
+    assert task.sources() is not None
+    write_splits(tmp_path / "more", {"validation": rows})
+    (tmp_path / "more/validation.jsonl").rename(data / "validation.jsonl")
+    with pytest.raises(UsageError, match="has a validation split already"):
+        task.sources()
 
 
 def test_classes_of_words_are_drawn_at_random(tmp_path: Path, tiny_model: Path) -> None:

@@ -5,16 +5,18 @@ examples:
   slurmft fetch --task emotion                                  what its recipe names
   slurmft fetch roberta-base --task mrpc                        another model, the recipe's data
   slurmft fetch distilbert-base-uncased dair-ai/emotion
-  slurmft fetch me/model me/texts --task text-classification
+  slurmft fetch me/model me/texts --task text-classification --text-column body
   slurmft fetch --metric f1 --metric rouge                      metrics of the package evaluate
 
 The caches are where $HF_HOME says; jobs must see the same folder. Local folders are only checked.
 """
 
 import argparse
+import dataclasses
 import os
 import signal
 import subprocess
+from collections.abc import Iterable
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
@@ -104,15 +106,8 @@ def load(train: TrainConfig, offline: bool) -> int:
     Raises:
         SlurmftError: the process was killed.
     """
-    values = {
-        "task": train.task,
-        "model": train.model,
-        "data": train.data,
-        "mix": list(train.mix),
-        "validation_fraction": train.validation_fraction,
-        "data_seed": train.data_seed,
-    }
-    command = interpreter.module("slurmft.train.prefetch", to_json(values))
+    settings = to_json(dataclasses.asdict(train))
+    command = interpreter.module("slurmft.train.prefetch", settings)
     environment = dict(os.environ)
     if offline:
         # The libraries read it when they are imported: hence another process than the first.
@@ -161,7 +156,8 @@ def fetch_metrics(texts: list[str]) -> None:
 def main(argv: list[str]) -> int:
     """Downloads what the caches lack, then loads all again without the hub."""
     arguments = parser().parse(argv)
-    scripts = _scripts(arguments)
+    preset = typed_options(arguments, ["preset"]).get("preset")
+    scripts = _scripts(arguments.metric or (), arguments.task, preset)
     if scripts:
         fetch_metrics(scripts)
     if arguments.metric and not (arguments.model or arguments.data or arguments.task):
@@ -186,17 +182,13 @@ def main(argv: list[str]) -> int:
     return load(train, offline=True)
 
 
-def _scripts(arguments: argparse.Namespace) -> list[str]:
+def _scripts(texts: Iterable[str], task: str | None, preset: str | None) -> list[str]:
     """Returns the values of --metric that need a script: neither the loss nor, where the task is
     given, one of its own metrics."""
     own_names: tuple[str, ...] = (metric_spec.LOSS,)
-    if arguments.task:
-        own_names += own_task.metrics(arguments.task, preset=None)
-    scripts = []
-    for text in arguments.metric or ():
-        if metric_spec.own_metric(text, own_names) is None:
-            scripts.append(text)
-    return scripts
+    if task:
+        own_names += own_task.metrics_of_presets(task, preset)
+    return [text for text in texts if metric_spec.own_metric(text, own_names) is None]
 
 
 def _hub_answers() -> bool:

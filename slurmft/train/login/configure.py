@@ -8,7 +8,12 @@ from slurmft.core.options import build, options
 from slurmft.core.site import merge, site_defaults
 from slurmft.train import ipex, recipes
 from slurmft.train.config import TrainConfig
-from slurmft.train.login.sources import check_in_cache, check_packages, localize
+from slurmft.train.login.sources import (
+    check_in_cache,
+    check_packages,
+    check_splits_in_cache,
+    localize,
+)
 from slurmft.train.own_task import facts
 
 OPTIONS = options(TrainConfig) | options(JobConfig)
@@ -31,6 +36,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     # An image may have a cache of its own, and commands of --setup name another one.
     if job.container is None and not job.setup:
         check_in_cache(train.model)
+        check_splits_in_cache(train)
     program = train.program()
     has_modules = facts(train.task).predictions == "vectors"
     if program.paths or has_modules:

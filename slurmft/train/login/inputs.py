@@ -58,9 +58,8 @@ _MUCH_SHARED = 0.01
 """Share of a split's texts that the training data has, too, from which on a warning says so."""
 
 Chunks = Iterable[Chunk]
-HubReader = Callable[[TrainConfig, str], tuple[str, Chunks, tuple[str, ...]]]
-"""Reads a split of a data set of the hub: returns its name in messages, its rows, and the names of
-its classes, where it has them beside their numbers."""
+HubReader = Callable[[TrainConfig, str], tuple[str, Sequence[Chunk], tuple[str, ...]]]
+"""Reads a split of a data set of the hub, see `cached_split.cached_split`."""
 
 
 @dataclass(slots=True)
@@ -241,7 +240,8 @@ class _Reader:
         form = format_of(source)
         if self.read_hub_split and not is_local(str(source.data)):
             where, chunks, names = self.read_hub_split(source, name)
-            split = _read_split(where, chunks, form)
+            part = Part.of(source, name)
+            split = _read_part(where, lambda: chunks, form, part)
             split.class_names = names
             return split
         # A copy: what a look adds to it must not be in the cache of `_read_file`.
@@ -443,40 +443,61 @@ def _read_file(
     part: Part | None,
 ) -> Split:
     """Reads a file; `sha256` makes the cache forget a file that has changed."""
-    is_of_part = None
-    description = ""
-    if part is not None:
-        is_of_part, description = _rows_of_part(path, form, part)
-    chunks = read_chunks(Path(path), form.columns)
-    split = _read_split(path, chunks, form, is_of_part)
-    split.part = description
+    split = _read_part(path, lambda: read_chunks(Path(path), form.columns), form, part)
     if form.has_classes:
         names = class_names(Path(path)).get(form.columns[-1], ())
         split.class_names = tuple(names)
     return split
 
 
-def _rows_of_part(path: str, form: RowFormat, part: Part) -> tuple[list[bool], str]:
-    """Returns for each row of a file whether it is of a part of it, and in words how it is drawn.
+def _read_part(
+    where: str,
+    read: Callable[[], Chunks],
+    form: RowFormat,
+    part: Part | None,
+) -> Split:
+    """Reads and checks a split, which may be a part of the training data.
 
-    The file is read to its end, however long that takes: how many rows a class has is known there.
+    Args:
+        where: name of the split in messages.
+        read: reads all rows.
     """
-    labels = Labels(path)
+    is_of_part = None
+    description = ""
+    if part is not None:
+        is_of_part, description = _rows_of_part(where, read(), form, part)
+    split = _read_split(where, read(), form, is_of_part)
+    split.part = description
+    return split
+
+
+def _rows_of_part(
+    where: str,
+    chunks: Chunks,
+    form: RowFormat,
+    part: Part,
+) -> tuple[list[bool], str]:
+    """Returns for each row of the training data whether it is of a part of it, and in words how it
+    is drawn.
+
+    It is read to its end, however long that takes: how many rows a class has is known there.
+    """
+    labels = Labels(where)
     rows = 0
     classes: list[Any] = []
     groups: list[Any] = []
-    for chunk in read_chunks(Path(path), form.columns):
+    for chunk in chunks:
         values = chunk.columns
         form.check(values, chunk.where, chunk.first_row)
         labels.add(
-            (chunk.number(row, path), label)
+            (chunk.number(row, where), label)
             for row, label in form.labels(values, chunk.first_row)
         )
         classes += form.classes(values) or ()
         groups += form.groups(values) or ()
         rows += len(values[0])
     labels.check_empty()
-    is_of_part = part.rows(rows, classes or None, groups or None, path)
+    is_of_part = part.rows(rows, classes or None, groups or None, where)
     return is_of_part, part.description(classes or None)
 
 

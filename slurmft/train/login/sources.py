@@ -13,7 +13,7 @@ from slurmft.core import interpreter
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_json
 from slurmft.core.filesystem import absolute
-from slurmft.core.hub import hub_cache, is_hub_offline, is_local
+from slurmft.core.hub import datasets_cache, hub_cache, is_hub_offline, is_local
 from slurmft.core.options import flag, options
 from slurmft.core.permissions import user_name
 from slurmft.core.text import some
@@ -120,6 +120,40 @@ def check_in_cache(model: str | None) -> None:
             "give its folder, or fetch it where there is internet: HF_HUB_OFFLINE=0 slurmft "
             f"fetch {model}",
         )
+
+
+def check_splits_in_cache(train: TrainConfig) -> None:
+    """Raises UsageError where a data set of the hub, as it is in the cache, lacks a split, or has
+    the one that is to be made."""
+    name = str(train.data)
+    if train.data is None or is_local(name):
+        return
+    of_subsets = _splits_in_cache(name)
+    if not of_subsets:
+        return
+    # Which of its data sets the task reads is not known here: what holds for all of them counts.
+    in_any = set.union(*of_subsets)
+    for split in splits_of_data(train):
+        if split not in in_any:
+            raise NoSplitError(
+                f"--data {name!r} has no {split} split in the cache",
+                split,
+                f"it has {some(sorted(in_any))}",
+            )
+    in_all = set.intersection(*of_subsets)
+    if train.validation_fraction is not None and VALIDATION in in_all:
+        raise has_validation(train, name)
+
+
+def _splits_in_cache(name: str) -> list[set[str]]:
+    """Returns the names of the splits of each data set in the cache that a hub id stands for."""
+    folder = datasets_cache() / name.replace("/", "___")
+    try:
+        files = sorted(folder.glob("*/*/*/dataset_info.json"))
+    except PermissionError:  # the job says what is closed to it
+        return []
+    infos = [read_json(file) or {} for file in files]
+    return [set(info["splits"]) for info in infos if info.get("splits")]
 
 
 def _localized_mix(train: TrainConfig) -> Iterator[str]:
@@ -509,6 +543,7 @@ class NoSplitError(UsageError):
     """The data has no such split."""
 
     def __init__(self, problem: str, split: str, hint: str) -> None:
+        hint = hint.rstrip(".")
         if split == VALIDATION:
             hint += "; --validation-fraction 0.1 takes it from the training data"
         super().__init__(problem, hint)

@@ -172,9 +172,7 @@ class Pretrained(Task):
 
     def _rows_of_part(self, part: Part) -> Rows:
         """Returns the rows of the training data that are of a part of it."""
-        if self._source.has(VALIDATION):
-            raise has_validation(self.config, self._source.name)
-        rows = self._source.rows(self.facts.splits[0], self.form.columns)
+        rows = self.rows_to_divide()
         # All of them, so that messages have the numbers of rows in the data.
         values = self.values(rows)
         classes = self.form.classes(values)
@@ -186,6 +184,20 @@ class Pretrained(Task):
             count = f"{sum(is_chosen):,} of the {len(rows):,} rows of {rows.where!r}"
             self.notes.append(f"validation: {count}, {part.description(classes)}")
         return rows.chosen(is_chosen, self.form.columns)
+
+    def rows_to_divide(self) -> Rows:
+        """Returns the rows of the training data, of which --validation-fraction takes some.
+
+        Raises:
+            UsageError: there is a validation split already; or as `rows`.
+        """
+        self._check_divided()
+        return self._source.rows(self.facts.splits[0], self.form.columns)
+
+    def _check_divided(self) -> None:
+        """Raises UsageError where there is the split that --validation-fraction is to make."""
+        if self._source.has(VALIDATION):
+            raise has_validation(self.config, self._source.name)
 
     @property
     def _source(self) -> Source:
@@ -379,6 +391,9 @@ class Pretrained(Task):
         """
         if self.config.task not in TASKS:  # own code may import what changes
             return None
+        # Tokens that are kept may be those of other data with the same training rows.
+        if self.config.validation_fraction is not None:
+            self._check_divided()
         data = [self._source.files(split) for split in splits_of_data(self.config)]
         mixed = self.mixed_sources()
         for source in mixed:
