@@ -120,6 +120,7 @@ class RunDir:
     started = _Below("started.json")
     rendezvous = _Below("meeting.json")
     collectives = _Below("collectives.json")
+    memory = _Below("memory.json")
     submitit = _Below("submitit")
     script = _Below("submitit/job.sh")
     code = _Below("code")

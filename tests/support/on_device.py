@@ -27,6 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slurmft.core.errors import SlurmftError
 from slurmft.train.loop import learner, timers, trainer
 from slurmft.train.loop.checkpoint import Saver
+from slurmft.train.loop.memory_limits import MemoryLimits
+from slurmft.train.loop.out_of_memory import answered
+from slurmft.train.loop.position import Position
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.timers import CpuEvent
 from slurmft.train.parallel.optim import make_optimizer
@@ -296,7 +299,7 @@ def check_windows_are_read_late(folder: Path) -> None:
 
 
 def check_memory(folder: Path) -> None:
-    """A device that is full: what for, and what needs less of it."""
+    """A device that is full: what for, and what the next start does; but for batch norms."""
     steps = make(folder, batch_size=32)
 
     def fails(*_: Any) -> None:
@@ -316,8 +319,22 @@ def check_memory(folder: Path) -> None:
     )
     assert error.value.message.endswith(" GiB used. Tried to allocate 2.00 GiB")
     assert error.value.hint == (
-        "use --batch-size 16 --gradient-accumulation-steps 2 (the global batch stays), or "
-        "--activation-checkpointing, or --shard full on several GPUs"
+        "the ranks start again with 16 samples at a time: nothing to do"
+    )
+    assert error.value.retry
+    assert MemoryLimits.read(steps.setup.run_dir) == MemoryLimits(train_samples=16)
+    steps.learner.loaded.model.norm = torch.nn.BatchNorm1d(2)
+    refused = answered(
+        torch.OutOfMemoryError("CUDA out of memory."),
+        steps.setup,
+        steps.learner.loaded,
+        Position(),
+        evaluated_samples=1,
+    )
+    assert not refused.retry
+    assert refused.hint == (
+        "use --batch-size 16 --gradient-accumulation-steps 2 (the model's batch norms see other "
+        "batches then), or --activation-checkpointing, or --shard full on several GPUs"
     )
 
 

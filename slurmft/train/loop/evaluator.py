@@ -6,9 +6,11 @@ What is predicted of a batch is the head's: a task's, whose predictions have met
 
 import base64
 import importlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ from slurmft.job.process_group import World
 from slurmft.train.data.stream import prepared
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.loop import memory_limits
 from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.named_metrics import NamedMetrics
 from slurmft.train.loop.setup import Setup
@@ -152,6 +155,8 @@ class Evaluator:
         self._evaluates_together = evaluates_together
         self._note_progress = note_progress or self._record_progress
         self._named_metrics = named_metrics
+        self.most_samples = setup.eval_batch_size
+        """The most samples that this rank predicts at a time: memory may hold fewer."""
         self._recorded_at = 0.0
         self._predicted: list[Predicted] = []
         """Of the evaluation under way: from before a resume, then of every batch of this rank."""
@@ -283,11 +288,9 @@ class Evaluator:
 
         for indices, batch in self._batches(table, part[by_length], most):
             job.begin_step()
-            if len(indices) or self._evaluates_together:
-                evaluated = self._evaluate(data, batch)
-            if len(indices):
+            for samples, evaluated in self._evaluated(data, indices, batch):
                 predictions.append(evaluated.predictions)
-                self._predicted.append(Predicted(indices, evaluated.predictions))
+                self._predicted.append(Predicted(samples, evaluated.predictions))
                 self._loss.add(evaluated)
             done += len(indices)
             self._note_progress(done, len(part))
@@ -307,17 +310,63 @@ class Evaluator:
         There are as many batches on every rank as the one with the most samples has, so that all
         meet at each boundary; the last ones may be empty.
         """
-        size = self._setup.config.eval_batch_size
-
-        def batch(samples: np.ndarray) -> Batch:
-            if not len(samples):
-                # any sample: its prediction is not kept
-                samples = np.zeros(1, np.int64)
-            padded = self._loaded.batch(table, samples)
-            return self._head.batch(padded, table)
-
+        # Where memory holds fewer on this rank, the others still meet it as often.
+        size = self._setup.eval_batch_size
         batches = (part[start : start + size] for start in range(0, most, size))
-        yield from prepared(batches, batch, self._world.device)
+        make = partial(self._batch, table)
+        yield from prepared(batches, make, self._world.device)
+
+    def _batch(self, table: TokenTable, samples: np.ndarray) -> Batch:
+        if not len(samples):
+            # any sample: its prediction is not kept
+            samples = np.zeros(1, np.int64)
+        padded = self._loaded.batch(table, samples)
+        return self._head.batch(padded, table)
+
+    def _evaluated(
+        self, data: TokenData, samples: np.ndarray, batch: Batch
+    ) -> Iterator[tuple[np.ndarray, Evaluated]]:
+        """Yields the samples of a batch with their evaluation; in parts, where memory is too small
+        for all of them.
+
+        Raises:
+            torch.OutOfMemoryError: it is too small for one; or all ranks compute together, so that
+                none of them can go another way alone.
+        """
+        if self._evaluates_together:
+            evaluated = self._evaluate(data, batch)
+            if len(samples):
+                yield samples, evaluated
+            return
+        waiting = [(samples, batch)] if len(samples) else []
+        while waiting:
+            part, batch = waiting.pop(0)
+            if len(part) <= self.most_samples:
+                try:
+                    evaluated = self._evaluate(data, batch)
+                except torch.OutOfMemoryError:
+                    if len(part) == 1:
+                        self.most_samples = 1
+                        raise
+                    self._note_limit(len(part) // 2)
+                else:
+                    yield part, evaluated
+                    continue
+            pieces = np.array_split(part, math.ceil(len(part) / self.most_samples))
+            table = data.validation
+            waiting = [*((each, self._batch(table, each)) for each in pieces), *waiting]
+
+    def _note_limit(self, samples: int) -> None:
+        """Notes that memory holds fewer samples at a time, and gives back what it held."""
+        self.most_samples = samples
+        memory_limits.note(self._setup.run_dir, evaluate_samples=samples)
+        self._setup.job.warn(
+            f"memory was too small for an evaluation of {self._setup.eval_batch_size} samples at a "
+            f"time: it goes on with {samples}"
+        )
+        device = self._world.device
+        if device.type != "cpu":
+            torch.get_device_module(device).empty_cache()
 
     def _joined(self, predictions: list[torch.Tensor]) -> np.ndarray:
         """Returns the predictions of all batches, one after another."""

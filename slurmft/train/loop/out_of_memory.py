@@ -1,29 +1,40 @@
-"""A device's memory is too small: what it was needed for, and what needs less."""
+"""A device's memory is too small: the ranks start again with fewer samples at a time; where that
+cannot be, the error says what needs less."""
+
+import math
 
 import torch
 
 from slurmft.core.errors import SlurmftError
+from slurmft.train.loop import memory_limits
 from slurmft.train.loop.environment import peak_memory_bytes
 from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.position import Position
 from slurmft.train.loop.setup import Setup
 
 
-def explained(
+def answered(
     error: torch.OutOfMemoryError,
     setup: Setup,
     loaded: LoadedModel,
     position: Position,
+    evaluated_samples: int,
 ) -> SlurmftError:
-    """Returns an error that says when the memory was too small, and which options need less."""
-    config = setup.config
+    """Returns an error that says when the memory was too small.
+
+    Where half of the samples may fit, that is noted for the next start of the ranks, which the
+    error asks for; else it says which options need less memory.
+
+    Args:
+        evaluated_samples: the most samples that an evaluation takes at a time.
+    """
     # The phase changes after the last step of an epoch, before anything of the evaluation.
     trains = position.phase == "train"
     when = f"in step {position.step + 1}"
-    size = config.batch_size
+    size = math.ceil(setup.plan.step_samples / setup.plan.parts)
     if not trains:
         when = f"in the evaluation after step {position.step}"
-        size = config.eval_batch_size
+        size = evaluated_samples
     # torch's message: "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total …". With
     # what is appended, a message of one sentence has two parts, too.
     request, capacity, *_ = f"{error}. ".split(". ")
@@ -32,18 +43,38 @@ def explained(
         f"{request} {when}, on a batch of {size} samples and {loaded.batch_tokens:,} tokens, with "
         f"{used_gib:.1f} GiB used. {capacity}"
     )
+    keeps_mathematics = not (
+        trains and memory_limits.has_batch_statistics(loaded.model)
+    )
+    if size == 1 or not keeps_mathematics:
+        return SlurmftError(message, _cure(setup, trains, size))
+    half = size // 2
+    if trains:
+        memory_limits.note(setup.run_dir, train_samples=half)
+    else:
+        memory_limits.note(setup.run_dir, evaluate_samples=half)
+    again = SlurmftError(
+        message, f"the ranks start again with {half} samples at a time: nothing to do"
+    )
+    again.retry = True
+    return again
+
+
+def _cure(setup: Setup, trains: bool, size: int) -> str:
+    """Returns which options need less memory."""
+    config = setup.config
     if not trains:
-        half_size = max(1, size // 2)
-        return SlurmftError(message, f"use --eval-batch-size {half_size}")
+        return "use a smaller model, shorter samples (--max-length), or more memory"
     cures = []
     if size > 1:
+        # Batch norms: other batches are another training, which the user has to want.
         steps = 2 * config.gradient_accumulation_steps
         halves = f"--batch-size {size // 2} --gradient-accumulation-steps {steps}"
-        cures.append(f"{halves} (the global batch stays)")
+        cures.append(f"{halves} (the model's batch norms see other batches then)")
     if not config.activation_checkpointing:
         cures.append("--activation-checkpointing")
     if config.shard != "full":
         cures.append("--shard full on several GPUs")
     # Where all is in use, nothing but the model is left to change.
     all_cures = ", or ".join(cures) or "a smaller model"
-    return SlurmftError(message, f"use {all_cures}")
+    return f"use {all_cures}"

@@ -23,6 +23,7 @@ from slurmft.train.data.token_data import TokenData, balanced
 from slurmft.train.login.formats import check_step, left_out
 from slurmft.train.loop import token_files
 from slurmft.train.loop.checkpoint import Checkpoint
+from slurmft.train.loop.memory_limits import NO_LIMITS, MemoryLimits
 from slurmft.train.loop.step_plan import Plan
 from slurmft.train.parallel import choice
 
@@ -46,6 +47,7 @@ class Setup:
     tokens_sha256: str | None
     """The checksum of the training tokens, on the main rank."""
     plan: Plan
+    memory_limits: MemoryLimits = NO_LIMITS
 
     @classmethod
     def prepare(
@@ -75,6 +77,7 @@ class Setup:
         if config.shard != "none" and world.size == 1:
             job.warn(f"--shard {config.shard}: one process has nothing to share")
         data = _load_tokens(run_dir.tokens, task, job, fill)
+        limits = MemoryLimits.shared(run_dir, world)
         # Position and schedule count steps of this size: of another, they would be other samples.
         resumed_batch_size = None
         if checkpoint:
@@ -87,6 +90,7 @@ class Setup:
             validation_samples=data.rows(data.validation),
             least_rows=task.least_step_rows,
             resumed_batch_size=resumed_batch_size,
+            memory_limit=limits.train_samples,
         )
         setup = cls(
             job=job,
@@ -98,13 +102,38 @@ class Setup:
             data=data,
             tokens_sha256=_tokens_sha256(run_dir) if world.is_main else None,
             plan=plan,
+            memory_limits=limits,
         )
+        setup.tell_limits()
         if world.is_main:
             for note in data.notes:
                 job.say(note)
         if checkpoint:
             world.on_main(lambda: setup.check_same_run(checkpoint))
         return setup
+
+    @property
+    def eval_batch_size(self) -> int:
+        """The most samples of a rank's batch of an evaluation."""
+        limit = self.memory_limits.evaluate_samples
+        if limit is None:
+            return self.config.eval_batch_size
+        return min(self.config.eval_batch_size, limit)
+
+    def tell_limits(self) -> None:
+        """Records that memory was too small for what was asked for, and what is done instead."""
+        plan = self.plan
+        if plan.micro_batch_size < self.config.batch_size:
+            self.job.warn(
+                f"memory was too small for --batch-size {self.config.batch_size}: "
+                f"{plan.micro_batch_size} samples at a time and {plan.micro_steps} micro-steps "
+                f"make the same global batch of {plan.global_batch_size}"
+            )
+        if self.eval_batch_size < self.config.eval_batch_size:
+            self.job.warn(
+                f"memory was too small for --eval-batch-size {self.config.eval_batch_size}: "
+                f"evaluations take {self.eval_batch_size} samples at a time"
+            )
 
     def check_steps(self) -> None:
         """Raises UsageError where optimizer steps have fewer samples than teach something; says how

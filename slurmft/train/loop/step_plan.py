@@ -24,12 +24,21 @@ class Plan:
     """Rows of the smallest step that an epoch may end with, see `Task.least_step_rows`."""
     resumed_batch_size: int | None = None
     """Global batch size of the run that this one continues: kept, whatever the number of ranks."""
+    memory_limit: int | None = None
+    """The most samples of a rank's batch, where memory was too small for --batch-size."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """The most samples of a rank's batch."""
+        if self.memory_limit is None:
+            return self.config.batch_size
+        return min(self.config.batch_size, self.memory_limit)
 
     @property
     def micro_steps(self) -> int:
         """Batches of a rank that make up one optimizer step."""
-        # Rounded up: no part is larger than --batch-size, which is what fits into memory.
-        most_at_once = self.world_size * self.config.batch_size
+        # Rounded up: no part is larger than what fits into memory.
+        most_at_once = self.world_size * self.micro_batch_size
         return math.ceil(self.global_batch_size / most_at_once)
 
     @property

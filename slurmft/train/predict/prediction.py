@@ -36,7 +36,7 @@ from slurmft.train.loop.checkpointing import Checkpointing, Stopped
 from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.learner import make_accelerator
 from slurmft.train.loop.loaded_model import LoadedModel
-from slurmft.train.loop.out_of_memory import explained
+from slurmft.train.loop.out_of_memory import answered
 from slurmft.train.loop.position import Position
 from slurmft.train.loop.saving import PatientSave
 from slurmft.train.loop.setup import Setup, has_finished
@@ -83,7 +83,9 @@ def run(job: Job) -> None:
     except Stopped:
         checkpointing.save_last()
     except torch.OutOfMemoryError as error:
-        raise explained(error, setup, loaded, position) from error
+        raise answered(
+            error, setup, loaded, position, evaluator.most_samples
+        ) from error
 
 
 class RowsHead:

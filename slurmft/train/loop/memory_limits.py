@@ -1,0 +1,46 @@
+"""How many samples a rank's memory holds at a time, as far as this run has found out (memory.json).
+
+A rank that runs out of memory writes the file; all ranks start again, and take it from the main
+one. The global batch stays: more micro-steps make it up.
+"""
+
+from dataclasses import asdict, dataclass, replace
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from slurmft.core import decode
+from slurmft.core.run_files import Count
+from slurmft.job.process_group import World
+from slurmft.runs.rundir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryLimits:
+    """The most samples of a batch of one rank; None: no batch was too large."""
+
+    train_samples: Count | None = None
+    evaluate_samples: Count | None = None
+
+    @classmethod
+    def read(cls, run: RunDir) -> "MemoryLimits":
+        return decode.read(run.memory, cls) or cls()
+
+    @classmethod
+    def shared(cls, run: RunDir, world: World) -> "MemoryLimits":
+        """Returns the limits that the main rank reads, on every rank."""
+        return cls(**world.on_main(lambda: asdict(cls.read(run))))
+
+
+NO_LIMITS = MemoryLimits()
+
+
+def note(run: RunDir, **samples: int) -> None:
+    """Notes limits for the next start of the ranks. Ranks that do so at once write the same."""
+    limits = replace(MemoryLimits.read(run), **samples)
+    run.tell(run.memory, limits, f"memory is too small; next time: {samples}")
+
+
+def has_batch_statistics(model: nn.Module) -> bool:
+    """Returns whether a training step depends on which samples are in a batch together."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())

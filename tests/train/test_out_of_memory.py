@@ -1,0 +1,122 @@
+"""Memory that is too small: the run goes on with fewer samples at a time, and to the same losses.
+
+The device is made up: a task of the user's own raises torch's error for batches of more rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from slurmft.train.loop.memory_limits import MemoryLimits
+from tests.conftest import Done, records, slurmft
+from tests.support.models import write_model, write_reviews
+from tests.train.test_own_task import EXAMPLE
+
+pytestmark = pytest.mark.processes
+
+SMALL_MEMORY = """
+
+class Small(Stars):
+    @dataclass
+    class Options(Stars.Options):
+        train_rows: int = 99
+        evaluate_rows: int = 99
+        after: int = 0  # batches that fit, whatever their size
+
+    batches = 0
+
+    def loss(self, output, batch):
+        import torch
+
+        self.batches += 1
+        limit = self.options.evaluate_rows
+        if torch.is_grad_enabled():
+            limit = self.options.train_rows
+        if self.batches > self.options.after and len(batch.targets["labels"]) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().loss(output, batch)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the task `small_PID:Small`, its data, and a model without dropout."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / f"small_{os.getpid()}.py").write_text(EXAMPLE + SMALL_MEMORY)
+    write_reviews(folder / "data", train=96, validation=21)
+    write_model(folder / "model")
+    config = json.loads((folder / "model/config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "model/config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def train(*flags: str) -> Done:
+    sizes = ("--nodes", "2", "--batch-size", "8", "--eval-batch-size", "8")
+    return slurmft(
+        *("submit", "--cluster", "local", "--follow", "--runs-dir", "runs", *sizes),
+        *("--task", f"small_{os.getpid()}:Small", "--data", "data", "--model", "model"),
+        *("--precision", "fp32", "--epochs", "2", "--log-every", "1"),
+        *("--checkpoint-every-steps", "2", "--learning-rate", "1e-3", *flags),
+        env={"PYTHONPATH": os.getcwd()},
+    )
+
+
+def losses(done: Done) -> list[float]:
+    last = {record["step"]: record["loss"] for record in records(done.run, "step")}
+    return [last[step] for step in sorted(last)]
+
+
+def warnings(done: Done) -> list[str]:
+    return [record["text"] for record in records(done.run, "warning")]
+
+
+def options(**values: int) -> list[str]:
+    return [f"--task-option={name}={value}" for name, value in values.items()]
+
+
+def test_training_goes_on_with_fewer_samples(project: Path) -> None:
+    """Twice, by half; the ranks start again within the job."""
+    expected = train()
+    assert expected.code == 0, expected.err
+    done = train(*options(train_rows=3, after=3))
+    assert done.code == 0, done.err
+    assert losses(done) == pytest.approx(losses(expected), rel=1e-5)
+    assert done.result["metrics"] == pytest.approx(expected.result["metrics"], rel=1e-4)
+    assert done.run.attempt_number() == 1
+    assert MemoryLimits.read(done.run).train_samples == 2
+    assert warnings(done)[-1] == (
+        "memory was too small for --batch-size 8: 2 samples at a time and 4 micro-steps make the "
+        "same global batch of 16"
+    )
+    assert not warnings(expected)
+
+
+def test_evaluation_goes_on_with_fewer_samples(project: Path) -> None:
+    """At once, on each rank by itself; no rank starts again."""
+    expected = train("--max-steps", "2")
+    done = train("--max-steps", "2", *options(evaluate_rows=3))
+    assert done.code == 0, done.err
+    assert done.result["metrics"] == pytest.approx(expected.result["metrics"], rel=1e-5)
+    assert not done.run.all_failures()
+    assert MemoryLimits.read(done.run).evaluate_samples == 2
+    assert warnings(done) == [
+        "memory was too small for an evaluation of 8 samples at a time: it goes on with "
+        f"{samples}"
+        for samples in (4, 2)
+    ]
+
+
+def test_one_sample_that_does_not_fit(project: Path) -> None:
+    """It ends the run, and says what needs less memory."""
+    # The first batch is on the CPU: it shows which weights the loss uses.
+    done = train("--batch-size", "2", *options(train_rows=0, after=1))
+    assert done.code == 1
+    assert "CUDA out of memory in step 1, on a batch of 1 samples" in done.err
+    assert "hint: use --activation-checkpointing, or --shard full" in done.err
