@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import html
 import re
 import subprocess
 import sys
@@ -235,3 +236,13 @@ def test_citation() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     assert (found["title"], found["license"]) == (project["name"], project["license"])
     assert found["authors"] == project["authors"]
+
+
+def test_screens_of_a_run_show_its_losses() -> None:
+    """That of the training, and that of an evaluation beside its metrics."""
+    for name in ("running.md", "images/watch.svg"):
+        page = (CHECKOUT / "docs" / name).read_text()
+        text = html.unescape(re.sub(r"<[^>]+>", "", page))
+        screen = "".join(text.split())
+        assert re.search(r"loss0\.\d+█", screen), name
+        assert re.search(r"metricsaccuracy0\.\d+loss0\.\d+afterepoch", screen), name
