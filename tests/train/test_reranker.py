@@ -173,3 +173,40 @@ def test_labels_that_are_true_or_false(
     with pytest.raises(UsageError, match=f"has the label {value!r}") as error:
         inputs.check(config_of(data, model))
     assert "write 1 for true and 0 for false" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kinds", "message"),
+    [
+        ({"task": "word1 "}, ["Transformer"], "has the default prompt 'task'"),
+        ({"task": ""}, ["Transformer", "LogitScore"], "Transformer, LogitScore of"),
+        ({"task": ""}, ["Transformer"], ""),
+    ],
+)
+def test_cross_encoders_whose_scores_training_cannot_make(
+    prompts: dict[str, str],
+    kinds: list[str],
+    message: str,
+    pairs: Path,
+    tmp_path: Path,
+) -> None:
+    """They are refused at submission, and in the job."""
+    base = write_model(tmp_path / "base")
+    settings = {"model_type": "CrossEncoder", "default_prompt_name": "task"}
+    file = base / "config_sentence_transformers.json"
+    file.write_text(json.dumps(settings | {"prompts": prompts}))
+    modules = []
+    for number, kind in enumerate(kinds):
+        module = {"idx": number, "path": "", "type": f"sentence_transformers.{kind}"}
+        modules.append(module)
+    (base / "modules.json").write_text(json.dumps(modules))
+    config = config_of(pairs, base)
+    task: Any = tasks.get(config)
+    data = task.prepare()
+    for check in (lambda: inputs.check(config), lambda: task.model(data)):
+        if not message:
+            check()
+            continue
+        with pytest.raises(UsageError, match=message) as error:
+            check()
+        assert error.value.hint

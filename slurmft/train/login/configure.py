@@ -8,6 +8,7 @@ from slurmft.core.options import build, options
 from slurmft.core.site import merge, site_defaults
 from slurmft.train import ipex, recipes
 from slurmft.train.config import TrainConfig
+from slurmft.train.login.sentence_modules import LIBRARY
 from slurmft.train.login.sources import (
     check_in_cache,
     check_packages,
@@ -38,7 +39,7 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         check_in_cache(train.model)
         check_splits_in_cache(train)
     program = train.program()
-    has_modules = facts(train.task).predictions == "vectors"
+    has_modules = facts(train.task).library == LIBRARY
     if program.paths or has_modules:
         # other runs need not wait for it
         from slurmft.train.login import inputs

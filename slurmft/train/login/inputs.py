@@ -40,6 +40,7 @@ from slurmft.train.login.rows import (
     read_chunks,
     read_columns,
 )
+from slurmft.train.login.sentence_modules import LIBRARY
 from slurmft.train.login.sources import (
     SUFFIXES,
     find_split,
@@ -205,7 +206,7 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
     if format_of(train).has_negatives_of_step:
         check_step(train, _step_samples(train, processes), LEAST_ROWS)
-    if train.model is not None and facts(train.task).predictions == "vectors":
+    if train.model is not None and facts(train.task).library == LIBRARY:
         for remark in sentence_modules.check(train):
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
     if train.model is not None and is_local(train.model):

@@ -26,6 +26,8 @@ POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Switch of a pooling in older files -> its name, in the order in which vectors are joined."""
+LIBRARY = "sentence-transformers"
+"""The library of tasks whose models have modules, see `TaskFacts.library`."""
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 _WEIGHTS = "model.safetensors"
@@ -76,14 +78,11 @@ def on_this_machine(model: str) -> SentenceModules | None:
     Raises:
         UsageError: see `read`.
     """
-    folder = Path(model)
-    if not is_local(model):
-        tokenizer = tokenizer_file(model)
-        if tokenizer is None:
-            return None
-        folder = tokenizer.parent
+    file_of = _files_here(model)
+    if file_of is None:
+        return None
     try:
-        return read(model, lambda name: _existing(folder / name))
+        return read(model, file_of)
     except AbsentFileError:
         if is_local(model):
             raise
@@ -91,12 +90,20 @@ def on_this_machine(model: str) -> SentenceModules | None:
 
 
 def check(train: TrainConfig) -> Iterator[str]:
-    """Yields a remark where a model has prompts of which training puts none before texts.
+    """Yields a remark where a model of sentence-transformers has prompts of which training puts
+    none before texts.
 
     Raises:
-        UsageError: its vectors are made in a way that training does not have, see `read`.
+        UsageError: its vectors or scores are made in a way that training does not have, see `read`
+            and `check_reranker`.
     """
-    modules = on_this_machine(str(train.model))
+    model = str(train.model)
+    if facts(train.task).predictions != "vectors":
+        file_of = _files_here(model)
+        if file_of is not None:
+            check_reranker(model, file_of)
+        return
+    modules = on_this_machine(model)
     if modules is None:
         return
     check_options(modules, train)
@@ -129,10 +136,48 @@ def prompt(train: TrainConfig) -> str:
     return modules.prompt
 
 
-def _existing(path: Path) -> Path | None:
-    if path.is_file():
-        return path
-    return None
+def _files_here(model: str) -> FileOf | None:
+    """Returns what finds the files of a model in its folder or the hub's cache; None: it is not on
+    this machine."""
+    folder = Path(model)
+    if not is_local(model):
+        tokenizer = tokenizer_file(model)
+        if tokenizer is None:
+            return None
+        folder = tokenizer.parent
+
+    def file_of(name: str) -> Path | None:
+        path = folder / name
+        if path.is_file():
+            return path
+        return None
+
+    return file_of
+
+
+def check_reranker(model: str, file_of: FileOf) -> None:
+    """Raises UsageError where a model is a CrossEncoder whose scores are made in a way that
+    training does not have: by other modules than the Transformer, or behind a prompt."""
+    settings = _settings(file_of)
+    if settings.get("model_type") != "CrossEncoder":
+        return
+    kinds = ["Transformer"]
+    modules_file = file_of(MODULES)
+    if modules_file is not None:
+        kinds = [_kind(module) for module in _modules(model, modules_file)]
+    if kinds != ["Transformer"]:
+        raise UsageError(
+            f"--model {model!r} has the modules {', '.join(kinds)} of sentence-transformers: "
+            "training knows Transformer alone",
+            _BY_THEMSELVES,
+        )
+    prompts, default_prompt = _prompts(model, file_of)
+    if default_prompt and prompts[default_prompt]:
+        raise UsageError(
+            f"--model {model!r} has the default prompt {default_prompt!r}, which training puts "
+            "before no text",
+            _BY_THEMSELVES,
+        )
 
 
 def read(model: str, file_of: FileOf) -> SentenceModules:
@@ -145,16 +190,9 @@ def read(model: str, file_of: FileOf) -> SentenceModules:
     modules_file = file_of(MODULES)
     if modules_file is None:
         return SentenceModules(prompts=prompts, default_prompt=default_prompt)
-    try:
-        modules = sorted(_json(modules_file), key=lambda module: int(module["idx"]))
-        folders = [str(module["path"]) for module in modules]
-        kinds = [_kind(module) for module in modules]
-    except (TypeError, KeyError, ValueError, AttributeError):
-        raise UsageError(
-            f"--model {model!r}: its {MODULES} is no list of modules as sentence-transformers "
-            "writes it",
-            "save the model again, by its save_pretrained()",
-        ) from None
+    modules = _modules(model, modules_file)
+    folders = [module["path"] for module in modules]
+    kinds = [_kind(module) for module in modules]
     _check_kinds(model, kinds)
     _check_case(model, file_of)
     pooling = _module_config(model, folders[1], file_of)
@@ -182,6 +220,19 @@ def _json(path: Path) -> Any:
         raise UsageError(
             f"{str(path)!r} cannot be read: {error}",
             "save the model again, or copy it anew",
+        ) from None
+
+
+def _modules(model: str, file: Path) -> list[dict[str, Any]]:
+    """Returns the modules that a file lists, in their order: their path, and the type of each."""
+    try:
+        modules = sorted(_json(file), key=lambda module: int(module["idx"]))
+        return [{key: str(each[key]) for key in ("path", "type")} for each in modules]
+    except (TypeError, KeyError, ValueError):
+        raise UsageError(
+            f"--model {model!r}: its {MODULES} is no list of modules as sentence-transformers "
+            "writes it",
+            "save the model again, by its save_pretrained()",
         ) from None
 
 
@@ -220,10 +271,7 @@ def _check_case(model: str, file_of: FileOf) -> None:
 
 def _prompts(model: str, file_of: FileOf) -> tuple[dict[str, str], str | None]:
     """Returns the prompts of a model, and the name of the one that stands before every text."""
-    file = file_of(SETTINGS)
-    settings = {}
-    if file is not None:
-        settings = _json(file)
+    settings = _settings(file_of)
     prompts = {
         name: text or "" for name, text in (settings.get("prompts") or {}).items()
     }
@@ -235,6 +283,15 @@ def _prompts(model: str, file_of: FileOf) -> tuple[dict[str, str], str | None]:
             f"correct its {SETTINGS}",
         )
     return prompts, default
+
+
+def _settings(file_of: FileOf) -> dict[str, Any]:
+    """Returns the settings of a model of sentence-transformers; none where it is another one."""
+    file = file_of(SETTINGS)
+    if file is None:
+        return {}
+    settings: dict[str, Any] = _json(file)
+    return settings
 
 
 def _module_config(model: str, folder: str, file_of: FileOf) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from slurmft.train.login.cells import (
     names_of_numbers,
 )
 from slurmft.train.login.formats import format_of
+from slurmft.train.login.sentence_modules import LIBRARY
 from slurmft.train.login.sources import no_padding
 from slurmft.train.login.validation_part import (
     VALIDATION,
@@ -448,7 +449,7 @@ class Pretrained(Task):
 
     def save_tokenizer(self, folder: Path) -> None:
         tokenizer = self.tokenizer()
-        if self.facts.library == "sentence-transformers":
+        if self.facts.library == LIBRARY:
             # It cuts texts as they were cut here.
             tokenizer.model_max_length = self.longest(tokenizer)
         tokenizer.save_pretrained(folder)

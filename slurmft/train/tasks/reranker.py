@@ -4,6 +4,7 @@ The model has one logit, whose sigmoid is the score of a pair; its loss is the b
 as sentence-transformers' BinaryCrossEntropyLoss. The saved model is a CrossEncoder of theirs.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from slurmft.train.data.tables import Batch
 from slurmft.train.data.token_data import TokenData
+from slurmft.train.login import sentence_modules
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks import sequence
+from slurmft.train.tasks.hub import cached_file, from_hub
 from slurmft.train.tasks.metrics import SCORES, check_numbers
 
 
@@ -26,6 +29,11 @@ class Task(sequence.Task):
         # Where pairs only go together or do not, the model decides.
         if all(np.isin(table.labels, (0, 1)).all() for table in data.tables):
             self.metric_names = TASKS["reranker"].data_metrics
+        name = str(self.config.model)
+        file_of = functools.partial(cached_file, name)
+        from_hub(
+            "--model", name, lambda: sentence_modules.check_reranker(name, file_of)
+        )
         return self.pretrained(
             AutoModelForSequenceClassification,
             num_labels=1,
