@@ -1,11 +1,17 @@
-"""The areas of the extra tests, and what decides which of them run."""
+"""The areas of the extra tests, what decides which of them run, and what .ci/xeon installs."""
 
 from __future__ import annotations
 
+import ast
+import re
 import runpy
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.support import CHECKOUT
 
@@ -41,3 +47,66 @@ def test_a_change_of_the_core_touches_all(areas: dict[str, Any]) -> None:
     assert areas["touched"](["slurmft/core/config.py"]) == everything
     assert areas["touched"]([]) == set()
     assert areas["touched"](["slurmft/api.py"]) == set()
+
+
+def test_packages_of_the_extra_xeon() -> None:
+    """`.ci/xeon` installs what its tests, and what all tests have in common, import at once."""
+    script = (CHECKOUT / ".ci/xeon").read_text()
+    (names,) = re.findall(r'"\.\[xeon\]" (.+)', script)
+    installed = with_requirements(["slurmft", *names.split()])
+    files = [CHECKOUT / "tests/conftest.py"]
+    files += [CHECKOUT / name for name in re.findall(r"tests/\S+\.py", script)]
+    distributions = packages_distributions()
+    missing = set()
+    for module in imported_at_once(files):
+        for name in distributions.get(module, ()):
+            if canonicalize_name(name) not in installed:
+                missing.add(name)
+    assert not missing
+    constraints = (CHECKOUT / "constraints-xeon.txt").read_text()
+    for name in names.split():
+        assert re.search(rf"^{name}==", constraints, re.MULTILINE), name
+
+
+def with_requirements(names: list[str]) -> set[str]:
+    """Packages, and all that they require, as far as they are installed here."""
+    found: set[str] = set()
+    while names:
+        name = canonicalize_name(names.pop())
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            requirements = map(Requirement, requires(name) or ())
+        except PackageNotFoundError:
+            continue
+        for each in requirements:
+            if each.marker is None or each.marker.evaluate({"extra": ""}):
+                names.append(each.name)
+    return found
+
+
+def imported_at_once(files: list[Path]) -> set[str]:
+    """The packages that modules of tests, and those that these import, import at their top."""
+    packages: set[str] = set()
+    seen: set[Path] = set()
+    while files:
+        file = files.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        for node in ast.parse(file.read_text()).body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                parts = name.split(".")
+                packages.add(parts[0])
+                if parts[0] == "tests":
+                    # A module, or a name of one.
+                    for end in (len(parts), len(parts) - 1):
+                        path = CHECKOUT.joinpath(*parts[:end])
+                        files += [path.with_suffix(".py"), path / "__init__.py"]
+    return packages
