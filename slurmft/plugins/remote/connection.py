@@ -33,6 +33,8 @@ _OPTIONS = (
 )
 
 
+_ANY_NAME = "surrogateescape"
+"""How names of files that are no UTF-8 are read and written."""
 _ONCE = "nothing is submitted twice"
 
 
@@ -132,12 +134,22 @@ class Connection:
             stdin=stdin,
             capture_output=capture,
             text=True,
+            errors=_ANY_NAME,
             check=False,
         )
 
-    def send(self, root: Path, names: Iterable[str], folder: str) -> None:
+    def send(
+        self,
+        root: Path,
+        names: Iterable[str],
+        folder: str,
+        copy_links: bool = False,
+    ) -> None:
         """Sends files and folders, named by their paths below `root`, into a folder there. Those
         that are named and are not here any more are removed there.
+
+        Args:
+            copy_links: in the place of links come the files that they lead to.
 
         Raises:
             SlurmftError: the connection was cut, or a file cannot be read or written.
@@ -147,13 +159,20 @@ class Connection:
         options.append(f"--rsync-path={own_folders(folder)} && rsync")
         target = f"{self.cluster.host}:{_from_home(folder)}/"
         names_with_zeros = "\0".join(names)  # --from0: a name may have a line break
+        if copy_links:
+            options.append("--copy-links")
         # -s: names are no words of a shell there.
         command = ["-as", *options, f"{root}/", target]
         self._rsync(command, "send to", names_with_zeros)
 
-    def fetch(self, path: str, into: Path, *options: str) -> None:
+    def fetch(
+        self, path: str, into: Path, *options: str, names: Iterable[str] | None = None
+    ) -> None:
         """Fetches a folder's regular files and folders from there into a folder here. Links,
         devices, FIFOs and the like stay there, and so do owners and set-uid bits.
+
+        Args:
+            names: paths of files below the folder; None: it comes whole.
 
         Raises:
             SlurmftError: the connection was cut, or there is no such folder.
@@ -162,8 +181,13 @@ class Connection:
         source = f"{self.cluster.host}:{_from_home(path)}"
         # Not -a, of which -rts is what is left: without --perms no special bits come, either.
         command = ["-rts", *options]
+        names_with_zeros = ""
+        if names is not None:
+            command += ["--from0", "--files-from=-"]
+            names_with_zeros = "\0".join(names)
         # With a slash, rsync means what is in a folder.
-        self._rsync([*command, f"{source}/", f"{into}/"], "fetch from")
+        target = f"{into}/"
+        self._rsync([*command, f"{source}/", target], "fetch from", names_with_zeros)
 
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:
         """Runs rsync. `action` is what it does, in messages; `names` goes to its stdin."""
@@ -188,6 +212,7 @@ class Connection:
             command,
             input=names,
             text=True,
+            errors=_ANY_NAME,
             stdout=sys.stderr,  # progress; stdout is for what the command prints there
             stderr=subprocess.PIPE,
             check=False,
@@ -200,9 +225,11 @@ class Connection:
             raise self.no_connection(done)
         if done.returncode:
             lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+            hint = "the same command goes on"
+            if "has no referent" in lines[0]:
+                hint = f"remove the link, or write its target; then {hint}"
             raise SlurmftError(
-                f"rsync could not {action} {self.cluster.name}: {lines[0]}",
-                "the same command goes on",
+                f"rsync could not {action} {self.cluster.name}: {lines[0]}", hint
             )
 
     def no_connection(self, done: "subprocess.CompletedProcess[str]") -> SlurmftError:

@@ -205,7 +205,10 @@ class Forwarded:
         elif Elsewhere.SUBMITS in self.behaviour and "--follow" in self.words:
             command = ["slurmft", "pull", "last", "--on", self.cluster.name]
             pull = shlex.join(command)
-            print(f"to fetch model and records: {pull}")
+            what = "model"
+            if self.program:
+                what = "outputs"
+            print(f"to fetch {what} and records: {pull}")
         return done.returncode
 
     def answer(self) -> Answer:
@@ -259,19 +262,28 @@ class Forwarded:
 
     def _send(self) -> None:
         """Sends the snapshot and the inputs, and lets the command line name the inputs there."""
-        names: list[str] = []
+        code: list[str] = []
         if self.source:
-            names += self.source.files
+            code += self.source.files
             self._say(f"sends {self.source.describe()}")
         # Before CLUSTER: is taken away: a path there is no input, even if this machine has it too.
         inputs = self._inputs()
         for number, _ in self._places():
             text = self.words[number]
             self.words[number] = self._without_cluster(text)
+        names = list(code)
         for number, path, rest in inputs:
             self.words[number] = self._send_input(path, names) + rest
-        if not names:
-            return
+        if code:
+            self._send_code(code)
+        data = names[len(code) :]
+        if data:
+            self.connection.send(self.root, data, self.project, copy_links=True)
+        if names:
+            self._warn_of_left_out(names)
+
+    def _send_code(self, names: list[str]) -> None:
+        """Sends the snapshot, and removes there what of an earlier one is not here any more."""
         project = _hash(self.project)
         record = _state_file("sent", f"{self.cluster.name}-{project}.json")
         # A record that is damaged, or of another version, counts as none.
@@ -284,9 +296,8 @@ class Forwarded:
             if not os.path.lexists(self.root / name):
                 to_send[name] = None
         self.connection.send(self.root, to_send, self.project)
-        if self.source:  # of the code alone: data may be of jobs that still wait
-            write_json(record, {"names": list(self.source.files)})
-        self._warn_of_left_out(names)
+        # Of the code alone: data may be of jobs that still wait.
+        write_json(record, {"names": names})
 
     def _inputs(self) -> list[tuple[int, Path, str]]:
         """Returns number and path of each word that names a file or folder here, and what follows
@@ -298,8 +309,7 @@ class Forwarded:
             if not text or self._without_cluster(text) != text:
                 continue
             for name in _beginnings(text):
-                # Without "..": what is beside the project is not below it.
-                path = Path(os.path.abspath(os.path.expanduser(name)))
+                path = _absolute(name)
                 is_here = path.exists()
                 if kind is input_file:
                     is_here = path.is_file()
@@ -330,7 +340,8 @@ class Forwarded:
     def _send_input(self, path: Path, names: list[str]) -> str:
         """Returns the path of an input there, from the folder where the command runs. Adds it to
         `names`, which are sent together, or sends it at once if it is not below the root."""
-        if path.is_relative_to(self.root):
+        # In the place of a link, the snapshot has the link.
+        if path.is_relative_to(self.root) and not path.is_symlink():
             below = os.path.relpath(path, self.root)
             if not _covers(names, below):
                 self._say(f"sends {path}")
@@ -339,7 +350,7 @@ class Forwarded:
         self._say(f"sends {path}")
         path_hash = _hash_of_path(path.parent)
         folder = f"{self.cluster.folder}/inputs/{path_hash}"
-        self.connection.send(path.parent, [path.name], folder)
+        self.connection.send(path.parent, [path.name], folder, copy_links=True)
         place = f"{folder}/{path.name}"
         if place.startswith("/"):
             return place
@@ -516,6 +527,16 @@ def _split_assignments(words: Sequence[str], syntax: Syntax) -> Iterator[str]:
             yield value
         else:
             yield each
+
+
+def _absolute(name: str) -> Path:
+    """Returns the path of a file, without ".." and without links above it: what is beside the
+    project is not below it. The file itself may be a link: it keeps its name."""
+    path = os.path.expanduser(name).rstrip("/") or "/"
+    above, last = os.path.split(path)
+    if last in ("", ".", ".."):
+        return Path(os.path.realpath(path))
+    return Path(os.path.realpath(above), last)
 
 
 def _beginnings(text: str) -> Iterator[str]:

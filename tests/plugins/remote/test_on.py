@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +112,81 @@ def test_inputs_are_sent(laptop: Laptop, tiny_model: Path, tiny_data: Path) -> N
     )
     assert "lab: sends" not in named.err  # a path of the cluster's
     assert "'/no/such'" in named.err
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "../d 2",
+        "../link to d",
+        "sub/../../d 2",
+        "away/../d 2",
+        "in it",
+        "link out",
+        "linked files",
+    ],
+)
+def test_paths_with_dots_links_and_spaces(
+    place: str, laptop: Laptop, tmp_path: Path
+) -> None:
+    """What is sent are files with their contents, whatever leads to them here."""
+    data = tmp_path / "d 2"
+    data.mkdir()
+    for split in ("train", "validation"):
+        (data / f"{split}.csv").write_text("text,label\na,x\nb,y\nc,x\nd,y\n")
+    here = laptop.folder
+    (tmp_path / "link to d").symlink_to("d 2")
+    (here / "sub").mkdir()
+    # Its parent is that of the target.
+    (tmp_path / "far").mkdir()
+    (here / "away").symlink_to(tmp_path / "far")
+    shutil.copytree(data, here / "in it")
+    (here / "link out").symlink_to("../d 2")
+    (here / "linked files").mkdir()
+    for file in data.iterdir():
+        (here / "linked files" / file.name).symlink_to(file)
+    done = laptop.slurmft("data", "--on", "lab", place, "--json")
+    assert done.code == 0, done.err
+    split = json.loads(done.out)["splits"]["train"]
+    assert split["texts"] == 4
+    sent = Path(split["where"])
+    assert sent.is_relative_to(laptop.there)
+    assert not sent.is_symlink()
+
+
+def test_outputs_come_back(laptop: Laptop) -> None:
+    """What a program of the user's own has written in its folder, and nothing else."""
+    (laptop.folder / "data").mkdir()
+    (laptop.folder / "data" / "x.csv").write_text("1\n")
+    (laptop.folder / "train.py").write_text(
+        "import os, pathlib\n"
+        "for name in ('out/a b.txt', 'log.csv', 'ckpt/step-1/w.pt', '.cache/x'):\n"
+        "    path = pathlib.Path(name)\n"
+        "    path.parent.mkdir(parents=True, exist_ok=True)\n"
+        "    path.write_text(name)\n"
+        "os.symlink('/etc/passwd', 'out/link')\n"
+        "open(b'caf\\xe9', 'w').write('coffe')\n"
+    )
+    run = ("run", "--on", "lab", "--follow", "--checkpoint-dir", "ckpt")
+    done = laptop.slurmft(*run, "--", "train.py")
+    assert done.code == 0, done.err
+    assert "to fetch outputs and records: slurmft pull last --on lab" in done.out
+    pulled = laptop.slurmft("pull", "last", "--on", "lab")
+    assert pulled.code == 0, pulled.err
+    name = laptop.runs()[0].path.name
+    outputs = laptop.folder / "runs" / name / "outputs"
+    assert f"its outputs: 3 files, 23 bytes: runs/{name}/outputs" in pulled.out
+    latin = os.fsdecode(b"caf\xe9")
+    assert _files(outputs) == {"out/a b.txt", "log.csv", latin}
+    assert (outputs / "out/a b.txt").read_text() == "out/a b.txt"
+    again = laptop.slurmft("pull", "last", "--on", "lab", "--checkpoints")
+    assert again.code == 0, again.err
+    assert _files(outputs) == {"out/a b.txt", "log.csv", latin, "ckpt/step-1/w.pt"}
+
+
+def _files(folder: Path) -> set[str]:
+    """Paths of the files below a folder, links included."""
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()}
 
 
 def test_predictions_come_back(

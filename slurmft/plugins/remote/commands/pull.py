@@ -1,5 +1,6 @@
 """Fetches a run from a cluster. Its model, records, results and logs can then be listed, reported
-and used here. Of what is there, regular files come alone. The run is marked as one from elsewhere:
+and used here; of a program of your own that --on has sent, outputs/ of the run has what it wrote in
+its folder. Of what is there, regular files come alone. The run is marked as one from elsewhere:
 nothing of it is executed before you have seen that and agreed (`slurmft resume`).
 
 examples:
@@ -8,10 +9,12 @@ examples:
   slurmft pull 8123 --on juwels --checkpoints             its checkpoints and tokens, too
 """
 
+import glob
 import json
 import os
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,12 @@ from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.program import OWN
+from slurmft.core.run_files import FINAL_STATES
+from slurmft.core.text import in_bytes
 from slurmft.core.trusted import Door
-from slurmft.plugins.remote.clusters import named
+from slurmft.plugins.remote.clusters import named, word
+from slurmft.plugins.remote.connection import was_cut
 from slurmft.plugins.remote.forward import Forwarded
 from slurmft.runs import origin
 from slurmft.runs.origin import Origin
@@ -32,6 +39,8 @@ ELSEWHERE = Elsewhere.HERE
 _LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")
 _NEVER = ("/submissions",)
 """Links by which a job has the run there."""
+_LATEST_OUTPUT_S = 60
+"""How long after the end of a run files may be written that count as its outputs."""
 PULLED = Door(
     "the folder that takes a run of `slurmft pull`",
     "`runs/`, or `--into`",
@@ -113,6 +122,64 @@ def _rsync_options(checkpoints: bool) -> list[str]:
     return options
 
 
+def _outputs_script(top: str, facts: Mapping[str, Any], checkpoints: bool) -> str:
+    """Returns the shell script that lists there what a program has written while its run was alive:
+    the folder that --on has sent, then size and path of each file, with NULs between.
+
+    It prints nothing where the program ran in another folder.
+    """
+    settings = facts["program"]["settings"]
+    history = facts["history"]
+    starts = [each["time"] for each in history if each["state"] == "running"]
+    if not starts:
+        return "exit 0"
+    # A site may keep its runs in the folder.
+    others = [os.path.dirname(facts["path"])]
+    checkpoint_dir = settings.get("checkpoint_dir")
+    if checkpoint_dir and not checkpoints:
+        others.append(os.path.join(settings["folder"], checkpoint_dir))
+    left_out = ["-name '.?*'", "-name __pycache__"]
+    for path in others:
+        pattern = glob.escape(os.path.normpath(path))
+        left_out.append(f"-path {shlex.quote(pattern)}")
+    # Not since the submission: the code may have been written just before.
+    window = f"-newermt @{min(starts):.3f}"
+    if facts["state"] in FINAL_STATES:
+        end = int(history[-1]["time"]) + _LATEST_OUTPUT_S
+        window += f" ! -newermt @{end}"
+    pruned = " -o ".join(left_out)
+    lines = [
+        f"top=$(cd {word(top)} && pwd -P) && here={shlex.quote(settings['folder'])}",
+        'case "$here/" in "$top"/*) ;; *) exit 0;; esac',
+        'below=${here#"$top"/}',
+        'cd "$top/${below%%/*}" || exit 0',
+        "printf '%s\\0' \"$PWD\"",
+        rf'find "$PWD" -mindepth 1 -xdev \( {pruned} \) -prune \
+            -o -type f {window} -printf "%s %P\\0"',
+    ]
+    return "\n".join(lines)
+
+
+def _fetch_outputs(
+    status: Forwarded, facts: Mapping[str, Any], into: Path, checkpoints: bool
+) -> str:
+    """Fetches what a program of the user's own has written in the folder that --on has sent;
+    returns what came, in words, or "" if there is nothing."""
+    script = _outputs_script(status.cluster.folder, facts, checkpoints)
+    done = status.connection.run(script, capture=True)
+    if was_cut(done):
+        raise status.connection.no_connection(done)
+    folder, *entries = done.stdout.split("\0")[:-1] or [""]
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        size, _, name = entry.partition(" ")
+        sizes[name] = int(size)
+    if not sizes:
+        return ""
+    status.connection.fetch(folder, into, names=sizes)
+    return f"{len(sizes):,} files, {in_bytes(sum(sizes.values()))}"
+
+
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     if arguments.on is None:
@@ -127,7 +194,8 @@ def main(argv: list[str]) -> int:
         command += ["--runs-dir", arguments.runs_dir]
     # The cluster knows what "last" is, and where its runs are.
     status = Forwarded(clusters[0], command)
-    came_from = _origin(clusters[0].name, _status_there(status))
+    facts = _status_there(status)
+    came_from = _origin(clusters[0].name, facts)
     status.connection.command = command_line(
         "pull", arguments.run, "--on", arguments.on
     )
@@ -145,5 +213,12 @@ def main(argv: list[str]) -> int:
         )
     if (into / "model").is_dir():
         print(f"its model: {into / 'model'}")
+    # Somebody else's program may have named any folder.
+    is_program = facts["program"].get("kind") == OWN
+    if came_from.is_own and is_program:
+        place = into / "outputs"
+        outputs = _fetch_outputs(status, facts, place, arguments.checkpoints)
+        if outputs:
+            print(f"its outputs: {outputs}: {place}")
     print(f"  slurmft report {shlex.quote(str(into))}")
     return Exit.OK
