@@ -13,7 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -399,15 +399,17 @@ def slurmft(
     env: dict[str, str] | None = None,
     timeout_s: float = PATIENCE_S,
     imported: bool = False,
+    enter: Sequence[str] = (),
 ) -> Done:
     """Runs a slurmft command as users do: in a process of its own.
 
     Args:
+        enter: a command that runs it, such as that of tests/support/control_group.py.
         imported: this process, and those of the job that it starts on this machine, are forked
             from one that has imported what ranks import, see tests/support/prepared.py.
     """
     done = subprocess.run(
-        [*_command(imported), *arguments],
+        [*enter, *_command(imported), *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -60,6 +60,8 @@ class SlurmftError(Exception):
     """Hosts that are to blame, where others could go on without them."""
     retry = False
     """Another start may help: it was not an error of the run itself."""
+    out_of_memory = False
+    """The memory of a node was too small; see `Failure`."""
 
     def __init__(
         self, message: str, hint: str | None = None, code: int = Exit.FAILED

@@ -127,6 +127,8 @@ class Failure:
     """The optimizer step at which it happened."""
     retry: bool = False
     """A requeue may help: it was not an error of the run itself."""
+    out_of_memory: bool = False
+    """The kernel killed a rank because memory ran out."""
     bad_host: str | None = None
     """The host that may be to blame, by Slurm's name."""
     exclude: bool = False
@@ -144,6 +146,8 @@ class Failure:
         # On another host it may not happen again.
         if error.retry or details.get("bad_host") is not None:
             details["retry"] = True
+        if error.out_of_memory:
+            details["out_of_memory"] = True
         return cls(where, error.message, error.hint, int(error.code), **details)
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from slurmft.core import filesystem, process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.run_files import Failure, current_attempt
-from slurmft.node import heartbeat, sealed, signals
+from slurmft.node import heartbeat, memory_kills, sealed, signals
 from slurmft.node.hardware import host_name, visible_gpus
 from slurmft.node.heartbeat import Heart
 from slurmft.node.signals import StopRequest
@@ -77,6 +77,15 @@ def node_folder() -> Path | None:
     if not path:
         return None
     return Path(path)
+
+
+def memory_ran_out() -> bool:
+    """Returns whether the kernel has killed ranks of this node because memory ran out, since this
+    was last asked; by the node's first rank."""
+    folder = node_folder()
+    if folder is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        return False
+    return memory_kills.since_note(heartbeat.memory_kills_file(folder))
 
 
 def note_stopped() -> None:

@@ -26,6 +26,12 @@ def hardware_file(folder: Path) -> Path:
     return folder / "hardware.json"
 
 
+def memory_kills_file(folder: Path) -> Path:
+    """Returns the file with the kernel's counters that a node's ranks compare with; see
+    `memory_kills`."""
+    return folder / "memory_kills.json"
+
+
 def note_process(folder: Path, rank: int, pid: int) -> None:
     """Notes the process of a rank in the folder of its node; those before it stay noted."""
     with open(folder / f"pid-{rank}", "a") as file:

@@ -1,11 +1,14 @@
 """Processes that the kernel has killed because memory ran out, by its own counters."""
 
+import contextlib
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurmft.core import decode
 from slurmft.core.errors import SlurmftError
+from slurmft.core.files import write_json
 from slurmft.node.hardware import cgroups, memory_mib
 
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -19,7 +22,7 @@ class MemoryKills:
     """Of the control group that this process is in; None: unknown."""
     on_machine: int | None
     """Of the whole machine; None: unknown."""
-    root: Path = Path("/")
+    root: Path = field(default=Path("/"), compare=False)
 
     @classmethod
     def now(cls, root: Path = Path("/")) -> "MemoryKills":
@@ -46,6 +49,25 @@ class MemoryKills:
         return None
 
 
+def note(file: Path) -> None:
+    """Writes the counters of now, for processes that start later."""
+    now = MemoryKills.now()
+    counters = {"in_group": now.in_group, "on_machine": now.on_machine}
+    # Memory of the node, too: where it is full, nobody compares.
+    with contextlib.suppress(OSError):
+        write_json(file, counters)
+
+
+def since_note(file: Path) -> bool:
+    """Returns whether the kernel has surely killed one since `note`, and notes it anew."""
+    noted = decode.read(file, dict[str, int | None])
+    if noted is None:
+        return False
+    before = MemoryKills(noted.get("in_group"), noted.get("on_machine"))
+    note(file)
+    return before.more() is True
+
+
 def killed(
     what: str, signal_number: int, before: MemoryKills, hint: str
 ) -> SlurmftError:
@@ -66,11 +88,13 @@ def killed(
     if not ran_out:
         return SlurmftError(text, hint)
     gib = memory_mib(before.root) / 1024
-    return SlurmftError(
+    error = SlurmftError(
         f"{text}: the kernel reports that memory ran out (limit: {gib:.1f} GiB)",
         "use less memory, by a smaller --batch-size, or ask for more, by --mem; "
         f"{hint}",
     )
+    error.out_of_memory = True
+    return error
 
 
 def _is_more(now: int | None, before: int | None) -> bool:

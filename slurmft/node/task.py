@@ -23,13 +23,13 @@ from slurmft.node import (
     compile_cache,
     granted_cpus,
     heartbeat,
+    memory_kills,
     profiles,
     sealed,
     signals,
     start,
 )
 from slurmft.node.hardware import host_name
-from slurmft.node.memory_kills import killed
 from slurmft.node.preparation import training_environment, use_of_node
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import Rendezvous, reserved_descriptors
@@ -130,6 +130,7 @@ def run_child(
         if profile.uses_ccl:
             (watchdog.folder / ccl.MARK).touch()
         write_json(heartbeat.hardware_file(watchdog.folder), profile.hardware.facts())
+        memory_kills.note(heartbeat.memory_kills_file(watchdog.folder))
         if supervisor.stop_signal:
             environment[signals.STOPPING] = str(supervisor.stop_signal)
         child = replace(child, command=[provided.python, *child.command[1:]])
@@ -146,14 +147,14 @@ def record_torchrun_failure(
     hint = f"log: {log}"
     failure = None
     if code < 0:
-        error = killed("torchrun", -code, supervisor.memory_kills, hint)
+        error = memory_kills.killed("torchrun", -code, supervisor.memory_kills, hint)
         if supervisor.stop_signal:
             # Slurm kills what does not end in time: that is no host's fault.
             failure = run.add(Failure.of(where, error, secondary=True))
         else:
             failure = run.add(Failure.of(where, error, bad_host=host))
     elif number := killed_by(log, start):
-        error = killed("a rank", number, supervisor.memory_kills, hint)
+        error = memory_kills.killed("a rank", number, supervisor.memory_kills, hint)
         # A rank that loses its peers may abort. A rank killed otherwise is the cause; its host is
         # not blamed: memory runs out on any.
         is_secondary = number == signal.SIGABRT

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slurmft.node.memory_kills import MemoryKills, killed
 from tests.support import PATIENCE_S
+from tests.support.control_group import limited
 
 LIMIT = "1.0 GiB"
 USES_TOO_MUCH = """
@@ -95,37 +94,16 @@ def test_words(tmp_path: Path) -> None:
     )
 
 
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """A control group of this machine that may use 1 GiB."""
-    for top, limit in (
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-        ("/sys/fs/cgroup", "memory.max"),
-    ):
-        group = Path(top, f"slurmft-test-{os.getpid()}")
-        try:
-            group.mkdir()
-            (group / limit).write_text(str(2**30))
-        except OSError:
-            if group.exists():
-                group.rmdir()
-            continue
-        yield group
-        group.rmdir()
-        return
-    pytest.skip("no control group with a limit on memory can be made here")
-
-
 @pytest.mark.processes
-def test_kernel_that_ends_a_process(small_group: Path) -> None:
+def test_kernel_that_ends_a_process() -> None:
     """Beside one that a signal ends."""
-    command = f'echo $$ > {small_group}/cgroup.procs && exec "$@"'
-    done = subprocess.run(
-        ["sh", "-c", command, "sh", sys.executable, "-c", USES_TOO_MUCH],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    with limited(2**30) as enter:
+        done = subprocess.run(
+            [*enter, sys.executable, "-c", USES_TOO_MUCH],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
     assert done.stdout.splitlines() == [
         f"it was killed by SIGKILL: the kernel reports that memory ran out (limit: {LIMIT})",
         "it was killed by SIGKILL",

@@ -1,18 +1,21 @@
 """Memory that is too small: the run goes on with fewer samples at a time, and to the same losses.
 
-The device is made up: a task of the user's own raises torch's error for batches of more rows.
+The device is made up: a task of the user's own raises torch's error for batches of more rows. The
+kernel's way to end a process is real.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from slurmft.train.loop.memory_limits import MemoryLimits
 from tests.conftest import Done, records, slurmft
+from tests.support.control_group import limited
 from tests.support.models import write_model, write_reviews
 from tests.train.test_own_task import EXAMPLE
 
@@ -26,6 +29,7 @@ class Small(Stars):
         train_rows: int = 99
         evaluate_rows: int = 99
         after: int = 0  # batches that fit, whatever their size
+        row_mib: int = 0  # memory that each row takes
 
     batches = 0
 
@@ -36,6 +40,7 @@ class Small(Stars):
         limit = self.options.evaluate_rows
         if torch.is_grad_enabled():
             limit = self.options.train_rows
+        self.held = bytearray(self.options.row_mib * len(batch.targets["labels"]) << 20)
         if self.batches > self.options.after and len(batch.targets["labels"]) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return super().loss(output, batch)
@@ -57,7 +62,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def train(*flags: str) -> Done:
+def train(*flags: str, enter: Sequence[str] = ()) -> Done:
     sizes = ("--nodes", "2", "--batch-size", "8", "--eval-batch-size", "8")
     return slurmft(
         *("submit", "--cluster", "local", "--follow", "--runs-dir", "runs", *sizes),
@@ -65,6 +70,7 @@ def train(*flags: str) -> Done:
         *("--precision", "fp32", "--epochs", "2", "--log-every", "1"),
         *("--checkpoint-every-steps", "2", "--learning-rate", "1e-3", *flags),
         env={"PYTHONPATH": os.getcwd()},
+        enter=enter,
     )
 
 
@@ -120,3 +126,17 @@ def test_one_sample_that_does_not_fit(project: Path) -> None:
     assert done.code == 1
     assert "CUDA out of memory in step 1, on a batch of 1 samples" in done.err
     assert "hint: use --activation-checkpointing, or --shard full" in done.err
+
+
+@pytest.mark.extra("faults")
+def test_kernel_that_ends_a_rank(project: Path) -> None:
+    """The next start of the ranks takes half, as if they had been asked."""
+    flags = ("--nodes", "1", "--nproc-per-node", "1", "--max-steps", "4")
+    expected = train(*flags)
+    with limited(5 * 2**30) as enter:
+        # Eight rows take 8 GiB, and four take 4, beside the programs: two fit for sure.
+        done = train(*flags, *options(row_mib=1024), enter=enter)
+    assert done.code == 0, done.err
+    assert losses(done) == pytest.approx(losses(expected), rel=1e-5)
+    assert MemoryLimits.read(done.run).train_samples in (1, 2, 4)
+    assert any("too small for --batch-size 8" in text for text in warnings(done))

@@ -23,6 +23,7 @@ from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.loop import memory_limits
 from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.memory_limits import MemoryLimits
 from slurmft.train.loop.named_metrics import NamedMetrics
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import State, Tensors
@@ -359,7 +360,8 @@ class Evaluator:
     def _note_limit(self, samples: int) -> None:
         """Notes that memory holds fewer samples at a time, and gives back what it held."""
         self.most_samples = samples
-        memory_limits.note(self._setup.run_dir, evaluate_samples=samples)
+        limits = MemoryLimits(evaluate_samples=samples)
+        memory_limits.note(self._setup.run_dir, limits)
         self._setup.job.warn(
             f"memory was too small for an evaluation of {self._setup.eval_batch_size} samples at a "
             f"time: it goes on with {samples}"

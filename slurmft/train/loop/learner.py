@@ -20,6 +20,7 @@ from slurmft.train.engine.cpu import Heap
 from slurmft.train.loop.coupling import loss_and_gradient
 from slurmft.train.loop.generators import rng_state, set_rng_state
 from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.memory_limits import check_batch_norms
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import State
 from slurmft.train.parallel.optim import make_optimizer, make_scheduler, steps_taken
@@ -85,6 +86,7 @@ class Learner:
         _fetch(setup)
         strategy.load_model(self._load_model)
         model = self.loaded.model
+        check_batch_norms(setup.plan, model)
         self.optimizer = make_optimizer(
             model,
             setup.plan,

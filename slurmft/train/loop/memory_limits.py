@@ -4,15 +4,17 @@ A rank that runs out of memory writes the file; all ranks start again, and take 
 one. The global batch stays: more micro-steps make it up.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from slurmft.core import decode
+from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Count
 from slurmft.job.process_group import World
 from slurmft.runs.rundir import RunDir
+from slurmft.train.loop.step_plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +37,24 @@ class MemoryLimits:
 NO_LIMITS = MemoryLimits()
 
 
-def note(run: RunDir, **samples: int) -> None:
-    """Notes limits for the next start of the ranks. Ranks that do so at once write the same."""
-    limits = replace(MemoryLimits.read(run), **samples)
-    run.tell(run.memory, limits, f"memory is too small; next time: {samples}")
+def note(run: RunDir, limits: MemoryLimits) -> None:
+    """Notes limits for the next start of the ranks, beside those that are noted. Ranks that do so
+    at once write the same."""
+    both = asdict(MemoryLimits.read(run))
+    for name, samples in asdict(limits).items():
+        if samples is not None:
+            both[name] = samples
+    run.tell(run.memory, both, f"memory is too small; next time: {both}")
+
+
+def check_batch_norms(plan: Plan, model: nn.Module) -> None:
+    """Raises SlurmftError where fewer samples at a time would be another training."""
+    if plan.micro_batch_size < plan.config.batch_size and has_batch_statistics(model):
+        raise SlurmftError(
+            f"memory was too small for --batch-size {plan.config.batch_size}, and the model has "
+            "batch norms, which with fewer samples at a time train otherwise",
+            f"submit a new run, with --batch-size {plan.micro_batch_size} or more memory",
+        )
 
 
 def has_batch_statistics(model: nn.Module) -> bool:

@@ -1,14 +1,13 @@
 """A device's memory is too small: the ranks start again with fewer samples at a time; where that
 cannot be, the error says what needs less."""
 
-import math
-
 import torch
 
 from slurmft.core.errors import SlurmftError
 from slurmft.train.loop import memory_limits
 from slurmft.train.loop.environment import peak_memory_bytes
 from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.memory_limits import MemoryLimits
 from slurmft.train.loop.position import Position
 from slurmft.train.loop.setup import Setup
 
@@ -31,7 +30,7 @@ def answered(
     # The phase changes after the last step of an epoch, before anything of the evaluation.
     trains = position.phase == "train"
     when = f"in step {position.step + 1}"
-    size = math.ceil(setup.plan.step_samples / setup.plan.parts)
+    size = setup.plan.largest_part
     if not trains:
         when = f"in the evaluation after step {position.step}"
         size = evaluated_samples
@@ -49,10 +48,10 @@ def answered(
     if size == 1 or not keeps_mathematics:
         return SlurmftError(message, _cure(setup, trains, size))
     half = size // 2
+    limits = MemoryLimits(evaluate_samples=half)
     if trains:
-        memory_limits.note(setup.run_dir, train_samples=half)
-    else:
-        memory_limits.note(setup.run_dir, evaluate_samples=half)
+        limits = MemoryLimits(train_samples=half)
+    memory_limits.note(setup.run_dir, limits)
     again = SlurmftError(
         message, f"the ranks start again with {half} samples at a time: nothing to do"
     )

@@ -1,8 +1,10 @@
 """The setup of a run, and what a resume may find changed in it."""
 
 import os
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch
 from slurmft.core import fingerprint
 from slurmft.core.errors import UsageError
 from slurmft.core.files import new_folder
-from slurmft.job import Job
+from slurmft.core.run_files import current_attempt
+from slurmft.job import Job, process
 from slurmft.job.process_group import World
 from slurmft.node import hardware, profiles
 from slurmft.runs.disk_space import is_full, no_room
@@ -21,7 +24,7 @@ from slurmft.train import mix_spec, own_task, tasks
 from slurmft.train.config import ResolvedConfig, TrainConfig
 from slurmft.train.data.token_data import TokenData, balanced
 from slurmft.train.login.formats import check_step, left_out
-from slurmft.train.loop import token_files
+from slurmft.train.loop import memory_limits, token_files
 from slurmft.train.loop.checkpoint import Checkpoint
 from slurmft.train.loop.memory_limits import NO_LIMITS, MemoryLimits
 from slurmft.train.loop.step_plan import Plan
@@ -92,6 +95,16 @@ class Setup:
             resumed_batch_size=resumed_batch_size,
             memory_limit=limits.train_samples,
         )
+        if _memory_ran_out(run_dir, world):
+            evaluated = min(
+                config.eval_batch_size, limits.evaluate_samples or sys.maxsize
+            )
+            limits = MemoryLimits(
+                train_samples=max(1, plan.largest_part // 2),
+                evaluate_samples=max(1, evaluated // 2),
+            )
+            world.on_main(partial(memory_limits.note, run_dir, limits))
+            plan = replace(plan, memory_limit=limits.train_samples)
         setup = cls(
             job=job,
             run_dir=run_dir,
@@ -197,6 +210,23 @@ class Setup:
                 "bring data and tokenizer back as they were when the run started, and remove "
                 "that folder; or submit a new run",
             )
+
+
+def _memory_ran_out(run: RunDir, world: World) -> bool:
+    """Returns whether the kernel has killed ranks for their memory since the last start; the same
+    on every rank."""
+    if any(world.all_values(float(process.memory_ran_out()))):
+        return True
+
+    def ended_attempt_before() -> bool:
+        attempt = current_attempt()
+        # Later starts of this attempt have compared the counters themselves.
+        if attempt < 2 or run.meetings(attempt) > 1:
+            return False
+        failure = run.root_failure(attempt - 1)
+        return failure is not None and failure.out_of_memory
+
+    return bool(world.on_main(ended_attempt_before))
 
 
 def has_finished(job: Job) -> bool:

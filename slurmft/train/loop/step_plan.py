@@ -47,6 +47,11 @@ class Plan:
         return self.world_size * self.micro_steps
 
     @property
+    def largest_part(self) -> int:
+        """Samples of the largest batch of a rank."""
+        return math.ceil(self.step_samples / self.parts)
+
+    @property
     def asked_batch_size(self) -> int:
         """Samples that ranks and micro-steps would make."""
         return (
