@@ -215,7 +215,7 @@ def test_a_resume_goes_on_in_the_same_order() -> None:
     )
     table = TokenTable.build([[1]] * 30, [0] * 30)
     data = SimpleNamespace(source_rows=[20, 10], train=table)
-    plan = SimpleNamespace(global_batch_size=8)
+    plan = SimpleNamespace(global_batch_size=8, steps_per_epoch=5)
     setup: Any = SimpleNamespace(
         config=config, data=data, plan=plan, source_counts=[20, 20]
     )
