@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,10 @@ from tests.conftest import Done, assert_two_lines, records, slurmft
 from tests.support.ccl import BINDING, SETVARS, stand_in, torch_version
 from tests.support.cluster import Cluster
 
+NO_BINDING = pytest.mark.skipif(
+    find_spec("oneccl_bindings_for_pytorch") is not None,
+    reason="the binding, whose absence is tested, is installed here",
+)
 SAPPHIRE_RAPIDS = "fpu avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8"
 
 
@@ -138,6 +143,7 @@ def test_one_process_sends_nothing(tmp_path: Path) -> None:
     assert settings(profile)["OMP_NUM_THREADS"] == "32"
 
 
+@pytest.mark.processes  # of the binding's setvars.sh, where it is installed
 def test_interface_of_oneccl(tmp_path: Path) -> None:
     """Its libfabric would take any; a user's own choice stays."""
     rendezvous = Rendezvous(
@@ -156,6 +162,7 @@ def test_interface_of_oneccl(tmp_path: Path) -> None:
     assert "FI_TCP_IFACE" not in training_environment(gloo, rendezvous, {})
 
 
+@pytest.mark.processes  # of the binding's setvars.sh, where it is installed
 def test_network_of_oneccl_is_no_shared_memory(tmp_path: Path) -> None:
     """On one node it may be; a user's own choice stays."""
     two_hosts = Rendezvous(
@@ -617,6 +624,7 @@ def test_ccl_can_do_what_is_asked_of_it(flags: tuple[str, ...], tmp_path: Path) 
 
 
 @pytest.mark.processes
+@NO_BINDING
 @pytest.mark.parametrize("more", [(), ("--setup", "true")])
 def test_ccl_that_is_not_here(more: tuple[str, ...], tmp_path: Path) -> None:
     """Refused before there is a run, unless --setup may load a module that has it."""
@@ -755,6 +763,7 @@ def test_ccl_that_one_node_cannot_import(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@NO_BINDING
 def test_ccl_that_one_node_lacks(tmp_path: Path) -> None:
     """Its task fails at once, and the other node's ends with it."""
     lib, hides = (
