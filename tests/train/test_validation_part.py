@@ -18,7 +18,7 @@ from slurmft.train.commands import data as data_command
 from slurmft.train.config import TrainConfig
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.login import inputs
-from slurmft.train.login.sources import localize
+from slurmft.train.login.sources import check_splits_in_cache, localize
 from slurmft.train.login.validation_part import Part
 from slurmft.train.tasks.pretrained import Pretrained
 from tests.conftest import assert_two_lines, records, slurmft
@@ -247,6 +247,24 @@ def test_a_part_of_a_data_set_of_the_hub(tmp_path: Path, tiny_model: Path) -> No
     done = slurmft(*submit, "--data", "team/only", *flags[:2], env=env)
     assert_two_lines(done, "--data 'team/only' has no validation split in the cache")
     assert "--validation-fraction 0.1 takes it" in done.err
+
+
+def test_splits_of_one_of_several_data_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of GLUE the cache may have other tasks than the one that is trained."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    train = TrainConfig.resolve(task="mnli")
+    for subset, is_refused in (("mrpc", False), ("default", True)):
+        folder = tmp_path / "nyu-mll___glue" / subset / "0.0.0" / "hash"
+        folder.mkdir(parents=True)
+        info = {"splits": {"train": {}, "validation": {}}}
+        (folder / "dataset_info.json").write_text(json.dumps(info))
+        if not is_refused:
+            check_splits_in_cache(train)
+            continue
+        with pytest.raises(UsageError, match="no validation_matched split in the"):
+            check_splits_in_cache(train)
 
 
 def test_kept_tokens_of_other_data_with_the_same_rows(

@@ -128,11 +128,11 @@ def check_splits_in_cache(train: TrainConfig) -> None:
     name = str(train.data)
     if train.data is None or is_local(name):
         return
-    of_subsets = _splits_in_cache(name)
-    if not of_subsets:
+    of_versions = _splits_in_cache(name)
+    if not of_versions:
         return
-    # Which of its data sets the task reads is not known here: what holds for all of them counts.
-    in_any = set.union(*of_subsets)
+    # What holds for all versions in the cache counts.
+    in_any = set.union(*of_versions)
     for split in splits_of_data(train):
         if split not in in_any:
             raise NoSplitError(
@@ -140,16 +140,17 @@ def check_splits_in_cache(train: TrainConfig) -> None:
                 split,
                 f"it has {some(sorted(in_any))}",
             )
-    in_all = set.intersection(*of_subsets)
+    in_all = set.intersection(*of_versions)
     if train.validation_fraction is not None and VALIDATION in in_all:
         raise has_validation(train, name)
 
 
 def _splits_in_cache(name: str) -> list[set[str]]:
-    """Returns the names of the splits of each data set in the cache that a hub id stands for."""
-    folder = datasets_cache() / name.replace("/", "___")
+    """Returns the names of the splits of each version of a data set in the cache; none where a hub
+    id stands for several, as GLUE's: which of them a task reads is not known here."""
+    folder = datasets_cache() / name.replace("/", "___") / "default"
     try:
-        files = sorted(folder.glob("*/*/*/dataset_info.json"))
+        files = sorted(folder.glob("*/*/dataset_info.json"))
     except PermissionError:  # the job says what is closed to it
         return []
     infos = [read_json(file) or {} for file in files]
