@@ -258,8 +258,8 @@ def test_splits_of_one_of_several_data_sets(
     for subset, is_refused in (("mrpc", False), ("default", True)):
         folder = tmp_path / "nyu-mll___glue" / subset / "0.0.0" / "hash"
         folder.mkdir(parents=True)
-        info = {"splits": {"train": {}, "validation": {}}}
-        (folder / "dataset_info.json").write_text(json.dumps(info))
+        splits: dict[str, Any] = {"train": {}, "validation": {}}
+        (folder / "dataset_info.json").write_text(json.dumps({"splits": splits}))
         if not is_refused:
             check_splits_in_cache(train)
             continue
