@@ -11,14 +11,13 @@ import pwd
 import re
 import shlex
 import stat
-import struct
 import time
 from collections.abc import Collection, Iterator
 from enum import IntEnum
 from pathlib import Path
 
 from slurmft.core import trusted
-from slurmft.core.files import MOST_BYTES, open_regular, parse_json
+from slurmft.programs.file_ends import is_cut_off, is_weights
 
 _TEMPORARY = re.compile(
     r"^\.|~$|^_?tmp|^_?temp(?![a-z])|([._-])(te?mp|incomplete|lock)([._-]|$)|\.part(ial)?$"
@@ -33,10 +32,6 @@ _TEXTS = {
     ".html", ".out", ".err", ".py", ".sh", ".png", ".jpg", ".svg", ".pdf",
 }  # fmt: skip
 """What metrics, settings, logs and plots are written in."""
-_WEIGHTS = {".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npz", ".distcp"}
-"""Formats of which an empty file is not whole."""
-_ZIP = b"PK\x03\x04"
-"""The first bytes of what torch.save and numpy.savez write."""
 _SETTLED_S = 5
 """A file that has not changed for so long is not being written."""
 _LONGEST_WAIT_S = 30
@@ -45,7 +40,8 @@ _LONGEST_WAIT_S = 30
 
 class _Form(IntEnum):
     """What an entry looks like. Those of the first form that has a whole one are the checkpoints:
-    beside numbered folders, a file is often the final model."""
+    beside numbered folders, a file is often the final model. Entries without weights come after
+    all that have some: samples and logs have numbers, too."""
 
     NUMBERED_FOLDER = 0
     FILE = 1
@@ -146,24 +142,34 @@ def _is_private(group: int) -> bool:
 
 def weights(folder: Path) -> list[Path]:
     """Returns the files of a folder that hold weights, by their formats."""
-    return [path for path in folder.iterdir() if path.suffix.lower() in _WEIGHTS]
+    return [path for path in folder.iterdir() if is_weights(path)]
 
 
 def newest_first(times: dict[Path, int]) -> list[Path]:
     """Returns some candidates by their form, those of one form by when they were written."""
 
-    def order(path: Path) -> tuple[int, int, list[int], str]:
+    def order(path: Path) -> tuple[bool, int, int, list[int], str]:
         # By time: of names, nobody knows whether step-900 sorts before step-1000. Those of the
         # same time are sorted by their numbers.
         numbers = [int(digits) for digits in re.findall(r"\d+", path.name)]
-        return -forms[path], times[path], numbers, path.name
+        has_weights = _pattern(path) in patterns_of_weights
+        return has_weights, -forms[path], times[path], numbers, path.name
 
     forms = {}
+    patterns_of_weights = set()
     for path in times:
         form = _form(path)
         if form is not None:
             forms[path] = form
+            # The newest one may have none yet; those before it tell what it will have.
+            if any(is_weights(file) for file in _files(path)):
+                patterns_of_weights.add(_pattern(path))
     return sorted(forms, key=order, reverse=True)
+
+
+def _pattern(path: Path) -> str:
+    """Returns the name of an entry without its numbers: those of a kind have the same."""
+    return re.sub(r"\d+", "#", path.name)
 
 
 def _form(path: Path) -> _Form | None:
@@ -223,19 +229,37 @@ def _is_channel(path: Path) -> bool:
 
 def newest_whole(checkpoints: list[Path]) -> Path | None:
     """Returns the first of some checkpoints, as `newest_first` sorts them, that looks whole; None:
-    none does.
-
-    A folder is half-written if it lacks a file that the one before it, of the same form, has: many
-    programs write a marker last.
-    """
-    for index, path in enumerate(checkpoints):
-        has_all = True
-        for before in checkpoints[index + 1 : index + 2]:
-            if _form(before) == _form(path):
-                has_all = _kinds(path) >= _kinds(before)
-        if has_all and _is_readable(path):
+    none does."""
+    half_written = _half_written(checkpoints)
+    for path in checkpoints:
+        if path not in half_written and _is_readable(path):
             return path
     return None
+
+
+def _half_written(checkpoints: list[Path]) -> set[Path]:
+    """Returns the folders that lack a file which those before them have: many programs write a
+    marker last.
+
+    A file that not every checkpoint has, as a mark of the best one, is missing in one of the two
+    whole ones before, too.
+    """
+    half_written = set()
+    previous: dict[str, set[str]] = {}
+    whole: dict[str, list[set[str]]] = {}
+    for path in reversed(checkpoints):
+        pattern = _pattern(path)
+        kinds = _kinds(path)
+        before = whole.setdefault(pattern, [])
+        common: set[str] = set()
+        if before:
+            common = set.intersection(*before[-2:])
+        if kinds >= common or kinds >= previous[pattern]:
+            before.append(kinds)
+        else:
+            half_written.add(path)
+        previous[pattern] = kinds
+    return half_written
 
 
 def settle(path: Path) -> None:
@@ -264,48 +288,15 @@ def _sizes(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def _kinds(path: Path) -> set[str]:
-    """Returns the names in a folder without their numbers: there may be fewer ranks than before."""
+    """Returns the paths of the files in a folder without their numbers: there may be fewer ranks
+    than before. A mark of the best checkpoint is none."""
     if not path.is_dir():
         return set()
-    return {re.sub(r"\d+", "#", name) for name in os.listdir(path)}
+    names = [str(file.relative_to(path)) for file in _files(path)]
+    return {re.sub(r"\d+", "#", name) for name in names if "best" not in name.lower()}
 
 
 def _is_readable(path: Path) -> bool:
     """Returns whether the files of a checkpoint are as long as their formats say."""
     files = _files(path)
-    return bool(files) and not any(_is_cut_off(file) for file in files)
-
-
-def _is_cut_off(path: Path) -> bool:
-    """Returns whether a file ends too early, by the formats whose files tell their length."""
-    try:
-        with open_regular(path) as file:
-            first = file.read(8)
-        if not first:
-            return path.suffix.lower() in _WEIGHTS
-        if first.startswith(_ZIP):
-            import zipfile  # a start alone needs it, not the commands
-
-            # It looks for the table of contents, which is written last.
-            return not zipfile.is_zipfile(path)
-        if path.suffix.lower() == ".safetensors":
-            return path.stat().st_size < _safetensors_size(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
-        return True
-    return False
-
-
-def _safetensors_size(path: Path) -> int:
-    """Returns how long a .safetensors file is to be, by its header.
-
-    Raises:
-        ValueError, struct.error: the header itself is cut off.
-    """
-    with open_regular(path) as file:
-        (header_bytes,) = struct.unpack("<Q", file.read(8))
-        header = parse_json(file.read(min(header_bytes, MOST_BYTES)))
-    ends = [0]
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            ends.append(tensor["data_offsets"][1])
-    return int(8 + header_bytes + max(ends))
+    return bool(files) and not any(is_cut_off(file) for file in files)

@@ -237,15 +237,14 @@ class OwnProgram:
         looks whole; None: there is none.
 
         Args:
-            passed_over: checkpoints, as `in_words` names them, from which starts have failed. One
-                of them is returned only where there is no other.
+            passed_over: checkpoints, as `in_words` names them, from which starts have failed.
 
         Raises:
             OSError: the folder cannot be read.
         """
         paths = self.checkpoints()
         others = [path for path in paths if in_words(path) not in passed_over]
-        return checkpoints.newest_whole(others) or checkpoints.newest_whole(paths)
+        return checkpoints.newest_whole(others)
 
     def checkpoints(self) -> list[Path]:
         """Returns the checkpoints that this run has written, whole or not, newest first. Those

@@ -57,11 +57,11 @@ _END_S = 4
 _LONGEST_LOADING_S = 600
 """A program that fails later has loaded its checkpoint."""
 _LOADING = re.compile(
-    r"(\b|_)load(?!er)|serialization|safetensors|resum|restor|from_checkpoint|pickle|corrupt|"
-    r"truncat|unexpected end|EOFError|zipfile|zip archive",
+    r"(\b|_)load(?!er|_dataset|_metric)|serialization|safetensors|resum|restor|"
+    r"from_checkpoint|pickle|corrupt|truncat|unexpected end|EOFError|zipfile|zip archive",
     re.IGNORECASE,
 )
-"""What a program prints that fails while it loads a checkpoint; not a loader of data, or zip()."""
+"""What a program prints that fails while it loads a checkpoint, not data; nor zip()."""
 _FRAMES_OF_LOADING = 4
 """Frames of a traceback, from the last one on, in which `_LOADING` is searched for."""
 _LINES_OF_LOADING = 20
@@ -386,13 +386,16 @@ class OwnProcess:
         can_restart = secondary
         if not secondary and run.newest_checkpoint() is not None:
             can_restart = not failed_so_before(run, error, where, 0, meetings)
+        unloadable = self._unloadable(trace)
         failure = Failure.of(
             where,
             error,
             traceback=trace,
             secondary=secondary,
             meetings=meetings,
-            checkpoint=self._unloadable(trace),
+            checkpoint=unloadable,
+            # Another start passes it over; without torchrun, that is one of the whole job.
+            retry=can_restart and unloadable is not None,
         )
         run.add(failure)
         if not can_restart:

@@ -63,7 +63,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unpack": (
         ("tarfile", "zipfile", "shutil.unpack_archive", "'tar'"),
         (
-            "programs/checkpoints.py",  # looks whether a file is whole
+            "programs/file_ends.py",  # looks whether a file is whole
             "plugins/stage_env/pack.py",  # packs
             "plugins/stage_env/unpack.py",  # what the door has opened
         ),

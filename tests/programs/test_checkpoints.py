@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from slurmft.node import sealed
 from slurmft.node.rendezvous import first_line, free_ports
 from slurmft.node.sealed import Channel
-from slurmft.programs import checkpoints, start_point
+from slurmft.programs import checkpoints, file_ends, start_point
 from slurmft.programs.description import OwnProgram, in_words
 from slurmft.programs.process import is_of_loading
 from slurmft.programs.start_point import StartPoint
@@ -57,7 +57,10 @@ def make(folder: Path, *names: str) -> None:
         (["epoch-3.pt", "metrics-3.json"], "epoch-3.pt"),
         (["epoch-3.pt", "log.txt", "plot.png"], "epoch-3.pt"),
         # Trainer, at its end
-        (["checkpoint-9/m", "checkpoint-10/m", "model.safetensors"], "checkpoint-10"),
+        (
+            ["checkpoint-9/m.bin", "checkpoint-10/m.bin", "model.safetensors"],
+            "checkpoint-10",
+        ),
         (["runs/events.out.tfevents.1", "checkpoint-5/m"], "checkpoint-5"),
         (["global_step5/m", "latest"], "global_step5"),  # DeepSpeed
         (["latest/model", "runs/x"], "latest"),
@@ -71,7 +74,24 @@ def make(folder: Path, *names: str) -> None:
         # A folder that is not whole, by the length of its file, hides no file.
         (["ckpt.pt", "checkpoint-5/model.safetensors"], "ckpt.pt"),
         (["latest/model", "ckpt.safetensors", "step-5/a.safetensors"], "latest"),
-        (["step_4/m", "ckpt.pt", "step_5/model.safetensors"], "step_4"),
+        (["step_4/m.bin", "ckpt.pt", "step_5/model.safetensors"], "step_4"),
+        # Numbered folders of samples and logs beside the checkpoints.
+        (["ckpt.pt", "samples-20/a.txt"], "ckpt.pt"),
+        (["ckpt.pt", "logs-1/events.out.tfevents.1"], "ckpt.pt"),
+        (["ckpt.pt", "version_0/hparams.yaml"], "ckpt.pt"),
+        (["last.ckpt", "offline-run-2026_1-x/run-x.wandb"], "last.ckpt"),
+        (["latest/model.pt", "samples-20/a.txt"], "latest"),
+        # The weights of the newest are not there yet.
+        (["step-1/m.pt", "ckpt.pt", "step-2/config.json"], "step-1"),
+        # Files one level down.
+        (["step_10/model/.metadata", "step_10/o", "step_20/model/x"], "step_10"),
+        # A file that not every one has.
+        (["s-1/m.pt", "s-2/m.pt", "s-2/eval", "s-3/m.pt"], "s-3"),
+        (["s-1/m.pt", "s-1/is_best", "s-2/m.pt"], "s-2"),
+        (
+            ["s-1/m", "s-1/ok", "s-2/m", "s-3/m", "s-3/ok", "s-4/m"],
+            "s-3",
+        ),
         (["config.json", "log.txt", "latest", "runs/x", "events.out.tfevents.7"], None),
         ([], None),
     ],
@@ -152,7 +172,7 @@ def test_of_other_users_is_none(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
-@pytest.mark.parametrize("name", ["step-2.pt", "step-2/model"])
+@pytest.mark.parametrize("name", ["step-2.pt", "step-2/model.pt"])
 @pytest.mark.parametrize(("mode", "group"), [(0o664, 54321), (0o646, 0)])
 def test_that_others_may_write_is_none(
     tmp_path: Path, name: str, mode: int, group: int
@@ -181,9 +201,19 @@ def save_safetensors(path: Path) -> None:
     save_file({"weights": torch.ones(5000)}, path)
 
 
+def save_older_torch(path: Path) -> None:
+    model = torch.nn.Linear(50, 100)
+    state = {"model": model.state_dict(), "steps": torch.arange(9), "step": 3}
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
 def save_numpy(path: Path) -> None:
     with open(path, "wb") as file:
         numpy.savez(file, weights=numpy.ones(5000))
+
+
+def save_array(path: Path) -> None:
+    numpy.save(path, numpy.ones(5000))
 
 
 @pytest.mark.parametrize("length", [0, 5, 200, 15000])
@@ -193,6 +223,8 @@ def save_numpy(path: Path) -> None:
         ("model-{}.pt", save_torch),
         ("model-{}.safetensors", save_safetensors),
         ("model-{}.npz", save_numpy),
+        ("model-{}.npy", save_array),
+        ("model-{}.ckpt", save_older_torch),
         ("checkpoint-{}/pytorch_model.bin", save_torch),
         ("checkpoint-{}/model.safetensors", save_safetensors),
     ],
@@ -215,6 +247,28 @@ def test_cut_off(
     assert own(tmp_path).newest_checkpoint() == entries[0]
     os.truncate(paths[0], length)
     assert own(tmp_path).newest_checkpoint() is None
+
+
+@pytest.mark.parametrize("name", ["step-{}.pkl", "step-{}.pt", "step-{}/model.bin"])
+@pytest.mark.parametrize("length", [0, 9000])
+def test_files_of_zeros_are_not_whole(tmp_path: Path, name: str, length: int) -> None:
+    """As a crash of a node may leave them."""
+    make(tmp_path, name.format(1), name.format(2))
+    path = tmp_path / "out" / name.format(2)
+    path.write_bytes(bytes(length))
+    newest = own(tmp_path).newest_checkpoint()
+    assert newest is not None
+    assert "-1" in newest.name
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "f2", "c16", "U3", "S5", "M8[D]", "O"])
+def test_arrays_of_every_type_are_whole(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "a.npy"
+    numpy.save(path, numpy.zeros((3, 2), dtype))
+    assert not file_ends.is_cut_off(path)
+    os.truncate(path, path.stat().st_size - 1)
+    # Of Python objects there is a pickle.
+    assert file_ends.is_cut_off(path) == (dtype != "O")
 
 
 def test_settle_waits_for_a_writer(tmp_path: Path) -> None:
@@ -359,19 +413,27 @@ def test_a_client_that_dribbles_does_not_hold_up_rank_0(
 
 
 @pytest.mark.processes
-def test_a_checkpoint_that_cannot_be_loaded_is_passed_over(here: Path) -> None:
-    """Of a format that does not tell its length; the one before it is tried."""
-    text = """\
+@pytest.mark.parametrize("per", ["torchrun", "node"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_checkpoint_that_cannot_be_loaded_is_passed_over(
+    here: Path, per: str, steps: int
+) -> None:
+    """Of a format that does not tell its length: the one before it is tried, else the program
+    starts from its beginning."""
+    text = f"""\
 import os, pathlib, pickle, sys
 out = pathlib.Path("out")
-out.mkdir(exist_ok=True)
 if len(sys.argv) > 1:
     print("loads", sys.argv[2])
     state = pickle.loads(pathlib.Path(sys.argv[2]).read_bytes())
     raise SystemExit(0)
-for step in (1, 2):
-    path = out / f"step-{step}.pkl"
-    path.write_bytes(pickle.dumps({"step": step, "weights": list(range(100))}))
+if out.exists():
+    print("loads nothing")
+    raise SystemExit(0)
+out.mkdir()
+for step in range({2 - steps}, 2):
+    path = out / f"step-{{step}}.pkl"
+    path.write_bytes(pickle.dumps({{"step": step, "weights": list(range(100))}}))
     os.utime(path, (2e9 + step, 2e9 + step))
 os.truncate(path, 50)
 os.utime(path, (2e9 + 2, 2e9 + 2))
@@ -379,16 +441,19 @@ os.kill(os.getpid(), 9)
 """
     write(here, "train.py", text)
     done = run(
-        *("--nodes", "2", "--checkpoint-dir", "out"),
+        *("--per", per, "--checkpoint-dir", "out"),
         *("--resume-args", "--resume {latest}", "--", "train.py"),
     )
     assert done.code == 0, done.err
     loads = [line for line in lines_of(done.run, 0) if line.startswith("loads")]
     names = [line.rpartition("/")[2] for line in loads]
-    assert names == ["step-2.pkl", "step-1.pkl"]
+    expected = ["step-1.pkl", "step-0.pkl"]
+    if steps == 1:
+        expected = ["step-1.pkl", "loads nothing"]
+    assert names == expected
     warnings = [record["text"] for record in records(done.run, "warning")]
     assert any(
-        "step-2.pkl" in text and "could not be loaded" in text for text in warnings
+        "step-1.pkl" in text and "could not be loaded" in text for text in warnings
     )
 
 
@@ -399,6 +464,7 @@ os.kill(os.getpid(), 9)
         ('  File "t.py", line 9\n    print(last_loss)\nKeyError: 1', "last", False),
         ("RuntimeError: CUDA out of memory: 12 GiB", "1", False),
         ("    for batch in train_loader:\nValueError: empty", "a.pt", False),
+        ("    data = load_dataset(path)\nValueError: no network", "a.pt", False),
         ("    for x, y in zip(a, b):\nValueError: shapes", "a.pt", False),
         ("failed reading zip archive: no central directory", "a.pt", True),
         ("zipfile.BadZipFile: File is not a zip file", "a.pt", True),
@@ -414,12 +480,12 @@ def test_failures_to_load(text: str, name: str, expected: bool) -> None:
     assert is_of_loading(text, name) == expected
 
 
-def test_passed_over_ones_are_taken_where_there_is_no_other(tmp_path: Path) -> None:
+def test_passed_over_ones_are_not_taken(tmp_path: Path) -> None:
     make(tmp_path, "step-1.pt", "step-2.pt")
     program = own(tmp_path)
     old, new = reversed(program.checkpoints())
     assert program.newest_checkpoint([in_words(new)]) == old
-    assert program.newest_checkpoint([in_words(new), in_words(old)]) == new
+    assert program.newest_checkpoint([in_words(new), in_words(old)]) is None
 
 
 def test_resume_args_without_latest(tmp_path: Path) -> None:
