@@ -237,6 +237,7 @@ def test_fetch_of_modules(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         ((), "nothing to fetch"),
+        (("--text-column", "body"), "nothing to fetch"),
         (("--task", "synthetic"), "needs nothing from the hub"),
         (("/no/model",), "--model '/no/model': no such folder"),
     ],

@@ -81,7 +81,8 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
     for name, value in typed.items():
         if value is not None:
             flags[name] = value
-    if not flags:
+    # How data is read names none.
+    if all(_is_of_reading(name) for name in flags):
         raise UsageError(
             "nothing to fetch", "slurmft fetch MODEL DATASET, or --task NAME"
         )
@@ -94,6 +95,12 @@ def configure(arguments: argparse.Namespace) -> TrainConfig:
     if train.model is None and train.data is None:
         raise UsageError(f"--task {train.task} needs nothing from the hub")
     return train
+
+
+def _is_of_reading(name: str) -> bool:
+    """Returns whether an option says how data is read, and not which."""
+    declared = options(TrainConfig)[name]
+    return "fetch" in declared.commands and declared.path is None
 
 
 def load(train: TrainConfig, offline: bool) -> int:
