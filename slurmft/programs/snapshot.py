@@ -6,6 +6,7 @@ system can clone files (Btrfs, XFS), a copy takes no room until the original cha
 """
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -13,16 +14,19 @@ import os
 import shlex
 import shutil
 import stat
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from slurmft.core import filesystem, git, removal
+from slurmft.core.below import BehindLinkError, Below, is_below
 from slurmft.core.decode import read
-from slurmft.core.errors import UsageError, unknown
-from slurmft.core.files import write_bytes
+from slurmft.core.errors import SlurmftWarning, UsageError, unknown
+from slurmft.core.files import UnfitFileError, write_bytes
 from slurmft.core.removal import aside_of
 from slurmft.core.run_files import AnyConfig, Snapshot
 from slurmft.core.text import in_bytes
@@ -39,6 +43,7 @@ _THREADS = 8
 """A file takes a millisecond on shared file systems, so several are copied at a time."""
 _FICLONE = 0x40049409
 """The ioctl that clones a file (linux/fs.h)."""
+_BLOCK_BYTES = 2**20
 
 
 @dataclass(slots=True)
@@ -50,6 +55,8 @@ class Source:
     root: Path
     files: dict[str, os.stat_result] = field(default_factory=dict)
     """Path below `root` -> its status."""
+    behind_links: list[str] = field(default_factory=list)
+    """Paths on which a link lies: they are not copied."""
     commit: str | None = None
     changed: int = 0
     """Files that are not as in the commit, untracked ones included."""
@@ -99,6 +106,8 @@ def source(
     Raises:
         UsageError: there is too much, a file cannot be read, or git refuses.
     """
+    if program.is_dir():
+        program = program.resolve()
     # Only its folder: a script that is a link is copied as the link.
     program = program.parent.resolve() / program.name
     mode, root = choose(program, mode)
@@ -118,10 +127,12 @@ def source(
     most_files = FILES_PER_MB * limit_mb
     # More than may be copied are listed, so that an error can name the largest folders.
     names = islice(all_names, 5 * most_files)
-    program_name = os.path.relpath(program, source.root)  # git may ignore it
     try:
-        for name in chain([program_name], names):
-            _add(source, name)
+        with Below(source.root) as top:
+            if not program.is_dir():  # git may ignore it
+                _add(source, top, os.path.relpath(program, source.root))
+            for name in names:
+                _add(source, top, name)
     except OSError as error:
         raise _unreadable(error) from None
     if source.bytes > limit_mb * 2**20 or len(source.files) > most_files:
@@ -132,18 +143,54 @@ def source(
             commit = git.output(source.root, "rev-parse", "--verify", "HEAD")
             source.commit = commit.strip()
             source.diff = git.diff(source.root)
+    _warn_of_links(source)
     return source
 
 
-def _add(source: Source, name: str) -> None:
-    """Adds a file or link; what was deleted, but is in git, is left out."""
+def _add(source: Source, top: Below, name: str) -> None:
+    """Adds a file or link; what was deleted, but is in git, is left out.
+
+    Raises:
+        UsageError: the name, which may be a stranger's, is none of something below the root; or
+            it is a submodule that is not checked out.
+        OSError: it cannot be examined.
+    """
+    if not is_below(name):
+        raise UsageError(
+            f"git lists {name!r} in {str(source.root)!r}, which may lead out of it; git itself "
+            "makes no such entry",
+            "ask whoever has made this repository; or: --snapshot folder",
+        )
     try:
-        # Not stat: a link is copied as a link, wherever it leads.
-        about = os.lstat(source.root / name)
+        # A link is copied as a link, wherever it leads.
+        about = top.status(name)
+    except BehindLinkError:
+        source.behind_links.append(name)
+        return
     except (FileNotFoundError, NotADirectoryError):
         return
+    if stat.S_ISDIR(about.st_mode) and source.mode == "git":
+        raise UsageError(
+            f"the submodule {name!r} of {str(source.root)!r} is not there",
+            f"git -C {shlex.quote(str(source.root))} submodule update --init",
+        )
     if stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
         source.files[name] = about
+
+
+def _warn_of_links(source: Source) -> None:
+    """Names what git tracks, and has gone since a folder above it is a link."""
+    if not source.behind_links:
+        return
+    first, *others = source.behind_links
+    more = ""
+    if others:
+        more = f", and {len(others):,} more"
+    warnings.warn(
+        f"not copied, as a link is on the way: {str(source.root / first)!r}{more}",
+        SlurmftWarning,
+        stacklevel=2,
+    )
 
 
 def choose(program: Path, mode: str) -> tuple[str, Path]:
@@ -195,14 +242,7 @@ def _choose_auto(program: Path, folder: Path, top: Path | None) -> str:
 def _files_in_git(source: Source, is_left_out: Callable[[Path], bool]) -> Iterator[str]:
     """Yields the files of a work tree that it does not ignore, and of its submodules. Counts those
     that are not as in the commit."""
-    for name in git.files(source.root):
-        path = source.root / name
-        if os.path.isdir(path) and not os.path.islink(path):
-            raise UsageError(
-                f"the submodule {name!r} of {str(source.root)!r} is not there",
-                f"git -C {shlex.quote(str(source.root))} submodule update --init",
-            )
-        yield name
+    yield from git.files(source.root)
     # -uall: each untracked file, not the folder that holds it.
     for entry in git.status(source.root, "-uall"):
         name = entry[3:]  # behind two letters of the status, and a space
@@ -212,7 +252,8 @@ def _files_in_git(source: Source, is_left_out: Callable[[Path], bool]) -> Iterat
         if is_untracked and any(is_left_out(each) for each in below_root):
             continue
         source.changed += 1
-        if is_untracked:
+        # Of a repository in it, git lists the folder alone.
+        if is_untracked and not name.endswith("/"):
             yield name
 
 
@@ -319,47 +360,80 @@ def copy_of(path: Path, root: Path, run: RunDir) -> Path:
 
 
 def _copy_all(source: Source, into: Path) -> list[str]:
-    """Copies all files into a folder; returns their lines in the list of sums."""
+    """Copies all files into a new folder; returns their lines in the list of sums."""
     # Here: it imports logging, which takes time that other commands need not spend.
     from concurrent.futures import ThreadPoolExecutor
 
-    for folder in {os.path.dirname(name) for name in source.files}:
-        os.makedirs(into / folder, exist_ok=True)
-    modules = {name for name in source.files if name.endswith(".py")}
-    frozen_code.make_cache_folders({os.path.dirname(into / name) for name in modules})
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(functools.partial(_copy, source, into), source.files))
+    folders = {os.path.dirname(name) for name in source.files}
+    for name in source.files:
+        if name.endswith(".py"):
+            folders.add(frozen_code.cache_folder(os.path.dirname(name)))
+    into.mkdir()
+    place = Path(os.path.realpath(into.parent), into.name)
+    with Below(source.root) as top, Below(place) as target:
+        for folder in sorted(filter(None, folders)):
+            target.make_folder(folder)
+        copy = functools.partial(_copy, source, top, target, _with_parents(folders))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return list(pool.map(copy, source.files))
 
 
-def _copy(source: Source, into: Path, name: str) -> str:
+def _with_parents(folders: Collection[str]) -> set[str]:
+    """Returns the paths of folders, and of the folders that hold them; "." is the root."""
+    all_folders = {"."}
+    for folder in folders:
+        while folder:
+            all_folders.add(folder)
+            folder = os.path.dirname(folder)
+    return all_folders
+
+
+def _copy(
+    source: Source, top: Below, target: Below, folders: Collection[str], name: str
+) -> str:
     """Copies a file, or a link; returns its line in the list of sums."""
-    path = source.root / name
-    target = into / name
     about = source.files[name]
     if stat.S_ISREG(about.st_mode):
         # Read-only, so that the recorded sha256 stays that of what the job runs.
         mode = 0o444
         if about.st_mode & stat.S_IXUSR:
             mode = 0o555
-        digest = _copy_file(path, target, mode)
+        with top.open(name) as original, target.create(name) as copy:
+            digest = _copy_file(original, copy, about.st_size, source.root / name)
+            os.fchmod(copy.fileno(), mode)
         return frozen_code.line(f"{mode:o}", digest, name)
-    goal = os.path.normpath(path.parent / os.readlink(path))
+    path = source.root / name
+    goal = os.path.normpath(path.parent / top.target(name))
     below = os.path.relpath(goal, source.root)
     # A link to what is copied leads to the copy, other links to where they led.
-    if below in source.files or (into / below).is_dir():
+    if below in source.files or below in folders:
         goal = os.path.relpath(goal, path.parent)
-    os.symlink(goal, target)
+    target.link(name, goal)
     return frozen_code.line("link", frozen_code.of_link(goal), name)
 
 
-def _copy_file(path: Path, target: Path, mode: int) -> str:
-    """Copies a file, as a clone where the file system can; returns its sha256."""
-    with open(path, "rb") as original, open(target, "x+b") as copy:
-        try:
-            fcntl.ioctl(copy, _FICLONE, original.fileno())
-            content = copy.read()
-        except OSError:  # another file system, or one without clones
-            content = original.read()
-            copy.write(content)
-        os.fchmod(copy.fileno(), mode)
-    return hashlib.sha256(content).hexdigest()
+def _copy_file(original: BinaryIO, copy: BinaryIO, size_bytes: int, path: Path) -> str:
+    """Copies a file, as a clone where the file system can; returns its sha256.
+
+    Raises:
+        UnfitFileError: it is larger than `size_bytes`, which was counted.
+    """
+    is_clone = True
+    try:
+        fcntl.ioctl(copy, _FICLONE, original.fileno())
+    except OSError:  # another file system, or one without clones
+        is_clone = False
+    source = original
+    if is_clone:
+        source = copy
+    digest = hashlib.sha256()
+    # One byte more tells whether there is more.
+    left_bytes = size_bytes
+    while block := source.read(min(_BLOCK_BYTES, left_bytes + 1)):
+        left_bytes -= len(block)
+        if left_bytes < 0:
+            raise UnfitFileError(errno.EFBIG, "it has grown meanwhile", str(path))
+        digest.update(block)
+        if not is_clone:
+            copy.write(block)
+    return digest.hexdigest()

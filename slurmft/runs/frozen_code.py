@@ -63,11 +63,11 @@ def record(run: RunDir, lines: list[str]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def make_cache_folders(folders: set[str]) -> None:
-    """Makes the folders in which Python keeps compiled modules. By the umask of the program, which
-    would make them, others might write into them."""
-    for folder in folders:
-        os.makedirs(os.path.join(folder, _COMPILED), exist_ok=True)
+def cache_folder(folder: str) -> str:
+    """Returns the path of the folder in which Python keeps the compiled modules of a folder. The
+    submission makes it: by the umask of the program, which would make it, others might write
+    there."""
+    return os.path.join(folder, _COMPILED)
 
 
 def check(run: RunDir, config: RunConfig) -> None:

@@ -29,7 +29,7 @@ from slurmft.core.files import fingerprint, to_json, write_json
 from slurmft.plugins.remote.forward import _hash_of_path
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
-from tests.programs.test_snapshot import taken_by
+from tests.programs.test_snapshot import taken_by, write_index
 from tests.support import PATIENCE_S
 from tests.support.damage import NO_FILES
 from tests.support.made_runs import write_run
@@ -632,6 +632,68 @@ def repository_of_another(ada: User, eve: User) -> None:
     for folder in (theirs, bare):
         submissions(ada, folder)
         assert not (ada.home / "attacked").exists()
+
+
+@attack(
+    ANYBODY,
+    "has a repository whose index names files by `..`, or beyond links to your home or /proc, in "
+    "which you submit a program",
+    "refused, or named and left out; nothing is written elsewhere, and no file of yours copied",
+)
+def index_of_a_repository(ada: User, eve: User) -> None:
+    """As of an archive that ada has unpacked: all files are hers."""
+    tree = ada.home / "archive"
+    ada.write(tree / "x.py", "print(1)")
+    ada.write(tree / "a" / "b" / "c" / "y.py", "")
+    secret = ada.write(ada.home / ".secrets" / "key", "secret", 0o600)
+    victim = ada.write(ada.home / "site.toml", "before")
+    runs = ada.own(ada.write(ada.home / "runs of archive" / "x", "").parent)
+    assert ada.run("bash", "-ec", f"cd {tree} && git init -q").code == 0
+    for name, target, reason in (
+        ("l/../../../../site.toml", "a/b/c", "which may lead out of it"),
+        ("l/key", str(secret.parent), "print(1) 1"),
+        ("l/environ", "/proc/self", "print(1) 1"),
+    ):
+        (tree / "l").symlink_to(target)
+        write_index(tree, "x.py", name)
+        ada.own(tree)
+        assert reason in taken_by(ada, tree / "x.py", runs)
+        (tree / "l").unlink()
+    assert victim.read_text() == "before"
+    assert not [*runs.rglob("key"), *runs.rglob("environ"), *runs.rglob("site.toml")]
+
+
+@attack(
+    GROUP,
+    "puts a link, a FIFO or a file of terabytes in the place of a file of your program, or a link "
+    "in that of its folder, after slurmft has listed it",
+    "the submission ends with its name; nothing of it is copied",
+)
+def exchanged_code(ada: User, eve: User) -> None:
+    secret = ada.write(ada.home / "keys" / "y.py", "secret", 0o600)
+    for number, change in enumerate(
+        (
+            f"os.remove(file); os.symlink({str(secret)!r}, file)",
+            "os.remove(file); os.mkfifo(file)",
+            "os.truncate(file, 2**42)",
+            f"os.rename(folder, 'before'); os.symlink({str(secret.parent)!r}, folder)",
+        )
+    ):
+        tree = ada.home / f"exchanged-{number}"
+        ada.write(tree / "x.py", "")
+        ada.write(tree / "pkg" / "y.py", "")
+        code = (
+            "import os; from pathlib import Path\n"
+            "from slurmft.core.errors import SlurmftError\n"
+            "from slurmft.programs import snapshot; from slurmft.runs.rundir import RunDir\n"
+            f"os.chdir({str(tree)!r}); run = RunDir(Path('../run-{number}').absolute())\n"
+            "run.path.mkdir(); file = Path('pkg/y.py'); folder = 'pkg'\n"
+            f"code = snapshot.source(Path('x.py')); {change}\n"
+            "try: snapshot.take(code, run)\n"
+            "except SlurmftError as error: print(error)"
+        )
+        assert f"cannot copy the code: '{tree}/pkg/y.py': " in ada.python(code)
+        assert names_in(ada.home / f"run-{number}") == set()
 
 
 @attack(

@@ -23,7 +23,7 @@ _ROOT = Path(slurmft.__file__).parent
 DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "open what is to be trusted": (
         ("os.O_NOFOLLOW", "os.O_PATH", "os.fwalk"),
-        ("core/removal.py", "core/trusted.py"),
+        ("core/below.py", "core/removal.py", "core/trusted.py"),
     ),
     "ask whose a file is": (
         ("st_uid",),

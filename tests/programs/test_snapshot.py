@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
+import struct
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,8 @@ import pytest
 
 from slurmft.core import git as git_command
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.errors import SlurmftError, SlurmftWarning, UsageError
+from slurmft.core.files import UnfitFileError
 from slurmft.core.run_files import Submission
 from slurmft.programs import snapshot
 from slurmft.runs import frozen_code
@@ -290,6 +293,121 @@ def test_names_and_links(tree: Path, runs: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     folder = take(tree / "train.py", runs, "folder")
     assert {p.name for p in (folder.copy / "odd").iterdir()} == set(ODD)
+
+
+# --- what a stranger's repository, or somebody who can write into it, would have copied -----------
+
+
+def write_index(top: Path, *names: str) -> None:
+    """Writes an index of these names. Git itself would refuse some of them."""
+    blob = hashlib.sha1(b"blob 0\0").digest()
+    content = struct.pack(">4sLL", b"DIRC", 2, len(names))
+    for name in sorted(names):
+        path = os.fsencode(name)
+        entry = struct.pack(">6L", *[0] * 6) + struct.pack(">4L", 0o100644, 0, 0, 0)
+        entry += blob + struct.pack(">H", len(path)) + path
+        content += entry + bytes(8 - len(entry) % 8)
+    (top / ".git" / "index").write_bytes(content + hashlib.sha1(content).digest())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lnk/../../../../victim",
+        "/etc/passwd",
+        "../out",
+        "a//b",
+        "./a",
+        ".GIT/config",
+        "..",
+    ],
+)
+def test_names_that_lead_out_are_refused(tree: Path, tmp_path: Path, name: str) -> None:
+    write(tmp_path / "victim", "theirs")
+    (tree / "a" / "b" / "c").mkdir(parents=True)
+    (tree / "lnk").symlink_to("a/b/c")
+    write_index(tree, "train.py", name)
+    why = refused(tree / "train.py")
+    assert f"git lists {name!r} in {str(tree)!r}" in why
+    assert "--snapshot folder" in why
+
+
+def test_what_lies_behind_a_link_is_named(
+    tree: Path, runs: Path, tmp_path: Path
+) -> None:
+    """Git takes it for deleted."""
+    secret = write(tmp_path / "home" / "id_rsa", "secret")
+    (tree / "lnk").symlink_to(secret.parent)
+    (tree / "inside").symlink_to("pkg")
+    write_index(tree, "train.py", "inside/a.py", "lnk/id_rsa", "pkg/a.py")
+    with pytest.warns(SlurmftWarning) as warned:
+        made = take(tree / "train.py", runs)
+    first = str(tree / "inside" / "a.py")
+    text = f"not copied, as a link is on the way: {first!r}, and 1 more"
+    assert [str(each.message) for each in warned] == [text]
+    assert made.facts.files == 6
+    assert content(made.copy)["lnk"] == f"-> {secret.parent}"
+    assert "secret" not in (made.copy.parent / "code.diff").read_text()
+
+
+def exchange(tree: Path, kind: str) -> None:
+    """Puts something else in the place of a file, or of its folder."""
+    file = tree / "pkg" / "a.py"
+    elsewhere = write(tree.parent / "elsewhere" / "a.py", "a = 2\n").parent
+    place = file
+    if "folder" in kind or "root" in kind:
+        place = file.parent
+    if "root" in kind:
+        place = tree
+    place.rename(tree.parent / "before")
+    match kind:
+        case "FIFO":
+            os.mkfifo(file)
+        case "link":
+            file.symlink_to(elsewhere / "a.py")
+        case "folder of a link":
+            place.symlink_to(elsewhere)
+        case "root of a link":
+            write(elsewhere / "pkg" / "a.py", "a = 2\n")
+            place.symlink_to(elsewhere)
+        case "terabytes":
+            file.touch()
+            os.truncate(file, 3 * 2**40)
+        case "device":
+            file.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("FIFO", ": not a regular file"),
+        ("link", ": it is a link"),
+        ("device", ": it is a link"),
+        ("folder of a link", ": a link is on the way"),
+        ("root of a link", ": a link is on the way"),
+        ("terabytes", ": it has grown meanwhile"),
+    ],
+)
+def test_what_is_exchanged_after_it_was_listed_is_not_copied(
+    tree: Path, runs: Path, kind: str, reason: str
+) -> None:
+    found = snapshot.source(tree / "train.py", runs_dir=runs)
+    run = new_run(runs)
+    exchange(tree, kind)
+    with pytest.raises(UsageError) as caught:
+        snapshot.take(found, run)
+    assert str(caught.value).startswith("cannot copy the code: ")
+    assert caught.value.message.endswith(reason)
+    assert list(run.path.iterdir()) == []
+
+
+def test_no_more_is_read_than_was_counted(tmp_path: Path) -> None:
+    """As a log grows; the cloned file, too, is read in pieces."""
+    path = write(tmp_path / "log", "12345")
+    with open(path, "rb") as original, open(tmp_path / "copy", "w+b") as copy:
+        with pytest.raises(UnfitFileError, match="grown meanwhile"):
+            snapshot._copy_file(original, copy, 3, path)
+        assert original.tell() == 4
 
 
 # --- what refuses it ------------------------------------------------------------------------------
