@@ -751,6 +751,7 @@ def test_steps_of_one_row(compared: Path, model: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.extra("training")
 def test_the_last_row_of_an_epoch(tmp_path: Path, compared: Path, model: Path) -> None:
     """Where it is alone no step is made of it; another one is the last in the next epoch."""
     flags = ("--epochs", "2", "--batch-size", "21", "--batching", "grouped")

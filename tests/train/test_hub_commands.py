@@ -218,6 +218,7 @@ def test_fetch(hub: Hub, tmp_path: Path, tiny_data: Path) -> None:
     assert "train 203 rows" in done.out
 
 
+@pytest.mark.extra("caches")
 def test_fetch_of_modules(tmp_path: Path) -> None:
     """All that makes the vectors of a model of sentence-transformers is in the cache then."""
     base = write_sentence_model(tmp_path / "base")

@@ -222,6 +222,9 @@ def test_a_resume_goes_on_in_the_same_order() -> None:
     whole = [batch.tolist() for batch in global_batches(setup, epoch=1)]
     rest = [batch.tolist() for batch in global_batches(setup, epoch=1, done=2)]
     assert whole[2:] == rest
+    # Rows at the end that are too few for a step are left out.
+    plan.steps_per_epoch = 4
+    assert [batch.tolist() for batch in global_batches(setup, epoch=1)] == whole[:4]
     counts = Counter(row for batch in whole for row in batch)
     assert [counts[row] for row in range(30)] == [1] * 20 + [2] * 10
 
