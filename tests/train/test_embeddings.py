@@ -511,8 +511,8 @@ def test_a_pooler_that_the_source_lacks_is_not_saved(
 def test_metrics_are_those_of_sentence_transformers(
     compared: Path, model: Path
 ) -> None:
-    """Of the model as it comes, with an anchor that has two texts, and a text that is there
-    twice."""
+    """Of the model as it comes, with an anchor that has two texts, and texts that are there twice,
+    one of them in capitals: a document of the evaluator is what the model can tell apart."""
     st = reference()
     from sentence_transformers.sentence_transformer import evaluation
 
@@ -521,12 +521,19 @@ def test_metrics_are_those_of_sentence_transformers(
     rows[5]["positive"] = rows[6]["positive"]
     # An anchor of its own, though its tokens are those of another.
     rows[8]["anchor"] = rows[7]["anchor"].upper()
+    for copied, row in ((7, 9), (2, 10), (5, 11)):
+        rows[row]["positive"] = f" {rows[copied]['positive'].upper()}  "
     data = write_splits(compared.parent / "again", {"train": rows, "validation": rows})
     encoder = plain_encoder(st, model)
-    texts = {text for row in rows for text in (row["positive"], row["negative"])}
+    texts = {
+        text.lower().strip()
+        for row in rows
+        for text in (row["positive"], row["negative"])
+    }
     relevant: dict[str, set[str]] = {}
     for row in rows:
-        relevant.setdefault(row["anchor"], set()).add(row["positive"])
+        positive = row["positive"].lower().strip()
+        relevant.setdefault(row["anchor"], set()).add(positive)
     evaluate = evaluation.InformationRetrievalEvaluator(
         *({anchor: anchor for anchor in relevant}, {text: text for text in texts}),
         *(relevant, 100),

@@ -162,6 +162,45 @@ def test_the_end_of_texts_pads_where_nothing_does(tmp_path: Path) -> None:
     assert theirs.config.pad_token_id == model.config.pad_token_id
 
 
+@pytest.mark.parametrize("in_config", [False, True])
+@pytest.mark.parametrize("task", ["text-classification", "causal-lm", "embeddings"])
+def test_a_padding_token_that_the_model_does_not_have(
+    tmp_path: Path, task: str, in_config: bool
+) -> None:
+    """As `add_special_tokens` leaves it where the model is not resized: the end of text pads."""
+    folder = decoder_of(tmp_path / "model", pad=None)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"pad_token": "<new>"})
+    tokenizer.save_pretrained(folder)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    assert tokenizer.pad_token_id == config["vocab_size"]
+    if in_config:
+        file.write_text(json.dumps(config | {"pad_token_id": config["vocab_size"]}))
+    data = tmp_path / "data"
+    match task:
+        case "text-classification":
+            sentences(data, "joy love", train=20, validation=8)
+        case "causal-lm":
+            write_documents(data, 20, 8)
+        case _:
+            pair = {"anchor": "joy", "positive": "love"}
+            write_splits(data, {"train": [pair] * 8, "validation": [pair] * 2})
+    source: dict[str, Any] = {"data": str(data), "model": str(folder)}
+    trained: Any = tasks.get(TrainConfig.resolve(task=task, **source))
+    tokens = trained.prepare()
+    assert tokens.pad_id == tokenizer.eos_token_id
+    [note] = [note for note in tokens.notes if "'s padding token" in note]
+    assert "'<new>'" in note
+    assert "'<|end|>' pads" in note
+    model = trained.model(tokens).eval()
+    table = tokens.validation
+    batch = table.batch(np.arange(len(table)), tokens.pad_id)
+    with torch.inference_mode():
+        output = model(**batch.inputs)
+    assert torch.isfinite(output[0]).all()
+
+
 @pytest.mark.processes
 def test_a_text_without_tokens(tmp_path: Path) -> None:
     """It is the token of padding alone: what a padded batch of transformers would have."""

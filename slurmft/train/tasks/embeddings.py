@@ -85,8 +85,7 @@ class Task(Pretrained):
         return TokenTable.build(by_row, np.repeat(scores, self._texts).tolist())
 
     def texts(self, validation: Rows) -> list[int]:
-        """Returns a number for each text of a split; equal texts have the same. Texts that differ
-        are two, also where their tokens are equal, as of words in another case."""
+        """Returns a number for each text of a split; equal texts have the same."""
         numbers: dict[str, int] = {}
         columns = self.values(validation)[: self._texts]
         rows = zip(*columns, strict=True)
@@ -215,15 +214,31 @@ class Task(Pretrained):
             scores = table.labels[::2]
             values = {name: SCORES[name](cosines, scores) for name in self.metric_names}
             return values | {LOSS: float(np.mean(np.square(cosines - scores)))}
-        ranks = ranks_of_positives(
-            predictions, np.array(data.read_texts()), self._texts
-        )
+        texts = self._ranked_texts(data)
+        ranks = ranks_of_positives(predictions, texts, self._texts)
         reciprocals = np.where(ranks <= _MOST_RANKED, 1 / ranks, 0)
         first_name, second_name = self.metric_names
         return {
             first_name: float(np.mean(ranks == 1)),
             second_name: float(np.mean(reciprocals)),
         }
+
+    def _ranked_texts(self, data: TokenData) -> np.ndarray:
+        """Returns a number for each text of the validation split: int64, (texts,).
+
+        Anchors that differ are two. Of the texts that they rank, those of equal tokens are one:
+        they have the same vector, as of words in another case.
+        """
+        texts = np.array(data.read_texts())
+        table = data.validation
+        numbers: dict[bytes, int] = {}
+        bounds = itertools.pairwise(table.offsets.tolist())
+        for place, (begin, end) in enumerate(bounds):
+            if place % self._texts:
+                tokens = table.tokens[begin:end].tobytes()
+                # Numbers that no anchor has.
+                texts[place] = -1 - numbers.setdefault(tokens, len(numbers))
+        return texts
 
     def split_loss(
         self,

@@ -317,11 +317,11 @@ class Pretrained(Task):
     def positions(self) -> int:
         """Tokens of a text that the model has positions for. Many tokenizers do not say it."""
         import torch
-        from transformers import AutoConfig, AutoModel
+        from transformers import AutoModel
 
         from slurmft.train.engine.packing import position_limits  # it imports torch
 
-        model_config = self.load(AutoConfig.from_pretrained)
+        model_config = self._configuration()
         try:
             with torch.device("meta"):  # modules without weights
                 model = AutoModel.from_config(model_config, trust_remote_code=False)
@@ -434,14 +434,29 @@ class Pretrained(Task):
 
     def tokenizer(self) -> Any:
         """Returns the model's tokenizer; UsageError where there is none, or it lacks something."""
-        from transformers import AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
         tokenizer = self.load(AutoTokenizer.from_pretrained)
-        if tokenizer.pad_token_id is None:
+        model_config = self.load(AutoConfig.from_pretrained)
+        pad_token = tokenizer.pad_token
+        pad_id = tokenizer.pad_token_id
+        is_unknown = is_beyond(pad_id, model_config)
+        if pad_id is None or is_unknown:
             # GPT-2 and Llama are published without one. Padding is masked: any token will do.
             tokenizer.pad_token = tokenizer.eos_token
-        if tokenizer.pad_token_id is None:
+        if tokenizer.pad_token_id is None or is_beyond(
+            tokenizer.pad_token_id, model_config
+        ):
             raise no_padding(self.config.model)
+        if is_unknown:
+            note = (
+                f"the tokenizer's padding token {pad_token!r} is token {pad_id:,}, but the model "
+                f"knows {model_config.get_text_config().vocab_size:,} tokens only: "
+                f"{tokenizer.pad_token!r} pads"
+            )
+            # The tokenizer is loaded more than once.
+            if note not in self.notes:
+                self.notes.append(note)
         if self.needs_offsets and not tokenizer.is_fast:
             what = f"the tokenizer of {self.config.model!r}"
             raise UsageError(f"{what} does not tell where tokens are")
@@ -475,11 +490,10 @@ class Pretrained(Task):
             settings: values of the model's configuration.
         """
         import torch
-        from transformers import AutoConfig
 
         from slurmft.train.engine import lora  # it imports torch
 
-        model_config = self.load(AutoConfig.from_pretrained, **settings)
+        model_config = self._configuration(**settings)
         set_dropout(model_config, self.config.dropout)
         # Loading sets it to that of the loaded weights.
         stored_dtype = dtype_of(model_config)
@@ -498,6 +512,17 @@ class Pretrained(Task):
         model.stored_dtype = stored_dtype
         self._name_padding(model)
         return model
+
+    def _configuration(self, **settings: Any) -> Any:
+        """Returns the model's configuration, of which a model can be made."""
+        from transformers import AutoConfig
+
+        model_config = self.load(AutoConfig.from_pretrained, **settings)
+        text_config = model_config.get_text_config()
+        # A table of embeddings cannot be made with it.
+        if is_beyond(getattr(text_config, "pad_token_id", None), model_config):
+            text_config.pad_token_id = None
+        return model_config
 
     def _name_padding(self, model: Any) -> None:
         """Tells a model the token of padding, where its configuration does not.
@@ -545,6 +570,13 @@ def refuse_kernels(loaded: Any, name: str) -> None:
                     f"executed: {kind} {implementation!r}",
                     "take that out of the config.json of a copy",
                 )
+
+
+def is_beyond(token: int | None, model_config: Any) -> bool:
+    """Returns whether a model has no row for a token in its table of embeddings, as of one that
+    was added to the tokenizer alone."""
+    rows = getattr(model_config.get_text_config(), "vocab_size", None)
+    return token is not None and rows is not None and token >= rows
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
