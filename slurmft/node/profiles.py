@@ -198,20 +198,12 @@ def choose(
     # The cores of one rank are not those of all.
     if name == "gpu" or not is_bound:
         _check_processes(hardware, name, nproc, part, for_rank)
-    cores = list(hardware.cores)
-    if part is not None:
-        index, count = part
-        # There may be more simulated nodes than cores: these share the first one.
-        cores = _slice(cores, index, count) or cores[:1]
-    shares = None
-    if name == "gpu":
-        shares = _near_gpus(hardware, nproc)
+    cores = _cores_of_node(hardware, part)
     if is_bound:
         # What it sees is its own share. It needs none of the other ranks.
         shares = [cores] * nproc
-    if shares is None:
-        # There may be more processes than cores, on a simulated node: these share the first one.
-        shares = [_slice(cores, index, nproc) or cores[:1] for index in range(nproc)]
+    else:
+        shares = _shares(hardware, name, nproc, cores)
     pinned, pinning = _pinning(hardware, nproc, cores, part)
     if is_bound:
         pinned = True
@@ -219,21 +211,13 @@ def choose(
     # Cores can be set aside only if they are certainly this job's.
     communicates = job.nodes > 1 or nproc > 1
     reserves_cores = uses_ccl and pinned and communicates
-    compute_cores = []
-    comm_cores = []
-    for share in shares:
-        cpus = tuple(cpu.number for cpu in share)
-        split = len(share)
-        if reserves_cores:
-            split -= _comm_core_count(share)
-        compute_cores.append(cpus[:split])
-        comm_cores.append(cpus[split:])
+    compute_cores, comm_cores = _split(shares, reserves_cores)
     return Profile(
         name=name,
         hardware=hardware,
         nproc=nproc,
-        cores=tuple(compute_cores),
-        comm_cores=tuple(comm_cores),
+        cores=compute_cores,
+        comm_cores=comm_cores,
         pinned=pinned,
         pinning=pinning,
         uses_ccl=uses_ccl,
@@ -318,6 +302,45 @@ def _check_processes(
             f"{len(hardware.cores)} core(s)",
             "request more cores (--cpus-per-task, --exclusive), or start fewer processes",
         )
+
+
+def _cores_of_node(hardware: Hardware, part: tuple[int, int] | None) -> list[Cpu]:
+    """Returns the cores of a node, or those of one of the simulated nodes of a machine."""
+    cores = list(hardware.cores)
+    if part is None:
+        return cores
+    index, count = part
+    # There may be more simulated nodes than cores: these share the first one.
+    return _slice(cores, index, count) or cores[:1]
+
+
+def _shares(
+    hardware: Hardware, name: str, nproc: int, cores: list[Cpu]
+) -> list[list[Cpu]]:
+    """Divides the cores of a node among its processes: near their GPUs, or into equal parts."""
+    shares = None
+    if name == "gpu":
+        shares = _near_gpus(hardware, nproc)
+    if shares is None:
+        # There may be more processes than cores, on a simulated node: these share the first one.
+        shares = [_slice(cores, index, nproc) or cores[:1] for index in range(nproc)]
+    return shares
+
+
+def _split(
+    shares: list[list[Cpu]], reserves_cores: bool
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Returns the logical CPUs of each process that compute, and those for communication."""
+    compute_cores = []
+    comm_cores = []
+    for share in shares:
+        cpus = tuple(cpu.number for cpu in share)
+        split = len(share)
+        if reserves_cores:
+            split -= _comm_core_count(share)
+        compute_cores.append(cpus[:split])
+        comm_cores.append(cpus[split:])
+    return tuple(compute_cores), tuple(comm_cores)
 
 
 def _slice(cores: list[Cpu], index: int, count: int) -> list[Cpu]:

@@ -11,7 +11,7 @@ examples:
       -- /app/train.py --epochs 3
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,17 @@ def kubernetes_parser() -> Parser:
     command = Parser("slurmft render kubernetes", __doc__)
     # Of this command alone: the configuration of a run has none of them.
     add = command.add_argument_group("the cluster").add_argument
+    _add_job_flags(add)
+    _add_size_flags(add)
+    _add_pod_flags(add)
+    add("--output", type=Path, metavar="DIR", help="write files instead of printing")
+    command.add_options(TrainConfig, "what to train")
+    command.add_options(OwnProgram, "or a program of your own, after --", _IN_IMAGE)
+    return command.add_options(JobConfig, "how to run it", _ON_PODS)
+
+
+def _add_job_flags(add: Callable[..., object]) -> None:
+    """Adds the flags of the job itself: its kind, its name, and what of the cluster it uses."""
     add(
         "--kind",
         choices=manifests.KINDS,
@@ -61,6 +72,11 @@ def kubernetes_parser() -> Parser:
         metavar="NAME",
         help="PersistentVolumeClaim for the runs",
     )
+
+
+def _add_size_flags(add: Callable[..., object]) -> None:
+    """Adds the flags of what each pod gets, and of how few pods will do."""
+    # Each amount is both the request and the limit of a pod: see manifests.yaml.jinja.
     add(
         "--cpu",
         type=count,
@@ -88,6 +104,10 @@ def kubernetes_parser() -> Parser:
         metavar="N",
         help="fewest pods to run with (pytorchjob)",
     )
+
+
+def _add_pod_flags(add: Callable[..., object]) -> None:
+    """Adds the flags of where pods run, and of what their containers find there."""
     add(
         "--node-selector",
         action="append",
@@ -114,10 +134,6 @@ def kubernetes_parser() -> Parser:
         help="when nodes pull the image (default: Kubernetes' own: always for the tag latest, "
         "else where it is not present)",
     )
-    add("--output", type=Path, metavar="DIR", help="write files instead of printing")
-    command.add_options(TrainConfig, "what to train")
-    command.add_options(OwnProgram, "or a program of your own, after --", _IN_IMAGE)
-    return command.add_options(JobConfig, "how to run it", _ON_PODS)
 
 
 def configure_pods(
