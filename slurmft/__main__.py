@@ -13,6 +13,7 @@ from slurmft.core.errors import Exit, UsageError, run_main
 
 def main(argv: list[str]) -> int:
     _check_working_folder()
+    # Before the command is looked up: the cluster may have one that is not installed here.
     if any(word == "--on" or word.startswith("--on=") for word in argv):
         forward = plugins.get(plugins.GLOBAL_FLAGS, "on", "flag").load()
         if (code := forward(argv)) is not None:
@@ -69,6 +70,7 @@ def _open_closed_streams() -> None:
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
+            # open takes the lowest number that is free, which is mostly this one.
             if opened != descriptor:
                 os.dup2(opened, descriptor)
                 os.close(opened)
@@ -83,6 +85,7 @@ def console(argv: list[str] | None = None) -> int:
     """The console script `slurmft`."""
     words = sys.argv[1:] if argv is None else argv
     _open_closed_streams()
+    # Before anything is printed: records and logs may hold commands to the terminal.
     terminal.protect()
     # Behind "--" stand the flags of a program.
     own_words = list(itertools.takewhile(lambda word: word != "--", words))

@@ -54,6 +54,7 @@ class Run:
         Raises:
             UsageError: no run has that name, or several have.
         """
+        # A Path is the place itself. A text may be a name, the id of a job, or a path.
         if isinstance(name, str):
             self._files = resolve.find(name, runs_dir)
         else:
@@ -91,6 +92,7 @@ class Run:
     def state(self) -> str:
         """pending, requeued, running, stopping, finished, failed, cancelled, vanished or unknown:
         by its own records, and by what the cluster says of its job."""
+        # Without the environment: it has an entry for every rank, and no word about the state.
         run = MeasuredRun.read(self.path, with_environment=False)
         (status,) = cluster_status.run_statuses([run])
         return status.state

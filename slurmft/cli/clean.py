@@ -99,8 +99,10 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     older_s = duration_s(arguments.older_than, "--older-than")
     top = resolve.folder(arguments.runs_dir)
+    # Not as argparse's default, to which `append` would add the kinds that are typed.
     kinds = arguments.only or KINDS
     plan = make_plan(top, kinds, older_s)
+    # --json prints one object, at the end, and nothing else on stdout.
     if not arguments.json:
         _show(plan, top, arguments.older_than)
     is_removed = False
@@ -109,6 +111,7 @@ def main(argv: list[str]) -> int:
     if is_removed:
         # While the user was thinking, a job may have started: only what is in both plans goes.
         removed = remove_all(plan, make_plan(top, kinds, older_s))
+        # What is reported below is what has gone, not what was to go.
         plan = Plan(removed, plan.left_out)
     if arguments.json:
         return print_json(as_json(top, plan, is_removed))
@@ -122,6 +125,7 @@ def main(argv: list[str]) -> int:
 
 def _show(plan: Plan, top: Path, older_than: str) -> None:
     for line in plan.left_out:
+        # On stderr, as warnings: stdout has the table alone.
         print(f"left out: {line}", file=sys.stderr)
     if plan.items:
         print(table(plan))

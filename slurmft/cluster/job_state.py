@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from slurmft.core.run_files import State
 
+# As in "JOB STATE CODES" of squeue(1). A job in one of them may still be requeued: see
+# `Report.may_be_requeued`.
 _ENDED = {
     "BOOT_FAIL",
     "CANCELLED",

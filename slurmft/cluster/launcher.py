@@ -48,6 +48,7 @@ class Launcher(Protocol):
         """Cancels the job."""
 
 
+# A Protocol has its attributes among the annotations, and its functions in its namespace.
 _MEMBERS = [
     *Launcher.__annotations__,
     *(name for name in vars(Launcher) if not name.startswith("_")),
@@ -83,6 +84,7 @@ def get(cluster: str) -> Launcher:
     if entry is None:
         raise SlurmftError(f"no command here knows the jobs of {cluster!r}")
     launcher: Launcher = entry.load()
+    # At the first use: a function that is missing would show when a job is to be cancelled.
     entry.check(launcher, "launcher", _MEMBERS)
     return launcher
 
@@ -185,5 +187,6 @@ def job_state(run: RunDir, job: Job) -> JobState:
 
     state = combined()
     if ending.recover(run, state):
+        # It has recorded the end of the run, which is another state.
         state = combined()
     return state

@@ -89,6 +89,7 @@ class LocalNodes:
         signals.listen(self._on_stop)
         attempts.check_turn(run, str(os.getpid()))
         pid = os.getpid()
+        # Only now: of two jobs of a run `check_turn` lets one pass, whose file this is.
         write_json(_pid_file(run), Process.of(pid))
         while True:
             outcome = self._outcome(run, self._attempt(run))

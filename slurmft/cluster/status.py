@@ -182,6 +182,7 @@ def _status(place: _Place, reports: Mapping[str, Report]) -> RunStatus:
             run = _read_again(run)
             state = _combined(run, place, report, has_started)
         state = _with_names_of_others(run, state)
+        # After the reason is complete: it becomes that of the recorded end.
         ending.record_cancelled(files, state, place.job_id)
     where = ""
     if place.job is not None:

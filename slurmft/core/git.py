@@ -73,6 +73,7 @@ class Commit:
 def head(folder: Path) -> Commit | None:
     """Returns the commit of the work tree that holds a folder; None without one, or without git."""
     try:
+        # Not the usual limit: every submission waits for this, and can do without the answer.
         commit = output(folder, "rev-parse", "--verify", "HEAD", timeout_s=10)
         changes = status(folder, "-uno", timeout_s=10)
     except UsageError:
@@ -116,6 +117,7 @@ def _status(
         around = _around(folder, top, around)
         for name in _submodules(around):
             if name not in changed and _status(top / name, options, timeout_s, around):
+                # As git itself reports a submodule that has changes in its work tree.
                 entries.append(f" M {name}")
     return entries
 
@@ -280,6 +282,7 @@ def _private(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     index = _path(folder, "--git-path", "index")
     with tempfile.TemporaryDirectory(prefix="slurmft-git-") as name:
         private = Path(name)
+        # git takes a folder without `refs` for no repository.
         for part in ("refs", "info"):
             (private / part).mkdir()
         (private / "HEAD").write_text(_head(folder))
@@ -294,6 +297,7 @@ def _private(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         variables = {
             "GIT_DIR": str(private),
             "GIT_WORK_TREE": str(top),
+            # A linked work tree (`git worktree add`) has its objects in the main repository.
             "GIT_OBJECT_DIRECTORY": str(common / "objects"),
         }
         yield top, variables
@@ -324,9 +328,11 @@ def _settings(folder: Path) -> str:
     for setting in listed.split("\0")[:-1]:
         # With -z, the value stands in a line of its own.
         key, _, value = setting.partition("\n")
+        # Other characters could end the line, and begin a setting of their own.
         if value.isalnum():
             settings[key] = value
     if "extensions.objectformat" in settings:
+        # git refuses this extension in a repository of version 0.
         settings["core.repositoryformatversion"] = "1"
     lines = []
     for key, value in settings.items():

@@ -182,6 +182,7 @@ def _answers(ask: Callable[[Hooks], Answer | None]) -> list[Answer]:
     for member in _members():
         try:
             answer = ask(member)
+        # The plug-in refuses, as `check` does where an option cannot work.
         except SlurmftError:
             raise
         except Exception as error:
@@ -212,6 +213,7 @@ def _members() -> tuple[Hooks, ...]:
     for plugin in plugins.load_all(plugins.HOOKS):
         try:
             member = plugin()
+            # It would lack methods, in the middle of a job.
             if not isinstance(member, Hooks):
                 raise TypeError("it is no subclass of slurmft.core.hooks.Hooks")
         except Exception as error:

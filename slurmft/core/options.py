@@ -90,6 +90,7 @@ class Option:
     default: Any
     help: str
     """One plain clause for --help."""
+    # What follows is given by name: nobody knows thirty facets by their order.
     _: KW_ONLY
     affects: Affects | None = None
     """Effect of another value: on the result of a run, on its speed, on both or on nothing.
@@ -210,6 +211,7 @@ class Option:
         if self.is_repeatable:
             is_list = isinstance(value, (list, tuple))
             if is_list and all(type(each) is value_type for each in value):
+                # A tuple, as defaults are: a list equals none of them, and would count as set.
                 return tuple(value)
             expected = "a list of strings"
         elif type(value) is value_type or is_absent:

@@ -62,6 +62,7 @@ class Program:
         """From what `dataclasses.asdict` and JSON made of one; TypeError for all else."""
         try:
             program = decode(values, cls)
+            # Checked here, where a damaged file has one message: `fingerprint` trusts the keys.
             decode(program.inputs, dict[str, _Input])
         except DecodeError as error:
             raise TypeError(f"its program is none: {error}") from None
@@ -72,6 +73,7 @@ class Program:
 class Gradient:
     """What the ranks of a program sum in each step."""
 
+    # 25 MiB, the default of DDP's bucket_cap_mb.
     numbers: int = 25 * 2**18
     """How many numbers it has. By default, in fp32, the largest message of torch's DDP."""
     dtype: str = "float32"
@@ -125,6 +127,8 @@ class ProgramKind:
         """Returns further variables of its processes on this node."""
         return {}
 
+    # Static: studies ask this about the settings in a config.json of any version, of which no
+    # `Program` need be made.
     @staticmethod
     def varied(settings: dict[str, Any], cell: dict[str, Any] | None) -> dict[str, Any]:
         """Returns the settings in which runs of it differ; `cell` is that of its study."""

@@ -11,6 +11,7 @@ ATTEMPT = "SLURMFT_ATTEMPT"
 """Variable with the number of the attempt, from 1, in every process of a job."""
 FINAL_STATES = ("finished", "failed", "cancelled")
 
+# Eight bits, as the kernel keeps them: a larger number may become 0, a success.
 ExitCode: TypeAlias = Annotated[int, range(256)]
 Count: TypeAlias = Annotated[int, range(1, 2**31)]
 Metrics: TypeAlias = dict[str, float | None]
@@ -44,6 +45,7 @@ class Transition:
 class State(Transition):
     """The last recorded state of a run, and all before it (state.json)."""
 
+    # No default: a file without it is damaged, and not one of a run without a past.
     history: list[Transition]
     """Oldest first; the last one is this state."""
 

@@ -194,6 +194,8 @@ class Ranks(Record):
 
 
 _KINDS: dict[str, tuple[type[Record], ...]] = {
+    # TrainingStart first: keys that are no fields are ignored, so Start would take such a record,
+    # too, and lose them.
     "start": (TrainingStart, Start),
     "step": (Speed, Step),
     "evaluate": (Evaluate,),
@@ -215,6 +217,7 @@ EVENTS: dict[type[Record], str] = {kinds[-1]: event for event, kinds in _KINDS.i
 
 def record_of(value: Any) -> Record | None:
     """Returns a line of records.jsonl as a record; None where its readers do not understand it."""
+    # Any JSON may stand in a line, as after a file was damaged.
     if not isinstance(value, dict):
         return None
     event = value.get("event")
@@ -225,5 +228,6 @@ def record_of(value: Any) -> Record | None:
         try:
             return decode(value, kind)
         except DecodeError:
+            # The next kind needs less. A record that fits none is damaged.
             continue
     return None

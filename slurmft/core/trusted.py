@@ -65,6 +65,7 @@ class Door:
         """
         with self.folder(path.parent) as folder:
             descriptor = self.open(path, folder)
+        # By the descriptor that was examined: another file may have the name by now.
         with open(descriptor, "rb") as file:
             return file.read()
 
@@ -90,10 +91,12 @@ class Door:
             NotOwnError, OSError: as `read` does; or the file has another name, too, and may be one
                 of this user's that somebody else has linked here.
         """
+        # Not by `folder`, which refuses a folder that others can write, as /tmp.
         descriptor = self._opened(str(path), _FILE, None, path)
         try:
             status = os.fstat(descriptor)
             self._check_file(path, status)
+            # fs.protected_hardlinks denies others such links, where a system has set it.
             if status.st_nlink != 1:
                 raise NotOwnError(
                     f"{_refused()}: {str(path)!r} has {status.st_nlink} names",
@@ -145,6 +148,7 @@ class Door:
     ) -> Iterator[tuple[str, int]]:
         yield below, folder
         with os.scandir(folder) as entries:
+            # Names alone are kept: what each of them is, shows when it is opened.
             names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
         for name in names:
             inner = os.path.join(below, name)
@@ -183,6 +187,7 @@ class Door:
                     "if nobody else has written there: chmod go-rwx "
                     f"{shlex.quote(str(path))}",
                 )
+            # Through the descriptor: what takes the folder's place meanwhile is not used.
             yield Path(f"/proc/self/fd/{descriptor}")
         finally:
             os.close(descriptor)
@@ -200,6 +205,7 @@ class Door:
             OSError: it cannot be made.
         """
         with contextlib.suppress(FileExistsError):
+            # mkdir follows no link at the end of a path: where somebody has put one, it fails.
             os.mkdir(path, 0o700)
             return path
         with os.scandir(path.parent) as entries:
@@ -225,9 +231,11 @@ class Door:
         """Opens a folder from the root on; returns its descriptor."""
         descriptor = os.open("/", _ABOVE)
         above = Path("/")
+        # The root has no parts of its own, and is opened as `.`.
         *names, last = place.parts[1:] or ["."]
         try:
             for name in names:
+                # Before a name is opened in it: whoever can rename there chooses what that opens.
                 _check_above(above, os.fstat(descriptor))
                 above /= name
                 inner = self._opened(name, _ABOVE, descriptor, above)
@@ -250,6 +258,7 @@ class Door:
                     status = os.lstat(name, dir_fd=folder)
                     is_link = stat.S_ISLNK(status.st_mode)
             if not is_link:
+                # With dir_fd, the error has the bare name. Messages name the path.
                 error.filename = str(path)
                 raise
         raise NotOwnError(

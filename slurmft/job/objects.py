@@ -20,6 +20,7 @@ def pack(value: Any) -> torch.Tensor:
     """
     text = json.dumps(value, default=_plain)
     _check_keys(value)
+    # A bytearray, which can be written: torch warns of a tensor on bytes.
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
@@ -39,6 +40,7 @@ def broadcast(value: Any, source: int, group: Any) -> Any:
     packed = torch.empty(0, dtype=torch.uint8)
     if is_source:
         packed = pack(value)
+    # The size first: whoever receives needs a tensor of that size.
     size = torch.tensor([len(packed)])
     dist.broadcast(size, src=source, group=group)
     if not is_source:
@@ -71,9 +73,11 @@ def _padded(value: Any, group: Any) -> tuple[torch.Tensor, list[int]]:
     """Returns a value's bytes, as many as the longest of all ranks has; and how many each has."""
     packed = pack(value)
     own_size = torch.tensor([len(packed)])
+    # Two collectives, one for the sizes: no rank knows the longest value otherwise.
     all_sizes = [torch.empty_like(own_size) for _ in range(dist.get_world_size())]
     dist.all_gather(all_sizes, own_size, group=group)
     sizes = [int(size.item()) for size in all_sizes]
+    # gather and all_gather take tensors of one size alone.
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: len(packed)] = packed
     return padded, sizes

@@ -35,6 +35,7 @@ as a failed assertion on the device, are not among them."""
 def receive_signals() -> StopRequest:
     """Takes up the stop signals, and ends with the process that started this one."""
     signals.block()
+    # The ranks of a torchrun that was killed would train on, beside those of the next attempt.
     process.die_with_parent()
     # torchrun's end; some launchers ignore it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -65,6 +66,8 @@ def start_heartbeat(rank: int) -> Heart:
         return Heart(None)
     heart = Heart(folder / f"beat-{rank}")
     stacks = open(folder / f"stacks-{rank}", "w")  # noqa: SIM115 - open as long as the rank
+    # faulthandler writes from the signal handler, in C. Python's own handlers wait until a call
+    # into a library returns, which is what hangs.
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     heartbeat.note_process(folder, rank, os.getpid())
     return heart
@@ -138,6 +141,7 @@ def record_failure(
     # Without a trace it is a SlurmftError: of the input, or of what the user has asked for.
     if not secondary and bad_host is None and trace is not None:
         can_restart = not failed_so_before(run, explained, where, step, meetings)
+    # Recorded first: torchrun's end is that of this process.
     run.add(failure)
     if not can_restart:
         ask_for_no_restart()

@@ -77,6 +77,7 @@ class World:
             PeerFailedError: on the others, with the message of that.
         """
         _, error = _attempt(chosen, work)
+        # Every rank sends, idle ones, too: the error of one must not leave others waiting.
         messages = self.all_objects(_describe(error))
         if error is not None:
             raise error
@@ -187,6 +188,8 @@ def init(backend: str, connecting: Callable[[str], object] | None = None) -> Wor
         dist.init_process_group(
             name, store=store, rank=rank, world_size=size, timeout=_TIMEOUT
         )
+        # The first collective connects the ranks. Where that hangs, it is here, of which
+        # `connecting` has told, and not in the first step.
         dist.all_reduce(torch.zeros(1, device=device))
     return World(
         rank=dist.get_rank(),

@@ -68,6 +68,7 @@ class Profile:
     def settings(self) -> list[Setting]:
         """Lists the variables that the profile sets."""
         values: dict[str, Any] = {
+            # One value for all processes: the smallest share, so that none has too many threads.
             "OMP_NUM_THREADS": max(1, min(len(cores) for cores in self.cores)),
             "TOKENIZERS_PARALLELISM": "true",
         }
@@ -345,6 +346,7 @@ def _split(
 
 def _slice(cores: list[Cpu], index: int, count: int) -> list[Cpu]:
     """Returns one of `count` equal consecutive parts. A remainder belongs to none."""
+    # Equal parts: in every step, the ranks wait for the one with the fewest cores.
     size = len(cores) // count
     return cores[index * size : (index + 1) * size]
 
@@ -368,6 +370,7 @@ def _near_gpus(hardware: Hardware, nproc: int) -> list[list[Cpu]] | None:
 
 def _comm_core_count(share: list[Cpu]) -> int:
     """Returns how many cores of a process are reserved for communication."""
+    # The only core has to compute.
     if len(share) == 1:
         return 0
     return max(1, min(_MOST_COMM_CORES, len(share) // _CORES_PER_COMM_CORE))

@@ -122,12 +122,14 @@ class Rendezvous:
         secret = sealed.secret_of(environment)
         ports = environment.get(PORT_VARIABLE, "")
         if simulated:
+            # Several runs may be simulated on one machine at a time: each has ports of its own.
             job_id = f"local-{ports.partition(',')[0]}"
             suffix = ""
             start = environment.get(ATTEMPT, "0")
         else:
             job_id = environment.get("SLURM_JOB_ID", "")
             suffix = job.host_suffix
+            # Slurm sets it from the first requeue on.
             start = environment.get("SLURM_RESTART_COUNT", "0")
         has_ports = re.fullmatch(r"\d+,\d+", ports) is not None
         if not (host_list and job_id and secret and has_ports):
@@ -338,6 +340,7 @@ def listen(address: str, port: int) -> int:
         )
     except OSError as error:
         raise TakenPortError(port, error, address) from error
+    # The object would close the socket when it goes.
     return server.detach()
 
 
@@ -363,6 +366,7 @@ def _can_bind(port: int) -> bool:
         try:
             socket.create_server(("", port), family=family).close()
         except OSError as error:
+            # Another error, as on a host without IPv6: nothing can listen there.
             if error.errno == errno.EADDRINUSE:
                 return False
     return True
@@ -421,6 +425,7 @@ def check_reachable(
             channel, answer = greet(connection, secret, connect_s)
             answered_id = answer
             if attempts:
+                # Without the number of the start and the tag, which every attempt has anew.
                 answered_id = ".".join(answer.split(".")[:-2])
             if answered_id == rendezvous_id:
                 return answer, Peers(head=(connection, channel))
@@ -428,6 +433,7 @@ def check_reachable(
             problem = f"it answers {answer!r}, not {rendezvous_id!r}"
         except ForgedError as error:
             problem = f"{error}: is it another host?"
+        # Before OSError, of which it is one: it is the name that is wrong, not the network.
         except socket.gaierror as error:
             problem = f"the name does not resolve ({error.strerror})"
         except OSError as error:
@@ -495,6 +501,7 @@ def first_line(
 def own_addresses(host: str, family: int = socket.AF_UNSPEC) -> list[str]:
     """Lists the addresses of this host that a name resolves to."""
     try:
+        # Of one type of socket: else each address comes once for every type.
         resolved = socket.getaddrinfo(host, 0, family, socket.SOCK_DGRAM)
     except OSError:
         return []
@@ -512,6 +519,8 @@ def own_addresses(host: str, family: int = socket.AF_UNSPEC) -> list[str]:
 
 def address_towards(peer: str) -> str:
     """Returns this host's address on the network that leads to a peer (IPv4). Sends nothing."""
+    # To connect a UDP socket sends no packet, but makes the kernel choose a route, and with it the
+    # address on this side.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((peer, _DISCARD_PORT))

@@ -5,6 +5,7 @@ carry a seal of this attempt is refused before it is used. The standard library 
 Python: the one of a user's program may lack this package, and be older.
 """
 
+# Annotations are then not evaluated: an older Python lacks some of their syntax.
 from __future__ import annotations
 
 import hmac
@@ -97,8 +98,10 @@ class Channel:
     def __init__(
         self, secret: str, challenge: str, answer: str, is_head: bool = False
     ) -> None:
+        # A secret of this connection: no line of it fits into another one.
         self._secret = derive(secret, f"channel {challenge} {answer}")
         self._is_head = is_head
+        # The number of a line is sealed with it: none can be left out, or sent again.
         self._sent = 0
         self._received = 0
 
@@ -124,6 +127,7 @@ class Channel:
         """
         own, _, proof = line.partition(" ")
         expected = seal(secret, b"answer", challenge.encode(), _bytes(own)).hex()
+        # Not ==, whose time tells how many characters of a guess are right.
         if not hmac.compare_digest(_bytes(proof), expected.encode()):
             raise ForgedError("an answer without the secret")
         return cls(secret, challenge, own, is_head=True)
@@ -148,6 +152,7 @@ class Channel:
         return text
 
     def _seal(self, by_head: bool, number: int, text: str) -> str:
+        # With the direction: a side does not take its own lines, which somebody sends back to it.
         parts = (b"%d" % by_head, b"%d" % number, _bytes(text))
         return seal(self._secret, *parts).hex()
 

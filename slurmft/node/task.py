@@ -63,6 +63,7 @@ def reserve_port(config: RunConfig, rendezvous: Rendezvous) -> None:
 def meet(supervisor: Supervisor, config: RunConfig, rendezvous: Rendezvous) -> bool:
     """Connects this task with the others; returns whether all nodes pass their examinations."""
     timeout_s = config.job.rdzv_timeout_s
+    # Before the nodes meet: a node is examined while it waits for the others.
     examinations = hooks.examine_node(config, supervisor.run, rendezvous)
     supervisor.peers = peers = rendezvous.check(timeout_s)
     return all(passes(peers, timeout_s) for passes in examinations)
@@ -126,6 +127,8 @@ def run_child(
         environment |= locks.environment(config.job.file_locks, environment)
         environment[heartbeat.FOLDER] = str(watchdog.folder)
         environment[RUN_DIR] = str(supervisor.run.path)
+        # As the nodes have settled it (`collectives.settle`). The ranks read the configuration,
+        # which still has what the user gave.
         environment[profiles.BACKEND] = config.job.backend
         if profile.uses_ccl:
             (watchdog.folder / ccl.MARK).touch()
@@ -189,6 +192,7 @@ def killed_by(torchrun_log: Path, start: int) -> int | None:
             text = file.read().decode("utf-8", errors="replace")
     except OSError:  # gone, as the whole run may be
         return None
+    # torchrun itself ends with 1: which signal has killed a rank, its log alone says.
     exit_codes = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank", text)
     if not exit_codes:
         return None

@@ -78,6 +78,7 @@ class OwnProgram:
         "attach an unchanged script through its library's Trainer (also TRL's)",
         affects="nothing",
         at="rank",
+        # Those that are installed: other packages may bring some.
         choices=tuple(plugins.entries(plugins.INTEGRATIONS)),
         usual=True,
         commands=("render",),
@@ -243,6 +244,7 @@ class OwnProgram:
             OSError: the folder cannot be read.
         """
         paths = self.checkpoints()
+        # The time is in it: a checkpoint that is written again is tried again.
         others = [path for path in paths if in_words(path) not in passed_over]
         return checkpoints.newest_whole(others)
 
@@ -270,6 +272,7 @@ class OwnProgram:
         if self.checkpoint_dir is None:
             return {}
         folder = self.path(self.checkpoint_dir)
+        # The program may make it when it first saves.
         if not folder.is_dir():
             return {}
         reasons = {}
@@ -301,6 +304,7 @@ class OwnProgram:
             folder = self.path(self.checkpoint_dir)
             if not Path(self.file).resolve().is_relative_to(folder.resolve()):
                 paths.append(folder)
+            # The program itself lies there: its code must not be left out of a snapshot.
             elif folder.is_dir():
                 paths += checkpoints.weights(folder)
         return [path.resolve() for path in paths]
@@ -311,6 +315,7 @@ class OwnProgram:
         return [self.path(name) for name in names if name]
 
     def _is_new(self, path: Path) -> bool:
+        # An earlier run of the program may have left a file of that name.
         return path.exists() and path.stat().st_mtime_ns > self.since_ns
 
     def arguments(self, latest: Path | None) -> list[str]:

@@ -78,6 +78,7 @@ class StartPoint:
             self._warn(f"the checkpoint {path.name!r} is passed over: {refused}")
         if not written:
             return None
+        # Before it is judged: a file that still grows looks cut off.
         checkpoints.settle(written[0])
         failed = {failure.checkpoint for failure in self._run.all_failures()}
         passed_over = {name for name in failed if name is not None}
@@ -104,6 +105,7 @@ class StartPoint:
         """Answers every other rank once."""
         name = None
         if checkpoint is not None:
+            # The name alone: each rank looks for it in --checkpoint-dir as its node has it.
             name = checkpoint.name
         answer = _Answer(self._run.path.name, name)
         # "n1=10.1.0.1": the address on which this node listens; empty for all.
@@ -114,6 +116,7 @@ class StartPoint:
             with socket.create_server(
                 (address, self._port), backlog=_BACKLOG
             ) as server:
+                # Not for ever: a stop must be seen while nobody connects.
                 server.settimeout(_POLL_S)
                 while missing and time.monotonic() < deadline:
                     if self._is_stopping():

@@ -66,6 +66,7 @@ def configure(
     in_container = job.container is not None
     argv, executed, name = command(words, env, in_container)
     settings |= {"argv": argv, "file": executed, "folder": os.getcwd()}
+    # Now: when the run directory is made, this process takes the umask of the run.
     settings["umask"] = permissions.current_umask()
     program = _placed(build(OwnProgram, settings), job, words[0])
     if program.integrate:

@@ -82,6 +82,8 @@ def check(run: RunDir, config: RunConfig) -> None:
     if snapshot is None:
         return
     try:
+        # The chain of sums begins at config.json, which is opened as what nobody else can have
+        # written (`CONFIG`).
         content = CODE.read(run.code_sums)
         if hashlib.sha256(content).hexdigest() != snapshot.sha256:
             raise ChangedCodeError(str(run.code_sums), "was changed")
@@ -90,6 +92,7 @@ def check(run: RunDir, config: RunConfig) -> None:
             kind, digest, name = each.split(" ", 2)
             recorded[name] = (kind, digest)
         present = dict(_digests(run, recorded))
+    # Before OSError, of which it is one: a server may come back, a file that is gone does not.
     except FileNotFoundError as error:
         raise ChangedCodeError(str(error.filename), "has lost a file") from None
     except OSError as error:
@@ -122,8 +125,10 @@ def _digests(
             folder = os.path.dirname(folder)
     with ThreadPoolExecutor(_THREADS) as pool:
         for folder, descriptor in CODE.tree(run.code, entered):
+            # What is left in it at the end are folders that are gone.
             names = by_folder.pop(folder, [])
             digest = partial(_digest, run, descriptor, recorded)
+            # To the end, before `tree` closes the folder's descriptor in the next turn.
             yield from zip(names, pool.map(digest, names), strict=True)
     for folder in by_folder:
         raise ChangedCodeError(str(run.code / folder), "has lost a folder")

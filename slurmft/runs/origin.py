@@ -60,6 +60,7 @@ def origin_of(run: Path) -> Origin | None:
     run from elsewhere came with it."""
     for folder in (run, *run.parents):
         mark = folder / NAME
+        # Above the run, a folder that is no run has no mark: `pull` marks runs alone.
         is_run = folder == run or os.path.lexists(folder / "config.json")
         # A mark that is damaged is one, too.
         if is_run and os.path.lexists(mark):
@@ -92,12 +93,14 @@ def executed(config: RunConfig) -> dict[str, list[str]]:
     lines = {"program": _program_lines(program)}
     values = config.job.values()
     lines |= _lines_of(options(JobConfig), values)
+    # Of every program, not of its kind alone: what is in the file is shown, whoever would heed it.
     for declared in plugins.load_all(plugins.OPTIONS):
         lines |= _lines_of(options(declared), program.settings)
     return lines
 
 
 def _program_lines(program: Program) -> list[str]:
+    # The ranks run `python -m MODULE`: another name executes whatever can be imported under it.
     if program.module != RANK_MODULES.get(program.kind):
         raise ForeignRunError(
             f"refused: a run from elsewhere that executes the module {program.module!r} as a "
@@ -155,6 +158,7 @@ def accept(
         UsageError: it executes more than that, or less.
     """
     named = set(names)
+    # Exactly these: a list that was typed after an earlier look must not cover what has come since.
     if named != lines.keys():
         raise UsageError(
             f"--yes names {_listed(named)}, but the run executes {_listed(lines)}",

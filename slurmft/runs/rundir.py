@@ -248,6 +248,7 @@ class RunDir:
             is_of_cluster = not where or job.where in ("", where)
             if is_of_cluster and run.is_own():
                 runs.append(run)
+        # Ids come again: Slurm goes on at FirstJobId after MaxJobId.
         return max(runs, key=lambda run: run.job.stat().st_mtime, default=None)
 
     def load_config(self, read: Callable[[Path], bytes] = read_bytes) -> RunConfig:
@@ -450,6 +451,7 @@ class RunDir:
 
     def is_superseded(self, attempt: int) -> bool:
         """Returns whether a later attempt has begun: this one is on a node that Slurm gave up."""
+        # 0: a process that was started by hand belongs to no attempt.
         return self.attempt_number() > attempt > 0
 
     def submissions(self) -> int:
@@ -523,6 +525,7 @@ class RunDir:
         if failure.traceback:
             texts["traceback"] = redact(failure.traceback)
         failure = dataclasses.replace(failure, **texts)
+        # The host is in it: `all_failures` chooses files by their names, without opening them.
         place = failure.where.replace(" ", "-")
         # A process may fail in several attempts, and its pid may come again: each has its own file.
         unique_part = f"{os.getpid()}-{time.time_ns()}"

@@ -252,6 +252,7 @@ def _is_run(folder: Path) -> bool:
     """Returns whether a folder has a configuration, were it one that cannot be read: such a run is
     named."""
     try:
+        # lstat: a link that leads nowhere is a configuration, too, and one that cannot be read.
         RunDir(folder).config.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False

@@ -14,9 +14,12 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit
 from slurmft.runs.rundir import RunDir
 
+# EX_CONFIG of sysexits.h, which none of slurmft's own exit codes is.
 _BROKEN = 78
 """Exit code where slurmft cannot be imported, and of the script then."""
 
+# In an upgrade, any module may be missing for a moment: then the script tries again. `run` is
+# outside of the `try`, as its own errors are no broken installation.
 _RUN = f"""\
 import sys
 try:
@@ -45,6 +48,7 @@ def inside_text(
     """
     log = f"{run.submitit}/{job}_%t_log"
     # One failed task ends the step: the others would wait for it in a collective.
+    # --export=ALL: where sbatch had --export=NONE, srun would hand on no variable of this script.
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
     # Appended: a requeued job keeps its id, and so the names of its logs.
     srun += ["--open-mode=append", "--output", f"{log}.out", "--error", f"{log}.err"]
@@ -80,6 +84,8 @@ def _optional_blocks(config: RunConfig, run: RunDir, in_srun: bool) -> dict[str,
         ("setup", "cores_of_srun", "make_folders", "check_pyxis", "requeue_broken"), ""
     )
     if job.setup:
+        # A line that fails ends the job before anything runs without it. Behind them no error may
+        # end the script, whose last lines decide what becomes of the run.
         blocks["setup"] = "\n".join(["set -e", *job.setup, "set +e"])
     if job.cpus_per_task:
         blocks["cores_of_srun"] = (

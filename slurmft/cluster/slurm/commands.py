@@ -66,6 +66,7 @@ def available() -> bool:
 def partitions() -> list[Partition]:
     """Returns the cluster's partitions; none where sinfo does not answer."""
     try:
+        # %R: with %P, the name of the default partition ends with a star.
         return parse_partitions(call("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c"))
     except SlurmftError:
         return []
@@ -340,6 +341,7 @@ class JobUse:
 
 
 _SACCT_USES = (
+    # Without --duplicates, sacct shows the last start of a requeued job alone.
     *("sacct", "-nP", "--duplicates"),
     "--format=JobID,ElapsedRaw,ReqTRES,AllocTRES,MaxRSS,ConsumedEnergyRaw",
 )

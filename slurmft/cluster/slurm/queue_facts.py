@@ -21,7 +21,8 @@ _PAST = "now-30days"
 _ASK_AGAIN_S = 60
 _FEWEST_WAITS = 5
 """Of fewer jobs, no quantiles are shown."""
-_IDLE = ("idle", "mix")
+# The signs at the end of a state: no response, powered off or on the way there or back, in
+# maintenance, about to reboot, planned for a job of higher priority (sinfo(1)).
 _AWAY = re.compile(
     "down|drain|drng|fail|maint|unk|no_respond|resv|power|boot|[*~#!%$@^-]$"
 )
@@ -85,6 +86,7 @@ def _ask(job: str, report: Report) -> QueueFacts:
             # It is extra: the state is known without it.
             except (SlurmftError, ValueError):
                 text = None
+            # One question a job: each loads the controller.
             break
     return QueueFacts(text=text, waits=_waits(report))
 
@@ -94,6 +96,7 @@ def _ask(job: str, report: Report) -> QueueFacts:
 
 def _jobs_ahead(job: str, report: Report) -> str | None:
     """Counts the jobs of a higher priority, in the order in which Slurm looks at them."""
+    # --array: without it, all pending tasks of an array are one line.
     options = ["--noheader", "--array", "--states=PENDING", "--sort=-p,i"]
     if report.partition:
         options.append(f"--partition={report.partition}")
@@ -128,8 +131,9 @@ def parse_nodes(text: str, partition: str, requested: int) -> str | None:
         state, _, count = line.strip().partition("|")
         if _AWAY.search(state):
             nodes["away"] += int(count)
-        elif state in _IDLE:
-            nodes[state] += int(count)
+        # Not `mix`: jobs have some of the CPUs of such a node.
+        elif state == "idle":
+            nodes["idle"] += int(count)
         nodes["all"] += int(count)
     if not nodes["all"]:
         return None
@@ -173,16 +177,19 @@ def _reservations(job: str, report: Report) -> str | None:
 
 def parse_reservations(text: str) -> str | None:
     """Reads `scontrol --oneliner show reservation`; returns the one that begins first."""
-    found = re.findall(r"ReservationName=(\S+) StartTime=(\S+) EndTime=(\S+)", text)
-    if not found:
+    fields = r"ReservationName=(\S+) StartTime=(\S+) EndTime=(\S+)"
+    reservations = re.findall(fields, text)
+    if not reservations:
         return None
-    name, start, end = min(found, key=lambda each: each[1])
+    # Times as Slurm prints them sort as texts.
+    name, start, end = min(reservations, key=lambda each: each[1])
     return (
         f"the reservation {name} is from {start.replace('T', ' ')} to "
         f"{end.replace('T', ' ')}"
     )
 
 
+# In this order: a maintenance is one of the reasons that begin with ReqNodeNotAvail.
 _QUESTIONS: Sequence[tuple[str, Callable[[str, Report], str | None]]] = (
     ("Priority", _jobs_ahead),
     (r"Reservation|ReqNodeNotAvail.*[Mm]aintenance", _reservations),
@@ -196,6 +203,7 @@ _QUESTIONS: Sequence[tuple[str, Callable[[str, Report], str | None]]] = (
 
 
 def _waits(report: Report) -> Waits | None:
+    # Not since Submit: to wait for --begin or for another job says nothing about the queue.
     columns = "--format=Partition,NNodes,Eligible,Start"
     options = ["--noheader", "--parsable2", "--allocations", f"--starttime={_PAST}"]
     if report.partition:
@@ -233,6 +241,7 @@ def parse_waits(text: str, partition: str, nodes: int) -> Waits | None:
             waits_s.append(max(0.0, waited.total_seconds()))
     if len(waits_s) < _FEWEST_WAITS:
         return None
+    # inclusive: else the ninth decile of few jobs may be longer than any of them has waited.
     deciles = statistics.quantiles(waits_s, n=10, method="inclusive")
     return Waits(
         jobs=len(waits_s),
