@@ -73,17 +73,17 @@ def run(
     import tempfile  # 5 ms: not every command of slurmft runs another one
 
     with (
-        tempfile.TemporaryFile() as given,
-        tempfile.TemporaryFile() as printed,
-        tempfile.TemporaryFile() as errors,
+        tempfile.TemporaryFile() as input_file,
+        tempfile.TemporaryFile() as output_file,
+        tempfile.TemporaryFile() as error_file,
     ):
-        given.write(os.fsencode(text))
-        given.seek(0)
+        input_file.write(os.fsencode(text))
+        input_file.seek(0)
         child = subprocess.Popen(
             command,
-            stdin=given,
-            stdout=printed,
-            stderr=errors,
+            stdin=input_file,
+            stdout=output_file,
+            stderr=error_file,
             start_new_session=True,
             **kwargs,
         )
@@ -94,7 +94,7 @@ def run(
             child.wait()
             raise
         outputs = []
-        for file in (printed, errors):
+        for file in (output_file, error_file):
             file.seek(0)
             outputs.append(os.fsdecode(file.read()))
     return subprocess.CompletedProcess(command, code, *outputs)

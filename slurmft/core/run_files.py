@@ -167,7 +167,7 @@ class Rank:
     device: Any = None
     threads: Any = None
     cores: Any = None
-    cores_asked: Any = None
+    allotted_cores: Any = None
     kernel: Any = None
     prefix: Any = None
     is_staged: Any = None

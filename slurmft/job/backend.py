@@ -37,11 +37,11 @@ class Offer(NamedTuple):
     gpu_backend: str = "nccl"
 
 
-def agree(asked: str, store: Any, rank: int, world_size: int) -> str:
+def agree(requested: str, store: Any, rank: int, world_size: int) -> str:
     """Chooses the backend from the offers of all ranks; all of them call it.
 
     Args:
-        asked: the value of --backend.
+        requested: the value of --backend.
         store: the store of the rendezvous.
 
     Raises:
@@ -49,7 +49,7 @@ def agree(asked: str, store: Any, rank: int, world_size: int) -> str:
     """
     keys = [f"backend/{each}" for each in range(world_size)]
     # By the store, because there is no process group yet: it needs the backend.
-    own_offer = json.dumps(offer(asked))
+    own_offer = json.dumps(offer(requested))
     store.set(keys[rank], own_offer)
     if rank == 0:  # not all ranks, or the answers grow with their square
         store.wait(keys)
@@ -64,18 +64,18 @@ def agree(asked: str, store: Any, rank: int, world_size: int) -> str:
     store.set(f"{keys[rank]}/read", "")
     if rank == 0:  # the store may end with it
         store.wait([f"{key}/read" for key in keys])
-    return choose(asked, offers)
+    return choose(requested, offers)
 
 
-def offer(asked: str) -> Offer:
+def offer(requested: str) -> Offer:
     """Finds out what this rank can use. For ccl its binding is imported."""
     gpus = 0
     problem = None
     # Not for gloo or ccl: a driver that is asked about its GPUs takes memory of the host, at least.
-    if asked in ("auto", "nccl"):
+    if requested in ("auto", "nccl"):
         gpus, problem = devices.usable()
     ccl_problem = None
-    if asked == "ccl":
+    if requested == "ccl":
         ccl_problem = _import_binding()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     uuid = None
@@ -106,22 +106,22 @@ def _import_binding() -> str | None:
     return None
 
 
-def choose(asked: str, offers: Sequence[Offer]) -> str:
-    """Chooses the backend asked for. With auto, it is that of the GPUs, or else gloo.
+def choose(requested: str, offers: Sequence[Offer]) -> str:
+    """Chooses the requested backend. With auto, it is that of the GPUs, or else gloo.
 
     Args:
-        asked: the value of --backend, or what the tasks of the nodes have measured to be faster
+        requested: the value of --backend, or what the tasks of the nodes have measured to be faster
             (`slurmft.node.collectives`); `nccl` means what the GPUs' vendor has in its place, too.
         offers: those of all ranks; of equal ones, one is enough.
 
     Raises:
-        UsageError: a host lacks what was asked for, or some have GPUs and others none.
+        UsageError: a host lacks what was requested, or some have GPUs and others none.
         SlurmftError: some hosts (`bad_hosts`) cannot use their GPUs, and others can.
     """
     has_gpus = any(offer.gpus or offer.gpu_problem for offer in offers)
-    if asked == "nccl" or (asked == "auto" and has_gpus):
-        return _choose_for_gpus(asked, offers)
-    if asked != "ccl":
+    if requested == "nccl" or (requested == "auto" and has_gpus):
+        return _choose_for_gpus(requested, offers)
+    if requested != "ccl":
         return "gloo"
     problems = []
     for offer in offers:
@@ -132,7 +132,7 @@ def choose(asked: str, offers: Sequence[Offer]) -> str:
     return "ccl"
 
 
-def _choose_for_gpus(asked: str, offers: Sequence[Offer]) -> str:
+def _choose_for_gpus(requested: str, offers: Sequence[Offer]) -> str:
     """Returns the backend of the GPUs, if every process has a GPU of its own."""
     bound_gpus = {(offer.host, offer.uuid) for offer in offers if offer.uuid}
     bound_gpus_of = Counter(host for host, _ in bound_gpus)
@@ -143,12 +143,12 @@ def _choose_for_gpus(asked: str, offers: Sequence[Offer]) -> str:
         if gpus_of_node < offer.processes:
             too_few.append(offer)
     if too_few:
-        raise _too_few_gpus(asked, offers, too_few)
+        raise _too_few_gpus(requested, offers, too_few)
     return offers[0].gpu_backend
 
 
 def _too_few_gpus(
-    asked: str, offers: Sequence[Offer], too_few: Sequence[Offer]
+    requested: str, offers: Sequence[Offer], too_few: Sequence[Offer]
 ) -> SlurmftError:
     """Returns the error where not every process has a GPU."""
     facts = []
@@ -156,7 +156,9 @@ def _too_few_gpus(
         fact = offer.gpu_problem or f"{offer.gpus} for {offer.processes} process(es)"
         facts.append((offer.host, fact))
     counts = by_host(facts)
-    message = f"--backend {asked}: torch does not see a GPU for every process; {counts}"
+    message = (
+        f"--backend {requested}: torch does not see a GPU for every process; {counts}"
+    )
     failed_hosts = sorted({offer.host for offer in too_few})
     have_broken_gpus = all(offer.gpu_problem for offer in too_few)
     all_hosts = {offer.host for offer in offers}

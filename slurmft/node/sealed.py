@@ -114,9 +114,13 @@ class Channel:
         """
         if not _CHALLENGE.fullmatch(challenge):
             raise ForgedError(f"{challenge!r} is no challenge")
-        own = new_challenge()
-        proof = seal(secret, b"answer", challenge.encode(), own.encode()).hex()
-        return cls(secret, challenge, own), f"{own} {proof}\n".encode()
+        task_challenge = new_challenge()
+        proof = seal(
+            secret, b"answer", challenge.encode(), task_challenge.encode()
+        ).hex()
+        return cls(
+            secret, challenge, task_challenge
+        ), f"{task_challenge} {proof}\n".encode()
 
     @classmethod
     def accept(cls, secret: str, challenge: str, line: str) -> Channel:
@@ -125,12 +129,14 @@ class Channel:
         Raises:
             ForgedError: the answer is not sealed with the secret.
         """
-        own, _, proof = line.partition(" ")
-        expected = seal(secret, b"answer", challenge.encode(), _bytes(own)).hex()
+        task_challenge, _, proof = line.partition(" ")
+        expected = seal(
+            secret, b"answer", challenge.encode(), _bytes(task_challenge)
+        ).hex()
         # Not ==, whose time tells how many characters of a guess are right.
         if not hmac.compare_digest(_bytes(proof), expected.encode()):
             raise ForgedError("an answer without the secret")
-        return cls(secret, challenge, own, is_head=True)
+        return cls(secret, challenge, task_challenge, is_head=True)
 
     def seal(self, text: str) -> bytes:
         """Returns a text, of one line, as it is to be sent next."""

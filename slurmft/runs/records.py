@@ -240,14 +240,14 @@ def _newest(
         rest = first_line + newline
         if len(rest) > _LINE_BYTES:
             rest = b""
-        found = []
+        matches = []
         for mark in missing:
             last = _last_with(mark, block)
             if last is not None:
                 line_begin, line = last
-                found.append((line_begin, mark, line))
+                matches.append((line_begin, mark, line))
         # By the places of their lines alone: records have no order.
-        for _, mark, line in sorted(found, key=itemgetter(0), reverse=True):
+        for _, mark, line in sorted(matches, key=itemgetter(0), reverse=True):
             newest[mark] = line
             missing.remove(mark)
     return newest

@@ -31,10 +31,10 @@ def main(argv: list[str]) -> int:
         lines = [_try(text, request) for text in request["metrics"]]
         report["lines"] = lines
     except NotOnHubError as error:
-        shown: UsageError = error
+        absence: UsageError = error
         if "kind" not in request:
-            shown = error.while_fetching()
-        report = {"message": shown.message, "hint": shown.hint}
+            absence = error.while_fetching()
+        report = {"message": absence.message, "hint": absence.hint}
     except SlurmftError as error:
         report = {"message": error.message, "hint": error.hint}
     print(f"\n{json.dumps(report)}", flush=True)

@@ -94,7 +94,7 @@ def wrong(runs_dir: Path) -> list[str]:
     )
     began = time.monotonic()
     report = examine_cluster(
-        job, nodes_asked=True, limit_s=400, wait_s=60, quick=True, say=lambda text: None
+        job, with_nodes=True, limit_s=400, wait_s=60, quick=True, say=lambda text: None
     )
     print(f"{NODES} nodes examined in {time.monotonic() - began:.0f} s")
     checks = [

@@ -833,7 +833,7 @@ def test_ranks_are_bound_to_their_cores(idle_cluster: Cluster, tmp_path: Path) -
     assert done.code == 0, done.err
     environment = json.loads(done.run.environment.read_text())
     assert [rank["cores"] for rank in environment["ranks"]] == ["0", "1"]
-    assert [rank["cores_asked"] for rank in environment["ranks"]] == ["0", "1"]
+    assert [rank["allotted_cores"] for rank in environment["ranks"]] == ["0", "1"]
     assert environment["ranks"][0]["hardware"]["slurm_cpus"] == 2
     doctor = slurmft("doctor", "node", "--nodes", "2", env=idle_cluster.env)
     assert doctor.code == 0, doctor.err

@@ -40,7 +40,10 @@ def test_a_thousand_ranks_take_less_than_a_megabyte(
     first = environment.describe_rank(world, 2.5)
     other = environment.describe_rank(second, None)
     assert (
-        first["cores"] == first["cores_asked"] == first["hardware"]["cpus"] == "0-255"
+        first["cores"]
+        == first["allotted_cores"]
+        == first["hardware"]["cpus"]
+        == "0-255"
     )
     assert len(to_json({"ranks": [first] * 1024}, indent=2)) < 2**20
     assert len(to_json({"ranks": [other] * 1024}, indent=2)) < 2**20

@@ -110,8 +110,10 @@ def parse_jobs_ahead(text: str, job: str, user: str) -> str | None:
     for line in text.splitlines():
         each, _, owner = line.strip().partition("|")
         if each == job:
-            own = users.count(user)
-            return f"{len(users)} pending job(s) before it, {own} of them yours"
+            jobs_of_user = users.count(user)
+            return (
+                f"{len(users)} pending job(s) before it, {jobs_of_user} of them yours"
+            )
         users.append(owner)
     return None
 

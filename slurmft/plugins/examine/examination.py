@@ -62,7 +62,7 @@ _ON_NODES = ("runs", "cache", "tmp", "shm")
 def examine_cluster(
     job: JobConfig,
     *,
-    nodes_asked: bool,
+    with_nodes: bool,
     limit_s: float,
     wait_s: float,
     quick: bool,
@@ -85,7 +85,7 @@ def examine_cluster(
     # else the first check says why not
     has_nodes = with_slurm or job.cluster != "slurm"
     is_inside = with_slurm and allocation.allocated_nodes() is not None
-    if has_nodes and (nodes_asked or is_inside):
+    if has_nodes and (with_nodes or is_inside):
         try:
             with open_site(job, wait_s, with_slurm, say) as site:
                 report.queued_s = site.queued_s

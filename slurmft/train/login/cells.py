@@ -322,10 +322,10 @@ def check_same_classes(
             by_number = bool(numbered)
             ids += label_ids([value], names, "", by_number, numbered=numbered)
         except UsageError:
-            shown = value
+            name = value
             if type(value) is int and 0 <= value < len(numbered):
-                shown = numbered[value]
-            unknown.append(repr(shown))
+                name = numbered[value]
+            unknown.append(repr(name))
     if unknown:
         listed = some(sorted(unknown), 6)
         raise UsageError(

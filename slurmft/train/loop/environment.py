@@ -73,8 +73,9 @@ def describe_rank(world: World, imports_s: float | None) -> dict[str, Any]:
         "host": platform.node(),
         "device": devices.name_of(world.device),
         "threads": torch.get_num_threads(),
+        # What the kernel lets it use: `Reporter` warns where that is more than its share.
         "cores": hardware.as_list(os.sched_getaffinity(0)),
-        "cores_asked": _allotted_cores(),
+        "allotted_cores": _allotted_cores(),
         "kernel": platform.release(),
         "prefix": sys.prefix,
         "is_staged": copies.VARIABLE in os.environ,

@@ -140,7 +140,7 @@ class Reporter:
             "precision": plan.precision,
             "backend": self._world.backend,
             "global_batch_size": plan.global_batch_size,
-            "limited_from": plan.asked_batch_size if plan.is_limited else None,
+            "limited_from": plan.requested_batch_size if plan.is_limited else None,
             "total_steps": plan.total_steps,
             "imports_s": import_times(ranks),
             "optimizer": plan.optimizer,
@@ -192,10 +192,10 @@ class Reporter:
         """Warns where ranks are not on the cores that they were to have."""
         for rank in ranks:
             # Only a rank that was to be bound can be on cores that are not its own.
-            if rank["cores_asked"] is None:
+            if rank["allotted_cores"] is None:
                 continue
             cores = set(numbers(rank["cores"]))
-            allotted_cores = set(numbers(rank["cores_asked"]))
+            allotted_cores = set(numbers(rank["allotted_cores"]))
             stray = cores - allotted_cores
             if stray:
                 self._job.warn(
@@ -348,12 +348,12 @@ class Reporter:
 
     def _record_ranks(self, step: int, memory_mib: np.ndarray) -> None:
         """Records how the ranks differ, now and then."""
-        now = time.time()
+        time_s = time.time()
         # Often in a short run, seldom in a long one.
-        every_s = (now - self._job.began_at) / 100
+        every_s = (time_s - self._job.began_at) / 100
         every_s = min(_RANKS_AT_MOST_EVERY_S, every_s)
         every_s = max(_RANKS_EVERY_S, every_s)
-        if now - self._ranks_recorded_at < every_s:
+        if time_s - self._ranks_recorded_at < every_s:
             return
         own_ms = 1000 * self._own_s / self._own_steps
         self._job.record(
@@ -364,7 +364,7 @@ class Reporter:
         )
         self._own_s = np.zeros(self._world.size)
         self._own_steps = 0
-        self._ranks_recorded_at = now
+        self._ranks_recorded_at = time_s
 
     def epoch(self, epoch: float, metrics: dict[str, float]) -> None:
         """Records the metrics after an epoch; every rank's log has them."""

@@ -52,7 +52,7 @@ class Plan:
         return math.ceil(self.step_samples / self.parts)
 
     @property
-    def asked_batch_size(self) -> int:
+    def requested_batch_size(self) -> int:
         """Samples that ranks and micro-steps would make."""
         return (
             self.config.batch_size
@@ -67,8 +67,8 @@ class Plan:
             return self.resumed_batch_size
         limit = self.config.max_global_batch_size
         if limit is None:
-            return self.asked_batch_size
-        return min(self.asked_batch_size, limit)
+            return self.requested_batch_size
+        return min(self.requested_batch_size, limit)
 
     @property
     def is_limited(self) -> bool:
@@ -76,7 +76,7 @@ class Plan:
         # A resumed run keeps its batch size, whatever this number of ranks would make.
         if self.resumed_batch_size is not None:
             return False
-        return self.global_batch_size < self.asked_batch_size
+        return self.global_batch_size < self.requested_batch_size
 
     @property
     def step_samples(self) -> int:
@@ -179,5 +179,6 @@ class Plan:
         steps, unit = period
         if unit == "epochs":
             steps *= self.steps_per_epoch
+        # A multiple of the period, also where a run goes on from a checkpoint between two.
         following = (step // steps + 1) * steps
         return min(following, self.total_steps)

@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     report = examine_cluster(
         job,
         # a flag that is not given leaves no attribute
-        nodes_asked=hasattr(arguments, "nodes"),
+        with_nodes=hasattr(arguments, "nodes"),
         limit_s=arguments.within,
         wait_s=arguments.wait,
         quick=arguments.quick,
