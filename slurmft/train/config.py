@@ -102,6 +102,7 @@ class TrainConfig:
         per_source=True,
         commands=("data", "fetch"),
     )
+    # It brings no code: weights are safetensors, and trust_remote_code is off.
     model: str | None = option(
         None,
         "hub id or local folder of the model",
@@ -346,6 +347,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         choices=OPTIMIZERS,
+        # auto compares the global batch with it.
         needs=(dataclasses.replace(_REFERENCE, when=("auto",)),),
         predicts="reset",
         elsewhere=("optim",),
@@ -512,13 +514,16 @@ class TrainConfig:
         "none",
         "what each process keeps of weights, gradients and optimizer state: all (none), its share "
         "among all processes (full), its share among those of its node (node); by FSDP2",
+        # Ranks do the same steps: what differs is which of them has which numbers.
         affects="speed",
         at="rank",
         choices=SHARDS,
         excludes=(
             Excludes("merge"),
             Excludes("load_in_4bit"),
+            # local:K averages whole weights, and each rank has a share of them.
             Excludes("grad_comm", but=GRAD_COMMS),
+            # A step of Muon is one of a whole matrix, of which a rank has some rows.
             Excludes("optimizer", but=("adamw",)),
             Excludes("precision", but=("auto", "fp32", "bf16")),
         ),
@@ -542,6 +547,7 @@ class TrainConfig:
     activation_checkpointing: bool = option(
         False,
         "compute layers again in the backward pass rather than keep what they computed",
+        # The same numbers: the generators of dropout are set back before the second time.
         affects="speed",
         at="rank",
         predicts="reset",
@@ -675,7 +681,9 @@ class TrainConfig:
         at="rank",
         predicts="flag",
         least=0,
+        # numpy takes no larger seed.
         most=2**32 - 1,
+        # A study repeats its cells instead: each repeat has a seed of its own.
         varies=False,
     )
     class_weights: str = option(
@@ -782,6 +790,7 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
+        # First: the checks below take it for granted that each value fits its declaration.
         check_options(self)
         check_credentials(self)
         local_steps(self.grad_comm)
@@ -837,6 +846,7 @@ class TrainConfig:
         Raises:
             UsageError: a value of --mix cannot be right.
         """
+        # Without --mix, or each of them would look at the sources of its own when it is made.
         configs = [dataclasses.replace(self, mix=())]
         for spec in self.mixed:
             values = self._values_of_source(spec)
@@ -897,6 +907,7 @@ class TrainConfig:
             name=name,
             code=own_task.code(self.task),
             module="slurmft.train.rank",
+            # What is no folder here is on the hub, or in its cache.
             needs_hub=len(local) < len(sources),
             paths=tuple(dict.fromkeys(local)),
             settings=dataclasses.asdict(self) | lists,
@@ -1071,6 +1082,7 @@ def _check_freeze(freeze: str, task: str, model: str | None) -> None:
 
 def _check_has_words(task: str) -> None:
     """Raises UsageError where the rows of a task are no words with labels."""
+    # In tasks.toml it is the name of a format, in a task of the user's own a class.
     rows = own_task.facts(task).rows
     if getattr(rows, "__name__", rows) != "Words":
         raise UsageError(

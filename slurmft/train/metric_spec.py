@@ -76,6 +76,8 @@ class MetricSpec:
         if rest is not None:
             for part in _parts(rest):
                 argument, equals, value = part.partition("=")
+                # An argument that is there twice is a mistake: one of the two would be lost without
+                # a word.
                 is_new = argument.isidentifier() and argument not in arguments
                 if equals and is_new:
                     arguments[argument] = value
@@ -90,6 +92,7 @@ class MetricSpec:
         if better not in (None, "lower", "higher"):
             problem = f"--metric {text!r}: better={better} is neither lower nor higher"
             raise UsageError(problem, "give better=lower or better=higher")
+        # After `value` and `better` are taken out, which are names whatever they look like.
         values = {key: _value_of(value) for key, value in arguments.items()}
         return cls(text, name, configuration, values, value_name, better)
 
@@ -189,6 +192,7 @@ def _parts(text: str) -> list[str]:
     parts = [""]
     depth = 0
     for character in text:
+        # Below 0 after a closing bracket too many, which closes nothing.
         if character == "," and depth <= 0:
             parts.append("")
             continue
@@ -205,6 +209,7 @@ def _value_of(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
+        # Literals alone: nothing of a text is executed.
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError):
         return text
@@ -219,6 +224,7 @@ def parsed(texts: Sequence[str]) -> list[MetricSpec]:
     specs: dict[str, MetricSpec] = {}
     for text in texts:
         spec = MetricSpec.parse(text)
+        # Of one metric, two numbers may be wanted: each is a value of --metric.
         label = f"{spec.label}_{spec.value}"
         if label in specs:
             raise UsageError(
@@ -239,6 +245,7 @@ def own_metric(text: str, names: Sequence[str]) -> MetricSpec | None:
     if text.partition(":")[0] not in names:
         return None
     spec = MetricSpec.parse(text)
+    # With arguments it is the metric of `evaluate` that has this name: the task's own takes none.
     if spec.configuration or spec.arguments or spec.value:
         return None
     return spec
@@ -303,5 +310,6 @@ def is_cached(spec: MetricSpec, modules: Path) -> bool:
     scripts: list[Path] = []
     for name in names:
         folder = modules / "evaluate_modules" / "metrics" / name
+        # evaluate keeps each version in a folder that is named after its sha256.
         scripts += folder.glob(f"{'?' * 64}/{spec.short_name}.py")
     return bool(scripts)

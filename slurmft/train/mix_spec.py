@@ -80,6 +80,7 @@ def parsed(texts: Sequence[str]) -> list[MixSpec]:
     for text in texts:
         spec = MixSpec.parse(text)
         for other in specs:
+            # A folder whose rows are read in another way is another source.
             if (other.name, other.settings) == (spec.name, spec.settings):
                 problem = f"--mix {text!r} names a source that --mix has already"
                 raise UsageError(problem, "give it once, with the sum of the shares")
@@ -98,6 +99,7 @@ def draws(rows: int, specs: Sequence[MixSpec]) -> list[int]:
 
     Each is rounded, to at least one row.
     """
+    # The rows of --data are this share of an epoch, which so has rows / left in all.
     left = 1 - sum(spec.share for spec in specs)
     return [max(1, round(rows * spec.share / left)) for spec in specs]
 

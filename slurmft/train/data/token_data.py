@@ -79,6 +79,7 @@ class TokenData:
 
     def row_lengths(self, table: TokenTable) -> Array:
         """Returns the number of tokens of each row of a split: int64, (rows,)."""
+        # A row ends where the next one begins: at every so-many-th offset.
         lengths: Array = np.diff(table.offsets[:: self.row_size])
         return lengths
 
@@ -114,6 +115,7 @@ class TokenData:
     def _shares(self, table: TokenTable) -> str:
         """Returns the share of each class, the largest first: "joy 34 %, anger 13 %"."""
         counts = np.bincount(table.labels, minlength=len(self.labels))
+        # Stable: classes with as many samples stay in their order.
         order = np.argsort(-counts, kind="stable")
         shares = []
         for i in order:

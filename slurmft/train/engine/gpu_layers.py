@@ -48,6 +48,7 @@ class _Rounded(torch.autograd.Function):
         gradients_of_weights = [
             torch.empty_like(part, dtype=ctx.dtype) for part in parts
         ]
+        # All by one kernel, as forwards.
         torch._foreach_copy_(gradients_of_weights, parts)
         return None, *gradients_of_weights
 
@@ -157,6 +158,8 @@ class GpuLayers:
                         x,
                         starts,
                         training,
+                        # The other form computes no gradients where its inputs want none, as behind
+                        # frozen embeddings.
                         use_reentrant=False,
                     )
                 else:

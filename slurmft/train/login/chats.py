@@ -131,6 +131,7 @@ def with_system(messages: list[dict[str, Any]], system: Any) -> list[dict[str, A
             f"{shown(repr(system))} in the column 'system', which is no text"
         )
     turns = [text_of(each) for each in messages if each["role"] in SYSTEM_ROLES]
+    # The row has it in both places, and it is meant once.
     if turns == [system]:
         return messages
     if turns:
@@ -449,8 +450,10 @@ def _compiled(template: str) -> Any:
         raise TemplateError(message)
 
     def to_json(value: Any, **options: Any) -> str:
+        # jinja2's own filter escapes HTML: a < in a call of a tool would be \u003c.
         return json.dumps(value, **({"ensure_ascii": False} | options))
 
+    # A sandbox, as transformers has: templates come with models, from anybody.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -458,6 +461,7 @@ def _compiled(template: str) -> Any:
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
+    # Some templates write the date of today, as Llama's do.
     environment.globals["strftime_now"] = datetime.now().strftime
     return environment.from_string(template)
 
@@ -484,6 +488,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
             continue
         text = value
         if isinstance(value, dict):
+            # A token with settings of its own is an object, as transformers writes AddedToken.
             text = value.get("content")
         if isinstance(text, str):
             tokens[name] = text

@@ -42,6 +42,7 @@ Columns = Sequence[Sequence[Any]]
 """Values of some rows, by column."""
 
 
+# Frozen, and so a key of the cache in which `inputs` keeps what it has read.
 @dataclass(frozen=True)
 class RowFormat(ABC):
     """Columns of a task, and the checks of their values; one for each configuration."""
@@ -287,6 +288,7 @@ class ManyLabels(Texts):
                 yield from ((row, label) for label in cells[0])
                 continue
             for name, cell in zip(self.names, cells, strict=False):
+                # The cells of a .csv are texts, and the text "0" is true.
                 if int(cell):
                     yield row, name
 
@@ -342,6 +344,7 @@ class Compared(RowFormat):
 
     @property
     def texts_apart(self) -> int:
+        # Without the column of scores: True counts as 1.
         return len(self.columns) - self.has_scores
 
     @property
@@ -473,6 +476,7 @@ class Chats(RowFormat):
     def of(cls, train: TrainConfig) -> RowFormat:
         if train.preset == "completion":
             return Targets.of(train)
+        # An optional column that is absent is read as None in every row.
         tools = train.tools_column or OptionalColumn("tools")
         columns = (
             *_given(train.text_column),
@@ -575,6 +579,7 @@ class Chats(RowFormat):
             messages = with_system(messages_of(conversation), system)
         except FormError as error:
             raise self._wrong(where, row, str(error)) from None
+        # What is raised where a text, a number or null stands in place of messages.
         except (TypeError, KeyError, AttributeError):
             what = f"the messages {shown(repr(conversation))}"
             raise self._wrong(where, row, what) from None
@@ -682,6 +687,7 @@ class Question:
                 # A negative start would count from the end of the context.
                 if start < 0 or not context.startswith(text, start):
                     misplaced.append((text, start))
+        # The cell may hold anything; zip raises ValueError for lists of different lengths.
         except (TypeError, KeyError, ValueError):
             raise UsageError(
                 f"{what} has the answers {gold!r}",

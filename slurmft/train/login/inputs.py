@@ -321,6 +321,7 @@ def _note_negatives(train: TrainConfig) -> Iterator[str]:
     if not format_of(train).has_negatives_of_step:
         return
     path = find_split(Path(str(train.data)), facts(train.task).splits[0])
+    # One row is enough to see the names of the columns.
     if "negative" in read_columns(files_of(path)[0], most=1):
         yield (
             f"{str(path)!r} has a column 'negative', which --preset {train.preset} does not read: "
@@ -527,6 +528,7 @@ def _read_split(
         start = chunk.first_row
         without_text = form.check(values, chunk.where, start)
         if not rows_before:
+            # Once: it renders a template for each of the first rows.
             form.check_with_model(values, chunk.where)
         rows_before += count
         for row in without_text:
@@ -542,6 +544,7 @@ def _read_split(
         split.texts.add(itertools.compress(form.texts(values), chosen))
         questions = itertools.chain(split.questions, form.questions(values))
         split.questions = prompts.longest_questions(questions)
+        # Two tell that scores differ: a set of all might be as large as the data.
         if len(split.scores) < 2:
             split.scores.update(itertools.compress(form.scores(values), chosen))
         split.rows += sum(chosen)

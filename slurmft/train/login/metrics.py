@@ -47,9 +47,11 @@ def check(train: TrainConfig) -> None:
         "task": train.task,
         "kind": kind,
         "classes": classes,
+        # Without the classes a metric is only loaded: made-up classes would prove nothing.
         "computes": classes is not None or not needs_classes,
     }
     contents = [_content(text) for text in on_this_machine]
+    # As a text and a tuple, which can be keys of a cache.
     report = _kept_trial(json.dumps(request), tuple(contents))
     if "message" in report:
         raise UsageError(report["message"], report["hint"])
@@ -127,6 +129,7 @@ def trial(request: dict[str, Any], offline: bool) -> dict[str, Any]:
         return {"message": problem, "hint": "choose another metric"}
     report = _last_object(done.stdout)
     if report is None:
+        # The last line of a traceback names the error.
         last_words = done.stderr.strip().rpartition("\n")[2]
         problem = f"{what} cannot be tried: {last_words or 'its process ended'}"
         return {"message": problem, "hint": "correct its script, or leave it out"}

@@ -79,6 +79,7 @@ def configure(
         str(run.model): "model",
     }
     settings: dict[str, Any] = {"output": str(output), "overwrite": overwrite}
+    # The run has saved an adapter, which needs the model that it was trained on.
     if train.model != str(run.model):
         settings["adapter"] = str(run.model)
         if is_local(str(train.model)):
@@ -192,6 +193,7 @@ def _without_training_options(train: TrainConfig) -> TrainConfig:
 
 def saved_config(model: Path) -> dict[str, Any]:
     """Returns the configuration of a saved model, or of the whole model that an adapter is of."""
+    # Beside a saved adapter, the folder `config` has that of the whole model.
     return (
         read_json(model / "config.json")
         or read_json(model / "config/config.json")

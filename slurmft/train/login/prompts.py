@@ -84,7 +84,9 @@ def check(
         texts = _written(list(form.conversations(columns)), model, where)
     if tokenizer is None or positions is None:
         return
+    # By characters, which cost no time: the most tokens are mostly among them.
     for text in heapq.nlargest(_LONGEST, texts, key=len):
+        # A chat template has written the special tokens already.
         encoding = tokenizer.tokenizer.encode(text, add_special_tokens=not is_chat)
         tokens = len(encoding.ids)
         # Where the tokenizer ends texts, prompts are not ended.
@@ -166,6 +168,7 @@ def check_questions(
     longest = min(positions, local.most, int(required(train, "max_length")))
     special_tokens = local.tokenizer.num_special_tokens_to_add(is_pair=True)
     for name, question in longest_questions(questions):
+        # Without white space before it, as the job tokenizes it.
         encoding = local.tokenizer.encode(question.lstrip(), add_special_tokens=False)
         tokens = len(encoding.ids)
         check_question(train, f"{where!r}: {name}", tokens, longest, special_tokens)

@@ -196,6 +196,7 @@ def _check_splits(train: TrainConfig, folder: Path) -> None:
     if files:
         raise has_validation(train, str(files[0]))
     file = find_split(folder, facts(train.task).splits[0])
+    # Among all endings: a .txt.gz is one, too.
     if ".txt" in file.suffixes:
         raise UsageError(
             f"--validation-fraction takes rows, and {str(file)!r} is one text",
@@ -265,6 +266,7 @@ def _check_layers(freeze: str, folder: Path) -> None:
     count = frozen_layers(freeze) or 0
     for name in _LAYER_COUNTS:
         layers = model_config.get(name)
+        # Where a configuration has none of these names, the job finds out.
         if isinstance(layers, int) and count > layers:
             raise UsageError(
                 f"--freeze {freeze}: the model has {layers} layers",
@@ -301,6 +303,7 @@ def _check_special_tokens(train: TrainConfig) -> None:
         return
     # transformers 4 writes it besides.
     tokens |= read_json(file.with_name("special_tokens_map.json")) or {}
+    # It ends texts, and pads them where there is no token for that.
     if tokens.get("eos_token"):
         return
     if not tokens.get("pad_token"):
@@ -416,6 +419,7 @@ def folder_of_task(folder: Path, task: str) -> Path:
     """Returns the folder of a task within a folder of the data of several, as the hub has GLUE's
     tasks in one data set; a folder that has data itself stays as it is."""
     below = folder / task
+    # MODULE:CLASS of a user's own task is no name of a folder.
     if not re.fullmatch(r"[\w-]+", task):
         return folder
     try:
@@ -455,32 +459,33 @@ def _files_by_another_name(folder: Path, split: str) -> list[Path]:
     names = {
         f"{name}{suffix}" for name in _NAMES.get(split, (split,)) for suffix in SUFFIXES
     }
-    found = []
+    files = []
     for place in _places(folder):
         if place.is_dir():
-            found += [path for path in place.iterdir() if path.name.lower() in names]
-    return sorted(path for path in found if path.is_file())
+            files += [path for path in place.iterdir() if path.name.lower() in names]
+    return sorted(path for path in files if path.is_file())
 
 
 def _files_so_named(folder: Path, split: str) -> list[Path]:
-    found = []
+    files = []
     for place in _places(folder):
         paths = [place / f"{split}{suffix}" for suffix in SUFFIXES]
-        found += [path for path in paths if path.is_file()]
+        files += [path for path in paths if path.is_file()]
+        # The shards of a split are one entry: their name with a star in place of the number.
         patterns = set()
         for path in place.glob(f"{split}-*-of-*"):
             pattern = _pattern(path)
             if pattern and path.name.endswith(SUFFIXES):
                 patterns.add(pattern)
-        found += sorted(patterns)
+        files += sorted(patterns)
     # A Dataset has no name: it is training data.
     saved = [folder / split]
     if split == "train":
         saved.append(folder)
     for place in saved:
         if (place / _STATE).is_file():
-            found.append(_saved_dataset(place))
-    return found
+            files.append(_saved_dataset(place))
+    return files
 
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
@@ -506,6 +511,7 @@ def _saved_dataset(folder: Path) -> Path:
     state = read_json(folder / _STATE) or {}
     try:
         names = [file["filename"] for file in state["_data_files"]]
+        # The bare name: what came with the data must not lead out of its folder.
         first = folder / Path(names[0]).name
     except (KeyError, IndexError, TypeError):
         raise UsageError(
@@ -523,6 +529,7 @@ def _saved_dataset(folder: Path) -> Path:
 def _check_shards(path: Path) -> None:
     """Raises UsageError where one of the files of a split is missing."""
     files = files_of(path)
+    # Any number will do: how many shards there must be is behind it.
     match = _SHARD.fullmatch(path.name.replace("*", "00000"))
     if match is None or path in files:
         return

@@ -70,6 +70,7 @@ class Part:
         Raises:
             UsageError: there are too few rows, or a class has one row alone.
         """
+        # Rounded up, as by scikit-learn's train_test_split.
         size = math.ceil(self.fraction * count)
         # random() is the one method whose numbers Python promises to keep.
         random = Random(self.seed)
@@ -111,6 +112,8 @@ class Part:
             )
         _check_size(len(classes), size, len(rows_of_classes), where)
         counts = Counter(classes)
+        # The training rows are divided up first, as by scikit-learn: the rest of each class is
+        # validation.
         sizes = class_sizes(counts, len(classes) - size)
         chosen = []
         for label, rows in rows_of_classes.items():

@@ -70,6 +70,8 @@ class NamedMetrics:
         if setup.config.named_metrics:
             # What a script draws must not change the training.
             with kept_generators(setup.world.device):
+                # On the main rank alone, which computes the metrics: the import of evaluate takes
+                # seconds.
                 facts = setup.world.on_main(self._load)
             if facts is not None:
                 self.deciding = Deciding(**facts)
@@ -157,6 +159,8 @@ class NamedMetrics:
         setup = self._setup
         values: dict[str, float] = {}
         if self.deciding.name != metric_spec.LOSS:
+            # Where no metric gives it a value: an evaluation without one is not compared. The
+            # caller has the value of a metric of the task itself.
             values[self.deciding.name] = math.nan
         with kept_generators(setup.world.device):
             inputs = setup.task.metric_inputs(predictions, data)
@@ -177,8 +181,10 @@ class NamedMetrics:
     ) -> dict[str, float]:
         """Returns the numbers of one metric for a validation split, by their names in results."""
         spec = loaded.metric.spec
+        # All that the trial had: evaluations must not differ in which metrics they have.
         numbers = dict.fromkeys(loaded.names, math.nan)
         try:
+            # A task of the user's own may give fewer forms than its kind of predictions has.
             if loaded.form >= len(forms):
                 raise MetricError(
                     f"--metric {spec.text!r}: --task {self._setup.config.task} has no predictions "

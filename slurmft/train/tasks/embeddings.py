@@ -189,6 +189,7 @@ class Task(Pretrained):
         rows = len(vectors)
         if self.couples_rows:
             return self.coupled_loss(vectors, 0, rows), rows
+        # Each text of a row has the score of the row: that of the first will do.
         scores = batch.targets["labels"][batch.targets["order"]][:: self._texts]
         cosines = (vectors[:, 0] * vectors[:, 1]).sum(-1)
         return (cosines - scores).square().sum(), rows
@@ -292,6 +293,7 @@ def _drop_pooler(model: Any) -> None:
             each for each in missing if not each.startswith("pooler.")
         ]
     else:
+        # DDP would wait for its gradient, which never comes.
         pooler.requires_grad_(False)
 
 
@@ -327,6 +329,7 @@ def ranks_of_positives(
         for number, row in enumerate(similarities, start):
             best = row[positives[number]].max()
             is_before = row >= best
+            # Further texts that go with the anchor do not push the best one down.
             is_before[positives[number]] = False
             ranks[number] = 1 + is_before.sum()
     return ranks

@@ -163,6 +163,7 @@ def fits(feature: Any, value: Any) -> bool:
     match value:
         case str():
             return "string" in dtype
+        # A whole number will do for a float; a float is no class.
         case int():
             return dtype.startswith(("int", "uint", "float"))
         case float():
@@ -228,6 +229,7 @@ class EvaluateMetric:
     def _check_arguments(self) -> None:
         """Raises MetricError for an argument that the metric does not have."""
         parameters = inspect.signature(self._module._compute).parameters.values()
+        # It passes on whatever it gets: which arguments are right, a call alone tells.
         if any(each.kind is each.VAR_KEYWORD for each in parameters):
             return
         names = {each.name for each in parameters} - self._feature_names()
@@ -339,8 +341,10 @@ def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
         # What was fetched counts, in every attempt of a run.
         uses_cache = is_cached(spec, modules) and not refresh
         evaluate.config.HF_EVALUATE_OFFLINE = is_offline or uses_cache
+        # It copies the script into the cache, and executes nothing of it yet.
         imported = loading.evaluation_module_factory(name)
     finally:
+        # It is the module's own: whatever loads next would see it.
         evaluate.config.HF_EVALUATE_OFFLINE = was_offline
         os.umask(umask)
     check_trusted(modules, imported.module_path)
@@ -404,6 +408,8 @@ def _check_code(folder: Path, with_folders: bool = False) -> None:
             if path.is_dir() and (with_folders or path.name == "__pycache__"):
                 _check_code(path, with_folders)
             elif is_code and path.is_file():
+                # Only looked at: Python opens it by its name, in a folder where nobody else can
+                # write.
                 os.close(SCRIPTS.open(path, descriptor))
 
 

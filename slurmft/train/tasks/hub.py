@@ -66,6 +66,7 @@ class Rows:
         chosen = {}
         for name in columns:
             chosen[name] = list(itertools.compress(self.column(name), is_chosen))
+        # Messages name rows by their numbers in the file, of which this is a part.
         numbers = list(itertools.compress(range(1, len(self) + 1), is_chosen))
         return Rows(chosen, self.where, self.names, numbers)
 
@@ -120,6 +121,7 @@ class Source:
 
     def _dataset(self, split: str) -> Any:
         """Returns a split as a Dataset of the library; NoSplitError where there is none."""
+        # Here: a run with a local folder does without this import.
         from datasets import load_dataset
 
         def load() -> Any:
@@ -164,6 +166,7 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
     try:
         with permissions.as_in(cache):
             return load()
+    # What transformers, datasets and safetensors raise for what is absent, closed or damaged.
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         # transformers wraps the cause in paragraphs of advice.
         first_line = str(error).strip().partition("\n")[0]

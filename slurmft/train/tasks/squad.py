@@ -115,6 +115,7 @@ class Task(Pretrained):
             part = questions[first : first + ROWS_AT_ONCE]
             self._check_room(tokenizer, part, longest)
             encoded = tokenizer(
+                # As transformers' run_qa.py: white space in front would take room from contexts.
                 [question.question.lstrip() for question in part],
                 [question.context for question in part],
                 truncation="only_second",
