@@ -19,6 +19,7 @@ def pack(value: Any) -> torch.Tensor:
             key.
     """
     text = json.dumps(value, default=_plain)
+    # After json.dumps, which refuses what holds itself: this would walk round for ever.
     _check_keys(value)
     # A bytearray, which can be written: torch warns of a tensor on bytes.
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)

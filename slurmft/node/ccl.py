@@ -86,6 +86,7 @@ class Binding:
         command = ["bash", "-c", _SOURCE, "bash", str(script)]
         done = process.run(command, _SETVARS_S)
         changed = {}
+        # NUL between them, by `env -0`: a value may hold line breaks.
         for entry in done.stdout.split("\0"):
             name, equals, value = entry.partition("=")
             before = os.environ.get(name)
@@ -178,6 +179,7 @@ def problem_of(binding: Binding | None) -> str | None:
 def hint(python: str = interpreter.PYTHON) -> str:
     """Returns what to do where a Python cannot use oneCCL."""
     torch = _minor(_torch_of(python) or LAST_TORCH)
+    # As numbers: 2.10 is newer than 2.8.
     if [int(n) for n in torch] > [int(n) for n in LAST_TORCH.split(".")]:
         return (
             f"use --backend gloo: the last release of oneccl_bind_pt is for torch {LAST_TORCH}, "

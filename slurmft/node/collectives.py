@@ -199,6 +199,7 @@ class _Settlement:
             # Those that only lost the others come last.
             problems.sort(key=_is_effect)
             return replace(decision, problem=shown("".join(problems[:1]), 300))
+        # gloo where they are equal: it comes with torch.
         if decision.ccl_s < decision.gloo_s:
             return replace(decision, backend="ccl")
         return decision
@@ -206,6 +207,7 @@ class _Settlement:
     def _follow(self, offer: _Offer) -> str:
         """Takes part as another node than the head; returns the decision."""
         self._peers.report(_OFFERS, asdict(offer))
+        # The head decides the same by this report: there is nothing to wait for.
         if not offer.processes:
             return "gloo"
         wait_s = self._config.job.rdzv_timeout_s
@@ -303,6 +305,7 @@ class _Probes:
     ) -> None:
         """Starts another one."""
         files = self._files
+        # Files, not pipes: nobody reads while they run, and a full pipe would stop them.
         output = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - see `close`
         errors = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         # By its path: the program's Python may lack this package.

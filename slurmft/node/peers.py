@@ -87,11 +87,13 @@ class Peers:
             self._links[link] = channel
             self._listen_to(link)
         if servers or head:
+            # A daemon: it listens until the process ends, which does not wait for it.
             threading.Thread(target=self._listen, name="peers", daemon=True).start()
 
     def tell(self, word: str, source: socket.socket | None = None) -> None:
         """Sends a word to all other tasks, once, but not back to its `source`."""
         with self._news:
+            # No others: a word of another task goes on to all.
             if word in self._words or word not in _WORDS:
                 return
             self._words.append(word)
@@ -153,6 +155,7 @@ class Peers:
         self._listen_to(link)
 
     def _listen_to(self, link: socket.socket) -> None:
+        # Whoever stops in the middle of a line must not hold up the others.
         link.setblocking(False)
         self._selector.register(link, selectors.EVENT_READ, self._receive)
 

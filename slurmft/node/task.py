@@ -134,6 +134,7 @@ def run_child(
             (watchdog.folder / ccl.MARK).touch()
         write_json(heartbeat.hardware_file(watchdog.folder), profile.hardware.facts())
         memory_kills.note(heartbeat.memory_kills_file(watchdog.folder))
+        # A stop that came before there were ranks: they read it when they start.
         if supervisor.stop_signal:
             environment[signals.STOPPING] = str(supervisor.stop_signal)
         child = replace(child, command=[provided.python, *child.command[1:]])

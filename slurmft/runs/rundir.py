@@ -254,6 +254,7 @@ class RunDir:
     def load_config(self, read: Callable[[Path], bytes] = read_bytes) -> RunConfig:
         """Returns the configuration that the login node wrote."""
         try:
+            # A `Door` reads whatever is there, however large it is.
             check_size(self.config)
             return RunConfig.from_json(read(self.config).decode("utf-8"))
         except _UNREADABLE as error:

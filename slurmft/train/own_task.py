@@ -38,6 +38,7 @@ def load(name: str) -> Any:
             f"{what} cannot be imported: {one_line(error)}",
             "give package.module:Class as Python imports it from this folder",
         ) from error
+    # By the base of `Task`, which this module can import without numpy.
     if not (inspect.isclass(task_class) and issubclass(task_class, TaskDeclaration)):
         problem = f"{what} is no subclass of slurmft.train.tasks.Task"
         raise UsageError(problem, "derive it from that")

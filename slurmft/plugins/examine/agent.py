@@ -140,6 +140,7 @@ def _rendezvous(
         hosts=tuple(hosts),
         node_rank=rank,
         port=port,
+        # Nobody listens there: `connections` tries whether nodes reach each other.
         check_port=0,
         id=id,
         interface=interface,

@@ -121,6 +121,7 @@ def merged(checks: Iterable[tuple[str, Check]]) -> list[Check]:
     hosts_of: dict[str, list[str]] = {}
     first_checks: dict[str, Check] = {}
     for host, check in checks:
+        # By their texts: the figures of the first of them stand for all.
         hosts_of.setdefault(check.text, []).append(host)
         first_checks.setdefault(check.text, check)
     merged_checks = []
@@ -200,6 +201,7 @@ class Report:
             self.text(),
             "",
             "--- JSON ---",
+            # Others read it: a token may stand in any variable or message.
             redact(to_json(facts, indent=1)),
             "",
         ]

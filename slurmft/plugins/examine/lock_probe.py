@@ -89,6 +89,7 @@ def probe(
                 break
         return findings
     finally:
+        # The folder is somebody's cache: nothing of the measurement stays there.
         with contextlib.suppress(AgentError):
             ask(0, "clear", "-", token)
 
@@ -108,6 +109,7 @@ def _measure(
     name: str,
     thorough: bool,
 ) -> Finding:
+    # Another node than the first, which holds the locks, if there is another.
     last = nodes - 1
 
     def becomes_free(name: str) -> bool:

@@ -92,6 +92,7 @@ def measure(site: Site, nodes: int, folder: Path) -> Measurement:
     Raises:
         AgentError: a node does not answer.
     """
+    # An allocation may have more nodes than are to be compared.
     names = list(site.hosts)[:nodes]
     commands_of = {name: site.commands[name] for name in names}
     with Agents(commands_of, site.env) as agents:
@@ -166,6 +167,7 @@ def conclude(measurement: Measurement) -> list[str]:
     try:
         path = lock_probe.record(file_system, measurement.findings, len(hosts))
         lines.append(f"recorded for {file_system}; your runs use it: {path}")
+    # RuntimeError: a user without a home, in which the record would lie.
     except (OSError, RuntimeError) as error:
         lines.append(f"not recorded ({error}): give --file-locks {choice} to runs")
     if choice == "soft":

@@ -107,6 +107,7 @@ ADAPTERS = {
             "WANDB_MODE": "offline",
             "WANDB_DISABLE_GIT": "true",
             "WANDB_DISABLE_CODE": "true",
+            # It would keep the output as well, which is in the rank's log.
             "WANDB_CONSOLE": "off",
         },
         # Later attempts continue the run of the first.
