@@ -237,6 +237,7 @@ def run(*words: str | os.PathLike[str], **given: Any) -> Run:
 
 def submit_config(config: RunConfig, call: str) -> Run:
     """Submits the job of a configuration; `call` is the Python call, for the records."""
+    # Before the provenance, which reads the commit and all of slurmft's modules.
     cluster = cluster_submit.check(config)
     provenance = cluster_submit.provenance_of(call)
     return Run(cluster_submit.submit_with(config, cluster, provenance).path)

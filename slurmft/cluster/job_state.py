@@ -145,6 +145,7 @@ def combine(
         has_started: an attempt of the run has begun.
         may_requeue: the job may be requeued (--requeue).
     """
+    # Nobody knows what became of it: neither Slurm nor the run itself.
     if report is None and not recorded.has_ended:
         return _vanished(LOST)
     if report is None:

@@ -164,6 +164,7 @@ class Rank:
     host: str
     node: int | str | None = None
     """The number of its node."""
+    # Not checked: readers show or compare them, and a damaged one must not hide the rest.
     device: Any = None
     threads: Any = None
     cores: Any = None

@@ -216,6 +216,7 @@ class OwnProgram:
         for path in self._own_files():
             if path.exists():
                 times.append(path.stat().st_mtime_ns)
+        # By the files' own times: the clock of their server may not be that of this machine.
         return dataclasses.replace(self, since_ns=max(times, default=0))
 
     def has_finished(self) -> bool:

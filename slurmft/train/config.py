@@ -59,6 +59,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         metavar="NAME|MODULE:CLASS",
+        # MODULE:CLASS is imported, at submission and on every rank.
         executes=True,
         usual=True,
         decides_tokens=True,
@@ -74,9 +75,11 @@ class TrainConfig:
         affects="both",
         at="rank",
         metavar="NAME=VALUE",
+        # A task may read it in `prepare`.
         decides_tokens=True,
         commands=("data",),
     )
+    # Read at submission alone: what it fills in is recorded with the other options.
     recipe: str | None = option(
         None,
         f"a task with all its settings, most as published: {', '.join(named())}",
@@ -178,6 +181,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         metavar="NAME",
+        # The file to predict may have another name for it.
         predicts="flag",
         usual=True,
         decides_tokens=True,
@@ -272,6 +276,7 @@ class TrainConfig:
         at="rank",
         metavar="TOKENS",
         least=0,
+        # Windows that share all their tokens would get no further in a text.
         below="max_length",
         decides_tokens=True,
     )
@@ -441,6 +446,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         least=0,
+        # torch's AdamW refuses 1.
         below=1,
         predicts="reset",
     )
@@ -458,6 +464,7 @@ class TrainConfig:
         "AdamW: what is added to the root of that mean",
         affects="result",
         at="rank",
+        # With 0, a weight that has had no gradient yet would be divided by 0.
         above=0,
         predicts="reset",
     )
@@ -670,6 +677,7 @@ class TrainConfig:
         "frozen weights in 4 bits, by bitsandbytes; GPUs only",
         affects="both",
         at="rank",
+        # Weights in 4 bits get no gradients: adapters beside them do.
         needs=_LORA,
         predicts="reset",
         elsewhere=("use_4bit",),
@@ -711,6 +719,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         predicts="reset",
+        # The labels of tokens are stored with them.
         decides_tokens=True,
     )
     save: str = option(
@@ -761,6 +770,7 @@ class TrainConfig:
         at="rank",
         metavar="NAME|DIR[:ARGUMENT=VALUE,...]",
         path="input",
+        # The script of a metric is code.
         executes=True,
         predicts="reset",
         elsewhere=("metric_for_best_model",),

@@ -56,6 +56,7 @@ def array_options(
     log = str(logs / f"{JOB}.log")
     array = [
         *options.items(),
+        # Behind the %: how many of the tasks may run at a time.
         ("array", f"0-{tasks - 1}%{at_most}"),
         ("output", log),
         ("error", log),

@@ -356,7 +356,6 @@ def _describe_work(work: Workload) -> str:
 
 
 def _time_table(options: Sequence[Option]) -> list[str]:
-    # One unit for all rows, in which the shortest time has digits.
     # One unit for all rows, so that they compare: that of the shortest time.
     shortest_s = min(option.time_s.median for option in options)
     unit, scale = unit_of(shortest_s)
