@@ -86,6 +86,8 @@ def node_task(config: RunConfig, run: RunDir) -> list[str]:
     if config.job.container is None:
         return task
     home = Path.home()
+    # The image's own Python, as that of this host need not run there. It finds slurmft's code where
+    # `mounts` puts it.
     task = ["env", f"PYTHONPATH={_CODE}", f"HOME={home}", "python3", *task[1:]]
     programs = runtimes()[runtime_of(config.job)]["programs"]
     # Pyxis: srun starts it in the container already.
@@ -165,6 +167,7 @@ def mounts(config: RunConfig, run: RunDir) -> list[tuple[str, ...]]:
             what = f"{name} takes no path with {min(forbidden)!r}: {path!r}"
             raise UsageError(what, "rename it, or choose another --container-runtime")
     same_places = [(folder, folder) for folder in sorted(folders)]
+    # Read-only: nothing that runs in the image changes the code that other nodes run as well.
     return [(code, f"{_CODE}/slurmft", "ro"), *same_places]
 
 

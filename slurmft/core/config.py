@@ -196,6 +196,7 @@ class JobConfig:
     qos: str | None = option(
         None,
         "Slurm quality of service",
+        # As the account: it sets priority and limits of a job, not what the job computes.
         affects="nothing",
         at="job",
         metavar="NAME",
@@ -276,6 +277,7 @@ class JobConfig:
     exclusive: bool = option(
         False,
         "share the nodes with no other job",
+        # Other jobs on a node compete for its memory bandwidth, its caches and its network.
         affects="speed",
         at="job",
         sbatch="exclusive",
@@ -350,6 +352,7 @@ class JobConfig:
     host_suffix: str = option(
         "",
         "text after host names for the rendezvous, where the fabric's names differ, as n1-ib0",
+        # Another name of a host may be that of another network, faster or slower.
         affects="speed",
         at="node",
         may_be_empty=True,

@@ -110,6 +110,7 @@ def _read(read: Callable[[], _T], path: Path, run: RunDir, tries: int = 5) -> _T
     for number in range(1, tries):
         with contextlib.suppress(OSError):
             return read()
+        # Longer each time, ten seconds in all.
         time.sleep(number)
     try:
         return read()

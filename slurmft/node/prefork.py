@@ -60,9 +60,13 @@ class Rank:
                 set_title(title)
                 with open(reader) as pipe:
                     environment = json.loads(pipe.readline())
+                # torchrun gives each rank its whole environment: what this copy has besides is not
+                # the rank's.
                 os.environ.clear()
                 os.environ.update(environment)
                 work()
+        # SystemExit, too: this process is a copy of torchrun's. Any exception that left here would
+        # go on through torchrun's own code, which must not run twice.
         except BaseException:
             traceback.print_exc()
         finally:
@@ -70,6 +74,7 @@ class Rank:
 
     def begin(self, environment: dict[str, str]) -> None:
         """Lets the process do its work in this environment."""
+        # A rank may have died while it waited. torchrun learns that by `poll`, as of any rank.
         with open(self._writer, "w") as pipe, contextlib.suppress(BrokenPipeError):
             pipe.write(json.dumps(environment) + "\n")
 

@@ -71,6 +71,7 @@ class Watchdog:
         self._awake_since = self._checked_at
         # In memory: heartbeats must not wait for a file system that hangs.
         place = Path("/dev/shm")
+        # A container may have no such folder, or one that is closed to this user.
         if not os.access(place, os.W_OK):
             place = Path(tempfile.gettempdir())
         remove_stale(place)

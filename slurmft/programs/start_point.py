@@ -58,8 +58,10 @@ class StartPoint:
         Raises:
             OSError: --checkpoint-dir cannot be read.
         """
+        # Its command line names no checkpoint: the program itself looks for one, if it does.
         if self._program.resume_args is None:
             return None
+        # There is nobody to agree with, or no address at which ranks could meet.
         if self._world_size == 1 or not self._port:
             return self._newest()
         if self._rank == 0:

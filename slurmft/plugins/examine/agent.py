@@ -33,6 +33,7 @@ _TAIL = 1500
 class Agent:
     """The operations, by name. `job` has fields of JobConfig: how a run would use the node."""
 
+    # `serve` looks an operation up here, by the name that the request has.
     listen = staticmethod(connections.listen)
     reach = staticmethod(connections.reach_all)
     send = staticmethod(connections.send)

@@ -79,6 +79,8 @@ def probe(
     token = ask(0, "token")  # others may measure in the same folder
     try:
         ask(0, "write", "-", token)
+        # A node that does not see the file has a folder of its own there, as /tmp is: no lock needs
+        # to hold between them.
         if any(ask(node, "see", "-", token) != "yes" for node in range(nodes)):
             return None
         findings: Findings = {}
@@ -128,6 +130,7 @@ def _measure(
         return becomes_free(separate_name)
 
     answer = ask(0, "hold", primitive, name)
+    # Any other word is the text of an error: this primitive cannot be used here.
     if answer != "got":
         return Finding(error=answer)
     on_node = ask(0, "die", primitive, name) == "busy"  # another process tries
@@ -137,6 +140,8 @@ def _measure(
     if others:
         between_nodes = all(answer == "busy" for answer in others)
     ask(0, "free", primitive, name)
+    # It cannot be chosen. How it is released need not be known then, and takes the longest to find
+    # out.
     if between_nodes is False and not thorough:
         return Finding(on_node=on_node, between_nodes=False)
     return Finding(

@@ -100,6 +100,7 @@ def measure(site: Site, nodes: int, folder: Path) -> Measurement:
         requests = dict.fromkeys(names, question)
         answers = agents.ask("inspect", requests, _START_S, NodeReport)
         for name, answer in answers.items():
+            # Without one of the nodes nothing is known of locks between it and the others.
             if isinstance(answer, AgentError):
                 raise AgentError(f"{name}: {answer.message}")
         reports: list[NodeReport] = [answers[name] for name in names]
@@ -129,6 +130,7 @@ def table(measurement: Measurement) -> list[str]:
 
 
 def _cells(finding: Finding) -> tuple[str, str, str, str, str]:
+    # It cannot be used here at all: of nodes and ends of processes nothing was measured.
     if finding.error:
         return (finding.error, "", "", "", "")
     excludes = {True: "excludes", False: "DOES NOT EXCLUDE", None: "unknown"}

@@ -43,6 +43,7 @@ def examine_this_host(job: JobConfig) -> list[Check]:
     # All together have this time, so that a file system that hangs holds up nothing else.
     results = call_all(_TIMEOUT_S, list(parts.values()))
     for about, result in zip(parts, results, strict=True):
+        # A check that fails, or takes too long, is a finding itself: the report has all the others.
         if isinstance(result, Exception):
             hint = getattr(result, "hint", None)
             checks.append(failure(about, one_line(result), hint))
@@ -88,6 +89,7 @@ def controller(job: JobConfig) -> list[Check]:
     try:
         version = commands.version()
         settings = commands.settings()
+    # The commands are there, but the controller does not answer: nothing more can be asked of it.
     except SlurmftError as error:
         hint = error.hint or "tell the site: jobs can be neither submitted nor watched"
         return [failure("Slurm", one_line(error), hint)]
@@ -131,6 +133,7 @@ def check_partitions(
         return failure("partitions", text)
     large_enough = []
     for p in candidates:
+        # Nodes that are down count as well: they may come back, and a job would wait for them.
         if p.nodes >= nodes and p.state == "up":
             large_enough.append(p)
     if not large_enough:
@@ -258,6 +261,7 @@ def hub() -> list[Check]:
     # The timeout of the request does not cover a name server that does not answer.
     call = partial(core_hub.hub_in_reach, _HUB_TIMEOUT_S)
     answers = call_all(_HUB_TIMEOUT_S, [call])
+    # A call that takes too long has an exception in place of its answer.
     if answers == [True]:
         return [ok("hub", f"{endpoint} answers")]
     return [warning("hub", f"{endpoint} does not answer", hint)]
@@ -289,6 +293,7 @@ def folder(purpose: str, path: Path) -> list[Check]:
     text = f"{path} on {file_system}"
     if purpose in ("cache", "data cache"):
         text += f"; file locks: {locks.primitive_for(path)}"
+        # By an earlier examination, or by `slurmft doctor locks`.
         if locks.recorded(file_system):
             text += " (measured)"
         elif file_system.is_shared:

@@ -43,6 +43,8 @@ class Cluster:
     @property
     def start(self) -> str:
         """The words of a shell that start slurmft there."""
+        # -P: the folder in which a command runs is none that Python imports from. There, others may
+        # be able to write it.
         if self.uv:
             return f"uv run --project {word(self.uv)} python -P -m slurmft"
         return f"{word(self.python)} -P -m slurmft"

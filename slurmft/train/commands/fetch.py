@@ -121,6 +121,7 @@ def load(train: TrainConfig, offline: bool) -> int:
         environment["HF_HUB_OFFLINE"] = "1"
     # Its output goes to the terminal: progress bars, and the reason where it fails.
     done = subprocess.run(command, env=environment, check=False)
+    # A signal ended it: the kernel's SIGKILL, mostly, where memory is short.
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         raise SlurmftError(
@@ -167,6 +168,7 @@ def main(argv: list[str]) -> int:
     scripts = _scripts(arguments.metric or (), arguments.task, preset)
     if scripts:
         fetch_metrics(scripts)
+    # Metrics alone were asked for: the model and the data of the default task were not.
     if arguments.metric and not (arguments.model or arguments.data or arguments.task):
         return Exit.OK
     train = configure(arguments)

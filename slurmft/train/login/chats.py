@@ -254,6 +254,7 @@ def written(
         try:
             return _written(write, variant, template)
         except UsageError as error:
+            # The first refusal is reported: it is of the conversation as its row has it.
             refusal = refusal or error
     assert refusal is not None  # there is a variant
     raise refusal
@@ -268,6 +269,8 @@ def _written(
     # Whatever the template raises: it is code of others, and any row may be new to it.
     except Exception as error:
         raise _refused(template, messages, error) from error
+    # A model is asked for an answer behind such a prompt: it must have learnt answers behind the
+    # same. And an answer is what a text has behind its prompt.
     if not all(map(str.startswith, texts, prompts)):
         raise UsageError(
             f"{template} writes turns of the assistant otherwise than the beginning that a model "
@@ -331,6 +334,7 @@ def _unwritten(messages: Messages, prompts: list[str], texts: list[str]) -> str:
             names = [function["name"]]
             if isinstance(arguments, dict):
                 names += arguments
+            # By the names alone: how values are written is the template's own matter.
             if not all(name in answer for name in names):
                 return f"the tool call {function['name']!r}"
     return ""

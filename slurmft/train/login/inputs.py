@@ -266,6 +266,8 @@ def look(
     main, *sources = train.sources()
     reader = _Reader(read_hub_split)
     splits: list[Split] = []
+    # Where --data is not read here, the task may still have classes of its own: sources of --mix
+    # are checked against them.
     classes = list(facts(train.task).labels or ())
     remarks: list[str] = []
     if reader.can_read(main):

@@ -89,6 +89,7 @@ def _classes(train: TrainConfig) -> tuple[str, ...] | None:
         return labels
     if train.data is None or not is_local(train.data):
         return None
+    # There are none where a large file was not read to its end, either.
     return tuple(inputs.classes(train)) or None
 
 

@@ -94,6 +94,7 @@ def configure(
         name=f"predict-{trainer.name}",
         module=trainer.module,
         needs_hub=not is_local(str(train.model)),
+        # A container shows these alone: the folder of the output, too.
         paths=(*contents, str(output.parent)),
         code=trainer.code,
         inputs=inputs,
@@ -294,6 +295,8 @@ def _describe_rows_of(
         most = 1
     all_columns = read_columns(file, most=most)
     columns = checked_inputs(train, all_columns, str(file))
+    # The job writes these columns again, beside its predictions: here it costs nothing to see that
+    # the kind of file has no form for one.
     check_writable(all_columns, output, str(file))
     if most:
         return "large: the job checks its rows"

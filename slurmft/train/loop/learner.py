@@ -412,6 +412,8 @@ def _weights_in_graph(loss: torch.Tensor) -> set[int]:
     functions: list[Any] = [loss.grad_fn]
     while functions:
         function = functions.pop()
+        # Behind a residual connection many ways lead to one function: to follow each would take
+        # longer with every layer, twice as long or more.
         if function is None or function in seen:
             continue
         seen.add(function)

@@ -393,6 +393,7 @@ class Reporter:
         """Returns the counts of all ranks. Raises as `flush`: no checkpoint has what is not
         finite."""
         self.flush()
+        # Without it, what is saved would lack the seconds of the phase under way.
         self.clock.mark()
         counts = dataclasses.asdict(self.counts)
         ranks = self._world.gather_objects(counts)

@@ -167,6 +167,7 @@ class Task(Pretrained):
         for source in sources:
             _end_at(model, source.ends(tokenizer))
         parameters = inspect.signature(model.forward).parameters
+        # A model without it makes logits of all tokens, of which those without a label are masked.
         self._chooses_logits = "logits_to_keep" in parameters
         return model
 

@@ -123,6 +123,8 @@ class Task(Pretrained):
     def _hidden_size(self) -> int:
         """Numbers of the state of a token."""
         model_config = self.load(AutoConfig.from_pretrained)
+        # A model of texts and images has the configuration of its text part within its own; of one
+        # of texts alone this is the configuration itself.
         return int(model_config.get_text_config().hidden_size)
 
     @functools.cached_property
@@ -212,6 +214,7 @@ class Task(Pretrained):
         if self._has_scores:
             pairs = predictions.reshape(-1, 2, predictions.shape[-1]).astype(np.float64)
             cosines = (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
+            # Both texts of a pair have its score.
             scores = table.labels[::2]
             values = {name: SCORES[name](cosines, scores) for name in self.metric_names}
             return values | {LOSS: float(np.mean(np.square(cosines - scores)))}
@@ -254,6 +257,8 @@ class Task(Pretrained):
         vectors = torch.from_numpy(predictions)
         by_row = vectors.view(-1, self._texts, vectors.shape[-1])
         order = epoch_order(len(by_row), self.config.seed, 0)
+        # Each row of a step has a cosine with each of its texts, about: so many rows fit into the
+        # limit.
         at_once = max(1, _SIMILARITIES_AT_ONCE // (step_rows * self._texts))
         total = 0.0
         for start in range(0, len(order), step_rows):
@@ -276,6 +281,8 @@ def by_row(samples: np.ndarray, row_size: int) -> np.ndarray:
     order = np.argsort(samples, kind="stable")
     in_order = samples[order]
     times_before = np.arange(len(samples)) - np.searchsorted(in_order, in_order)
+    # lexsort sorts by its last key first: by rows; then by how often a row was there before; then
+    # by the place of the text in its row.
     keys = (in_order, times_before, in_order // row_size)
     return order[np.lexsort(keys)]
 
@@ -314,11 +321,14 @@ def ranks_of_positives(
     rows = texts.reshape(-1, row_size)
     anchors, anchor_of_row = np.unique(rows[:, 0], return_inverse=True)
     others, other_of_text = np.unique(rows[:, 1:], return_inverse=True)
+    # The second text of a row goes with its anchor, further ones do not. NumPy 1 returns the
+    # numbers flat, NumPy 2 in the shape of the texts.
     positive_of_row = other_of_text.reshape(len(rows), -1)[:, 0]
     # Where a text is first: its vector stands for all equal ones.
     numbers, places = np.unique(texts, return_index=True)
     anchor_vectors = vectors[places[np.searchsorted(numbers, anchors)]]
     other_vectors = vectors[places[np.searchsorted(numbers, others)]]
+    # Rows in the order of their anchors, cut where the next anchor begins.
     order = np.argsort(anchor_of_row, kind="stable")
     ends = np.cumsum(np.bincount(anchor_of_row))
     positives = np.split(positive_of_row[order], ends[:-1])

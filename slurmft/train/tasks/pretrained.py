@@ -131,6 +131,7 @@ class Pretrained(Task):
                 task_class = plugins.get(plugins.TASKS, config.task, "--task").load()
             source: Pretrained = task_class(config)
             source.is_mixed = True
+            # The same lists, no copies: what a source finds in its rows is said of the run.
             source.notes = self.notes
             source.warnings = self.warnings
             sources.append(source)

@@ -102,8 +102,10 @@ class Task(Pretrained):
         model.saved_generation_config = self._saved_generation(generation_config)
         generation_config.update(
             max_length=longest_target + 1,
+            # `generate` would prefer it to max_length.
             max_new_tokens=None,
             num_beams=self.config.num_beams,
+            # Texts that are drawn would differ between two evaluations of one model.
             do_sample=False,
         )
         _drop_unused(generation_config)
@@ -190,6 +192,8 @@ class Task(Pretrained):
         predictions = torch.tensor(scores, dtype=torch.float64)
         if self._kept_tokens:
             kept = predictions.new_full((len(texts), self._kept_tokens), NO_TOKEN)
+            # Shorter texts of the batch end with padding, a special token, which decoding leaves
+            # out.
             kept[:, : tokens.shape[1]] = tokens
             predictions = torch.cat((predictions, kept), dim=1)
         return predictions.masked_fill(has_nan.cpu()[:, None], torch.nan)

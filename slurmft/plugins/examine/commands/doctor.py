@@ -61,12 +61,15 @@ def main(argv: list[str]) -> int:
         return run_part("slurmft doctor", PARTS, argv, "")
     arguments = parser().parse(argv)
     job = _job(arguments, "doctor")
+    # Such a launcher starts ranks without the task of a node, which an agent would take the place
+    # of.
     if starts_ranks(job.cluster):
         raise UsageError(
             f"--cluster {job.cluster} has no nodes to examine",
             "use slurm, local or auto",
         )
     if arguments.output is not None:
+        # Before nodes are waited for: where it cannot be written, the report would be lost.
         check_place(absolute(arguments.output), "--output")
     # Progress is for people who watch.
     say: Callable[[str], None] = _say
@@ -85,6 +88,7 @@ def main(argv: list[str]) -> int:
     if arguments.output is not None:
         path = absolute(arguments.output)
         write_text(path, report.for_support())
+        # stdout has the report itself, which may be JSON.
         print(f"report: {path}", file=sys.stderr)
     return report.exit_code
 
@@ -130,6 +134,7 @@ def _job(
 ) -> JobConfig:
     """Returns the job that the flags and the site file ask for."""
     names = _flags_of(command)
+    # Of the site file only what this command has a flag for, too: the rest is of runs.
     defaults = site_defaults(OPTIONS)
     site = {}
     for name in names:

@@ -92,6 +92,7 @@ def _status_there(status: Forwarded) -> dict[str, Any]:
     """Returns what the cluster says of the run; its error is raised here, with its hint."""
     answer = status.answer()
     if answer.code:
+        # Commands print errors in this form. Here the same will be printed once more.
         text = answer.stderr.strip().removeprefix("error: ")
         error, _, hint = text.partition("\nhint: ")
         raise SlurmftError(error, hint or None, answer.code)
@@ -113,6 +114,7 @@ def _origin(cluster: str, facts: dict[str, Any]) -> Origin:
 
 def _rsync_options(checkpoints: bool) -> list[str]:
     # What a run is marked by is never what it brings along.
+    # In upper and lower case: a file system here may not tell these apart.
     options = ["--exclude=/[oO][rR][iI][gG][iI][nN].[jJ][sS][oO][nN]"]
     names = [*_NEVER]
     if not checkpoints:

@@ -26,6 +26,8 @@ ELSEWHERE = Elsewhere.PLAIN
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     deadline_s = None
+    # Before the runs are read, which takes a while in a large folder: a mistyped time is told at
+    # once.
     if arguments.deadline is not None:
         deadline_s = duration_s(arguments.deadline, "--deadline")
     folders = [resolve.folder_of(source) for source in arguments.sources]
