@@ -533,23 +533,7 @@ def _read_split(
             # Once: it renders a template for each of the first rows.
             form.check_with_model(values, chunk.where)
         rows_before += count
-        for row in without_text:
-            if chosen[row - start]:
-                split.without_text.append(chunk.number(row, where))
-        for row, what in form.unread(values, start):
-            split.unread.setdefault(what, chunk.number(row, where))
-        split.labels.add(
-            (chunk.number(row, where), label)
-            for row, label in form.labels(values, start)
-            if chosen[row - start]
-        )
-        split.texts.add(itertools.compress(form.texts(values), chosen))
-        questions = itertools.chain(split.questions, form.questions(values))
-        split.questions = prompts.longest_questions(questions)
-        # Two tell that scores differ: a set of all might be as large as the data.
-        if len(split.scores) < 2:
-            split.scores.update(itertools.compress(form.scores(values), chosen))
-        split.rows += sum(chosen)
+        _add_rows(split, chunk, form, chosen, without_text)
         share = chunk.share
         # Part of a file is better than a submission that nobody waits for.
         elapsed_s = time.monotonic() - began
@@ -566,6 +550,41 @@ def _read_split(
     if len(split.without_text) >= split.rows:
         raise UsageError(f"{where!r}: no row has a text", "choose with --text-column")
     return split
+
+
+def _add_rows(
+    split: Split,
+    chunk: Chunk,
+    form: RowFormat,
+    chosen: Sequence[bool],
+    without_text: Sequence[int],
+) -> None:
+    """Adds what rows of a file hold to a split.
+
+    Args:
+        chosen: for each row whether it is of the split.
+        without_text: numbers of the rows whose text is empty.
+    """
+    values = chunk.columns
+    start = chunk.first_row
+    where = split.where
+    for row in without_text:
+        if chosen[row - start]:
+            split.without_text.append(chunk.number(row, where))
+    for row, what in form.unread(values, start):
+        split.unread.setdefault(what, chunk.number(row, where))
+    split.labels.add(
+        (chunk.number(row, where), label)
+        for row, label in form.labels(values, start)
+        if chosen[row - start]
+    )
+    split.texts.add(itertools.compress(form.texts(values), chosen))
+    questions = itertools.chain(split.questions, form.questions(values))
+    split.questions = prompts.longest_questions(questions)
+    # Two tell that scores differ: a set of all might be as large as the data.
+    if len(split.scores) < 2:
+        split.scores.update(itertools.compress(form.scores(values), chosen))
+    split.rows += sum(chosen)
 
 
 def _check_labels(task: str, form: RowFormat, splits: Sequence[Split]) -> list[str]:
