@@ -47,6 +47,7 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return dict(_SIMPLE[kind])
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
+    # That a field may be absent is said by its object: see `required` in `_object`.
     if origin is NotRequired:
         return _schema(arguments[0], definitions)
     if origin is Annotated:
@@ -56,12 +57,15 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     # Optional[X] is of the one kind, X | None of the other.
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_schema(each, definitions) for each in arguments]}
+    # A tuple with a type for each place; tuple[X, ...] is a list of any length. `items` is for
+    # places behind those of `prefixItems`: there are none.
     if origin is tuple and arguments[-1] is not Ellipsis:
         items = [_schema(each, definitions) for each in arguments]
         return {"type": "array", "prefixItems": items, "items": False}
     if origin in (list, tuple):
         return {"type": "array", "items": _schema(arguments[0], definitions)}
     if isinstance(origin, type) and issubclass(origin, Mapping):
+        # Keys are not described: in JSON all are texts.
         values = _schema(arguments[1], definitions)
         return {"type": "object", "additionalProperties": values}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -90,6 +94,7 @@ def _annotated(
 
 def _object(kind: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of a TypedDict, a dataclass or a named tuple."""
+    # Without the extras, Annotated and NotRequired would be stripped.
     hints = typing.get_type_hints(kind, include_extras=True)
     descriptions = _descriptions(kind)
     properties = {}
@@ -104,6 +109,7 @@ def _object(kind: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "required": required,
+        # A key that is not declared here is a mistake, which the tests find by this.
         "additionalProperties": False,
     }
     if kind.__doc__:
@@ -122,6 +128,7 @@ def _field_names(kind: type[Any]) -> list[str]:
 
 def _descriptions(kind: type[Any]) -> dict[str, str]:
     """Returns field -> the text below it in the source; those of base classes, too."""
+    # Python keeps no text below a field: only the source has it.
     source = textwrap.dedent(inspect.getsource(kind))
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)

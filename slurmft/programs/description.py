@@ -47,6 +47,8 @@ class OwnProgram:
     env: str | None = option(
         None,
         "Python environment of the program: a folder, or uv, of its uv.lock (default: slurmft's)",
+        # Other packages are other versions of libraries, faster or slower, which may round
+        # otherwise.
         affects="both",
         at="node",
         path="there",

@@ -255,6 +255,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         metavar="TEXT",
+        # An empty one takes the words of the recipe away.
         may_be_empty=True,
         decides_tokens=True,
         per_source=True,
@@ -573,6 +574,7 @@ class TrainConfig:
     dropout: float | None = option(
         None,
         "dropout everywhere in the model (default: the model's own)",
+        # Not the result alone: it takes time to draw what is dropped.
         affects="both",
         at="rank",
         least=0,
@@ -651,6 +653,7 @@ class TrainConfig:
     use_dora: bool = option(
         False,
         "train the magnitudes of adapted weights, too (DoRA)",
+        # Each forward pass computes the norms of the adapted weights anew.
         affects="both",
         at="rank",
         needs=_LORA,

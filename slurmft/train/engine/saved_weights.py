@@ -26,6 +26,7 @@ def dtype_of_saved(model: Any, config: TrainConfig) -> torch.dtype:
     if config.save_dtype != "auto":
         return SAVED_DTYPES[config.save_dtype]
     stored_dtype = getattr(model, "stored_dtype", None)
+    # auto: the type that the source has its weights in, where it is one that can be saved.
     for dtype in SAVED_DTYPES.values():
         if stored_dtype == dtype:
             return dtype

@@ -28,6 +28,7 @@ class DenseLayer(nn.Module):
         """Loads the layer; UsageError where its weights are others than its configuration says."""
         super().__init__()
         try:
+            # In fp32, as all that is trained: files may have weights of 16 bits.
             weights = load_file(dense.weights)
             self.weight = nn.Parameter(weights["linear.weight"].float())
             self.bias: nn.Parameter | None = None
@@ -60,12 +61,14 @@ class DenseLayer(nn.Module):
             weights["linear.bias"] = self.bias
         saved = {}
         for name, weight in weights.items():
+            # safetensors writes contiguous tensors alone.
             saved[name] = weight.detach().to("cpu", dtype).contiguous()
         save_file(saved, folder / "model.safetensors")
 
 
 def _activation(path: str) -> nn.Module:
     """Returns an activation of torch by the path of its class."""
+    # torch.nn.modules.activation.Tanh is nn.Tanh: nothing is imported for it.
     activation_class = getattr(nn, path.rpartition(".")[2], None)
     if isinstance(activation_class, type) and issubclass(activation_class, nn.Module):
         return activation_class()
@@ -87,6 +90,7 @@ class SentenceHead:
         Its own files do not have them."""
         if len(self.layers):
             model.sentence_dense = self.layers
+            # In the model's own file, transformers would find weights that it has no layer for.
             model.saved_apart = ("sentence_dense.",)
 
     def size(self, hidden_size: int) -> int:
@@ -111,9 +115,11 @@ class SentenceHead:
         kinds = ["Transformer", "Pooling", *["Dense"] * len(self.layers), "Normalize"]
         modules = []
         for number, kind in enumerate(kinds):
+            # The Transformer lies in the folder itself, where transformers looks for a model.
             path = ""
             if number:
                 path = f"{number}_{kind}"
+            # The names of older versions, which newer ones still read.
             module = {"idx": number, "name": str(number), "path": path}
             modules.append(module | {"type": f"sentence_transformers.models.{kind}"})
         write_json(folder / MODULES, modules)
@@ -150,11 +156,13 @@ def pooled(states: Tensor, lengths: Tensor, poolings: Sequence[str]) -> Tensor:
     parts = []
     for name in poolings:
         if name == "max":
+            # Padding is never the largest then.
             tokens = states.masked_fill(~is_token[:, :, None], float("-inf"))
             parts.append(tokens.max(dim=1).values)
             continue
         match name:
             case "cls":
+                # As padding is behind texts, the first token is always in the first place.
                 weights = (places == 0).expand_as(is_token)
             case "lasttoken":
                 weights = places == lengths - 1
@@ -163,7 +171,9 @@ def pooled(states: Tensor, lengths: Tensor, poolings: Sequence[str]) -> Tensor:
             case "mean_sqrt_len_tokens":
                 weights = is_token / lengths.sqrt()
             case _:  # weightedmean
+                # Tokens weigh 1, 2, 3, ...: the later, the more.
                 weights = is_token * (places + 1)
                 weights = weights / weights.sum(dim=1, keepdim=True)
+        # `to`: some weights are flags, and bmm wants both of one type.
         parts.append(torch.bmm(weights[:, None].to(states), states).squeeze(1))
     return torch.cat(parts, dim=-1)

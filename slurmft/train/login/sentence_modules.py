@@ -83,6 +83,8 @@ def on_this_machine(model: str) -> SentenceModules | None:
         return None
     try:
         return read(model, file_of)
+    # The hub's cache holds what has been asked for so far: the job, or `slurmft fetch`, asks for
+    # the rest.
     except AbsentFileError:
         if is_local(model):
             raise
@@ -197,6 +199,7 @@ def read(model: str, file_of: FileOf) -> SentenceModules:
     _check_case(model, file_of)
     pooling = _module_config(model, folders[1], file_of)
     poolings = _poolings(model, pooling)
+    # Without a default prompt no text has one that could be left out.
     if (
         default_prompt
         and prompts[default_prompt]
@@ -240,6 +243,7 @@ def _kind(module: Mapping[str, Any]) -> str:
     """Returns the name of the class of a module; "CLASS of another package" for those that are no
     part of sentence-transformers."""
     package, _, name = module["type"].rpartition(".")
+    # By the package alone: its versions have these classes in different modules.
     if package.partition(".")[0] != "sentence_transformers":
         return f"{name} of {package}"
     return str(name)
@@ -249,6 +253,7 @@ def _check_kinds(model: str, kinds: list[str]) -> None:
     """Raises UsageError where modules are others than Transformer, Pooling, any number of Dense,
     and maybe Normalize."""
     last = kinds[2:]
+    # Vectors are brought to length 1 in any case.
     if last[-1:] == ["Normalize"]:
         last.pop()
     if kinds[:2] != ["Transformer", "Pooling"] or set(last) - {"Dense"}:
@@ -261,6 +266,7 @@ def _check_kinds(model: str, kinds: list[str]) -> None:
 
 def _check_case(model: str, file_of: FileOf) -> None:
     """Raises UsageError where texts are to be written in lower case before the tokenizer."""
+    # The file of the module Transformer, which lies beside the model's own.
     file = file_of("sentence_bert_config.json")
     if file is not None and _json(file).get("do_lower_case"):
         raise UsageError(
@@ -315,6 +321,7 @@ def _poolings(model: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     if names is None:
         # Older versions have a switch for each.
         names = [name for key, name in POOLINGS.items() if config.get(key)] or ["mean"]
+    # A single pooling is a text, several are a list.
     if isinstance(names, str):
         names = [names]
     for name in names:
@@ -328,11 +335,14 @@ def _poolings(model: str, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _dense(model: str, folder: str, file_of: FileOf) -> Dense:
     config = _module_config(model, folder, file_of)
+    # Where the file names none, it is sentence-transformers' own default.
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    # Others read or write states of tokens, or add their input to their output.
     is_plain = (
         config.get("module_input_name", "sentence_embedding") == "sentence_embedding"
         and config.get("module_output_name") in (None, "sentence_embedding")
         and not config.get("use_residual")
+        # A class of another package would be code that comes with the model.
         and activation.startswith("torch.nn.")
     )
     if not is_plain:

@@ -82,6 +82,7 @@ def _is_compared(option: Option) -> bool:
 def _our_value(row: Row, name: str) -> Any:
     """Returns a setting of our row as its runs had it; None where that is unknown."""
     nodes = row.value("nodes")
+    # As it was: where the option is not given, the node's devices decide.
     if name == "nproc_per_node" and row.devices and nodes:
         return row.devices // nodes
     if name != _TRAIN_SAMPLES:
@@ -114,6 +115,7 @@ def _last_part(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    # True and False are ints to Python, and no numbers here.
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
