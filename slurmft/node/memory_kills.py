@@ -106,7 +106,7 @@ def _count(file: Path) -> int | None:
         text = file.read_text()
     except OSError:
         return None
-    found = _OOM_KILLS.search(text)
-    if found is None:
+    match = _OOM_KILLS.search(text)
+    if match is None:
         return None
-    return int(found[1])
+    return int(match[1])

@@ -411,9 +411,9 @@ class Forwarded:
     def _script(self, facts: dict[str, Any]) -> str:
         """Returns the script that a shell there runs; `facts` are those of the request."""
         runs_dir = f"{self.cluster.folder}/runs"
-        own = [self.project]
+        folders = [self.project]
         if self.fetched:
-            own.append(self.fetched[0])
+            folders.append(self.fetched[0])
         # The shell makes folders from the home folder; slurmft runs in the project.
         if not runs_dir.startswith(("/", "~")):
             runs_dir = f"~/{runs_dir}"
@@ -427,7 +427,7 @@ class Forwarded:
         folder = word(self.folder)
         # Who shares the folder of runs may have made it.
         shared = f"mkdir -p {folder} {word(runs_dir)}"
-        lines = [f"{own_folders(*own)} && {shared} && cd {folder} || exit 2"]
+        lines = [f"{own_folders(*folders)} && {shared} && cd {folder} || exit 2"]
         for name, text in variables.items():
             value = shlex.quote(text)
             lines.append(f"export {name}={value}")

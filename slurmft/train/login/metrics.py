@@ -70,12 +70,12 @@ def _is_here(spec: MetricSpec, own_metrics: Sequence[str]) -> bool:
         return True
     absent = f"--metric {spec.text!r} is not in the cache of scripts"
     fetch = f"slurmft fetch --metric {spec.name}"
-    own = f"the task's own metrics are {', '.join(own_metrics)}"
+    alternative = f"the task's own metrics are {', '.join(own_metrics)}"
     if is_hub_offline():
         problem = f"{absent}, and the hub is not asked (offline)"
-        raise UsageError(problem, f"{fetch}; {own}")
+        raise UsageError(problem, f"{fetch}; {alternative}")
     warnings.warn(
-        f"{absent} yet: nodes without internet need {fetch}; {own}",
+        f"{absent} yet: nodes without internet need {fetch}; {alternative}",
         SlurmftWarning,
         stacklevel=4,
     )

@@ -48,8 +48,8 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """What makes a vector of the states of a text's tokens; here as of a model that says nothing:
-    their mean."""
+    """The modules that make a vector of the states of a text's tokens. The defaults are those of a
+    model that names none: their mean."""
 
     poolings: tuple[str, ...] = ("mean",)
     """Their vectors are joined to one."""

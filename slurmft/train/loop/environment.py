@@ -106,8 +106,8 @@ def take_common_variables(ranks: list[dict[str, Any]]) -> dict[str, str]:
         if all(rank["variables"].get(name) == value for rank in ranks):
             common[name] = value
     for rank in ranks:
-        own = rank["variables"].items() - common.items()
-        rank["variables"] = dict(sorted(own))
+        others = rank["variables"].items() - common.items()
+        rank["variables"] = dict(sorted(others))
     return common
 
 

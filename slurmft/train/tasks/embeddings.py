@@ -100,7 +100,7 @@ class Task(Pretrained):
 
     @functools.cached_property
     def head(self) -> SentenceHead:
-        """What makes vectors of the states of tokens, as the base model has it."""
+        """The modules that make vectors of the states of tokens, as the base model has them."""
         name = str(required(self.config, "model"))
 
         def read() -> sentence_modules.SentenceModules:

@@ -289,7 +289,7 @@ class Pretrained(Task):
 
     @property
     def prefix(self) -> str:
-        """What stands before every text; "": nothing."""
+        """The words before every text; "": none."""
         return self.config.source_prefix or ""
 
     def longest(self, tokenizer: Any) -> int:

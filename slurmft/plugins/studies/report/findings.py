@@ -1,4 +1,4 @@
-"""What a comparison of two sides finds. Without numpy: the command line names these types."""
+"""The findings of a comparison of two sides. Without numpy: the command line names these types."""
 
 from dataclasses import dataclass
 from typing import TypedDict
