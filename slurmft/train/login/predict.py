@@ -94,7 +94,7 @@ def configure(
         name=f"predict-{trainer.name}",
         module=trainer.module,
         needs_hub=not is_local(str(train.model)),
-        # A container shows these alone: the folder of the output, too.
+        # What a container shows, besides the run's folder: that of the output, too.
         paths=(*contents, str(output.parent)),
         code=trainer.code,
         inputs=inputs,
