@@ -81,10 +81,6 @@ class Setup:
             job.warn(f"--shard {config.shard}: one process has nothing to share")
         data = _load_tokens(run_dir.tokens, task, job, fill)
         limits = MemoryLimits.shared(run_dir, world)
-        # Position and schedule count steps of this size: of another, they would be other samples.
-        resumed_batch_size = None
-        if checkpoint:
-            resumed_batch_size = checkpoint.setup["global_batch_size"]
         plan = Plan(
             config=config,
             world_size=world.size,
@@ -92,7 +88,7 @@ class Setup:
             train_samples=sum(_source_counts(config, data)),
             validation_samples=data.rows(data.validation),
             least_rows=task.least_step_rows,
-            resumed_batch_size=resumed_batch_size,
+            resumed_batch_size=_batch_size_of(checkpoint),
             memory_limit=limits.train_samples,
         )
         if _memory_ran_out(run_dir, world):
@@ -268,6 +264,15 @@ def choose_precision(config: ResolvedConfig, world: World) -> str:
 def _tokens_sha256(run_dir: RunDir) -> str:
     """Returns the checksum of the training tokens."""
     return str(fingerprint.of(run_dir.tokens / "train")["sha256"])
+
+
+def _batch_size_of(checkpoint: Checkpoint | None) -> int | None:
+    """Returns the global batch size of a run that continues; None for one that starts."""
+    if checkpoint is None:
+        return None
+    # Position and schedule count steps of this size: of another, they would be other samples.
+    size: int = checkpoint.setup["global_batch_size"]
+    return size
 
 
 def _load_tokens(
