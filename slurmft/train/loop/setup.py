@@ -92,13 +92,7 @@ class Setup:
             memory_limit=limits.train_samples,
         )
         if _memory_ran_out(run_dir, world):
-            evaluated = min(
-                config.eval_batch_size, limits.evaluate_samples or sys.maxsize
-            )
-            limits = MemoryLimits(
-                train_samples=max(1, plan.largest_part // 2),
-                evaluate_samples=max(1, evaluated // 2),
-            )
+            limits = _halved(limits, plan)
             world.on_main(partial(memory_limits.note, run_dir, limits))
             plan = replace(plan, memory_limit=limits.train_samples)
         setup = cls(
@@ -114,9 +108,7 @@ class Setup:
             memory_limits=limits,
         )
         setup.tell_limits()
-        if world.is_main:
-            for note in data.notes:
-                job.say(note)
+        setup.say_notes()
         if checkpoint:
             world.on_main(lambda: setup.check_same_run(checkpoint))
         return setup
@@ -143,6 +135,12 @@ class Setup:
                 f"memory was too small for --eval-batch-size {self.config.eval_batch_size}: "
                 f"evaluations take {self.eval_batch_size} samples at a time"
             )
+
+    def say_notes(self) -> None:
+        """Says what the task has noted of its data; on the main rank, once for all."""
+        if self.world.is_main:
+            for note in self.data.notes:
+                self.job.say(note)
 
     def check_steps(self) -> None:
         """Raises UsageError where optimizer steps have fewer samples than teach something; says how
@@ -264,6 +262,15 @@ def choose_precision(config: ResolvedConfig, world: World) -> str:
 def _tokens_sha256(run_dir: RunDir) -> str:
     """Returns the checksum of the training tokens."""
     return str(fingerprint.of(run_dir.tokens / "train")["sha256"])
+
+
+def _halved(limits: MemoryLimits, plan: Plan) -> MemoryLimits:
+    """Returns limits of half the samples that a rank had at once."""
+    evaluated = min(plan.config.eval_batch_size, limits.evaluate_samples or sys.maxsize)
+    return MemoryLimits(
+        train_samples=max(1, plan.largest_part // 2),
+        evaluate_samples=max(1, evaluated // 2),
+    )
 
 
 def _batch_size_of(checkpoint: Checkpoint | None) -> int | None:
