@@ -521,8 +521,8 @@ def test_metrics_are_those_of_sentence_transformers(
     rows[5]["positive"] = rows[6]["positive"]
     # An anchor of its own, though its tokens are those of another.
     rows[8]["anchor"] = rows[7]["anchor"].upper()
-    for copied, row in ((7, 9), (2, 10), (5, 11)):
-        rows[row]["positive"] = f" {rows[copied]['positive'].upper()}  "
+    for copied, number in ((7, 9), (2, 10), (5, 11)):
+        rows[number]["positive"] = f" {rows[copied]['positive'].upper()}  "
     data = write_splits(compared.parent / "again", {"train": rows, "validation": rows})
     encoder = plain_encoder(st, model)
     texts = {
