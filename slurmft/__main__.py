@@ -1,5 +1,6 @@
 """`slurmft COMMAND ...`, also as `python -m slurmft COMMAND ...`."""
 
+import contextlib
 import itertools
 import os
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import slurmft
 from slurmft.cli import load_command, usage
 from slurmft.core import interruption, plugins, terminal
-from slurmft.core.errors import Exit, UsageError, run_main
+from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 
 
 def main(argv: list[str]) -> int:
@@ -46,7 +47,10 @@ def _version() -> str:
         return slurmft.__version__
     from slurmft.core import git  # an installed slurmft need not wait for it
 
-    head = git.head(Path(slurmft.__file__).parent)
+    head = None
+    # A repository that git refuses to read says nothing.
+    with contextlib.suppress(SlurmftError):
+        head = git.head(Path(slurmft.__file__).parent)
     if head is None:
         return f"{slurmft.__version__} (never installed)"
     changes = ""

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from slurmft.core import fingerprint, hooks, permissions
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently
-from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.errors import SlurmftError, SlurmftWarning, UsageError
 from slurmft.core.files import read_bytes, write_bytes, write_text
 from slurmft.core.job_variables import outside_of_jobs
 from slurmft.core.options import options
@@ -56,12 +57,6 @@ def provenance(command: str, argv: list[str]) -> Submission:
 
 def provenance_of(command: str) -> Submission:
     """Returns the provenance of a command or a call, as it was written."""
-    from slurmft.core import git  # 3 ms, which a dry run does without
-
-    commit = git.head(Path.cwd())
-    git_facts = None
-    if commit:
-        git_facts = dataclasses.asdict(commit)
     files = [str(file) for file in site_files()]
     here = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,10 +68,26 @@ def provenance_of(command: str) -> Submission:
         "slurmft": slurmft.__version__,
         "python": sys.version.split()[0],
         "code": fingerprint.of_code(),
-        "git": git_facts,
+        "git": _git_facts(),
     }
     # Of a command with --on, the facts of the machine where it was typed take the place of these.
     return decode_leniently(here | request.facts(), Submission)
+
+
+def _git_facts() -> dict[str, Any] | None:
+    """Returns the commit of the present folder; None: there is none, or a warning says why it is
+    not recorded."""
+    from slurmft.core import git  # 3 ms, which a dry run does without
+
+    try:
+        commit = git.head(Path.cwd())
+    except UsageError as error:
+        remark = f"the commit of this folder is not recorded: {error.message}"
+        warnings.warn(remark, SlurmftWarning, stacklevel=2)
+        return None
+    if commit is None:
+        return None
+    return dataclasses.asdict(commit)
 
 
 def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:

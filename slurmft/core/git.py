@@ -12,20 +12,22 @@ use. What only reads index and references has the known switches.
 
 import contextlib
 import errno
+import functools
 import os
-import shlex
+import selectors
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import UnfitFileError, open_regular
+from slurmft.core.files import UnfitFileError, open_regular, read_bytes
 
 _SAFE = (
     "--no-pager",
@@ -33,19 +35,32 @@ _SAFE = (
     "--no-optional-locks",
     "-c", "core.fsmonitor=false",
     "-c", "core.hooksPath=/dev/null",
+    # Git compares larger files without having them in memory, and says only that they differ.
+    "-c", "core.bigFileThreshold=16m",
     # A folder of the work tree that looks like a repository is none.
     "-c", "safe.bareRepository=explicit",
 )  # fmt: skip
 _TIME_LIMIT_S = 60.0
 """Time limit of a git command: a FIFO among the files that it reads would keep it for ever."""
 _READ_IN_FOLDERS = (".git", ".gitattributes", ".gitignore")
-_READ_IN_REPOSITORY = ("HEAD", "config", "index", "info/attributes", "info/exclude")
+_NOT_READ = ("annex", "lfs")
+"""Folders of a repository in which git opens nothing, and others keep very many files."""
+_MONITOR = "fsmonitor--daemon.ipc"
+"""The socket of git's own monitor of files; to open one does not wait."""
+_MOST_ENTRIES = 1_000_000
+"""Of how many files of a repository git's commands are run: a link may lead to any folder."""
 _MOST_BYTES = 64 * 2**20
 """Size of the largest file of patterns that is copied; git itself reads no larger .gitattributes
 than 100 MB."""
 _MOST_INDEX_BYTES = 2**30
 """Size of the largest index that is copied, with the parts that it shares: several million
 files."""
+_MOST_OUTPUT_BYTES = 2**28
+"""Largest output of a command: the names of several million files."""
+_MOST_DIFF_BYTES = 16 * 2**20
+CUT = f"\n\\ slurmft: cut here, the changes are larger than {_MOST_DIFF_BYTES // 2**20} MiB\n"
+"""The end of changes that are larger."""
+_MOST_ERROR_BYTES = 2**16
 _BLOCK_BYTES = 2**20
 _HINT = "or: --snapshot folder"
 _OWN_VARIABLES = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
@@ -61,6 +76,22 @@ _KEPT = (
 """Settings of a repository by which files are compared. Their values are words."""
 
 
+class CommandError(UsageError):
+    """Git has refused a command."""
+
+
+class AbsentError(CommandError):
+    """There is no git, no repository with a work tree, or no commit."""
+
+
+_ABSENT = (
+    "not a git repository",
+    "cannot use bare repository",
+    "Needed a single revision",
+)
+"""What git says where one of them is absent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """The commit that a work tree is at."""
@@ -71,12 +102,16 @@ class Commit:
 
 
 def head(folder: Path) -> Commit | None:
-    """Returns the commit of the work tree that holds a folder; None without one, or without git."""
+    """Returns the commit of the work tree that holds a folder; None without one, or without git.
+
+    Raises:
+        UsageError: as of `output`, where there is a repository.
+    """
     try:
         # Not the usual limit: every submission waits for this, and can do without the answer.
         commit = output(folder, "rev-parse", "--verify", "HEAD", timeout_s=10)
         changes = status(folder, "-uno", timeout_s=10)
-    except UsageError:
+    except AbsentError:
         return None
     return Commit(commit.strip(), dirty=bool(changes))
 
@@ -123,32 +158,62 @@ def _status(
 
 
 def files(folder: Path) -> list[str]:
-    """Returns the paths of all tracked files of a work tree, those of its submodules included."""
-    text = output(folder, "ls-files", "-z", "--recurse-submodules")
-    return text.split("\0")[:-1]
-
-
-def tracks(folder: Path, path: Path) -> bool:
-    """Returns whether a work tree tracks a path; False if git refuses to read the tree."""
-    try:
-        # Literally: in a pathspec, * and [ stand for others.
-        command = ("--literal-pathspecs", "ls-files", "--", str(path))
-        return bool(output(folder, *command))
-    except UsageError:
-        return False
-
-
-def diff(folder: Path) -> str:
-    """Returns the changes of tracked files since the commit, those of submodules included.
+    """Returns the paths of all tracked files of a work tree, those of its submodules included. A
+    submodule that is not checked out is one of them.
 
     Raises:
         UsageError: as of `status`.
     """
-    return _diff(folder, "", ())
+    # In a conflict, a file has up to three entries.
+    return list(dict.fromkeys(_files(folder, "", ())))
 
 
-def _diff(folder: Path, place: str, around: tuple[Path, ...]) -> str:
-    """Returns the changes of a work tree.
+def _files(folder: Path, place: str, around: tuple[Path, ...]) -> Iterator[str]:
+    """Yields the files of a work tree; for the arguments see `_diff`."""
+    # Not --recurse-submodules: git would start itself in each, before it is looked at.
+    entries = _entries(folder)
+    around = _around(folder, _path(folder, "--show-toplevel"), around)
+    for mode, name in entries:
+        if _is_submodule(around[-1], mode, name):
+            yield from _files(folder / name, f"{place}{name}/", around)
+        else:
+            yield place + name
+
+
+def tracks(folder: Path, path: Path) -> bool:
+    """Returns whether a work tree tracks a path; False if git refuses to read the tree.
+
+    Raises:
+        UsageError: as of `output`, otherwise.
+    """
+    try:
+        # Literally: in a pathspec, * and [ stand for others.
+        command = ("--literal-pathspecs", "ls-files", "--", str(path))
+        return bool(output(folder, *command))
+    except CommandError:
+        return False
+
+
+def diff(folder: Path) -> str:
+    """Returns the changes of tracked files since the commit, those of submodules included; of more
+    than `_MOST_DIFF_BYTES` the beginning, and `CUT`.
+
+    Raises:
+        UsageError: as of `status`.
+    """
+    text = ""
+    with contextlib.closing(_diff(folder, "", ())) as parts:
+        for part in parts:
+            text += part
+            if len(text) > _MOST_DIFF_BYTES:
+                return text[:_MOST_DIFF_BYTES] + CUT
+    return text
+
+
+def _diff(
+    folder: Path, place: str, around: tuple[Path, ...]
+) -> Generator[str, None, None]:
+    """Yields the changes of a work tree, and of its submodules.
 
     Args:
         place: where it is in that of which it is a submodule, with a slash at the end.
@@ -158,11 +223,14 @@ def _diff(folder: Path, place: str, around: tuple[Path, ...]) -> str:
     prefixes = (f"--src-prefix=a/{place}", f"--dst-prefix=b/{place}")
     command = ("diff", *plain, *prefixes, "--ignore-submodules=dirty", "HEAD")
     with _private(folder) as (top, variables):
-        changes = [output(folder, *command, variables=variables)]
+        # One byte more tells whether there is more.
+        changes, _ = _run(
+            folder, command, variables=variables, most_bytes=_MOST_DIFF_BYTES + 1
+        )
+        yield changes
         around = _around(folder, top, around)
         for name in _submodules(around):
-            changes.append(_diff(top / name, f"{place}{name}/", around))
-    return "".join(changes)
+            yield from _diff(top / name, f"{place}{name}/", around)
 
 
 def output(
@@ -179,48 +247,176 @@ def output(
         variables: of `_private`, in which all commands may be run.
 
     Raises:
-        UsageError: git is not installed, fails, or takes longer than `timeout_s`; or a file that it
-            would read is a FIFO or a device.
+        AbsentError: git is not installed, or there is no repository.
+        CommandError: the command fails.
+        UsageError: it takes longer than `timeout_s`, or prints more than `_MOST_OUTPUT_BYTES`; or
+            something that it would read is no regular file.
+    """
+    text, is_whole = _run(folder, arguments, timeout_s, variables, _MOST_OUTPUT_BYTES)
+    if not is_whole:
+        problem = f"git {arguments[0]} in {str(folder)!r} prints more than "
+        raise UsageError(f"{problem}{_MOST_OUTPUT_BYTES // 2**20} MiB", _HINT)
+    return text
+
+
+def _run(
+    folder: Path,
+    arguments: Sequence[str],
+    timeout_s: float = _TIME_LIMIT_S,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    most_bytes: int = _MOST_OUTPUT_BYTES,
+) -> tuple[str, bool]:
+    """Returns what a git command prints, as far as `most_bytes`, and whether that is all.
+
+    Raises:
+        UsageError: as of `output`.
     """
     _check_files(folder)
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [_program(), *_SAFE, *arguments],
             cwd=folder,
             env=_environment() | dict(variables),
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     except OSError as error:
-        raise UsageError(f"git cannot be run in {str(folder)!r}: {error}") from None
-    except subprocess.TimeoutExpired:
-        problem = (
-            f"git {arguments[0]} in {str(folder)!r} took longer than {timeout_s:g} s"
-        )
-        raise UsageError(problem, _HINT) from None
-    if done.returncode:
-        raise _refusal(folder, arguments[0], os.fsdecode(done.stderr))
-    return os.fsdecode(done.stdout)
+        problem = f"git cannot be run in {str(folder)!r}: {error}"
+        raise AbsentError(problem) from None
+    with process:
+        try:
+            printed, errors = _read(process, timeout_s, most_bytes)
+            is_whole = len(printed) <= most_bytes
+        except TimeoutError:
+            problem = f"git {arguments[0]} in {str(folder)!r} took longer than {timeout_s:g} s"
+            raise UsageError(problem, _HINT) from None
+        finally:
+            # Without effect where it has ended.
+            process.kill()
+    if is_whole and process.returncode:
+        raise _refusal(folder, arguments[0], os.fsdecode(errors))
+    return os.fsdecode(printed[:most_bytes]), is_whole
+
+
+def _read(
+    process: subprocess.Popen[bytes], timeout_s: float, most_bytes: int
+) -> tuple[bytes, bytes]:
+    """Reads what a process prints until it ends, or until there is more than `most_bytes`; returns
+    that, and the end of what it prints to stderr.
+
+    Raises:
+        TimeoutError: it has not ended after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    assert process.stdout is not None
+    assert process.stderr is not None
+    printed = bytearray()
+    errors = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ, printed)
+        selector.register(process.stderr, selectors.EVENT_READ, errors)
+        while selector.get_map() and len(printed) <= most_bytes:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            for key, _ in selector.select(left_s):
+                block = os.read(key.fd, _BLOCK_BYTES)
+                key.data.extend(block)
+                if not block:
+                    selector.unregister(key.fileobj)
+            # The reason of a failure stands at the end.
+            del errors[:-_MOST_ERROR_BYTES]
+        if len(printed) <= most_bytes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise TimeoutError from None
+    return bytes(printed), bytes(errors)
 
 
 def _check_files(folder: Path) -> None:
-    """Checks the files that git reads first: it would wait for the writer of a FIFO.
+    """Checks what git reads first: it would wait for the writer of a FIFO.
 
     Raises:
-        UsageError: one of them is a FIFO, a socket or a device.
+        UsageError: something of it is a FIFO, a socket or a device.
     """
     for place in (folder, *folder.absolute().parents):
         for name in _READ_IN_FOLDERS:
             # Not stat: git follows no links here.
             with contextlib.suppress(OSError):
                 _check_kind(place / name, os.lstat(place / name).st_mode)
-        repository = place / ".git"
-        if os.path.lexists(repository):
-            for name in _READ_IN_REPOSITORY:
-                with contextlib.suppress(OSError):
-                    _check_kind(repository / name, os.stat(repository / name).st_mode)
+        if os.path.lexists(place / ".git"):
+            _check_repository(place / ".git")
             return
+
+
+@functools.cache
+def _check_repository(repository: Path) -> None:
+    """Checks all that git may open of a repository, and of those that it refers to. Once: what
+    comes later meets the time limit.
+
+    Args:
+        repository: a folder, or a file that names one.
+
+    Raises:
+        UsageError: something of it is a FIFO, a socket or a device; or it is too large.
+    """
+    tops = [repository]
+    if not repository.is_dir():
+        tops = _named_in(repository)
+    folders = list(tops)
+    seen = set()
+    left = _MOST_ENTRIES
+    while folders:
+        folder = folders.pop()
+        # What cannot be read, git cannot read either.
+        with contextlib.suppress(OSError):
+            status = folder.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in seen:
+                continue
+            seen.add(identity)
+            for entry in os.scandir(folder):
+                left -= 1
+                if folder not in tops or entry.name not in _NOT_READ:
+                    folders += _check_entry(folder, entry)
+        if left < 0:
+            problem = f"{str(repository)!r} holds more than {_MOST_ENTRIES:,} files"
+            raise UsageError(problem, _HINT)
+
+
+def _check_entry(folder: Path, entry: os.DirEntry[str]) -> list[Path]:
+    """Checks something in a folder of a repository; returns the folders that are to be checked,
+    too."""
+    path = folder / entry.name
+    # Links are followed: git follows them here.
+    if entry.is_dir():
+        return [path]
+    if entry.is_file():
+        if entry.name in ("commondir", "alternates"):
+            return _named_in(path)
+        return []
+    # A link may lead to nothing.
+    with contextlib.suppress(FileNotFoundError):
+        if entry.name != _MONITOR:
+            _check_kind(path, entry.stat().st_mode)
+    return []
+
+
+def _named_in(file: Path) -> list[Path]:
+    """Returns the folders that a file of git's names: a `.git`, for a submodule or a linked work
+    tree; `commondir`; `objects/info/alternates`."""
+    # Paths are relative to the folder of the file, or, of alternates, to that of the objects.
+    place = file.parent
+    if file.name == "alternates":
+        place = place.parent
+    try:
+        text = os.fsdecode(read_bytes(file))
+    except OSError:
+        return []
+    names = [line.removeprefix("gitdir: ") for line in text.split("\n")]
+    return [place / name for name in names if name]
 
 
 def _check_kind(file: Path, mode: int) -> None:
@@ -252,16 +448,19 @@ def _environment() -> dict[str, str]:
     return kept | {"LC_ALL": "C", "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
 
 
-def _refusal(folder: Path, command: str, printed: str) -> UsageError:
+def _refusal(folder: Path, command: str, printed: str) -> CommandError:
     # Git says why in one line; before it may stand warnings, behind it advice.
     _, _, last_error = printed.rpartition("fatal: ")
     reason, _, _ = last_error.partition("\n")
     hint = _HINT
-    # "detected dubious ownership": git reads no repository of another user.
+    # "detected dubious ownership": git reads no repository of another user. To trust it would let
+    # git, wherever it is called, run the programs that the other user names.
     if "ownership" in reason:
-        trust = f"git config --global --add safe.directory {shlex.quote(str(folder))}"
-        hint = f"if you trust it: {trust}"
-    return UsageError(f"git {command} in {str(folder)!r}: {reason}", hint)
+        hint = f"{_HINT}; or clone the repository, and submit in a clone of your own"
+    problem = f"git {command} in {str(folder)!r}: {reason}"
+    if reason.startswith(_ABSENT):
+        return AbsentError(problem, hint)
+    return CommandError(problem, hint)
 
 
 @contextlib.contextmanager
@@ -313,7 +512,7 @@ def _head(folder: Path) -> str:
     """Returns the content of HEAD: the commit, or a branch that has none yet."""
     try:
         return output(folder, "rev-parse", "--verify", "HEAD")
-    except UsageError:
+    except AbsentError:
         return "ref: refs/heads/main\n"
 
 
@@ -322,7 +521,7 @@ def _settings(folder: Path) -> str:
     try:
         listed = output(folder, "config", "-z", "--get-regexp", _KEPT)
     # Exit code 1: there is none.
-    except UsageError:
+    except CommandError:
         listed = ""
     settings = {"core.bare": "false", "core.repositoryformatversion": "0"}
     for setting in listed.split("\0")[:-1]:
@@ -409,14 +608,24 @@ def _submodules(around: tuple[Path, ...]) -> list[str]:
         around: of `_around`.
     """
     top = around[-1]
-    listed = output(top, "ls-files", "-z", "--stage")
-    paths = []
-    for entry in listed.split("\0")[:-1]:
-        about, _, name = entry.partition("\t")
-        if not about.startswith(_SUBMODULE):
-            continue
-        folder = top / name
-        is_below = top in folder.parents and folder.resolve() == folder
-        if is_below and os.path.lexists(folder / ".git"):
-            paths.append(name)
-    return paths
+    entries = _entries(top)
+    return [name for mode, name in entries if _is_submodule(top, mode, name)]
+
+
+def _entries(folder: Path) -> list[tuple[str, str]]:
+    """Returns mode and path of each entry of the index."""
+    entries = []
+    for line in output(folder, "ls-files", "-z", "--stage").split("\0")[:-1]:
+        about, _, name = line.partition("\t")
+        mode, _, _ = about.partition(" ")
+        entries.append((mode, name))
+    return entries
+
+
+def _is_submodule(top: Path, mode: str, name: str) -> bool:
+    """Returns whether an entry of the index is a submodule that `_submodules` would return."""
+    if mode != _SUBMODULE:
+        return False
+    folder = top / name
+    is_below = top in folder.parents and folder.resolve() == folder
+    return is_below and os.path.lexists(folder / ".git")

@@ -138,13 +138,27 @@ def source(
     if source.bytes > limit_mb * 2**20 or len(source.files) > most_files:
         raise _too_large(source, limit_mb)
     if source.mode == "git":
-        # There may be no commit yet.
-        with contextlib.suppress(UsageError):
-            commit = git.output(source.root, "rev-parse", "--verify", "HEAD")
-            source.commit = commit.strip()
-            source.diff = git.diff(source.root)
+        _compare(source)
     _warn_of_links(source)
     return source
+
+
+def _compare(source: Source) -> None:
+    """Adds the commit of a work tree, if there is one yet, and the changes since then."""
+    with contextlib.suppress(git.AbsentError):
+        commit = git.output(source.root, "rev-parse", "--verify", "HEAD")
+        source.commit = commit.strip()
+    if source.commit is None:
+        return
+    remark = ""
+    try:
+        source.diff = git.diff(source.root)
+    except UsageError as error:
+        remark = f"code.diff is not written: {error.message}"
+    if source.diff.endswith(git.CUT):
+        remark = "code.diff is cut: the changes since the commit are too large"
+    if remark:
+        warnings.warn(remark, SlurmftWarning, stacklevel=2)
 
 
 def _add(source: Source, top: Below, name: str) -> None:

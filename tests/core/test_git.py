@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,90 @@ def test_a_fifo_is_refused(tree: Path, name: str) -> None:
         assert caught.value.hint == "or: --snapshot folder"
 
 
+@pytest.mark.parametrize("how", ["plain", "worktree", "submodule", "alternate", "link"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "packed-refs",
+        "refs/heads/x",
+        "commondir",
+        "objects/info/alternates",
+        "objects/info/commit-graph",
+        "objects/pack/pack-0.idx",
+        "logs/HEAD",
+    ],
+)
+def test_a_fifo_anywhere_in_a_repository_is_refused(
+    tree: Path, tmp_path: Path, name: str, how: str
+) -> None:
+    """Also in one that another file names."""
+    place = tree
+    folder = tree / ".git"
+    match how:
+        case "worktree":
+            place = tmp_path / "second"
+            run_git(tree, "worktree", "add", "-q", str(place))
+            if name in ("commondir", "logs/HEAD"):
+                folder /= "worktrees/second"
+        case "submodule":
+            library = repository(tmp_path / "library")
+            run_git(tree, "submodule", "--quiet", "add", str(library), "lib")
+            folder /= "modules/lib"
+        case "alternate":
+            place = tmp_path / "clone"
+            run_git(tree, "clone", "-q", "--shared", ".", str(place))
+            if not name.startswith("objects"):
+                folder = place / ".git"
+        case "link":
+            (tree / ".git").rename(tmp_path / "git")
+            (tree / ".git").symlink_to(tmp_path / "git")
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    for ask in (git.files, git.head, git.diff, git.status):
+        with pytest.raises(UsageError, match="which is no regular file") as caught:
+            ask(place)
+        assert Path(caught.value.message.split("'")[1]).resolve() == file.resolve()
+
+
+def test_what_else_a_repository_may_hold_is_no_obstacle(tree: Path) -> None:
+    (tree / ".git" / "annex").mkdir()
+    os.mkfifo(tree / ".git" / "annex" / "x")
+    (tree / ".git" / "nowhere").symlink_to("/nowhere")
+    (tree / ".git" / "around").symlink_to(".")
+    with socket.socket(socket.AF_UNIX) as monitor:
+        monitor.bind(str(tree / ".git" / "fsmonitor--daemon.ipc"))
+    assert git.files(tree) == ["train.py"]
+
+
+def test_a_repository_of_very_many_files_is_refused(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link may lead to any folder."""
+    monkeypatch.setattr(git, "_MOST_ENTRIES", 20)
+    with pytest.raises(UsageError, match="holds more than 20 files"):
+        git.files(tree)
+
+
+def test_output_has_a_bound(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "train.py").write_text("print(2)\n" * 1000)
+    whole = git.diff(tree)
+    monkeypatch.setattr(git, "_MOST_DIFF_BYTES", 1000)
+    assert git.diff(tree) == whole[:1000] + git.CUT
+    monkeypatch.setattr(git, "_MOST_OUTPUT_BYTES", 5)
+    with pytest.raises(UsageError, match=r"git ls-files in .* prints more than 0 MiB"):
+        git.files(tree)
+
+
+def test_large_files_are_compared_without_their_lines(tree: Path) -> None:
+    large = tree / "large"
+    with open(large, "w") as file:
+        file.truncate(2**25)
+    run_git(tree, "add", ".")
+    assert len(git.diff(tree)) < 1000
+
+
 def test_every_command_has_a_time_limit(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,13 +313,13 @@ def test_every_command_has_a_time_limit(
         git.status(tree, "-uall", timeout_s=0.5)
     assert caught.value.hint == "or: --snapshot folder"
     limits = []
-    run = subprocess.run
+    read = git._read
 
-    def note_limit(*arguments: Any, **options: Any) -> Any:
-        limits.append(options["timeout"])
-        return run(*arguments, **options)
+    def note_limit(process: Any, timeout_s: float, most_bytes: int) -> Any:
+        limits.append(timeout_s)
+        return read(process, timeout_s, most_bytes)
 
-    monkeypatch.setattr(subprocess, "run", note_limit)
+    monkeypatch.setattr(git, "_read", note_limit)
     git.files(tree)
     git.status(tree, "-uno")
     git.diff(tree)

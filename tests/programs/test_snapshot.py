@@ -168,6 +168,26 @@ def test_clean_tree_has_no_diff(tree: Path, runs: Path) -> None:
     assert not (made.copy.parent / "code.diff").exists()
 
 
+def test_changes_that_are_too_many_or_cannot_be_had_are_told(
+    tree: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tree / "train.py", "print(2)\n" * 100)
+    monkeypatch.setattr(git_command, "_MOST_DIFF_BYTES", 100)
+    with pytest.warns(SlurmftWarning, match=r"code\.diff is cut"):
+        made = take(tree / "train.py", runs)
+    assert made.run.code_diff.read_text()[100:] == git_command.CUT
+
+    def refuse(folder: Path) -> str:
+        raise UsageError("git diff took longer")
+
+    monkeypatch.setattr(git_command, "diff", refuse)
+    with pytest.warns(
+        SlurmftWarning, match=r"code\.diff is not written: git diff took"
+    ):
+        made = take(tree / "train.py", runs)
+    assert made.facts.commit
+
+
 def test_tree_without_a_commit(tree: Path, runs: Path) -> None:
     shutil.rmtree(tree / ".git")
     git(tree, "init", "-q")
@@ -610,7 +630,7 @@ try:
     copy = snapshot.copy_of(Path({program!r}), found.root, run)
     print(copy.read_text(), run.code.joinpath("x.py").stat().st_nlink)
 except SlurmftError as error:
-    print(error)
+    print(error, error.hint, sep="\\nhint: ")
 """
 
 
@@ -630,7 +650,8 @@ def test_work_tree_of_another_user(users: tuple[User, User]) -> None:
     for mode in ("auto", "git"):
         told = taken_by(ada, program, ada.home / "r", mode)
         assert f"git ls-files in '{program.parent}': detected dubious ownership" in told
-        assert f"git config --global --add safe.directory {program.parent}" in told
+        assert "\nhint: or: --snapshot folder; or clone the repository" in told
+        assert "safe.directory" not in told
     assert taken_by(ada, program, ada.home / "r", "folder") == "theirs 1\n"
     code = "from pathlib import Path; from slurmft.programs import snapshot\n"
     code += f"print(snapshot.source(Path({str(program)!r})).mode)"
