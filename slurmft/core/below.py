@@ -62,6 +62,18 @@ class Below:
     ) -> None:
         os.close(self._folder)
 
+    def inode(self) -> int:
+        """Returns the number of the folder itself."""
+        return os.fstat(self._folder).st_ino
+
+    def names(self) -> list[str]:
+        """Returns the names of what is right in the folder."""
+        listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder)
+        try:
+            return os.listdir(listing)
+        finally:
+            os.close(listing)
+
     def status(self, name: str) -> os.stat_result:
         """Returns the status of a file, or of a link itself.
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import slurmft
 from slurmft.core import filesystem, hooks, permissions, removal, trusted
+from slurmft.core.below import Below
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently, load, read
@@ -67,6 +68,10 @@ HALF_CHECKPOINT = re.compile(
 """Names of what is being written or removed among the checkpoints."""
 BAD_CHECKPOINT = re.compile(r"bad-step-[\w-]+")
 """Names of damaged checkpoints, which were put aside."""
+
+
+_FILE_SYSTEMS_OWN = frozenset((".snapshot", ".snapshots", ".zfs"))
+"""What NFS servers, GPFS and ZFS show in a folder that is new."""
 
 
 class _Below:
@@ -159,9 +164,13 @@ class RunDir:
                 run = cls(top / f"{start}-{_random_part()}")
             try:
                 # the job would refuse others' writing
-                with CONFIG.folder(run.path):
-                    write_text(run.config, content)
-                run.set_state("submitted")
+                with CONFIG.folder(run.path) as folder:
+                    # By the descriptor: others may put a link to elsewhere in its place.
+                    opened = cls(Path(f"/proc/self/fd/{folder}"))
+                    if os.fstat(folder).st_ino != run._inode:
+                        raise _replaced(run.path)
+                    write_text(opened.config, content)
+                    opened.set_state("submitted")
             except BaseException:
                 run.discard()
                 raise
@@ -194,14 +203,19 @@ class RunDir:
             if self.path.exists():
                 return False
             raise  # a folder above is a file
-        self._inode = _inode_of_new(self.path)
-        permissions.settle(share)
-        try:
-            for folder in (self.logs, self.failures, self.submitit):
-                folder.mkdir()
-        except OSError:
-            self.discard()
-            raise
+        place = Path(os.path.realpath(self.path.parent), self.path.name)
+        with Below(place) as new:
+            # Hidden ones of these names a file system shows.
+            if not _FILE_SYSTEMS_OWN.issuperset(new.names()):
+                raise _replaced(self.path)
+            self._inode = new.inode()
+            permissions.settle(share)
+            try:
+                for folder in (self.logs, self.failures, self.submitit):
+                    new.make_folder(folder.name)
+            except OSError:
+                self.discard()
+                raise
         return True
 
     def settle_permissions(self) -> None:
@@ -619,21 +633,9 @@ def unreadable(name: str, error: OSError | ValueError) -> str:
     return f"{name} is damaged: {shown(str(error))}"
 
 
-def _inode_of_new(path: Path) -> int:
-    """Returns the inode of a folder that this process has just made.
-
-    Raises:
-        FileExistsError: there is another in its place by now, which holds something.
-    """
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        # Hidden ones a file system may put there, as `.snapshot`.
-        if any(not name.startswith(".") for name in os.listdir(folder)):
-            reason = "it was replaced meanwhile"
-            raise FileExistsError(errno.EEXIST, reason, str(path))
-        return os.fstat(folder).st_ino
-    finally:
-        os.close(folder)
+def _replaced(path: Path) -> OSError:
+    reason = "it was replaced meanwhile"
+    return FileExistsError(errno.EEXIST, reason, str(path))
 
 
 def _random_part() -> str:

@@ -271,12 +271,34 @@ def test_folder_that_took_the_place_of_a_run_is_not_discarded(
     assert not run.path.exists()
 
 
-def test_folder_that_takes_the_place_of_a_new_run_is_not_written(
+def test_link_that_takes_the_place_of_a_new_run_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its configuration was asked for; it is written by what was opened then."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    write_text = rundir.write_text
+
+    def exchange(path: Path, text: str) -> None:
+        (run,) = (tmp_path / "runs").iterdir()
+        run.rename(tmp_path / "away")
+        run.symlink_to(elsewhere)
+        write_text(path, text)
+
+    monkeypatch.setattr(rundir, "write_text", exchange)
+    make(tmp_path)
+    assert list(elsewhere.iterdir()) == []
+    assert (tmp_path / "away" / "config.json").is_file()
+    assert (tmp_path / "away" / "state.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", ".ssh"])
+def test_folder_that_takes_the_place_of_a_new_run_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     theses = tmp_path / "theses"
     theses.mkdir(mode=0o700)
-    (theses / "thesis.tex").write_text("mine")
+    (theses / name).write_text("mine")
     make_folder = permissions.make_folder
 
     def replaced(path: Path, share_with_group: bool) -> None:
@@ -288,7 +310,7 @@ def test_folder_that_takes_the_place_of_a_new_run_is_not_written(
     with pytest.raises(UsageError, match="it was replaced meanwhile"):
         make(tmp_path)
     (path,) = (tmp_path / "runs").iterdir()
-    assert [file.name for file in path.iterdir()] == ["thesis.tex"]
+    assert [file.name for file in path.iterdir()] == [name]
 
 
 def test_reason_with_the_name_of_a_file_that_is_no_utf_8(tmp_path: Path) -> None:
