@@ -16,6 +16,7 @@ from slurmft.core.errors import UsageError
 # The first colon with a number behind it that ends the text or has options behind it: a path may
 # have colons, and so may the value of an option.
 _VALUE = re.compile(r"(.+?):(\d+\.?\d*|\.\d+)((?:,[a-z_]+=.*)?)")
+_SHARE_AND_MORE = re.compile(r".+?:(?:\d+\.?\d*|\.\d+),(.*)")
 # The value of an option may have commas itself: negatives of embeddings are several columns.
 _BETWEEN_OPTIONS = re.compile(r",(?=[a-z_]+=)")
 _FORM = "give ID|DIR:SHARE, as /data/general:0.2 for a fifth of each epoch"
@@ -41,7 +42,7 @@ class MixSpec:
         """
         match = _VALUE.fullmatch(text)
         if match is None:
-            raise UsageError(f"--mix {text!r} does not end with a share", _FORM)
+            raise _no_source(text)
         name, share_text, rest = match.groups()
         if not 0 < Fraction(share_text) < 1:
             problem = f"--mix {text!r}: the share {share_text} is not between 0 and 1"
@@ -49,6 +50,10 @@ class MixSpec:
         settings: dict[str, str] = {}
         for part in _BETWEEN_OPTIONS.split(rest)[1:]:
             option, _, value = part.partition("=")
+            if not value:
+                raise UsageError(
+                    f"--mix {text!r}: {option} has no value", f"write {option}=VALUE"
+                )
             if option in settings:
                 problem = f"--mix {text!r} has {option} twice"
                 raise UsageError(problem, "leave one of them out")
@@ -67,6 +72,17 @@ class MixSpec:
     def share(self) -> Fraction:
         """Its share of an epoch, exactly as it is written: 0.1 is no binary number."""
         return Fraction(self.share_text)
+
+
+def _no_source(text: str) -> UsageError:
+    """Returns the error for a value of --mix that does not have the form."""
+    match = _SHARE_AND_MORE.fullmatch(text)
+    if match is None:
+        return UsageError(f"--mix {text!r} does not end with a share", _FORM)
+    return UsageError(
+        f"--mix {text!r}: {match[1]!r} behind the share is no option",
+        "write options as name=value, in small letters: text_column=conversations",
+    )
 
 
 def parsed(texts: Sequence[str]) -> list[MixSpec]:

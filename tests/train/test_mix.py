@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,9 @@ def test_values_are_read(text: str, expected: tuple[Any, ...]) -> None:
     [
         (("me/texts",), "does not end with a share"),
         (("me/texts:20%",), "does not end with a share"),
+        (("me/texts:0.2,weights",), "'weights' behind the share is no option"),
+        (("me/texts:0.2,Text=a",), "'Text=a' behind the share is no option"),
+        (("me/texts:0.2,text_column=",), "text_column has no value"),
         (("me/texts:0",), "the share 0 is not between 0 and 1"),
         (("me/texts:1.5",), "the share 1.5 is not between 0 and 1"),
         (("a:0.5", "b:0.5"), "the shares add up to 1, and nothing is left for --data"),
@@ -383,6 +387,27 @@ def named(path: Path, names: list[str], labels: list[int], *splits: str) -> Path
         dataset = datasets.Dataset.from_list(rows, features=features)
         dataset.to_parquet(str(path / f"{split}.parquet"))
     return path
+
+
+@pytest.mark.parametrize("form", ["names", "other order"])
+def test_classes_of_splits_are_compared_by_name(tmp_path: Path, form: str) -> None:
+    """In the lines and the warnings of a submission, whatever numbers the splits have."""
+    data = named(tmp_path / "data", ["bad", "good"], [0, 1, 1, 0, 1])
+    if form == "names":
+        (data / "validation.parquet").unlink()
+        rows = [{"text": f"other{n}", "label": n} for n in ("good", "bad", "good")]
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (data / "validation.jsonl").write_text(lines)
+    else:
+        other = named(tmp_path / "other", ["x", "good", "bad"], [2, 1, 1])
+        (other / "validation.parquet").replace(data / "validation.parquet")
+    config = TrainConfig.resolve(task="text-classification", data=str(data))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no row of classes.*")
+        found = inputs.check(config)
+    lines_on_splits = [str(each["what"]) for each in found.values()]
+    assert any("'good' 3 (60 %), 'bad' 2 (40 %)" in each for each in lines_on_splits)
+    assert any("'good' 2 (67 %), 'bad' 1 (33 %)" in each for each in lines_on_splits)
 
 
 def test_classes_are_mapped_by_name(tmp_path: Path, tiny_model: Path) -> None:

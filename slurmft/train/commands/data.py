@@ -102,7 +102,7 @@ def facts(splits: list[Split], warnings: list[str]) -> DataFacts:
 
 def _facts_of_split(split: Split) -> SplitFacts:
     classes: dict[str, int] = {}
-    for (_, value), count in split.labels.counts.most_common():
+    for value, count in split.class_counts.most_common():
         # JSON has texts alone as keys; the data may have numbers as labels.
         classes[str(value)] = count
     split_facts = SplitFacts(

@@ -179,15 +179,6 @@ class Labels:
                 )
         return first_type
 
-    def shares(self) -> str:
-        """Returns the share of each class: "'joy' 5,362 (34 %), 'anger' 2,159 (13 %)"."""
-        total = self.counts.total()
-        shares = []
-        for (_, value), count in self.counts.most_common():
-            percent = 100 * count / total
-            shares.append(f"{value!r} {count:,} ({percent:.0f} %)")
-        return some(shares, 6)
-
     def oddities(self) -> Iterator[str]:
         """Yields warnings of labels that differ by white space or case alone, or look like
         floats."""
@@ -219,6 +210,16 @@ class Labels:
                 f"classes of their own: {some(described)}; write each in one way, as "
                 "pandas' .str.strip().str.lower() does"
             )
+
+
+def shares(counts: Counter[Any]) -> str:
+    """Returns the share of each class: "'joy' 5,362 (34 %), 'anger' 2,159 (13 %)"."""
+    total = counts.total()
+    described = []
+    for name, count in counts.most_common():
+        percent = 100 * count / total
+        described.append(f"{name!r} {count:,} ({percent:.0f} %)")
+    return some(described, 6)
 
 
 def wrong_label(

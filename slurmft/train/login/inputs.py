@@ -5,6 +5,7 @@ import itertools
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from slurmft.train.login.cells import (
     describe_rows,
     label_ids,
     names_of_numbers,
+    shares,
 )
 from slurmft.train.login.formats import (
     LEAST_ROWS,
@@ -95,6 +97,20 @@ class Split:
     """Labels that are numbers, until there are two."""
     class_names: tuple[str, ...] = ()
     """Names of the classes, where the data has them beside their numbers."""
+    names_of_labels: dict[tuple[type, Any], str] = field(default_factory=dict)
+    """The class of each label, by type and value: splits may number the classes differently."""
+
+    @property
+    def class_counts(self) -> Counter[Any]:
+        """Number of labels of each class, by name; by the label itself where that is the name."""
+        counts: Counter[Any] = Counter()
+        for key, count in self.labels.counts.items():
+            _, value = key
+            name = self.names_of_labels.get(key, value)
+            if name == str(value):
+                name = value
+            counts[name] += count
+        return counts
 
     @property
     def title(self) -> str:
@@ -141,9 +157,9 @@ class Split:
     def summary(self) -> str:
         """Returns one line: "16,000 rows, 6 classes: 'joy' 5,362 (34 %), ...; tokens: ..."."""
         rows = f"{self.rows:,} rows"
-        classes = len(self.labels.counts)
+        classes = len(self.class_counts)
         if classes:
-            rows += f", {classes:,} classes: {self.labels.shares()}"
+            rows += f", {classes:,} classes: {shares(self.class_counts)}"
         if self.share < 1:
             rows += f" in the first {self.share:.0%} of the file"
         lengths = f"tokens: {self.tokens}"
@@ -407,6 +423,11 @@ def _check_mixed(
         return
     numbered = split.class_names or facts(task).labels or ()
     lacking = check_same_classes(split.labels, classes, numbered, spec.text)
+    names: dict[tuple[type, Any], str] = {}
+    for kind, value in split.labels.first:
+        if numbered and kind is int:
+            names[kind, value] = numbered[value]
+    split.names_of_labels = names
     if lacking and split.share == 1:
         listed = some([repr(name) for name in lacking], 5)
         yield f"--mix {spec.text!r} has no row of classes that --data has: {listed}"
@@ -606,7 +627,10 @@ def _check_labels(task: str, form: RowFormat, splits: Sequence[Split]) -> list[s
         values = [value for _, value in labels.first]
         numbered = names_of_numbers(split.class_names, names)
         rows = labels.first.values()
-        label_ids(values, names, labels.where, may_be_number, rows, numbered)
+        ids = label_ids(values, names, labels.where, may_be_number, rows, numbered)
+        split.names_of_labels = dict(
+            zip(labels.first, (names[number] for number in ids), strict=True)
+        )
     return names
 
 
@@ -642,10 +666,10 @@ def _warnings_of_split(split: Split, train: Split) -> Iterator[str]:
             "computed, which tell models apart"
         )
     # Its metrics say nothing of a class that it lacks; a rest that was not read may have one.
-    missing = train.labels.counts.keys() - split.labels.counts.keys()
+    names_in_split = {str(name) for name in split.class_counts}
+    missing = [name for name in train.class_counts if str(name) not in names_in_split]
     if missing and split.share == 1:
-        names = sorted(repr(value) for _, value in missing)
-        listed = some(names, 5)
+        listed = some(sorted(repr(name) for name in missing), 5)
         yield f"{where} has no row of classes that the training data has: {listed}"
 
 
