@@ -56,9 +56,6 @@ def training_environment(
     """
     variables = profiles.merge(profile.settings(), environment)
     variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
-    # torchrun's agents keep one store for all restarts, and its old keys: restarted ranks may read
-    # the addresses of those that died. Without sharing, every restart has a store of its own.
-    variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     address = rendezvous.listen_address()
     variables[LISTEN] = ""
     if address:

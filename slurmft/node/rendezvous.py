@@ -344,6 +344,19 @@ def listen(address: str, port: int) -> int:
     return server.detach()
 
 
+def listen_anywhere(address: str) -> tuple[int, int]:
+    """Opens one of `candidate_ports`; returns the port, and the descriptor of its socket.
+
+    Raises:
+        TakenPortError: all are taken.
+    """
+    *ports, last = candidate_ports()
+    for port in ports:
+        with contextlib.suppress(TakenPortError):
+            return port, listen(address, port)
+    return last, listen(address, last)
+
+
 def reserved(environment: Mapping[str, str], port: int) -> int | None:
     """Returns the descriptor of the socket that `Rendezvous.reserve_port` has opened, if it has."""
     reserved_port, _, descriptor = environment.get(RESERVED, "").partition("=")

@@ -12,17 +12,17 @@ import os
 import random
 import time
 import weakref
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from slurmft.node import sealed
 from slurmft.node.sealed import SEAL_BYTES, ForeignWriteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import timedelta
     from types import ModuleType
 
 # Values that are set have an empty nonce, so that they can be compared; updates have one each.
@@ -31,10 +31,15 @@ _NO_NONCE = bytes(_NONCE_BYTES)
 # Between two tries to update a value that others update, too.
 _SHORTEST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.05
+# For values that were there a moment ago: torch would wait for minutes for one that a stranger has
+# deleted in between.
+_PRESENT = timedelta(seconds=5)
 
 _kept: list[SealedStore] = []
 """C++ refers to the C++ part of a store alone. Its Python part, which has the methods, must live as
 long."""
+_generations: dict[int, int] = {}
+"""How many process groups of this process have ended, by the port of their store."""
 
 
 class SealedStore(Store):
@@ -44,22 +49,29 @@ class SealedStore(Store):
     in C++.
     """
 
-    def __init__(self, store: Any, secret: str, keeps_keys: bool = False) -> None:
+    def __init__(
+        self, store: Any, secret: str, keeps_keys: bool = False, generation: int = 0
+    ) -> None:
         """
         Args:
             store: a TCPStore, whose stubs lack some methods.
             secret: that of the attempt.
             keeps_keys: nobody of this attempt deletes a key.
+            generation: how many process groups have used the store before.
         """
         super().__init__()
         self._store = store
+        self._generation = generation
+        self._values = store
+        if generation:
+            self._values = PrefixStore(f"generation {generation}", store)
         self._port = store.port
         self._of_attempt = secret
         self._keeps_keys = keeps_keys
         self._keys: set[str] = set()
         """Keys that were there, where they are kept."""
         # A value of another store of this attempt must not do here.
-        self._secret = sealed.derive(secret, f"store {store.port}")
+        self._secret = sealed.derive(secret, f"store {store.port} {generation}")
         self.set_timeout(store.timeout)
         _kept.append(self)
 
@@ -74,10 +86,12 @@ class SealedStore(Store):
         self._client().set(key, self._seal(key, value))
 
     def get(self, key: str) -> bytes:
-        # Without this, torch would wait for the key for minutes.
-        if key in self._keys and not self._client().check([key]):
+        if key not in self._keys:
+            return self._open(key, self._client().get(key))
+        values = self._present([key])
+        if values is None:
             raise ForeignWriteError(f"{self._foreign(key)} is gone")
-        return self._open(key, self._client().get(key))
+        return values[0]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         contents = []
@@ -154,11 +168,23 @@ class SealedStore(Store):
     # --- keys -------------------------------------------------------------------------------------
 
     def check(self, keys: Sequence[str]) -> bool:
-        if not self._client().check(list(keys)):
-            return False
         # That a key is there tells something, too: another's does not count.
-        self.multi_get(keys)
-        return True
+        return self._present(keys) is not None
+
+    def _present(self, keys: Sequence[str]) -> list[bytes] | None:
+        """Returns the values of keys that are there; None: one is not."""
+        client = self._client()
+        if not client.check(list(keys)):
+            return None
+        client.set_timeout(min(self.timeout, _PRESENT))
+        try:
+            contents = client.multi_get(list(keys))
+        except dist.DistStoreError:
+            return None
+        finally:
+            client.set_timeout(self.timeout)
+        pairs = zip(keys, contents)  # noqa: B905 - Python 3.9 has no `strict`
+        return [self._open(key, content) for key, content in pairs]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         self._client().wait(list(keys), timeout or self.timeout)
@@ -186,13 +212,15 @@ class SealedStore(Store):
         return True
 
     def clone(self) -> SealedStore:
-        return SealedStore(self._store.clone(), self._of_attempt, self._keeps_keys)
+        return SealedStore(
+            self._store.clone(), self._of_attempt, self._keeps_keys, self._generation
+        )
 
     def _client(self) -> Any:
         """Returns torch's store, with the timeout that this one has: C++ sets it here."""
         if self._store.timeout != self.timeout:
             self._store.set_timeout(self.timeout)
-        return self._store
+        return self._values
 
     def _seal(self, key: str, value: str | bytes, nonce: bytes = _NO_NONCE) -> bytes:
         content = nonce + _as_bytes(value)
@@ -227,11 +255,12 @@ def _as_bytes(value: str | bytes) -> bytes:
     return value
 
 
-def release(port: int) -> None:
+def release(port: int) -> int:
     """Ends the stores on a port that were of a process group that is gone: a new group on the same
-    port must not read their values."""
+    port must not read their values. Returns how many groups were there before."""
+    generation = _generations.get(port, 0)
     if dist.is_initialized():
-        return
+        return generation
     references = [weakref.ref(store) for store in _kept if store.port == port]
     _kept[:] = [store for store in _kept if store.port != port]
     # Those that the program itself refers to are still there.
@@ -239,6 +268,11 @@ def release(port: int) -> None:
         store = reference()
         if store is not None:
             _kept.append(store)
+    # Where torchrun's agent serves the store, it outlives the group.
+    if references:
+        generation += 1
+        _generations[port] = generation
+    return generation
 
 
 def seal_stores(module: ModuleType, create: Callable[..., Any] = TCPStore) -> None:
@@ -252,13 +286,14 @@ def seal_stores(module: ModuleType, create: Callable[..., Any] = TCPStore) -> No
         secret = sealed.secret_of(os.environ)
         if not secret:
             return create(host_name, port, *rest, **named)
-        release(port)
+        generation = release(port)
         # torch counts workers without a seal. Who reads a value waits for it anyway.
         named["wait_for_workers"] = False
         return SealedStore(
             create(host_name, port, *rest, **named),
             secret,
             keeps_keys=module.__name__ == sealed.AGENTS,
+            generation=generation,
         )
 
     module.__dict__["TCPStore"] = create_sealed

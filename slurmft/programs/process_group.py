@@ -1,35 +1,44 @@
 """Whether the ranks of a program have formed their process group, as the group's store shows.
 
 A script that never initializes torch.distributed trains a copy on every rank, each on all the data.
-Nothing fails then, whatever the library. The store of a process group is a server of rank 0, to
-which each rank keeps a connection: they are counted here, from outside of the program.
+Nothing fails then, whatever the library. The store of a process group is a server on the host of
+rank 0, to which each rank keeps a connection: they are counted here, from outside of the program.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurmft.core.errors import SlurmftError
 from slurmft.core.text import duration
+from slurmft.node import connections
 
 PATIENCE_S = 180
 """How long the ranks of a program may take to form their group."""
 LOOK_EVERY_S = 1.0
 # A program that ends sooner has trained nothing, and its group may not have been seen.
 _SHORTEST_S = 10
-_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_ESTABLISHED = "01"
-"""State of a connection in the kernel's tables."""
+_AGENT_SERVES = "TORCHELASTIC_USE_AGENT_STORE"
+"""torchrun's variable: its agent serves the store, and not rank 0."""
 
 
 class GroupWatch:
     """Watches the store of a process group; on the host of its rank 0."""
 
     def __init__(
-        self, world_size: int, port: int, tables: tuple[Path, ...] = _TABLES
+        self,
+        world_size: int,
+        port: int,
+        others: int = 0,
+        tables: tuple[Path, ...] = connections.TABLES,
     ) -> None:
+        """
+        Args:
+            others: connections to the store that are no rank's.
+        """
         self._world_size = world_size
         self._port = port
+        self._others = others
         self._tables = tables
         self._began_at = time.monotonic()
         self._most = 0
@@ -42,7 +51,9 @@ class GroupWatch:
         port = environment.get("MASTER_PORT", "")
         if rank != 0 or world_size == 1 or not port.isdigit():
             return None
-        return cls(world_size, int(port))
+        # torchrun's agent, which serves the store, is a client of it, too.
+        others = int(environment.get(_AGENT_SERVES) == "True")
+        return cls(world_size, int(port), others)
 
     @property
     def seconds(self) -> float:
@@ -74,21 +85,6 @@ class GroupWatch:
         )
 
     def _connected(self) -> int:
-        """Counts the connections to the store."""
-        ports = list(_ports_of_clients(self._tables))
-        return ports.count(self._port)
-
-
-def _ports_of_clients(tables: tuple[Path, ...]) -> Iterator[int]:
-    """Yields the port of this host that each established connection leads to."""
-    for table in tables:
-        try:
-            # Its first line names the columns.
-            _, *lines = table.read_text().splitlines()
-        except OSError:  # a kernel without IPv6
-            continue
-        for line in lines:
-            _, local_address, _, state, *_ = line.split()
-            if state == _ESTABLISHED:
-                _, _, port = local_address.rpartition(":")
-                yield int(port, 16)
+        """Counts the ranks that are connected to the store."""
+        count = connections.clients_of(self._port, self._tables)
+        return max(0, count - self._others)

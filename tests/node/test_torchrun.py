@@ -17,7 +17,7 @@ SERVER = """
 import subprocess
 import sys
 from datetime import timedelta
-from slurmft.node import torchrun
+from slurmft.node import agents, torchrun
 
 served = []
 torchrun.bind_stores(served)
@@ -29,7 +29,7 @@ store = c10d_rendezvous_backend.TCPStore(
 client = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(store.port)])
 store.wait(["connected"])
 del store
-torchrun.wait_for_clients(served, {timeout_s})
+agents.wait_for_clients(served, timeout_s={timeout_s})
 client.kill()
 client.wait()
 print("ended")

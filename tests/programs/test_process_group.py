@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from slurmft.core.config import JobConfig
-from slurmft.node import signals
+from slurmft.node import connections, signals
 from slurmft.programs import process_group
 from slurmft.programs.description import OwnProgram
 from slurmft.programs.process import OwnProcess
@@ -98,6 +99,48 @@ def test_others_on_the_port_are_no_ranks() -> None:
                 # Each end is in the table, but only one of them is the server's.
                 assert not GroupWatch(2, port).look()
                 assert not GroupWatch(2, own_port).look()
+
+
+STORE = "0100007F:2710"
+ELSEWHERE = "0200A8C0:A000"
+
+
+@pytest.mark.parametrize(
+    ("server", "clients", "count"),
+    [
+        ("own", ["own", "own"], 2),
+        ("own", ["own", "another"], 1),
+        # Who has taken the port, and connects to himself.
+        ("another", ["another", "another"], 0),
+        ("another", ["own", "own"], 0),
+        # Of another host: whose it is shows there alone.
+        ("own", ["own", "elsewhere"], 2),
+    ],
+)
+def test_connections_of_other_users_are_no_ranks(
+    tmp_path: Path, server: str, clients: list[str], count: int
+) -> None:
+    uids = {"own": os.getuid(), "another": os.getuid() + 1}
+    lines = ["sl local_address rem_address st tx_queue:rx_queue tr retrnsmt uid"]
+
+    def add(local: str, remote: str, user: str) -> None:
+        lines.append(f"0: {local} {remote} 01 0:0 0:0 0 {uids[user]} 0 0")
+
+    for number, client in enumerate(clients):
+        address = f"0100007F:A00{number}"
+        if client == "elsewhere":
+            address = ELSEWHERE
+        # As an IPv6 socket that serves IPv4, too.
+        add(
+            f"0000000000000000FFFF0000{STORE}",
+            f"0000000000000000FFFF0000{address}",
+            server,
+        )
+        if client in uids:
+            add(address, STORE, client)
+    table = tmp_path / "tcp"
+    table.write_text("\n".join(lines))
+    assert connections.clients_of(10000, [table]) == count
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,140 @@
+"""torchrun's agents: how they end together, and serve their ranks; though strangers connect."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from slurmft.node import agents, sealed
+from slurmft.node.agents import Marks
+from slurmft.node.rendezvous import LISTEN, ephemeral_ports
+from slurmft.node.sealed_store import SealedStore
+from tests.support import PATIENCE_S
+
+
+def plain_store(port: int = 0, serves: bool = True) -> Any:
+    return TCPStore(
+        "127.0.0.1", port, None, serves, timedelta(seconds=PATIENCE_S), False
+    )
+
+
+@pytest.fixture
+def server() -> Any:
+    return plain_store()
+
+
+@pytest.fixture
+def both(server: Any) -> tuple[Marks, Marks]:
+    """The marks of a job of two agents, as each of them sees them."""
+    marks = []
+    for number in range(2):
+        client = SealedStore(plain_store(server.port, False), "s", keeps_keys=True)
+        marks.append(Marks(PrefixStore("round 0", client), "ended", number, 2))
+    return marks[0], marks[1]
+
+
+@pytest.mark.parametrize("value", [None, b"", b"1", b"x" * 60])
+def test_a_mark_that_a_stranger_removes_is_made_again(
+    server: Any, both: tuple[Marks, Marks], value: bytes | None
+) -> None:
+    """Deleted, or overwritten."""
+    first, second = both
+    stranger = plain_store(server.port, False)
+    first.make()
+    assert not first.are_complete()
+    for key in stranger.list_keys():
+        if key.startswith("round"):
+            stranger.delete_key(key)
+            if value is not None:
+                stranger.set(key, value)
+    second.make()
+    time.sleep(0.02)
+    assert first.are_complete()
+    time.sleep(0.02)
+    assert second.are_complete()
+
+
+def test_a_stranger_makes_no_mark(server: Any, both: tuple[Marks, Marks]) -> None:
+    first, _ = both
+    first.make()
+    plain_store(server.port, False).set("round 0/ended/1", b"1")
+    assert not first.are_complete()
+    assert not first.have_others()
+
+
+def test_who_removes_a_mark_again_and_again_holds_up_nobody(
+    server: Any, both: tuple[Marks, Marks]
+) -> None:
+    first, _ = both
+    stranger = plain_store(server.port, False)
+    for _ in range(agents._MOST_LOSSES):
+        assert not first.are_complete()
+        stranger.delete_key("round 0/ended/0")
+    assert first.are_complete()
+
+
+@pytest.mark.processes
+def test_the_head_does_not_wait_for_a_stranger(
+    server: Any, both: tuple[Marks, Marks]
+) -> None:
+    """Who connects, and says nothing."""
+    left, other = both
+    code = (
+        f"import socket; s = socket.create_connection(('127.0.0.1', {server.port})); "
+    )
+    stranger = subprocess.Popen(
+        [sys.executable, "-Ic", code + "print(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with stranger:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        began_at = time.monotonic()
+        agents.wait_for_clients([server], left, timeout_s=1)
+        assert time.monotonic() - began_at >= 1
+        other.make()
+        began_at = time.monotonic()
+        agents.wait_for_clients([server], left)
+        assert time.monotonic() - began_at < 1
+        stranger.kill()
+
+
+def test_the_agent_listens_for_the_ranks_before_others_know_the_port(
+    monkeypatch: pytest.MonkeyPatch, server: Any
+) -> None:
+    """On this node's address, outside of the ports of outgoing connections; anew at each start."""
+    backend = import_module(sealed.AGENTS)
+    dynamic = import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    handler_type = dynamic.DynamicRendezvousHandler
+    for name in ("next_rendezvous", "_create_tcp_store_server"):
+        monkeypatch.setattr(handler_type, name, getattr(handler_type, name))
+    agents.serve_ranks()
+    monkeypatch.setenv(LISTEN, "n1=127.0.0.1")
+    store = SealedStore(server, "s", keeps_keys=True)
+    handler = handler_type.from_backend(
+        "7.0", store, backend.C10dRendezvousBackend(store, "7.0"), 1, 1, local_addr="n1"
+    )
+    ports = []
+    for _ in range(2):
+        info = handler.next_rendezvous()
+        port = info.bootstrap_store_info.master_port
+        ports.append(port)
+        low, high = ephemeral_ports()
+        assert not low <= port <= high
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port)).close()
+        # Of this node's address alone.
+        socket.create_server(("127.0.0.2", port)).close()
+        TCPStore("127.0.0.1", port, wait_for_workers=False).set("key", "value")
+    assert handler.use_agent_store
+    assert ports[0] != ports[1]
+    handler.shutdown()
