@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from slurmft.cluster.ending import ports_of_attempt
 from slurmft.cluster.job_state import Report
 from slurmft.core import interpreter, permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
@@ -102,7 +103,7 @@ class LocalNodes:
         hosts = [rendezvous.simulated_host(node) for node in range(nodes)]
         attempts.begin(run, hosts, str(os.getpid()))
         # Looked for at each attempt: what was free before may be taken now.
-        ports = rendezvous.free_ports()
+        ports = ports_of_attempt(run)
         shared = {
             rendezvous.HOSTS: ",".join(hosts),
             rendezvous.PORT_VARIABLE: ",".join(map(str, ports)),

@@ -6,11 +6,13 @@ delete or overwrite one. An agent makes its own again as long as it waits for th
 
 import os
 import time
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from slurmft.node import sealed
+from slurmft.node import heartbeat, sealed
 from slurmft.node.rendezvous import LISTEN, listen_anywhere
 
 _LEAVE_TIMEOUT_S = 30
@@ -24,6 +26,11 @@ _MOST_LOSSES = 300
 """So often an agent makes its mark again: torchrun looks ten times a second."""
 _LOOK_S = 0.005
 """Between two looks at the marks of all agents, for each of them."""
+
+_UNSEALED_LOOK_S = 1.0
+_UNSEALED_LOOKS = 3
+"""So many looks must find values, and no seal."""
+_AT_ONCE = timedelta(seconds=1)
 
 
 class Marks:
@@ -96,10 +103,13 @@ class Ending:
         )
 
         monitor = LocalElasticAgent._monitor_workers
+        seals = SealWatch()
         results: dict[Any, Any] = {}  # processes of a start -> how all of them ended
 
         def monitor_all(agent: Any, group: Any) -> Any:
             ranks = agent._pcontext
+            handler = group.spec.rdzv_handler
+            seals.look(getattr(handler, "_shared_tcp_store_server", None))
             if ranks not in results:
                 result = monitor(agent, group)
                 if result.state is not WorkerState.SUCCEEDED:
@@ -192,6 +202,64 @@ def _has_clients(ports: set[int]) -> bool:
         if is_served and not is_own:
             return True
     return False
+
+
+class SealWatch:
+    """Looks whether the ranks seal what they write into the store that this agent serves.
+
+    A program may start Python so that they are not there: `python -I`, a PYTHONPATH of its own.
+    """
+
+    def __init__(self) -> None:
+        self._store: Any = None
+        """The store that is looked into."""
+        self._looks_left = 0
+        self._next_look_at = 0.0
+
+    def look(self, store: Any) -> None:
+        """Looks now and then; leaves the mark `heartbeat.UNSEALED` where nothing is sealed.
+
+        Args:
+            store: that of the ranks, as torch's own; None: another agent serves it.
+        """
+        now = time.monotonic()
+        if store is not self._store:
+            self._store = store
+            self._looks_left = _UNSEALED_LOOKS
+            self._next_look_at = now
+        folder = os.environ.get(heartbeat.FOLDER)
+        secret = sealed.secret_of(os.environ)
+        has_work = store is not None and self._looks_left and folder and secret
+        if not has_work or now < self._next_look_at:
+            return
+        self._next_look_at = now + _UNSEALED_LOOK_S
+        is_sealed = _has_seals(store, secret)
+        if is_sealed:
+            self._looks_left = 0
+        # A stranger may write before the ranks do: not the first look decides.
+        elif is_sealed is False:
+            self._looks_left -= 1
+            if not self._looks_left:
+                Path(str(folder), heartbeat.UNSEALED).touch()
+
+
+def _has_seals(store: Any, secret: str) -> bool | None:
+    """Returns whether values in a store are sealed; None: there are none."""
+    from slurmft.node.sealed_store import is_sealed
+
+    store.set_timeout(_AT_ONCE)
+    seen = None
+    try:
+        for key in store.list_keys():
+            # torch counts its clients there, where they are not sealed.
+            if key == "init/" or not store.check([key]):
+                continue
+            seen = False
+            if is_sealed(secret, store.port, key, store.get(key)):
+                return True
+    except RuntimeError:  # a key was deleted meanwhile
+        return None
+    return seen
 
 
 def serve_ranks() -> None:

@@ -14,6 +14,8 @@ FOLDER = "SLURMFT_NODE_FOLDER"
 """Variable with the folder of a node's heartbeats."""
 
 
+UNSEALED = "unsealed"
+"""File in the folder of a node's watchdog: its ranks write into their store without seals."""
 STACKS = "SLURMFT_STACKS"
 """Variable with the file into which a Python writes its stacks on SIGUSR1 (slurmft/locks/shim)."""
 

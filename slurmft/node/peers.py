@@ -6,6 +6,7 @@ connects without the secret of the attempt gets a challenge, and nothing else.
 """
 
 import contextlib
+import errno
 import json
 import selectors
 import socket
@@ -144,13 +145,19 @@ class Peers:
                 on_ready = ready.data
                 try:
                     on_ready(ready.fileobj)
-                except OSError:
-                    time.sleep(0.1)  # too many open files?
+                except OSError as error:
+                    # The connection waits on: without a pause this would be tried without end.
+                    if error.errno in (errno.EMFILE, errno.ENFILE):
+                        time.sleep(0.1)
 
     def _accept(self, server: socket.socket) -> None:
         link, _ = server.accept()
         challenge = sealed.new_challenge()
-        link.sendall(f"{challenge}\n".encode())
+        try:
+            link.sendall(f"{challenge}\n".encode())
+        except OSError:  # whoever connected is gone
+            link.close()
+            return
         self._challenges[link] = challenge
         self._listen_to(link)
 

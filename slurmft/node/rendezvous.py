@@ -20,6 +20,7 @@ from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.run_files import ATTEMPT
 from slurmft.node import sealed
+from slurmft.node.connections import owners_of
 from slurmft.node.peers import Peers
 from slurmft.node.sealed import Channel, ForgedError
 
@@ -44,6 +45,9 @@ _BACKLOG = 2048
 # How long one try to connect may take.
 _CONNECT_S = 5.0
 _RETRY_S = 0.2
+# How long free ports are looked for.
+_FREE_PORTS_S = 30.0
+_FREE_PORTS_POLL_S = 0.5
 _LONGEST_LINE = 1000
 # The name of a checkpoint is in it, perhaps as JSON escapes it.
 _LONGEST_GREETING = 2**13
@@ -85,8 +89,8 @@ class TakenPortError(RendezvousError, RuntimeError):
             problem = os.strerror(error.errno)
         super().__init__(
             f"{socket.gethostname()} cannot listen on port {port}{place}: {problem}",
-            "a new start takes other ports, as `slurmft resume` does; `ss -tlnp` there shows "
-            "what has this one",
+            f"{_taken_by(owners_of([port]))}; a new start takes other ports, as `slurmft resume` "
+            "does",
         )
 
 
@@ -310,19 +314,32 @@ def candidate_ports(count: int = 20) -> list[int]:
 def free_ports(count: int = 2) -> list[int]:
     """Returns ports that nothing on this host listens on.
 
-    Run on the head node (sbatch runs its script there), just before the tasks start.
+    Run on the head node (sbatch runs its script there), just before the tasks start. Somebody may
+    take all ports for a moment: others are tried for a while.
 
     Raises:
         RendezvousError: fewer than `count` are free.
     """
-    ports = candidate_ports()
-    free = [port for port in ports if _can_bind(port)]
-    if len(free) < count:
-        raise RendezvousError(
-            f"these ports are taken on {socket.gethostname()}: {ports}",
-            "look for stale processes there: ss -tlnp",
-        )
-    return free[:count]
+    deadline = time.monotonic() + _FREE_PORTS_S
+    while True:
+        ports = candidate_ports()
+        free = [port for port in ports if _can_bind(port)]
+        if len(free) >= count:
+            return free[:count]
+        owners = owners_of(ports)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_FREE_PORTS_POLL_S)
+    raise RendezvousError(
+        f"these ports are taken on {socket.gethostname()}, and others before: {ports}",
+        f"{_taken_by(owners)}; `ss -tlnp` there shows the processes",
+    )
+
+
+def _taken_by(owners: str) -> str:
+    if not owners:
+        return "the kernel does not show whose processes have them"
+    return f"processes of {owners} have them"
 
 
 def listen(address: str, port: int) -> int:

@@ -6,10 +6,12 @@ its key is refused before it is used, and so before torch unpickles it.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import itertools
 import os
 import random
+import socket
 import time
 import weakref
 from datetime import timedelta
@@ -34,6 +36,8 @@ _LONGEST_PAUSE_S = 0.05
 # For values that were there a moment ago: torch would wait for minutes for one that a stranger has
 # deleted in between.
 _PRESENT = timedelta(seconds=5)
+# As in slurmft.node.rendezvous, which older Pythons cannot import.
+_BACKLOG = 2048
 
 _kept: list[SealedStore] = []
 """C++ refers to the C++ part of a store alone. Its Python part, which has the methods, must live as
@@ -71,7 +75,7 @@ class SealedStore(Store):
         self._keys: set[str] = set()
         """Keys that were there, where they are kept."""
         # A value of another store of this attempt must not do here.
-        self._secret = sealed.derive(secret, f"store {store.port} {generation}")
+        self._secret = _secret_of_store(secret, store.port, generation)
         self.set_timeout(store.timeout)
         _kept.append(self)
 
@@ -232,21 +236,33 @@ class SealedStore(Store):
         Raises:
             ForeignWriteError: it was not sealed for this key, by this attempt.
         """
-        rest = content[SEAL_BYTES:]
-        expected = sealed.seal(self._secret, key.encode(), rest)
-        if not hmac.compare_digest(content[:SEAL_BYTES], expected):
+        if not _fits(self._secret, key, content):
             raise ForeignWriteError(
                 f"{self._foreign(key)} does not have the job's seal"
             )
         if self._keeps_keys:
             self._keys.add(key)
-        return rest[_NONCE_BYTES:]
+        return content[SEAL_BYTES + _NONCE_BYTES :]
 
     def _foreign(self, key: str) -> str:
         return (
             f"somebody else has written into this job's store (port {self._port}): the value of "
             f"{key!r}"
         )
+
+
+def is_sealed(secret: str, port: int, key: str, content: bytes) -> bool:
+    """Returns whether the content of a key of a store was sealed with the secret of an attempt."""
+    return _fits(_secret_of_store(secret, port), key, content)
+
+
+def _secret_of_store(secret: str, port: int, generation: int = 0) -> str:
+    return sealed.derive(secret, f"store {port} {generation}")
+
+
+def _fits(secret: str, key: str, content: bytes) -> bool:
+    expected = sealed.seal(secret, key.encode(), content[SEAL_BYTES:])
+    return hmac.compare_digest(content[:SEAL_BYTES], expected)
 
 
 def _as_bytes(value: str | bytes) -> bytes:
@@ -275,7 +291,29 @@ def release(port: int) -> int:
     return generation
 
 
-def seal_stores(module: ModuleType, create: Callable[..., Any] = TCPStore) -> None:
+def create_here(
+    host_name: str,
+    port: int,
+    world_size: int | None = None,
+    is_master: bool = False,
+    *rest: Any,
+    **named: Any,
+) -> Any:
+    """Makes a store of torch's, which listens on this node's address alone, if it is known."""
+    host, _, address = os.environ.get("SLURMFT_LISTEN", "").partition("=")
+    if address and host_name == host:
+        host_name = address
+    # Of older versions of torch, a store listens on all addresses.
+    if is_master and address and "master_listen_fd" in str(TCPStore.__init__.__doc__):
+        # Taken: by a store of this process, which torch uses then, or torch says so.
+        with contextlib.suppress(OSError):
+            server = socket.create_server((address, port), backlog=_BACKLOG)
+            named["master_listen_fd"] = server.detach()
+            host_name = address
+    return TCPStore(host_name, port, world_size, is_master, *rest, **named)
+
+
+def seal_stores(module: ModuleType, create: Callable[..., Any] = create_here) -> None:
     """Makes a module of torch create sealed stores, where slurmft has started this process.
 
     Args:

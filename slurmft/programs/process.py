@@ -103,7 +103,7 @@ class OwnProcess:
             # A checkpoint that others may write is not resumed from.
             if program.checkpoint_dir is not None and program.resume_args is not None:
                 self._umask |= 0o022
-        self._missing_group: SlurmftError | None = None
+        self._problem: SlurmftError | None = None
         """Why --strict ends the program."""
 
     def run(self) -> int:
@@ -290,9 +290,38 @@ class OwnProcess:
         while self._group is not None:
             if group.look():
                 self._group = None
+                self._await_seal()
                 return
             self._report_missing_group()
             time.sleep(LOOK_EVERY_S)
+
+    def _await_seal(self) -> None:
+        """Waits for the agent's word that the ranks do not seal their store; reports it once."""
+        while not self._program.open_rendezvous and not self._report_missing_seal():
+            time.sleep(LOOK_EVERY_S)
+
+    def _report_missing_seal(self) -> bool:
+        """Warns where the ranks' store has no seals; with --strict, ends the program. Returns
+        whether it was reported."""
+        folder = node_folder()
+        if folder is None or not (folder / heartbeat.UNSEALED).exists():
+            return False
+        self._refuse(
+            SlurmftError(
+                "the store of the process group is not sealed: other users of these nodes can "
+                "write into it, and so execute code as you",
+                "start Python without -I and -E, and extend PYTHONPATH instead of setting it",
+            )
+        )
+        return True
+
+    def _refuse(self, problem: SlurmftError) -> None:
+        """Warns of a problem of the process group; with --strict, ends the program."""
+        if self._strict:
+            self._problem = problem
+            self._end_program()
+            return
+        warn(self._run.records, f"{problem.message} ({problem.hint})")
 
     def _report_missing_group(self, at_end: bool = False) -> None:
         """Warns where no process group has formed; with --strict, ends the program."""
@@ -304,11 +333,7 @@ class OwnProcess:
         if problem is None:
             return
         self._group = None
-        if self._strict:
-            self._missing_group = problem
-            self._end_program()
-            return
-        warn(self._run.records, f"{problem.message} ({problem.hint})")
+        self._refuse(problem)
 
     # --- its end ----------------------------------------------------------------------------------
 
@@ -319,8 +344,8 @@ class OwnProcess:
             self._await_stop()
         if code == Exit.OK and not self._stop:
             self._report_missing_group(at_end=True)
-        if self._missing_group is not None:
-            return self._failed_alone(self._missing_group)
+        if self._problem is not None:
+            return self._failed_alone(self._problem)
         if code == Exit.STOPPED or (self._stop and self._was_stopped(code)):
             note_stopped()
             return Exit.OK
@@ -367,8 +392,14 @@ class OwnProcess:
             first_line, *_ = text.splitlines()
             message = f"{first_line.strip()} (exit code {code})"
         secondary = any(sign in text.lower() for sign in LOST_PEER)
-        error = SlurmftError(redact(message), self._hint, code)
-        self._record(error, trace, secondary)
+        # Where torchrun starts the ranks, its agent has opened the port before.
+        is_taken = self._program.per != "torchrun" and "EADDRINUSE" in text
+        hint = self._hint
+        if is_taken:
+            port = os.environ.get("MASTER_PORT", "")
+            hint = f"another process had port {port}: a new start takes another; {hint}"
+        error = SlurmftError(redact(message), hint, code)
+        self._record(error, trace, secondary, is_taken)
         return code
 
     def _failed_alone(self, error: SlurmftError) -> int:
@@ -377,7 +408,9 @@ class OwnProcess:
         ask_for_no_restart()
         return int(error.code)
 
-    def _record(self, error: SlurmftError, trace: str | None, secondary: bool) -> None:
+    def _record(
+        self, error: SlurmftError, trace: str | None, secondary: bool, retry: bool
+    ) -> None:
         """Records a failure, and asks for no restart where that cannot help."""
         run = self._run
         where = self._where
@@ -395,7 +428,7 @@ class OwnProcess:
             meetings=meetings,
             checkpoint=unloadable,
             # Another start passes it over; without torchrun, that is one of the whole job.
-            retry=can_restart and unloadable is not None,
+            retry=retry or (can_restart and unloadable is not None),
         )
         run.add(failure)
         if not can_restart:

@@ -8,12 +8,13 @@ import sys
 import time
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from slurmft.node import agents, sealed
+from slurmft.node import agents, heartbeat, sealed
 from slurmft.node.agents import Marks
 from slurmft.node.rendezvous import LISTEN, ephemeral_ports
 from slurmft.node.sealed_store import SealedStore
@@ -138,3 +139,39 @@ def test_the_agent_listens_for_the_ranks_before_others_know_the_port(
     assert handler.use_agent_store
     assert ports[0] != ports[1]
     handler.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("writers", "is_unsealed"),
+    [
+        ([], False),
+        (["ranks"], False),
+        (["stranger", "ranks"], False),
+        (["unsealed ranks"], True),
+        (["counted clients"], False),
+    ],
+)
+def test_ranks_that_write_without_seals_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    server: Any,
+    writers: list[str],
+    is_unsealed: bool,
+) -> None:
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    monkeypatch.setenv(sealed.SECRET, "s")
+    monkeypatch.setattr(agents, "_UNSEALED_LOOK_S", 0)
+    client = plain_store(server.port, False)
+    for writer in writers:
+        match writer:
+            case "ranks":
+                SealedStore(client, "s").set("key", "value")
+            case "counted clients":
+                client.set("init/", "2")
+            case _:
+                client.set("0//other", "value")
+    watch = agents.SealWatch()
+    watch.look(None)
+    for _ in range(10):
+        watch.look(server)
+    assert (tmp_path / heartbeat.UNSEALED).exists() == is_unsealed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -46,6 +47,25 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return RunDir.create(
         RunConfig(program=program, job=JobConfig(runs_dir=str(tmp_path)))
     )
+
+
+def test_connections_that_are_gone_at_once_make_nobody_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of a scan, which ends each with a RST."""
+    pauses: list[float] = []
+    head, port = head_and_port()
+    monkeypatch.setattr("slurmft.node.peers.time.sleep", pauses.append)
+    for _ in range(400):
+        with socket.socket() as stranger:
+            # Closed without a goodbye.
+            linger = struct.pack("ii", 1, 0)
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            stranger.connect(("127.0.0.1", port))
+    node = join(port)
+    head.tell(FAILED)
+    assert node.heard(FAILED, WAIT_S)
+    assert pauses == []
 
 
 def test_all_hear_what_one_tells() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.cluster.ending import ports_of_attempt
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.core.run_files import ATTEMPT
@@ -18,6 +19,7 @@ from slurmft.node import rendezvous, sealed
 from slurmft.node.rendezvous import Rendezvous, RendezvousError, TakenPortError
 from tests.conftest import Done, slurmft
 from tests.support import PATIENCE_S
+from tests.support.made_runs import write_run
 
 
 def test_ports_are_outside_the_ephemeral_range_and_nobody_can_guess_them() -> None:
@@ -40,9 +42,39 @@ def test_port_taken_by_a_stale_process_is_passed_over(
 
 
 def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_can_bind", lambda port: False)
-    with pytest.raises(RendezvousError, match="are taken"):
-        rendezvous.free_ports()
+    """For good: it says whose processes have them."""
+    monkeypatch.setattr(rendezvous, "_FREE_PORTS_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_FREE_PORTS_POLL_S", 0.05)
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(rendezvous, "candidate_ports", lambda: [port])
+        with pytest.raises(RendezvousError, match=f"are taken .*{port}") as error:
+            rendezvous.free_ports()
+    assert f"(uid {os.getuid()}) have them" in str(error.value.hint)
+
+
+def test_a_run_without_ports_says_why_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run")
+
+    def fail() -> list[int]:
+        raise RendezvousError("these ports are taken", "processes of ann have them")
+
+    monkeypatch.setattr(rendezvous, "free_ports", fail)
+    with pytest.raises(RendezvousError):
+        ports_of_attempt(run)
+    state = run.get_state()
+    assert state.state == "failed"
+    assert state.reason == "these ports are taken (processes of ann have them)"
+
+
+def test_all_ports_taken_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are tried until some are free."""
+    monkeypatch.setattr(rendezvous, "_FREE_PORTS_POLL_S", 0)
+    answers = iter([False] * 50)
+    monkeypatch.setattr(rendezvous, "_can_bind", lambda port: next(answers, True))
+    assert len(rendezvous.free_ports()) == 2
 
 
 def test_of_node() -> None:

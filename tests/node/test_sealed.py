@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from slurmft.core.credentials import HIDDEN, is_private, redact
 from slurmft.node import sealed, sealed_store
 from slurmft.node.peers import FAILED, Peers
-from slurmft.node.rendezvous import answer_checks, check_reachable
+from slurmft.node.rendezvous import answer_checks, check_reachable, free_ports
 from slurmft.node.sealed import Channel, ForgedError
 from slurmft.node.sealed_store import SealedStore
 from tests.support import PATIENCE_S
@@ -176,6 +177,23 @@ print("good")
         timeout=PATIENCE_S,
     )
     assert done.stdout == "good\n", done.stderr
+
+
+def test_stores_of_programs_listen_on_one_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of those without torchrun, too; and two of a process share a server, as torch's own."""
+    monkeypatch.setenv("SLURMFT_LISTEN", "n1=127.0.0.7")
+    monkeypatch.setenv(sealed.SECRET, "s")
+    (port,) = free_ports(1)
+    module = ModuleType("module")
+    sealed_store.seal_stores(module)
+    first = module.TCPStore("n1", port, 1, True, multi_tenant=True)
+    second = module.TCPStore("n1", port, 1, True, multi_tenant=True)
+    first.set("key", "value")
+    assert second.check(["key"]) or second.list_keys()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 # --- strangers ------------------------------------------------------------------------------------

@@ -37,6 +37,13 @@ print("Trainer", TrainingArguments("out").world_size)
 
 ALONE = "import time; time.sleep(12); print('trained')"
 
+UNSEALED = """\
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+time.sleep(10)
+"""
+
 
 @pytest.mark.processes
 def test_libraries_train_one_model(here: Path) -> None:
@@ -58,6 +65,26 @@ def test_strict_ends_copies_that_train_alone(here: Path) -> None:
     assert "0 of 2 ranks have joined a process group" in done.err
     assert "--per process is for" in done.err
     assert done.run.get_state().state == "failed"
+
+
+@pytest.mark.processes
+@pytest.mark.extra("programs")
+@pytest.mark.parametrize("flags", [(), ("--strict",)])
+def test_a_store_without_seals_is_reported(here: Path, flags: tuple[str, ...]) -> None:
+    """Once; --strict ends the program."""
+    write(here, "joins.py", UNSEALED)
+    write(
+        here,
+        "launch.py",
+        "import os, sys; os.execv(sys.executable, [sys.executable, '-I', 'joins.py'])",
+    )
+    done = run("--nodes", "2", *flags, "--", "launch.py")
+    assert done.code == int(bool(flags)), done.err
+    if flags:
+        assert "the store of the process group is not sealed" in done.err
+        return
+    [warning] = records(done.run, "warning")
+    assert "the store of the process group is not sealed" in warning["text"]
 
 
 @pytest.mark.processes

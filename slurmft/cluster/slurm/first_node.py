@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurmft.cluster import launcher
-from slurmft.cluster.ending import cancelled_error
+from slurmft.cluster.ending import cancelled_error, ports_of_attempt
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands, srun_log
 from slurmft.core import permissions
@@ -66,7 +66,7 @@ def begin_attempt(run: RunDir) -> int:
         reason = f"{', '.join(exclude)} failed before"
         return requeue(run, reason, exclude, avoided=True)
     # This is the first node, where the rendezvous will be.
-    ports = rendezvous.free_ports()
+    ports = ports_of_attempt(run)
     number = begin(run, hosts, job_id, restarts)
     host_list = ",".join(hosts)
     port_list = ",".join(str(port) for port in ports)
