@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from slurmft.node import heartbeat, sealed
-from slurmft.node.rendezvous import LISTEN, listen_anywhere
+from slurmft.node.rendezvous import LISTEN, START_PORT, free_ports, listen_anywhere
 
 _LEAVE_TIMEOUT_S = 30
 """How long the head's torchrun outlives its own ranks for the others' torchruns."""
@@ -22,6 +22,8 @@ _FINISHED = "slurmft/finished"
 """Prefix of the keys by which torchruns tell each other that their ranks have finished."""
 _LEFT = "slurmft/left"
 """Prefix of the keys by which they tell the head that they need its store no longer."""
+_START_PORT = "slurmft/start_port"
+"""Key of the port on which ranks exchange the checkpoint of a program."""
 _MOST_LOSSES = 300
 """So often an agent makes its mark again: torchrun looks ten times a second."""
 _LOOK_S = 0.005
@@ -279,7 +281,12 @@ def serve_ranks() -> None:
     def meet_anew(handler: Any) -> Any:
         handler._bootstrap_store_info = None
         handler._shared_tcp_store_server = None
-        return next_rendezvous(handler)
+        info = next_rendezvous(handler)
+        if info.rank == 0:
+            (port,) = free_ports(1)
+            info.store.set(_START_PORT, str(port))
+        os.environ[START_PORT] = info.store.get(_START_PORT).decode()
+        return info
 
     def serve(handler: Any, host_name: str, port: int) -> Any:
         _, _, address = os.environ.get(LISTEN, "").partition("=")

@@ -34,6 +34,9 @@ HOSTS = "SLURMFT_HOSTS"
 """Variable with the hosts of a job, in Slurm's order or mpirun's, with commas between them."""
 PORT_VARIABLE = "SLURMFT_RENDEZVOUS_PORTS"
 """Variable with the ports that the head picked: torchrun's, and that of the reachability check."""
+START_PORT = "SLURMFT_START_PORT"
+"""Variable with the port on which the ranks of a program exchange its checkpoint before it starts,
+where torchrun's agent has that of their store."""
 LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
 

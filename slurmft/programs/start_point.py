@@ -1,7 +1,8 @@
 """The checkpoint from which all ranks of a program start: rank 0 chooses it, and tells the others.
 
-A shared file system may show each node another newest one. The ranks exchange it at the address of
-their process group's store, which is free until their programs start.
+A shared file system may show each node another newest one. The ranks exchange it on a port that
+torchrun's agent chooses; without torchrun, on that of their process group's store, which is free
+until their programs start.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from slurmft.core.decode import loads
 from slurmft.node import sealed
-from slurmft.node.rendezvous import LISTEN, first_line, greet
+from slurmft.node.rendezvous import LISTEN, START_PORT, first_line, greet
 from slurmft.node.sealed import Channel
 from slurmft.programs import checkpoints
 from slurmft.programs.description import OwnProgram, in_words
@@ -49,7 +50,8 @@ class StartPoint:
         self._is_stopping = is_stopping
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._host = os.environ.get("MASTER_ADDR", "")
-        self._port = int(os.environ.get("MASTER_PORT") or 0)
+        port = os.environ.get(START_PORT) or os.environ.get("MASTER_PORT")
+        self._port = int(port or 0)
 
     def choose(self) -> Path | None:
         """Returns the checkpoint, the same on every rank; None: the program starts from its

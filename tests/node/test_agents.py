@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from slurmft.node import agents, heartbeat, sealed
 from slurmft.node.agents import Marks
-from slurmft.node.rendezvous import LISTEN, ephemeral_ports
+from slurmft.node.rendezvous import LISTEN, START_PORT, ephemeral_ports
 from slurmft.node.sealed_store import SealedStore
 from tests.support import PATIENCE_S
 
@@ -120,6 +121,7 @@ def test_the_agent_listens_for_the_ranks_before_others_know_the_port(
         monkeypatch.setattr(handler_type, name, getattr(handler_type, name))
     agents.serve_ranks()
     monkeypatch.setenv(LISTEN, "n1=127.0.0.1")
+    monkeypatch.setenv(START_PORT, "")
     store = SealedStore(server, "s", keeps_keys=True)
     handler = handler_type.from_backend(
         "7.0", store, backend.C10dRendezvousBackend(store, "7.0"), 1, 1, local_addr="n1"
@@ -128,6 +130,7 @@ def test_the_agent_listens_for_the_ranks_before_others_know_the_port(
     for _ in range(2):
         info = handler.next_rendezvous()
         port = info.bootstrap_store_info.master_port
+        assert int(os.environ[START_PORT]) not in (0, port)
         ports.append(port)
         low, high = ephemeral_ports()
         assert not low <= port <= high
