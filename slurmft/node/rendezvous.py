@@ -341,8 +341,8 @@ def free_ports(count: int = 2) -> list[int]:
 
 def _taken_by(owners: str) -> str:
     if not owners:
-        return "the kernel does not show whose processes have them"
-    return f"processes of {owners} have them"
+        return "the kernel does not show whose processes those are"
+    return f"taken by processes of {owners}"
 
 
 def listen(address: str, port: int) -> int:

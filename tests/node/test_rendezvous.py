@@ -50,23 +50,23 @@ def test_all_ports_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rendezvous, "candidate_ports", lambda: [port])
         with pytest.raises(RendezvousError, match=f"are taken .*{port}") as error:
             rendezvous.free_ports()
-    assert f"(uid {os.getuid()}) have them" in str(error.value.hint)
+    assert f"(uid {os.getuid()})" in str(error.value.hint)
 
 
 def test_a_run_without_ports_says_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = write_run(tmp_path / "run")
+    run = write_run(tmp_path / "run", state="submitted")
 
     def fail() -> list[int]:
-        raise RendezvousError("these ports are taken", "processes of ann have them")
+        raise RendezvousError("these ports are taken", "taken by ann")
 
     monkeypatch.setattr(rendezvous, "free_ports", fail)
     with pytest.raises(RendezvousError):
         ports_of_attempt(run)
     state = run.get_state()
     assert state.state == "failed"
-    assert state.reason == "these ports are taken (processes of ann have them)"
+    assert state.reason == "these ports are taken (taken by ann)"
 
 
 def test_all_ports_taken_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_port_that_stays_taken(tmp_path: Path) -> None:
     assert re.search(
         r"cannot listen on port \d+ of 127\.0\.0\.1: Address already", message
     )
-    assert hint.startswith("hint: a new start takes other ports")
+    assert f"(uid {os.getuid()}); a new start takes other ports" in hint
     for log in done.run.logs.glob("*.log"):
         assert "Traceback" not in log.read_text()
 
