@@ -25,7 +25,7 @@ from slurmft.cluster.job_state import Phase
 from slurmft.core.errors import Exit, unknown
 from slurmft.core.files import is_number
 from slurmft.runs import resolve
-from slurmft.runs.resolve import problem_line
+from slurmft.runs.resolve import problem_lines
 from slurmft.runs.scan import MeasuredRun
 from slurmft.show import costs, run_table
 
@@ -162,10 +162,9 @@ def main(argv: list[str]) -> int:
         listing["runs"].reverse()
     if arguments.json:
         return print_json(listing)
-    problems = listing["problems"]
-    if problems:
+    for line in problem_lines(listing["problems"]):
         # On stderr: stdout has the table alone, for whoever reads it through a pipe.
-        print(f"warning: left out: {problem_line(problems)}", file=sys.stderr)
+        print(f"warning: left out: {line}", file=sys.stderr)
     runs = listing["runs"]
     if not runs:
         print(f"no such runs in {listing['runs_dir']}")

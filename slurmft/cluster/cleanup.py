@@ -7,7 +7,6 @@ cluster, or if it belongs to another user.
 import contextlib
 import os
 import re
-import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -137,14 +136,21 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
         elif not status.is_sure:
             skipped["run(s) whose cluster does not report the state of their jobs"] += 1
         else:
-            candidates += _of_kinds(_in_run(status, older_s), kinds)
-            if status.run.path.joinpath("checkpoints").is_symlink():
+            checkpoints = RunDir(status.run.path).checkpoints
+            of_run = list(_of_kinds(_in_run(status, older_s), kinds))
+            if trusted.is_open_to_renames(checkpoints):
+                of_run = [each for each in of_run if each.path.parent != checkpoints]
+                skipped[
+                    "`checkpoints` that lead to where others can rename: remove them yourself"
+                ] += 1
+            candidates += of_run
+            if checkpoints.is_symlink():
                 skipped[
                     "`checkpoints` that are links: what slurmft has not made there"
                 ] += 1
     leftovers = [*_named("leftovers", top, removal.ASIDE, _LEFT)]
     # Others may have given these names to what is this user's.
-    if _is_open_to_renames(top):
+    if trusted.is_open_to_renames(top):
         if leftovers and "leftovers" in kinds:
             where = f"in {str(top)!r}, where others can rename"
             skipped[f"leftover(s) {where}: remove them yourself"] = len(leftovers)
@@ -156,9 +162,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
             candidates.append(candidate)
     # Sizes last: each costs a walk through a folder, and most candidates are dropped above.
     items = [_item(candidate) for candidate in candidates]
-    left_out = []
-    if problems:
-        left_out.append(resolve.problem_line(problems))
+    left_out = resolve.problem_lines(problems)
     for reason, count in skipped.items():
         left_out.append(f"{count} {reason}")
     return Plan(items, left_out)
@@ -238,19 +242,6 @@ def _is_guarded(run: Path) -> bool:
     except (trusted.NotOwnError, OSError):
         return False
     return True
-
-
-def _is_open_to_renames(folder: Path) -> bool:
-    """Returns whether others can give other names to what lies in a folder."""
-    try:
-        status = folder.stat()
-    except OSError:
-        return True
-    mode = status.st_mode
-    can_others_write = mode & (stat.S_IWGRP | stat.S_IWOTH)
-    # In a sticky folder its owner and that of a file rename it.
-    is_open = bool(can_others_write) and not mode & stat.S_ISVTX
-    return is_open or status.st_uid not in (0, os.getuid())
 
 
 def _inode(path: Path) -> int | None:

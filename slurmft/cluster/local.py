@@ -22,7 +22,7 @@ from slurmft.core import interpreter, permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import load
 from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line, run_main
-from slurmft.core.files import UnfitFileError, read_text, write_json, write_text
+from slurmft.core.files import UnfitFileError, read_text, write_json
 from slurmft.node import rendezvous, sealed, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
 from slurmft.runs import attempts
@@ -34,6 +34,12 @@ STARTS_RANKS = False
 
 _KILL_AFTER_S = 20
 """Between SIGTERM and SIGKILL to the other nodes when one has failed."""
+_SETUP = "SLURMFT_SETUP"
+"""Variable with the shell lines that a job begins with. Not a file of the run: where others can
+rename runs, it could be another one by the time that it is executed."""
+_RUN_SETUP = (
+    f'lines=${_SETUP}; unset {_SETUP}; set -e; eval "$lines"; set +e; exec "$@"'
+)
 _TIME_LIMIT = signal.SIGUSR2
 """What submitit's local controller sends shortly before the time limit."""
 
@@ -216,9 +222,6 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
     import submitit
 
     forget_processes(run)  # of the job before, where this is a resume
-    script = run.submitit / "setup.sh"
-    lines = ["set -e", *config.job.setup, "set +e", 'exec "$@"', ""]
-    write_text(script, "\n".join(lines))
 
     class Executor(submitit.LocalExecutor):  # type: ignore[misc, unused-ignore]
         """submitit's executor, with bash for the setup lines, as on Slurm, and with a controller
@@ -228,7 +231,7 @@ def start(config: RunConfig, run: RunDir, module: str) -> str:
         def _submitit_command_str(self) -> str:
             command = interpreter.module(module, str(run.path), unbuffered=True)
             # The controller has another PYTHONPATH, which is not to be that of the program.
-            in_bash = ["bash", str(script), *command]
+            in_bash = ["bash", "-c", _RUN_SETUP, "setup", *command]
             return shlex.join(interpreter.with_path_of(dict(os.environ), in_bash))
 
         def _submit_command(self, command: str) -> Any:
@@ -284,6 +287,7 @@ def _start_controller(
     environment["SUBMITIT_STDERR_TO_STDOUT"] = ""
     for name, value in variables.items():
         environment[f"SUBMITIT_LOCAL_{name}"] = str(value)
+    environment[_SETUP] = "\n".join(config.job.setup)
     with open(_job_log(run), "ab") as log:
         return subprocess.Popen(
             interpreter.module("submitit.local._local", str(run.submitit)),

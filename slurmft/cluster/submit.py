@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from slurmft.cluster import container, dependency
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
-from slurmft.core import fingerprint, hooks, permissions
+from slurmft.core import fingerprint, hooks, permissions, trusted
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently
@@ -37,10 +38,19 @@ from slurmft.runs import frozen_code, request
 from slurmft.runs.rundir import RunDir
 
 
-def check(config: RunConfig) -> str:
-    """Checks that a job can be submitted from here; returns the cluster that it will run on.
-    SlurmftError where this cluster, environment or site does not support an option."""
+def check(config: RunConfig, run: RunDir | None = None) -> str:
+    """Checks that a job can be submitted from here; returns the cluster that it will run on. Warns
+    where others can put a run of theirs in the place of its own. SlurmftError where this cluster,
+    environment or site does not support an option.
+
+    Args:
+        run: the one that resumes.
+    """
     job = config.job
+    if run is None:
+        warn_of_renaming(Path(job.runs_dir) / "run")
+    else:
+        warn_of_renaming(run.path)
     cluster = cluster_launcher.choose(job.cluster)
     container.check(job, cluster)
     hooks.check(job, cluster)
@@ -48,6 +58,29 @@ def check(config: RunConfig) -> str:
     if job.container is None and not job.setup:
         ccl.check(job.backend, kind_of(config.program).python)
     return cluster
+
+
+def warn_of_renaming(run: Path) -> None:
+    """Warns of a folder in which somebody else can rename a run, and put another in its place; of
+    each once."""
+    renaming = trusted.renaming_on_the_way(run)
+    if renaming is not None:
+        _warn_of(renaming)
+
+
+@functools.cache
+def _warn_of(renaming: trusted.Renaming) -> None:
+    folder = str(renaming.folder)
+    cure = "give a folder of your own: --runs-dir"
+    if renaming.is_own:
+        cure = f"chmod +t {shlex.quote(folder)}; or {cure}"
+    print(
+        f"warning: {renaming.who} can rename what is in {folder!r} (mode {renaming.mode:04o}), and "
+        "so put another run in the place of yours; your job starts only with a run that is yours\n"
+        f"hint: to keep it from that: {cure}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def provenance(command: str, argv: list[str]) -> Submission:
@@ -194,7 +227,7 @@ def _was_submitted(run: RunDir, cluster: str) -> bool:
 def _submit_new(config: RunConfig, cluster: str, mark: str) -> RunDir:
     run = create(config, mark)
     try:
-        _submit_job(run.load_config(), run, cluster)
+        _submit_job(run.load_own_config(), run, cluster)
     except SlurmftError:
         run.discard()
         raise
@@ -321,7 +354,7 @@ def _resumed(
         flags = dict.fromkeys(dependency.KINDS, ()) | flags
     job = with_absolute_paths(old.job.replaced(flags))
     config = dataclasses.replace(old, job=job)
-    return config, check(config)
+    return config, check(config, run)
 
 
 def _alone(run: RunDir) -> contextlib.AbstractContextManager[Any]:

@@ -122,6 +122,21 @@ def exists_now(path: Path) -> bool:
     return path.exists()
 
 
+def other_kind(path: Path) -> str | None:
+    """Returns in words what is at a path, as "a FIFO"; None: a file, a folder, or nothing."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "a link that leads nowhere" if path.is_symlink() else None
+    if stat.S_ISFIFO(mode):
+        return "a FIFO"
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        return "a device"
+    return None
+
+
 class UnfitFileError(OSError):
     """Something that is no regular file, or too large. It is nothing that a run has written."""
 

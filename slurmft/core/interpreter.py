@@ -68,6 +68,14 @@ def library_environment(variables: dict[str, str]) -> dict[str, str]:
     return environment
 
 
+def environment_without_path(variables: dict[str, str]) -> dict[str, str]:
+    """Returns the variables for a process that makes an environment: without PYTHONPATH, from which
+    its Pythons, and what they build, would import."""
+    environment = dict(variables)
+    environment.pop(_VARIABLE, None)
+    return environment
+
+
 def with_path_of(variables: dict[str, str], command: list[str]) -> list[str]:
     """Returns a command so that it has PYTHONPATH as in these variables, where it is started by a
     process that has `library_environment`."""

@@ -1,6 +1,7 @@
 """Permissions: who may read a run. Which files may decide what runs is asked in `core.trusted`."""
 
 import contextlib
+import grp
 import os
 import pwd
 import stat
@@ -37,37 +38,54 @@ def current_umask() -> int:
 def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> None:
     """Makes a folder that is private, or that the user's group can read.
 
-    Folders above it are made as the umask has them, but never for others to write. A shared folder
-    hands its group on to what is made in it (setgid), as the folder above may do; not its access
-    control lists.
+    Folders above it are made by `make_above`. A shared folder hands its group on to what is made in
+    it (setgid), as the folder above may do; not its access control lists.
 
     Raises:
         OSError: the folder is there and may not be, or it cannot be made.
     """
-    user_umask = current_umask()
-    os.umask(user_umask | 0o022)
+    make_above(path)
+    mode = 0o700
+    if share_with_group:
+        mode = 0o2750
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    finally:
-        os.umask(user_umask)
-    try:
-        path.mkdir(mode=0o700)
+        _make(path, mode)
     except FileExistsError:
-        if exist_ok and path.is_dir():
-            return
-        raise
-    # In a folder with a default list the umask does not count: what a run writes would be open to
+        if not (exist_ok and path.is_dir()):
+            raise
+
+
+def make_above(path: Path) -> None:
+    """Makes the folders above a path that are missing, as the umask has them, but never for others
+    to write.
+
+    Raises:
+        OSError: they cannot be made.
+    """
+    missing = []
+    for folder in path.parents:
+        if folder.is_dir():
+            break
+        missing.append(folder)
+    for folder in reversed(missing):
+        # Another process may make it, too.
+        with contextlib.suppress(FileExistsError):
+            _make(folder, 0o755 & ~current_umask())
+
+
+def _make(path: Path, mode: int) -> None:
+    """Makes a folder that hands its group on, as the one above it does, but takes over none of its
+    access control lists."""
+    path.mkdir(mode=0o700)
+    # In a folder with a default list the umask does not count: what is made there would be open to
     # those whom the list names.
     for name in _LISTS:
         with contextlib.suppress(OSError):  # it has none, or the file system knows none
             os.removexattr(path, name)
     # By mkdir's mode the umask would decide, and setgid would be lost.
     inherited = path.stat().st_mode & stat.S_ISGID
-    mode = inherited | 0o700
-    if share_with_group:
-        mode = 0o2750
     with contextlib.suppress(PermissionError):  # a file system that knows no modes
-        path.chmod(mode)
+        path.chmod(inherited | mode)
 
 
 @contextlib.contextmanager
@@ -95,6 +113,26 @@ def as_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def is_private_group(group: int) -> bool:
+    """Returns whether a group is this user's alone: many systems make one for each user, with a
+    umask that lets it write."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        entry = grp.getgrgid(group)
+    except KeyError:
+        return False
+    is_of_user = group == user.pw_gid and entry.gr_name == user.pw_name
+    return is_of_user and set(entry.gr_mem) <= {user.pw_name}
+
+
+def group_name(number: int) -> str:
+    """Returns the name of a group by the number; "1000" where it has no name."""
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
 
 
 def user_name(number: int) -> str:

@@ -3,9 +3,8 @@
 What is deleted may lie in a folder that a group can write, or behind a link. So three rules hold
 for everything:
 
-- A folder is opened component by component, and names are removed in the open folder. A link on the
-  way is followed if this user or root has made it, as one to a larger disk; or whoever alone can
-  write the folder that holds it, as a site's account for projects.
+- A folder is opened component by component, as `core.descent` does, and names are removed in the
+  open folder.
 - Of names, only those go that slurmft itself makes: every caller gives their form. A user's own
   files beside them stay, hidden ones, too.
 - What goes belongs to this user. A link goes itself, never what it leads to.
@@ -16,21 +15,16 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
+
+from slurmft.core import descent
 
 ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
 """Names that `aside_of` makes."""
 
-_MOST_LINKS = 40
-"""As the kernel: more of them on one way are a circle."""
 _DEEPEST = 200
 """Each level of folders has a descriptor open."""
-_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_DIRECTORY, too: without it, O_PATH mounts nothing where homes are mounted when they are used.
-_FOLDER_PLACE = _PLACE | os.O_DIRECTORY
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DESCRIPTOR = re.compile(r"/proc/self/fd/(\d+)(/.*)?")
 
 
 def aside_of(path: Path) -> Path:
@@ -67,7 +61,7 @@ def remove(
     """
     if not form.fullmatch(path.name):
         raise _refusal(path, "slurmft makes nothing of this name")
-    with _opened(path.parent) as folder:
+    with descent.opened(path.parent) as folder:
         _remove(folder, path, at_once, inode)
 
 
@@ -107,7 +101,7 @@ def matching(folder: Path, form: re.Pattern[str]) -> list[Path]:
 
 
 def _matching(folder: Path, form: re.Pattern[str]) -> list[Path]:
-    with _opened(folder) as descriptor:
+    with descent.opened(folder) as descriptor:
         names = sorted(os.listdir(descriptor))
     return [folder / name for name in names if form.fullmatch(name)]
 
@@ -174,71 +168,3 @@ def _empty(folder: int, depth: int) -> None:
             first_error = first_error or error
     if first_error is not None:
         raise first_error
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Opens a folder for the block, from the root down.
-
-    Yields:
-        A descriptor of the folder.
-
-    Raises:
-        OSError: it is absent or no folder, or another user's link leads there.
-    """
-    through_descriptor = _DESCRIPTOR.fullmatch(str(path))
-    if through_descriptor:
-        # The caller has opened it, and may have examined it.
-        place = os.dup(int(through_descriptor[1]))
-        path = Path(through_descriptor[2] or "/")
-    else:
-        place = os.open("/", _FOLDER_PLACE)
-    try:
-        parts = list(reversed(path.absolute().parts[1:]))
-        links = 0
-        while parts:
-            part = parts.pop()
-            try:
-                next_place = os.open(part, _FOLDER_PLACE, dir_fd=place)
-            except NotADirectoryError:
-                target = _target(part, place, path)
-                links += 1
-                if links > _MOST_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-                # Of an absolute link, the first part is "/".
-                parts += reversed(PurePath(target).parts)
-                continue
-            os.close(place)
-            place = next_place
-        descriptor = os.open(".", _FOLDER, dir_fd=place)
-    finally:
-        os.close(place)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _target(name: str, folder: int, path: Path) -> str:
-    """Returns what a link that may be followed leads to.
-
-    Raises:
-        OSError: it is no link, or another user's.
-    """
-    # The open link itself is asked and read: another may take its place.
-    link = os.open(name, _PLACE, dir_fd=folder)
-    try:
-        status = os.fstat(link)
-        if not stat.S_ISLNK(status.st_mode):
-            raise NotADirectoryError(
-                errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)
-            )
-        holder = os.fstat(folder)
-        # Whoever alone can write a folder decides anyway what is found there.
-        is_holders = status.st_uid == holder.st_uid and not holder.st_mode & 0o022
-        if status.st_uid not in (0, os.geteuid()) and not is_holders:
-            why = f"the link {name!r} on the way belongs to another user (uid {status.st_uid})"
-            raise _refusal(path, why)
-        return os.readlink("", dir_fd=link)
-    finally:
-        os.close(link)

@@ -1,9 +1,10 @@
 """The door: what will be executed, imported, unpacked or resumed is opened here, and nowhere else.
 
 Whoever can write such a file decides what runs as this user. So each is opened by descriptors,
-folder by folder and never through a link, and what was opened is examined: it belongs to this user
-or to root, nobody else can write it, and it is a regular file. What is used afterwards is the
-descriptor: whatever is put in the place of the name meanwhile is not read.
+folder by folder, through no link that somebody else can lead elsewhere, and what was opened is
+examined: it belongs to this user or to root, nobody else can write it, and it is a regular file.
+What is used afterwards is the descriptor: whatever is put in the place of the name meanwhile is not
+read.
 
 A group may write in the folders above, as in those of projects; everybody may not, unless they are
 sticky, as /tmp is.
@@ -20,15 +21,17 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmft.core import descent
 from slurmft.core.errors import SlurmftError
-from slurmft.core.permissions import user_name
+from slurmft.core.files import MOST_BYTES, UnfitFileError
+from slurmft.core.permissions import group_name, is_private_group, user_name
+from slurmft.core.text import in_bytes
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_ABOVE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""For a folder on the way: it need not be readable."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a FIFO would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK_BYTES = 2**20
 
 
@@ -55,19 +58,27 @@ class Door:
 
     # --- files ------------------------------------------------------------------------------------
 
-    def read(self, path: Path) -> bytes:
+    def read(self, path: Path, most_bytes: int = MOST_BYTES) -> bytes:
         """Reads a file that nobody else can have written.
 
         Raises:
             NotOwnError: the file or its folder is another user's or may be written by others; or
-                everybody may rename what lies in a folder above; or it is no regular file.
+                everybody may rename what lies in a folder above, or another user's link leads
+                there; or it is no regular file.
+            UnfitFileError: it is larger than `most_bytes`.
             OSError: the file cannot be read.
         """
         with self.folder(path.parent) as folder:
             descriptor = self.open(path, folder)
         # By the descriptor that was examined: another file may have the name by now.
         with open(descriptor, "rb") as file:
-            return file.read()
+            # Not by its size: the file may grow.
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise UnfitFileError(
+                errno.EFBIG, f"larger than {in_bytes(most_bytes)}", str(path)
+            )
+        return content
 
     def open(self, path: Path, folder: int) -> int:
         """Opens a regular file by its name in an open folder; returns a descriptor of it.
@@ -111,7 +122,7 @@ class Door:
 
     @contextlib.contextmanager
     def folder(self, path: Path) -> Iterator[int]:
-        """Opens a folder in which nobody else can have written; the path may be a link to it.
+        """Opens a folder in which nobody else can have written; own links may lead there.
 
         Yields:
             A descriptor of the folder.
@@ -119,14 +130,22 @@ class Door:
         Raises:
             NotOwnError, OSError: as `read` does.
         """
-        # Without links: a link that is put into it from now on is not followed.
-        place = Path(os.path.realpath(path))
-        descriptor = self._descend(place)
-        try:
-            self._check(place, os.fstat(descriptor))
+        with self._descended(path) as descriptor:
+            self._check(path, os.fstat(descriptor))
             yield descriptor
-        finally:
-            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _descended(self, path: Path) -> Iterator[int]:
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(descent.opened(path, _check_above))
+            except descent.ForeignLinkError as error:
+                raise NotOwnError(
+                    f"{_refused()}: the link {str(error.link)!r} belongs to "
+                    f"{owner(error.user)}, who can lead it elsewhere",
+                    f"give the path itself: {os.path.realpath(path)}",
+                ) from None
+            yield descriptor
 
     def tree(
         self, path: Path, only: Collection[str] | None = None
@@ -227,25 +246,6 @@ class Door:
 
     # --- what was opened --------------------------------------------------------------------------
 
-    def _descend(self, place: Path) -> int:
-        """Opens a folder from the root on; returns its descriptor."""
-        descriptor = os.open("/", _ABOVE)
-        above = Path("/")
-        # The root has no parts of its own, and is opened as `.`.
-        *names, last = place.parts[1:] or ["."]
-        try:
-            for name in names:
-                # Before a name is opened in it: whoever can rename there chooses what that opens.
-                _check_above(above, os.fstat(descriptor))
-                above /= name
-                inner = self._opened(name, _ABOVE, descriptor, above)
-                os.close(descriptor)
-                descriptor = inner
-            _check_above(above, os.fstat(descriptor))
-            return self._opened(last, _FOLDER, descriptor, place)
-        finally:
-            os.close(descriptor)
-
     def _opened(self, name: str, flags: int, folder: int | None, path: Path) -> int:
         """Opens a name in a folder; NotOwnError where it is a link."""
         try:
@@ -301,6 +301,106 @@ def _writable(path: Path, mode: int, command: str) -> NotOwnError:
 
 def _refused() -> str:
     return f"refused, as it would decide what runs as {user_name(os.geteuid())}"
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """Somebody else who can rename what lies in a folder, and so put theirs in its place."""
+
+    folder: Path
+    mode: int
+    who: str
+    """As "the group lab"."""
+    is_own: bool
+    """The folder is this user's."""
+
+
+def renaming_on_the_way(path: Path) -> Renaming | None:
+    """Returns who else can rename a file or folder, or one above it; None: nobody can.
+
+    Whoever alone can write a folder may: they decide anyway what is found there.
+    """
+    place = Path(os.path.realpath(path))
+    for folder in reversed(place.parents):
+        try:
+            status = folder.stat()
+        except OSError:  # it is to be made, and for nobody else to write
+            return None
+        who = _who_renames(folder, status)
+        if who:
+            is_own = status.st_uid == os.geteuid()
+            return Renaming(folder, stat.S_IMODE(status.st_mode), who, is_own)
+    return None
+
+
+def is_open_to_renames(folder: Path) -> bool:
+    """Returns whether somebody else can give the names in a folder to other things of this user's:
+    what has only a name of slurmft's is not removed then. False where the folder is absent."""
+    try:
+        status = folder.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    if status.st_uid not in (0, os.geteuid()) or _who_renames(folder, status):
+        return True
+    # Another folder may take the place of what a link leads to.
+    return folder.is_symlink() and renaming_on_the_way(folder) is not None
+
+
+def _who_renames(folder: Path, status: os.stat_result) -> str:
+    """Returns who else can rename what lies in a folder; "": nobody."""
+    mode = status.st_mode
+    if not mode & _OTHERS_WRITE:
+        return ""
+    if mode & stat.S_ISVTX:
+        # In a sticky folder its owner renames everything, and others what is theirs.
+        if status.st_uid in (0, os.geteuid()):
+            return ""
+        return owner(status.st_uid)
+    if mode & stat.S_IWOTH:
+        return "everybody"
+    if is_private_group(status.st_gid) and not _has_list(folder):
+        return ""
+    return f"the group {group_name(status.st_gid)}"
+
+
+def _has_list(folder: Path) -> bool:
+    """Returns whether a folder has an access control list, whose mask the group's bits show."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(folder)
+    except OSError:  # the file system knows none
+        return False
+
+
+def own_lock_file(path: Path) -> int:
+    """Opens a file to lock it, in a folder where others may make files; makes it where there is
+    none. Returns its descriptor.
+
+    Raises:
+        NotOwnError: another user's file or link has the name.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, _LOCK_FILE, 0o600)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid():
+                raise _in_the_way(path, status) from None
+        raise error
+    status = os.fstat(descriptor)
+    if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise _in_the_way(path, status)
+
+
+def _in_the_way(path: Path, status: os.stat_result) -> NotOwnError:
+    return NotOwnError(
+        f"{str(path)!r}, which belongs to {owner(status.st_uid)}, has the name of a lock",
+        "have it removed; or give another folder for runs: --runs-dir",
+    )
 
 
 def owner(number: int) -> str:

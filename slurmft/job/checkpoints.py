@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from slurmft.core import removal
+from slurmft.core import removal, trusted
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder, parse_json, read_text
 from slurmft.core.run_files import current_attempt
@@ -124,6 +124,11 @@ def _read(read: Callable[[], _T], path: Path, run: RunDir, tries: int = 5) -> _T
 def prune(run: RunDir, keep: int, best: str | None) -> None:
     """Removes all but the newest `keep` checkpoints and the best one."""
     names = run.checkpoint_names()
+    if trusted.is_open_to_renames(run.checkpoints):
+        # Others may have given such a name to something else of this user's.
+        names = [
+            name for name in names if (run.checkpoints / name / MANIFEST).is_file()
+        ]
     older = names[: max(0, len(names) - keep)]
     for name in older:
         if name != best:
@@ -134,6 +139,10 @@ def prune(run: RunDir, keep: int, best: str | None) -> None:
 def remove_leftovers(run: RunDir, bad: bool = False) -> list[str]:
     """Removes what a kill during a save left behind, and damaged checkpoints if `bad`; returns a
     line for each that stays."""
+    if trusted.is_open_to_renames(run.checkpoints):
+        names = removal.matching(run.checkpoints, HALF_CHECKPOINT)
+        why = "others can rename what is there"
+        return [f"{str(path)!r} stays: {why}" for path in names]
     left = removal.sweep(run.checkpoints, HALF_CHECKPOINT)
     if bad:
         left += removal.sweep(run.checkpoints, BAD_CHECKPOINT)

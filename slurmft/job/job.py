@@ -45,6 +45,7 @@ from slurmft.job.checkpoints import Checkpoints
 from slurmft.node.heartbeat import Heart
 from slurmft.node.profiles import BACKEND, bind_rank
 from slurmft.node.signals import StopRequest
+from slurmft.runs import frozen_code
 from slurmft.runs.records import RecordWriter, StepWindows
 from slurmft.runs.rundir import RUN_DIR, RunDir
 from slurmft.show.progress import Progress
@@ -80,12 +81,15 @@ def attach(run_dir: str | Path | None = None) -> "Job":
     stop = process.receive_signals()
     run = RunDir.open(path)
     rank = int(os.environ.get("RANK", "0"))
-    # Before the imports that follow in the program: what they print is in the log, too.
-    if not sys.stdout.isatty():  # by hand, on a terminal, progress is wanted there
-        process.redirect_output(run, rank)
     heart = process.start_heartbeat(rank)
     try:
-        config = run.load_config()
+        # It names what is imported. Since the task of the node has looked, others may have put
+        # another run in the place of this one: nothing is written there, either.
+        config = run.load_own_config()
+        frozen_code.check_owner(run, config)
+        # Before the imports that follow in the program: what they print is in the log, too.
+        if not sys.stdout.isatty():  # by hand, on a terminal, progress is wanted there
+            process.redirect_output(run, rank)
         # A program of the user's own writes elsewhere, too, with the user's umask. Others cannot
         # enter a run directory that is not shared.
         if config.program.kind != OWN or config.job.share_with_group:
@@ -154,7 +158,7 @@ class Job:
         self._recorders: list[hooks.Recorder] = []
         if run is None:
             return
-        self.config = run.load_config()
+        self.config = run.load_own_config()
         self._meetings = run.meetings(current_attempt())
         """How often the ranks have met in this attempt, as this process knows it."""
         self.began_at = time.time()

@@ -5,9 +5,7 @@ them lie logs, metrics and final models.
 """
 
 import contextlib
-import grp
 import os
-import pwd
 import re
 import shlex
 import stat
@@ -16,7 +14,7 @@ from collections.abc import Collection, Iterator
 from enum import IntEnum
 from pathlib import Path
 
-from slurmft.core import trusted
+from slurmft.core import permissions, trusted
 from slurmft.programs.file_ends import is_cut_off, is_weights
 
 _TEMPORARY = re.compile(
@@ -125,19 +123,9 @@ def _others_write(status: os.stat_result) -> bool:
     """Returns whether somebody else may write a file or folder of this user or root."""
     if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(status.st_mode & stat.S_IWGRP) and not _is_private(status.st_gid)
-
-
-def _is_private(group: int) -> bool:
-    """Returns whether a group is this user's alone: many systems make one for each user, with a
-    umask that lets it write."""
-    try:
-        user = pwd.getpwuid(os.geteuid())
-        entry = grp.getgrgid(group)
-    except KeyError:
-        return False
-    is_of_user = group == user.pw_gid and entry.gr_name == user.pw_name
-    return is_of_user and set(entry.gr_mem) <= {user.pw_name}
+    return bool(status.st_mode & stat.S_IWGRP) and not permissions.is_private_group(
+        status.st_gid
+    )
 
 
 def weights(folder: Path) -> list[Path]:
@@ -196,15 +184,29 @@ def _form(path: Path) -> _Form | None:
 
 
 def written_ns(path: Path) -> int:
-    """Returns when a checkpoint was last written: of a folder, when the newest file in it was.
+    """Returns when a checkpoint was last written: of a folder, when the newest file in it was that
+    is not another user's.
 
     A folder's own time stays where a file in it is written again. 0: it is gone.
     """
     newest = 0
     for file in [path, *_files(path)]:
         with contextlib.suppress(FileNotFoundError):
-            newest = max(newest, file.stat().st_mtime_ns)
+            if not _is_foreign(file):
+                newest = max(newest, file.stat().st_mtime_ns)
     return newest
+
+
+def changed_ns(path: Path) -> int:
+    """Returns when a file of a program, which is no checkpoint, was last written. 0: it is gone; or
+    another user has given it a time that is still to come."""
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        return 0
+    if _is_foreign(path) and changed > time.time_ns():
+        return 0
+    return changed
 
 
 def _files(path: Path) -> list[Path]:

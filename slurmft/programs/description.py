@@ -215,9 +215,7 @@ class OwnProgram:
     def marked(self) -> "OwnProgram":
         """Returns the description with the time of the newest of its files that are there now."""
         times = list(self._candidates().values())
-        for path in self._own_files():
-            if path.exists():
-                times.append(path.stat().st_mtime_ns)
+        times += [checkpoints.changed_ns(path) for path in self._own_files()]
         # By the files' own times: the clock of their server may not be that of this machine.
         return dataclasses.replace(self, since_ns=max(times, default=0))
 
@@ -319,7 +317,7 @@ class OwnProgram:
 
     def _is_new(self, path: Path) -> bool:
         # An earlier run of the program may have left a file of that name.
-        return path.exists() and path.stat().st_mtime_ns > self.since_ns
+        return checkpoints.changed_ns(path) > self.since_ns
 
     def arguments(self, latest: Path | None) -> list[str]:
         """Returns its command line; with --resume-args, if there is a checkpoint."""

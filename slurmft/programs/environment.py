@@ -102,14 +102,13 @@ def _run_uv(
     )
     if uv is None:
         raise UsageError("--env uv: there is no uv on the PATH", "pip install uv")
+    environment = interpreter.environment_without_path(dict(os.environ))
     # uv warns of an active environment that is not the project's.
-    inherited = {
-        name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"
-    }
+    environment.pop("VIRTUAL_ENV", None)
     return subprocess.run(
         [uv, *words],
         cwd=project,
-        env=inherited | variables,
+        env=environment | variables,
         capture_output=True,
         text=True,
         # Packages are code: nobody else's to write, whatever the umask of the user is.

@@ -43,7 +43,7 @@ from slurmft.programs import node_environment
 from slurmft.programs.description import OwnProgram, in_words, signal_of
 from slurmft.programs.process_group import LOOK_EVERY_S, GroupWatch
 from slurmft.programs.start_point import StartPoint
-from slurmft.runs import log_times
+from slurmft.runs import frozen_code, log_times
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
 
@@ -520,12 +520,14 @@ def main(run_dir: str) -> None:
     signal.signal(signal.SIGHUP, _pass_hangup)
     run = RunDir.open(run_dir)
     rank = int(os.environ.get("RANK", "0"))
-    if not sys.stdout.isatty():
-        redirect_output(run, rank)
     try:
+        # First: where others have put a run of theirs in the place of this one, nothing is written.
+        config = run.load_own_config()
+        frozen_code.check_owner(run, config)
+        if not sys.stdout.isatty():
+            redirect_output(run, rank)
         run.settle_permissions()
         bind_rank(os.environ)
-        config = run.load_own_config()
         program = OwnProgram.of(config.program)
         assert program is not None
         code = OwnProcess(run, program, rank, config.job).run()

@@ -26,6 +26,8 @@ CODE = Door(
 _THREADS = 8
 """A file takes a millisecond on shared file systems, so several are read at a time."""
 _COMPILED = "__pycache__"
+_MOST_BYTES = 2**28
+"""Size of the largest `code.sums` that is read: that of a million files."""
 
 
 class ChangedCodeError(SlurmftError):
@@ -84,7 +86,7 @@ def check(run: RunDir, config: RunConfig) -> None:
     try:
         # The chain of sums begins at config.json, which is opened as what nobody else can have
         # written (`CONFIG`).
-        content = CODE.read(run.code_sums)
+        content = CODE.read(run.code_sums, _MOST_BYTES)
         if hashlib.sha256(content).hexdigest() != snapshot.sha256:
             raise ChangedCodeError(str(run.code_sums), "was changed")
         recorded: dict[str, tuple[str, str]] = {}
@@ -104,6 +106,18 @@ def check(run: RunDir, config: RunConfig) -> None:
     for name, (_, digest) in recorded.items():
         if present.get(name) != digest:
             raise ChangedCodeError(str(run.code / name), "was changed")
+
+
+def check_owner(run: RunDir, config: RunConfig) -> None:
+    """Checks whose the frozen code is, for a process that executes it: others may have put another
+    run in the place of this one since `check`, which reads every file once on each node.
+
+    Raises:
+        NotOwnError: it is another user's, or others can write it.
+    """
+    if config.submission.snapshot is not None:
+        with CODE.folder(run.code):
+            pass
 
 
 def _digests(

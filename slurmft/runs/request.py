@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from slurmft.core import removal
+from slurmft.core import permissions, removal, trusted
 from slurmft.core.files import parse_json
 from slurmft.runs.rundir import RunDir
 
@@ -42,8 +42,8 @@ def run_of(runs_dir: Path, request: str) -> RunDir | None:
 @contextlib.contextmanager
 def alone(runs_dir: Path, request: str) -> Iterator[None]:
     """Lets one process at a time submit what a request asks for: the first may still be at it."""
-    runs_dir.mkdir(parents=True, exist_ok=True)
     path = runs_dir / f".request-{request[:6]}"
+    permissions.make_above(path)
     with _locked(path):
         try:
             yield
@@ -54,7 +54,7 @@ def alone(runs_dir: Path, request: str) -> Iterator[None]:
 def _locked(path: Path) -> IO[bytes]:
     """Opens and locks a file that whoever had it before removes."""
     while True:
-        file = open(path, "ab")  # noqa: SIM115 - the caller closes it
+        file = open(trusted.own_lock_file(path), "ab")  # noqa: SIM115 - the caller closes it
         try:
             fcntl.lockf(file, fcntl.LOCK_EX)
         except OSError:  # no locks here

@@ -17,6 +17,8 @@ from slurmft.runs.scan import MeasuredRun
 
 LAST = "last"
 """The name of the newest of one's own runs."""
+_MOST_PROBLEMS = 20
+"""Most folders that cannot be read of which each has a line."""
 
 
 def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
@@ -110,11 +112,14 @@ def read_all(top: Path) -> tuple[list[MeasuredRun], list[str]]:
     return runs, problems
 
 
-def problem_line(problems: Sequence[str]) -> str:
-    """Returns one line for all folders that could not be read."""
-    if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems)} folders, such as: {problems[0]}"
+def problem_lines(problems: Sequence[str]) -> list[str]:
+    """Returns a line for each folder that could not be read; of very many, for the first ones, and
+    how many more there are."""
+    lines = list(problems[:_MOST_PROBLEMS])
+    more = len(problems) - len(lines)
+    if more:
+        lines.append(f"{more:,} more; slurmft list --json has all")
+    return lines
 
 
 def matching(name: str, paths: Sequence[Path]) -> list[Path]:

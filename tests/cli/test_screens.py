@@ -142,3 +142,20 @@ def test_epochs_of_a_run_that_ends_early(
     )
     assert json.loads(capsys.readouterr().out)["runs"][0]["epoch"] == 0.2344
     assert RunDir(run.path).load_config().program.settings["epochs"] > 1
+
+
+def test_each_folder_that_cannot_be_read_has_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "good")
+    for number in range(30):
+        write_run(tmp_path / f"bad-{number:02}").config.write_text("{")
+    assert list_command.main(["--runs-dir", str(tmp_path)]) == 0
+    *lines, last = capsys.readouterr().err.splitlines()
+    for number, line in enumerate(lines):
+        assert line.startswith("warning: left out: ")
+        assert f"bad-{number:02}" in line
+    assert len(lines) == 20
+    assert last == "warning: left out: 10 more; slurmft list --json has all"
+    assert list_command.main(["--runs-dir", str(tmp_path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 30

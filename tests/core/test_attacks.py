@@ -278,8 +278,17 @@ def folder_of_code(ada: User, eve: User) -> None:
 def swapped(ada: User, eve: User) -> None:
     run = run_of(eve, "swapped-1")
     eve.write(run.script, f"touch {ada.home}/attacked")
+    eve.write(run.code / "evil.py", f"open('{ada.home}/attacked', 'w')")
+    config = json.loads(run.config.read_text())
+    config["program"] |= {"code": str(run.code)}
+    config["program"]["settings"]["task"] = "evil:Task"
+    run.config.write_text(json.dumps(config))
+    for path in (run.path, *run.path.rglob("*")):
+        path.chmod(0o777)
     for command in (
         [sys.executable, "-m", "slurmft.node.task", str(run.path)],
+        [sys.executable, "-m", "slurmft.train.rank", str(run.path)],
+        [sys.executable, "-m", "slurmft.programs.process", str(run.path)],
         [
             sys.executable,
             "-m",
@@ -291,11 +300,127 @@ def swapped(ada: User, eve: User) -> None:
         done = ada.run(*command, SLURM_JOB_NODELIST="n1", SLURM_JOB_ID="1")
         assert done.code == 1
         assert "belongs to eve" in done.err
-    script = job_array.script_text([], [run])
+    script = job_array.script_text([], {run: "true\n"})
     done = ada.run("bash", "-c", script, SLURM_ARRAY_TASK_ID="0")
     assert (done.code, done.out) == (1, "")
-    assert done.err == f"refused: {run.submitit} is another user's\n"
+    assert done.err == (f"refused: {run.script} is not the script that was submitted\n")
     assert not (ada.home / "attacked").exists()
+    assert not run.rank_log(0).exists()
+
+
+@attack(
+    GROUP,
+    "does so as soon as you have submitted it to this machine",
+    "its `setup` lines are none of a file; the job ends with a line, and nothing of theirs runs",
+)
+def swapped_after_submission(ada: User, eve: User) -> None:
+    theirs = run_of(eve, "swapped-2")
+    eve.write(theirs.submitit / "setup.sh", f"touch {ada.home}/attacked")
+    eve.write(theirs.submitit / "pid.json", "{}")
+    for path in (theirs.path, *theirs.path.rglob("*")):
+        path.chmod(0o777)
+    runs = ada.home / "renamed runs"
+    runs.mkdir()
+    theirs.path.rename(runs / "theirs")
+    os.chown(runs, ada.uid, ada.uid)
+    code = f"""
+import os
+from pathlib import Path
+from slurmft.cluster import local, submit
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.train.config import TrainConfig
+runs = Path({str(runs)!r})
+# Its controller still starts.
+def swap(run, pid):
+    run.path.rename(runs / "aside")
+    (runs / "theirs").rename(run.path)
+local.note_controller = swap
+job = JobConfig(runs_dir=str(runs), setup=("touch own-setup",))
+run = submit.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
+job_id = local.start(run.load_config(), run, "slurmft.cluster.local")
+os.waitpid(int(job_id), 0)
+print(Path("own-setup").exists())
+"""
+    assert ada.python(code) == "True\n"
+    assert not (ada.home / "attacked").exists()
+    (log,) = runs.glob("*/submitit/*_log.err")
+    assert "belongs to eve" in log.read_text()
+
+
+@attack(
+    GROUP,
+    "may rename your runs, as in a folder without the sticky bit, or in one that they have made "
+    "first, with it",
+    "you are warned at submission, with the folder and who can rename there",
+)
+def folders_where_others_rename(ada: User, eve: User) -> None:
+    group = 21100
+    top = ada.home.parent / "renaming"
+    cases = {
+        "private": (ada.uid, ada.uid, 0o755, ""),
+        "private group": (ada.uid, ada.uid, 0o2775, ""),
+        "sticky": (0, group, 0o1777, ""),
+        "own sticky": (ada.uid, group, 0o3775, ""),
+        "project": (0, group, 0o2775, f"the group {group}"),
+        "own": (ada.uid, group, 0o2775, f"the group {group}"),
+        "made first": (eve.uid, group, 0o1777, f"eve (uid {eve.uid})"),
+        # Whoever alone can write it could as well have put another folder there.
+        "site's": (eve.uid, group, 0o755, ""),
+    }
+    top.mkdir()
+    top.chmod(0o755)
+    for name, (owner, of_group, mode, _) in cases.items():
+        (top / name).mkdir()
+        os.chown(top / name, owner, of_group)
+        (top / name).chmod(mode)
+    code = (
+        "import sys; from pathlib import Path; from slurmft.core import trusted\n"
+        f"for name in {list(cases)!r}:\n"
+        f"    place = Path({str(top)!r}, name, 'runs', 'run')\n"
+        "    renaming = trusted.renaming_on_the_way(place)\n"
+        "    print(renaming.who if renaming else '')"
+    )
+    expected = [who for _, _, _, who in cases.values()]
+    assert ada.python(code).splitlines() == expected
+    submit = ("submit", "--task", "synthetic", "--cluster", "local", "--dry-run")
+    done = ada.slurmft(*submit, "--runs-dir", str(top / "own"))
+    assert (done.code, [line[:5] for line in done.err.splitlines()]) == (
+        0,
+        ["warni", "hint:"],
+    )
+    assert (
+        f"the group {group} can rename what is in '{top}/own' (mode 2775)" in done.err
+    )
+    assert f"chmod +t {top}/own" in done.err
+    assert ada.slurmft(*submit, "--runs-dir", str(top / "sticky")).err == ""
+
+
+@attack(
+    ANYBODY,
+    "has a link to a run of yours that you `resume` or `cancel` by it, and lets it lead elsewhere "
+    "meanwhile",
+    "refused, with the link, its owner, and the path that it leads to",
+)
+def link_of_another(ada: User, eve: User) -> None:
+    run = run_of(ada, "linked-1")
+    for name, target in (("theirs", run.path), ("theirs-above", run.path.parent)):
+        link(eve, eve.home / name, target)
+        path = eve.home / name
+        if name == "theirs-above":
+            path /= run.path.name
+        # Where others can write, too: in a folder of theirs alone they decide anyway.
+        eve.home.chmod(0o1777)
+        for command in ("resume", "cancel"):
+            done = ada.slurmft(command, str(path))
+            assert_refused(done, f"the link '{eve.home / name}' belongs to eve")
+            assert f"hint: give the path itself: {run.path}" in done.err
+        assert ada.slurmft("status", str(path)).code == 0
+    link(ada, ada.home / "own-link", run.path)
+    done = ada.slurmft(
+        "resume", str(ada.home / "own-link"), "--cluster", "local", "--dry-run"
+    )
+    assert done.code == 0, done.err
+    eve.home.chmod(0o755)
 
 
 @attack(
@@ -496,6 +621,43 @@ def folder_that_becomes_a_run(ada: User, eve: User) -> None:
 
 
 @attack(
+    GROUP,
+    "may write into the folder of a larger disk to which your own link `checkpoints` leads, and "
+    "gives things of yours the names of checkpoints there",
+    "left, by `clean` and by the job at its end; it says so",
+)
+def checkpoints_where_others_rename(ada: User, eve: User) -> None:
+    disk = ada.home / "disk of the group"
+    names = {"step-00000001", "bad-step-00000001", ".step-00000002.12-ab0f"}
+    for case, (disk_mode, above_mode) in enumerate(((0o777, 0o755), (0o755, 0o1777))):
+        place = disk / str(case) / "mine"
+        for name in names:
+            ada.write(place / name / "file", "mine")
+        runs = ada.home / f"with-link-{case}"
+        run = write_run(runs / "linked-2", state="finished")
+        ada.write(run.model / "model.safetensors", "")
+        ada.own(runs)
+        run.path.chmod(0o700)
+        link(ada, run.checkpoints, place)
+        # Of its group, the project's, she is no member: the mode counts.
+        os.chown(place, ada.uid, 21100)
+        place.chmod(disk_mode)
+        os.chown(place.parent, eve.uid if case else ada.uid, 21100)
+        place.parent.chmod(above_mode)
+        done = ada.slurmft(
+            "clean", "--runs-dir", str(runs), "--yes", "--older-than", "0s"
+        )
+        assert done.code == 0, done.err
+        assert "1 `checkpoints` that lead to where others can rename" in done.err
+        code = (
+            "from slurmft.job import checkpoints; from slurmft.runs.rundir import RunDir\n"
+            f"print(*checkpoints.remove_leftovers(RunDir.open({str(run.path)!r}), bad=True))"
+        )
+        assert "stays: others can rename what is there" in ada.python(code)
+        assert names_in(place) == names
+
+
+@attack(
     ANYBODY,
     "makes folders of a task's name in /dev/shm, and links of that name to yours",
     "left alone",
@@ -520,6 +682,34 @@ def memory_of_another(ada: User, eve: User) -> None:
     )
     assert names_in(place) == {f"{prefix}{gone}-eve", f"{prefix}{gone}-link"}
     assert kept.exists()
+
+
+@attack(
+    GROUP,
+    "puts a link, or a file of theirs, where a command of `--on` keeps its lock among your runs",
+    "refused; nothing is made elsewhere",
+)
+def lock_of_a_request(ada: User, eve: User) -> None:
+    runs = ada.home / "requested"
+    runs.mkdir()
+    runs.chmod(0o1777)
+    link(eve, runs / ".request-aaaaaa", ada.home / "made")
+    eve.write(runs / ".request-bbbbbb", "").chmod(0o666)
+    os.mkfifo(runs / ".request-cccccc", 0o666)
+    os.chown(runs / ".request-cccccc", eve.uid, eve.uid)
+    code = (
+        "from pathlib import Path; from slurmft.runs import request\n"
+        "for letter in 'abcd':\n"
+        "    try:\n"
+        f"        with request.alone(Path({str(runs)!r}), letter * 6): print('locked')\n"
+        "    except Exception as error: print(error.message)"
+    )
+    *refused, last = ada.python(code).splitlines()
+    assert len(refused) == 3
+    assert all(f"belongs to eve (uid {eve.uid})" in line for line in refused)
+    assert last == "locked"
+    assert not (ada.home / "made").exists()
+    assert len(list(runs.iterdir())) == 3
 
 
 # --- folders where you type commands --------------------------------------------------------------
@@ -1118,9 +1308,25 @@ for name in {names!r}:
             setattr(os, call, real)
 """
     lines = ada.python(DOOR + code).splitlines()
-    refused = [line for line in lines if "is a link" in line]
+    refused = [
+        line for line in lines if "is a link" in line or "belongs to eve" in line
+    ]
     assert refused
     assert {line for line in lines if line not in refused} == {"ada"}
+
+
+@attack(
+    GROUP,
+    "lets a file of yours that decides what runs grow without end",
+    "no more of it is read than it can have",
+)
+def endless_file(ada: User, eve: User) -> None:
+    path = file_of(ada, ada.home / "endless")
+    os.truncate(path, 2**40)
+    begin = time.monotonic()
+    (line,) = opened(ada, path)
+    assert "larger than 8" in line
+    assert time.monotonic() - begin < PATIENCE_S
 
 
 # --- frozen code ----------------------------------------------------------------------------------
@@ -1226,20 +1432,19 @@ def predict(ada: User, eve: User) -> None:
 )
 def open_script_of_an_array(ada: User, eve: User) -> None:
     run = run_of(ada, "array-1")
-    script = ada.write(run.script, f"touch {ada.home}/attacked")
-    text = job_array.script_text([], [run])
-    for path in (script, script.parent):
-        mode = path.stat().st_mode
-        path.chmod(0o777)
-        done = ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="0")
+    submitted = f"cat >/dev/null\ntouch {ada.home}/submitted\n\n"
+    text = job_array.script_text([], {run_of(ada, "array-0"): "", run: submitted})
+    for script in (f"touch {ada.home}/attacked", f"{submitted}\n", "", submitted[:-1]):
+        ada.write(run.script, script, 0o777)
+        done = ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="1")
         assert (done.code, done.err) == (
             1,
-            f"refused: others can write {run.submitit}\n",
+            f"refused: {run.script} is not the script that was submitted\n",
         )
-        assert not (ada.home / "attacked").exists()
-        path.chmod(mode)
-    assert ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="0").code == 0
-    (ada.home / "attacked").unlink()
+    ada.write(run.script, submitted)
+    assert ada.run("bash", "-c", text, SLURM_ARRAY_TASK_ID="1").code == 0
+    assert (ada.home / "submitted").exists()
+    assert not (ada.home / "attacked").exists()
 
 
 # --- checkpoints, caches, lists -------------------------------------------------------------------
@@ -1272,6 +1477,32 @@ def checkpoint_of_another(ada: User, eve: User) -> None:
 
 
 @attack(
+    GROUP,
+    "puts a file with a time to come into your `--checkpoint-dir`, or where your "
+    "`--finished-file` is to be",
+    "what your run writes counts all the same; theirs does not",
+)
+def times_to_come(ada: User, eve: User) -> None:
+    folder = ada.home / "times"
+    checkpoint = ada.write(folder / "checkpoint-1" / "weights", "mine").parent
+    later = time.time() + 1e6
+    for path in (checkpoint / "theirs", folder / "finished"):
+        eve.write(path, "")
+        os.utime(path, (later, later))
+    code = (
+        "import os, time; from slurmft.programs.description import OwnProgram\n"
+        f"own = OwnProgram(argv=('true',), file='true', folder={str(folder)!r},\n"
+        "    checkpoint_dir='.', finished_file='finished').marked()\n"
+        "print(own.since_ns < time.time_ns(), own.has_finished())\n"
+        "os.makedirs('times/checkpoint-2')\n"
+        "open('times/checkpoint-2/weights', 'w').write('x')\n"
+        "print([path.name for path in own.checkpoints()])"
+    )
+    ada.own(folder.parent / "times" / "checkpoint-1" / "weights")
+    assert ada.python(code) == "True False\n['checkpoint-2']\n"
+
+
+@attack(
     ANYBODY,
     "makes /tmp/torchinductor_USER first, with compiled code for your ranks",
     "not used: ranks get a folder of yours",
@@ -1295,21 +1526,26 @@ def cache_of_compiled_code(ada: User, eve: User) -> None:
 
 @attack(
     GROUP,
-    "has a default list on the folder of your runs, by which they may write what is made there",
-    "run directories do not take it over",
+    "has a default list on the folder of your runs, or above, by which they may write what is made "
+    "there",
+    "neither run directories nor the folders above them take it over",
 )
 def default_list(ada: User, eve: User) -> None:
-    runs = ada.own(ada.write(ada.home / "listed runs" / "x", "").parent)
-    let_write(runs, eve, "default")
+    top = ada.own(ada.write(ada.home / "listed runs" / "x", "").parent)
+    let_write(top, eve, "default")
     code = (
         "from pathlib import Path; from slurmft.core import permissions\n"
-        f"run = Path({str(runs)!r}, 'run')\n"
+        "from slurmft.runs import request\n"
+        f"run = Path({str(top)!r}, 'project', 'runs', 'run')\n"
         "permissions.make_folder(run, share_with_group=True)\n"
+        f"with request.alone(Path({str(top)!r}, 'by on', 'runs'), 'abcdef'): pass\n"
         "permissions.settle(True)\n"
         "(run / 'checkpoints').mkdir(); (run / 'config.json').touch()"
     )
     ada.python(code)
-    for path in (runs / "run", *(runs / "run").iterdir()):
+    made = [path for path in top.rglob("*") if path.name != "x"]
+    assert len(made) == 7
+    for path in made:
         assert not path.stat().st_mode & 0o022
         assert not os.listxattr(path)
 

@@ -23,11 +23,17 @@ _ROOT = Path(slurmft.__file__).parent
 DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "open what is to be trusted": (
         ("os.O_NOFOLLOW", "os.O_PATH", "os.fwalk"),
-        ("core/below.py", "core/removal.py", "core/trusted.py"),
+        (
+            "core/below.py",
+            "core/descent.py",
+            "core/removal.py",
+            "core/trusted.py",
+        ),
     ),
     "ask whose a file is": (
         ("st_uid",),
         (
+            "core/descent.py",
             "core/removal.py",
             "core/trusted.py",
             # They show it, or leave out what is another user's.
@@ -118,10 +124,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "cluster/launcher.py",
             "cluster/local.py",
             "cluster/slurm/first_node.py",
-            "cluster/slurm/job_array.py",
-            "cluster/submit.py",
             "cluster/wait.py",
-            "job/job.py",
             "plugins/kubernetes/pod.py",
             "plugins/notify/notification.py",
             "plugins/stage_env/hooks.py",

@@ -362,6 +362,25 @@ def test_another_lock_is_another_environment(
     assert environment.folder("uv", project, job, make=False) != first
 
 
+def test_uv_imports_nothing_from_the_path_of_the_user(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may write into a folder of PYTHONPATH; and what is built does not depend on it."""
+    write(here, "pyproject.toml", "")
+    write(here, "uv.lock", "")
+    program = tmp_path / "bin" / "uv"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nenv >>{tmp_path}/variables\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:relative")
+    job = JobConfig(runs_dir=str(here / "runs"))
+    environment.folder("uv", here, job, make=True)
+    variables = (tmp_path / "variables").read_text()
+    assert variables.count("UV_PROJECT_ENVIRONMENT=") == 1
+    assert "PYTHONPATH" not in variables
+
+
 def test_without_uv(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(interpreter, "PYTHON", "/nowhere/python")

@@ -10,12 +10,14 @@ import pytest
 from slurmft.cli import resume
 from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
-from slurmft.core.program import OWN, RANK_MODULES
+from slurmft.core.program import OWN, PREDICT, RANK_MODULES
 from slurmft.core.run_files import Job
 from slurmft.programs.description import MODULE, OwnProgram
 from slurmft.runs import origin
 from slurmft.runs.origin import ForeignRunError, Origin
 from slurmft.runs.rundir import RunDir
+from slurmft.train import own_task
+from slurmft.train.commands import predict
 from slurmft.train.config import TrainConfig
 from tests.support.made_runs import write_run
 
@@ -99,3 +101,38 @@ def test_a_dry_run_records_no_consent(
     assert resume.main([str(run.path), *flags]) == 0
     assert "dry run: nothing was submitted" in capsys.readouterr().out
     assert not run.is_own()
+
+
+def test_a_dry_run_of_predict_records_no_consent(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of its task is the first that `configure` executes."""
+    config = run.load_config()
+    program = replace(config.program, code=str(run.code))
+    run.config.write_text(replace(config, program=program).to_json())
+    prediction = write_run(tmp_path / "p", state="finished")
+    config = prediction.load_config()
+    settings = config.program.settings | {"model": str(run.model)}
+    program = replace(config.program, kind=PREDICT, settings=settings)
+    prediction.config.write_text(replace(config, program=program).to_json())
+
+    def use_code(folder: str) -> None:
+        assert folder == str(run.code)
+        raise UsageError("it would be executed")
+
+    run.set_state("submitted")
+    run.set_state("finished")
+    (run.model / "model.safetensors").parent.mkdir()
+    (run.model / "model.safetensors").touch()
+    monkeypatch.setattr(own_task, "use_code", use_code)
+    names = ",".join(origin.executed(run.load_config()))
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\na\n")
+    # The model may be named by a run of its own, or by a prediction with it.
+    for name in (run.path, prediction.path):
+        command = [str(name), str(rows), "--dry-run", "--yes"]
+        with pytest.raises(UsageError, match="but the run executes"):
+            predict.main([*command, "program"])
+        with pytest.raises(UsageError, match="it would be executed"):
+            predict.main([*command, names])
+        assert not run.is_own()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,32 @@ def test_many_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert "... 15 more; then the smallest:\n" in out
     assert out.count("\nteam ") == 15
+
+
+def test_data_that_is_no_file(tmp_path: Path) -> None:
+    """What it is is said, and it is not waited for."""
+    kinds: dict[str, tuple[str, Callable[[Path], Any]]] = {
+        "fifo": ("is a FIFO", os.mkfifo),
+        "device": ("is a device", lambda path: path.symlink_to("/dev/zero")),
+        "dangling": ("is a link that leads nowhere", lambda path: path.symlink_to("x")),
+        "zeros": ("nothing but zeros", lambda path: path.write_bytes(bytes(10_000))),
+    }
+    for name, (words, put) in kinds.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "validation.csv").write_text("text,label\na,b\n")
+        put(folder / "train.csv")
+        with pytest.raises(UsageError, match=words) as error:
+            data.main([str(folder), "--task", "text-classification"])
+        assert str(folder / "train.csv") in error.value.message
+        if name not in ("zeros", "dangling"):
+            with pytest.raises(UsageError, match=f"{words}, and no folder"):
+                data.main([str(folder / "train.csv")])
+        shards = tmp_path / f"{name}-shards"
+        shards.mkdir()
+        put(shards / "train-00000-of-00001.csv")
+        with pytest.raises(UsageError):
+            data.main([str(shards), "--task", "text-classification"])
 
 
 def test_data_that_cannot_be_read(tmp_path: Path) -> None:

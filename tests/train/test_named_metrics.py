@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import torch
 
 from slurmft.core import process
 from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.permissions import current_umask
 from slurmft.train import metric_spec, own_task, recipes, tasks
 from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
@@ -496,6 +498,26 @@ def test_script_that_others_can_write_is_not_executed(
     lock.chmod(0o664)
     check_trusted(home / "modules", module)
     library.unlink()
+
+
+def test_cache_is_nobody_elses_to_write_whatever_the_umask(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Python compiles as it imports the script lies there, too."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    folder = write_script(tmp_path, "within_one")
+    with open(folder / "within_one.py", "a") as script:
+        script.write(f"# of {tmp_path}\n")  # a script of its own to evaluate
+    spec = MetricSpec.parse(str(folder))
+    before = os.umask(0o002)
+    try:
+        for _ in range(2):
+            assert EvaluateMetric.load(spec).spec == spec
+        assert current_umask() == 0o002
+    finally:
+        os.umask(before)
+    place = home / "modules" / "evaluate_modules" / "metrics" / "within_one"
+    assert list(place.rglob("__pycache__"))
 
 
 @pytest.mark.parametrize("printed", ["5", "[]", "null", "'words'", ""])

@@ -239,6 +239,20 @@ def test_a_header_alone(tiny_model: Path, tmp_path: Path) -> None:
             configure(run, file, None, False, {})
 
 
+def test_rows_that_are_no_file(tiny_model: Path, tmp_path: Path) -> None:
+    run = write_trained(tmp_path / "runs/emotion", tiny_model, task="emotion")
+    os.mkfifo(tmp_path / "fifo.csv")
+    (tmp_path / "device.csv").symlink_to("/dev/zero")
+    (tmp_path / "zeros.csv").write_bytes(bytes(10_000))
+    for name, words in (
+        ("fifo", "is a FIFO, and no file"),
+        ("device", "is a device, and no file"),
+        ("zeros", "holds nothing but zeros"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            configure(run, tmp_path / f"{name}.csv", None, False, {})
+
+
 DAY = datetime.datetime(2026, 2, 3, 4, 5, tzinfo=datetime.UTC)
 COLUMNS: dict[str, list[Any]] = {
     "binary": [None, b"a"],

@@ -5,8 +5,9 @@ is followed, cancelled, requeued and resumed as any run.
 """
 
 import contextlib
+import hashlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurmft.cluster import launcher
@@ -23,6 +24,22 @@ from slurmft.runs.rundir import RunDir
 
 JOB = "%A_%a"
 """An array task's id, as Slurm writes it in file names."""
+
+# In the place of a run's folder others may have put theirs, or another of this user's. What is
+# compared is what runs: the text is read once. "." keeps the line ends that $() would drop.
+_TASK = """\
+folder=${runs[$SLURM_ARRAY_TASK_ID]}
+log="$folder/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_0_log"
+text=$(cat "$folder/job.sh" && echo .) || exit
+text=${text%.}
+sum=$(printf %s "$text" | sha256sum) || exit
+if [ "${sum%% *}" != "${sums[$SLURM_ARRAY_TASK_ID]}" ]; then
+  echo "refused: $folder/job.sh is not the script that was submitted" >&2
+  exit 1
+fi
+exec 3< <(printf %s "$text")
+exec bash /dev/fd/3 >>"$log.out" 2>>"$log.err"
+"""
 
 Options = list[tuple[str, str | None]]
 
@@ -66,24 +83,20 @@ def array_options(
     return array
 
 
-def script_text(options: Options, runs: Sequence[RunDir]) -> str:
-    """Returns the sbatch script of an array: every task becomes the script of its own run."""
+def script_text(options: Options, scripts: Mapping[RunDir, str]) -> str:
+    """Returns the sbatch script of an array: every task becomes the script of its own run.
+
+    Args:
+        scripts: run -> text of its script, in the order of the tasks.
+    """
     lines = ["#!/bin/bash", "", *directives(options), "", "runs=("]
-    for run in runs:
+    for run in scripts:
         folder = shlex.quote(str(run.submitit))
         lines.append(f"  {folder}")
-    lines += [")", "folder=${runs[$SLURM_ARRAY_TASK_ID]}"]
-    lines += ['log="$folder/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_0_log"']
-    # In the place of a run's folder others may have put theirs. What was opened is what runs.
-    lines += [f'exec 3<"$folder/{runs[0].script.name}" || exit']
-    refusal = 'echo "refused: $folder is another user\'s" >&2'
-    lines += [f"[ -O /dev/fd/3 ] || {{ {refusal}; exit 1; }}"]
-    refusal = 'echo "refused: others can write $folder" >&2'
-    lines += [
-        '[ -z "$(find -L "$folder" /dev/fd/3 -maxdepth 0 -perm /022)" ] || '
-        f"{{ {refusal}; exit 1; }}"
-    ]
-    lines += ['exec bash /dev/fd/3 >>"$log.out" 2>>"$log.err"', ""]
+    lines += [")", "sums=("]
+    for text in scripts.values():
+        lines.append(f"  {hashlib.sha256(text.encode()).hexdigest()}")
+    lines += [")", _TASK]
     return "\n".join(lines)
 
 
@@ -101,13 +114,14 @@ def submit(
     # Before sbatch: see `launcher.note_job`.
     where = launcher.location("slurm")
     with _discarded_on_error(runs, script):
+        scripts = {}
         for run in runs:
             # Only the request is shared: each task runs the script of its own run.
-            text = inside_text(run.load_config(), run, JOB)
-            write_text(run.script, text)
-        first = runs[0].load_config()  # the requests of all are the same
+            scripts[run] = inside_text(run.load_own_config(), run, JOB)
+            write_text(run.script, scripts[run])
+        first = runs[0].load_own_config()  # the requests of all are the same
         options = array_options(first, len(runs), at_most, after, script.parent)
-        write_text(script, script_text(options, runs))
+        write_text(script, script_text(options, scripts))
         with outside_of_jobs():
             array = commands.sbatch(arguments(options), str(script))
     # Outside of the block above: once sbatch has taken the array, its run directories must stay.

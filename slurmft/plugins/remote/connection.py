@@ -51,6 +51,8 @@ def own_folders(*folders: str) -> str:
         problem = f"{folder} is another user's, or a link"
         text = shlex.quote(f"{_REFUSED}{problem}\nhint: {_OTHER_FOLDER}")
         is_own = f"[ -O {path} ] && [ ! -L {path} ] && chmod go-w {path}"
+        # By a default list of the folder above, others could write what is sent there.
+        is_own += f" && {{ setfacl -k {path} 2>/dev/null; true; }}"
         commands.append(
             f"mkdir -p {path} && {{ {is_own} || {{ echo {text} >&2; false; }}; }}"
         )

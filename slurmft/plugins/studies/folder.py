@@ -61,7 +61,7 @@ def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
         permissions.settle(share_with_group)
         # Run directories hold what jobs start: no other user may have put the folder there.
         with STUDY.folder(folder):
-            (folder / "runs").mkdir(exist_ok=True)
+            permissions.make_folder(folder / "runs", share_with_group, exist_ok=True)
         return locks.hold(folder / ".lock")
     except BlockingIOError as holder:
         raise HeldError(

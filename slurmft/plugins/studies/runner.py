@@ -19,7 +19,7 @@ from slurmft.cluster import dependency, launcher, wait
 from slurmft.cluster.slurm import commands, job_array
 from slurmft.cluster.status import RunStatus
 from slurmft.cluster.submit import check, create, provenance, submit
-from slurmft.core import interpreter, interruption, run_files
+from slurmft.core import interpreter, interruption, permissions, run_files
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.options import flag
@@ -298,7 +298,8 @@ def submit_arrays(
         Key of a repeat -> its job.
     """
     scripts = todo.folder / "arrays"
-    scripts.mkdir(exist_ok=True)
+    share = any(config.job.share_with_group for config in todo.configs.values())
+    permissions.make_folder(scripts, share, exist_ok=True)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     provenance = todo.provenance()
     jobs: dict[tuple[str, int], str] = {}

@@ -70,7 +70,12 @@ def main(argv: list[str]) -> int:
         output = Path(arguments.output)
     file = Path(arguments.file)
     # A model of slurmft's own tasks is weights and words; a task of somebody's own is code.
+    run = predict.trained_run(run)
+    is_dry_run = arguments.dry_run
     if predict.executes_code(run):
-        foreign.ask(run, arguments.yes)
-    config = predict.configure(run, file, output, arguments.overwrite, flags)
+        foreign.ask(run, arguments.yes, records=not is_dry_run)
+    overwrite = arguments.overwrite
+    config = predict.configure(
+        run, file, output, overwrite, flags, is_agreed=is_dry_run
+    )
     return submit_or_show(config, arguments, "predict", argv)

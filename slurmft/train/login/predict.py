@@ -7,7 +7,7 @@ from typing import Any
 from slurmft.core import fingerprint
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.errors import UsageError
-from slurmft.core.files import check_place, read_json
+from slurmft.core.files import check_place, other_kind, read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import is_local
 from slurmft.core.options import build, flag, options
@@ -48,6 +48,7 @@ def configure(
     output: Path | None,
     overwrite: bool,
     flags: dict[str, Any],
+    is_agreed: bool = False,
 ) -> RunConfig:
     """Returns the configuration of a job that predicts the rows of a file.
 
@@ -56,16 +57,15 @@ def configure(
         output: where to write the rows with their predictions; None: NAME.predictions here.
         flags: options of the job and of the prediction, and those of the training that predict has
             a flag for.
+        is_agreed: of a run from elsewhere, its user agrees to what this executes without a record
+            of that: a dry run.
 
     Raises:
         UsageError: the run has no model that can predict, the file has not its columns, or another
             file would be overwritten.
     """
-    program = run.load_config().program
-    # the newest run is often a prediction: take the run of its model
-    if program.kind == PREDICT:
-        run = RunDir.open(Path(trained_by(program.settings)))
-    train = _trained(run)
+    run = trained_run(run)
+    train = _trained(run, is_agreed)
     file = absolute(file)
     default_output = f"{file.stem}.predictions{file.suffix}"
     output = absolute(output or default_output)
@@ -107,9 +107,21 @@ def configure(
 # --- the model ------------------------------------------------------------------------------------
 
 
-def _trained(run: RunDir) -> TrainConfig:
+def trained_run(run: RunDir) -> RunDir:
+    """Returns the run that has trained the model of a run, which may be a prediction: the newest
+    run often is."""
+    program = run.load_config().program
+    if program.kind == PREDICT:
+        return RunDir.open(Path(trained_by(program.settings)))
+    return run
+
+
+def _trained(run: RunDir, is_agreed: bool) -> TrainConfig:
     """Returns the configuration that a run has trained with, changed to what predicting needs: its
     model is the one to load, below an adapter if the run has saved one.
+
+    Args:
+        is_agreed: see `configure`.
 
     Raises:
         UsageError: the run has no model, or one that makes no predictions of rows.
@@ -132,7 +144,7 @@ def _trained(run: RunDir) -> TrainConfig:
     # A task of the user's own is the copy that its run was trained with. Another user's is refused:
     # it would be executed here.
     if _is_code(program):
-        config = run.load_own_config()
+        config = run.load_own_config(is_agreed)
         frozen_code.check(run, config)
         program = config.program
     own_task.use_code(program.code)
@@ -257,7 +269,11 @@ def _check_files(file: Path, output: Path, overwrite: bool, train: TrainConfig) 
     """Raises UsageError where rows cannot be read from `file`, or written to `output`."""
     if not file.is_file():
         hint = "give the rows to predict: .csv, .jsonl"
-        raise UsageError(f"no such file: {str(file)!r}", hint)
+        problem = f"no such file: {str(file)!r}"
+        other = other_kind(file)
+        if other:
+            problem = f"{str(file)!r} is {other}, and no file"
+        raise UsageError(problem, hint)
     outputs: tuple[str, ...] = FILES
     if own_task.facts(train.task).predictions == "vectors":
         outputs = (*FILES, ARRAY)

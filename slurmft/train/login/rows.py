@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from slurmft.core import removal
 from slurmft.core.errors import UsageError, nearest, one_line
-from slurmft.core.files import to_json
+from slurmft.core.files import open_regular, to_json
 from slurmft.core.removal import aside_of
 from slurmft.core.text import shown, some
 
@@ -150,7 +150,8 @@ def _kind(path: Path) -> str:
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """Opens a file; whatever it cannot be read for is a UsageError."""
     try:
-        with open(path, "rb") as raw:
+        # Not a FIFO, which would be waited for.
+        with open_regular(path) as raw:
             yield raw
     # EOFError and zlib.error are of a .gz that was cut off, or is none.
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -352,6 +353,11 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
         number: number of the line.
         at: place of the byte in it that UTF-8 does not have there.
     """
+    if not line.strip(b"\0\r\n"):
+        return UsageError(
+            f"{str(path)!r}: line {number} holds nothing but zeros (bytes of 0)",
+            "it was not written or copied to its end: write it anew",
+        )
     what = f"{str(path)!r}: line {number} is not UTF-8"
     convert = f"iconv -f {{}} -t UTF-8 {shlex.quote(path.name)} > new{path.suffix}"
     has_mark = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

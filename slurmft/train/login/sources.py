@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmft.core import interpreter
 from slurmft.core.errors import UsageError
-from slurmft.core.files import read_json
+from slurmft.core.files import other_kind, read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import datasets_cache, hub_cache, is_hub_offline, is_local
 from slurmft.core.options import flag, options
@@ -216,7 +216,11 @@ def _folder(flag: str, name: str) -> Path:
         )
     if not path.is_dir():
         hint = "give a folder that exists, or a hub id"
-        raise UsageError(f"{flag} {name!r}: no such folder", hint)
+        problem = "no such folder"
+        other = other_kind(path)
+        if other:
+            problem = f"it is {other}, and no folder"
+        raise UsageError(f"{flag} {name!r}: {problem}", hint)
     return path
 
 
@@ -571,6 +575,7 @@ def find_split(folder: Path, split: str) -> Path:
             "ask its owner to open it, or copy the data",
         ) from None
     if not files:
+        _check_kinds(folder, split)
         hint = (
             f"name it {split}.csv, or one of {', '.join(SUFFIXES)}; also in its folder data, as "
             f"shards ({split}-00000-of-00003.parquet), or {split}/ of save_to_disk"
@@ -590,6 +595,19 @@ def find_split(folder: Path, split: str) -> Path:
         )
     _check_shards(files[0])
     return files[0]
+
+
+def _check_kinds(folder: Path, split: str) -> None:
+    """Raises UsageError where what has the name of a split's file is none."""
+    for place in _places(folder):
+        for suffix in SUFFIXES:
+            path = place / f"{split}{suffix}"
+            other = other_kind(path)
+            if other:
+                raise UsageError(
+                    f"{str(path)!r} is {other}, and no file of rows",
+                    "write the rows into a file of that name",
+                )
 
 
 def _contents(folder: Path) -> str:

@@ -334,7 +334,8 @@ def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
     was_offline = evaluate.config.HF_EVALUATE_OFFLINE
     # evaluate has a variable of its own, and would try the hub for each file of a script.
     is_offline = was_offline or is_hub_offline()
-    # Code is nobody else's to write, whatever the umask of the user is.
+    # Code is nobody else's to write, whatever the umask of the user is: neither what evaluate
+    # copies, nor what Python compiles.
     umask = permissions.current_umask()
     os.umask(umask | 0o022)
     try:
@@ -343,12 +344,12 @@ def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
         evaluate.config.HF_EVALUATE_OFFLINE = is_offline or uses_cache
         # It copies the script into the cache, and executes nothing of it yet.
         imported = loading.evaluation_module_factory(name)
+        check_trusted(modules, imported.module_path)
+        metric_class = loading.import_main_class(imported.module_path)
     finally:
         # It is the module's own: whatever loads next would see it.
         evaluate.config.HF_EVALUATE_OFFLINE = was_offline
         os.umask(umask)
-    check_trusted(modules, imported.module_path)
-    metric_class = loading.import_main_class(imported.module_path)
     if metric_class is None:
         problem = (
             f"--metric {spec.text!r}: the script has no subclass of evaluate.Metric"

@@ -506,15 +506,16 @@ def _dry_arrays(todo: Submission, due: Sequence[Repeat]) -> list[str]:
     for cell_number in range(1, len(first_group) + 1):
         run_path = Path(f"{name}-c{cell_number}-r1-<random>")
         runs.append(RunDir(run_path))
+    scripts = {run: inside_text(config, run, job_array.JOB) for run in runs}
     folder = todo.folder / "arrays"
     options = job_array.array_options(config, len(runs), at_most, live_jobs, folder)
     return [
         *lines,
         "",
         "# sbatch script of array 1",
-        job_array.script_text(options, runs),
+        job_array.script_text(options, scripts),
         "# script of its first run",
-        inside_text(config, runs[0], job_array.JOB),
+        scripts[runs[0]],
         *slurm.notes(config),
     ]
 
