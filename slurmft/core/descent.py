@@ -49,69 +49,111 @@ def opened(
         ForeignLinkError: another user's link leads there.
         OSError: it is absent or no folder.
     """
-    through_descriptor = _DESCRIPTOR.fullmatch(str(path))
-    if through_descriptor:
-        # The caller has opened it, and may have examined it.
-        place = os.dup(int(through_descriptor[1]))
-        path = Path(through_descriptor[2] or "/")
-    else:
-        place = os.open("/", _FOLDER_PLACE)
+    descent = _Descent(path)
     try:
-        parts = list(reversed(path.absolute().parts[1:]))
-        links = 0
-        # For messages: names that lead to the folder that is open now.
-        way = PurePath("/")
-        while parts:
-            part = parts.pop()
-            if check_above is not None:
-                check_above(Path(way), os.fstat(place))
-            try:
-                next_place = os.open(part, _FOLDER_PLACE, dir_fd=place)
-            except NotADirectoryError:
-                target = _target(part, place, way, path)
-                links += 1
-                if links > _MOST_LINKS:
-                    raise OSError(
-                        errno.ELOOP, os.strerror(errno.ELOOP), str(path)
-                    ) from None
-                # Of an absolute link, the first part is "/".
-                parts += reversed(PurePath(target).parts)
-                continue
-            except OSError as error:
-                error.filename = str(path)
-                raise
-            os.close(place)
-            place = next_place
-            way /= part
-        descriptor = os.open(".", _FOLDER, dir_fd=place)
+        descent.go(check_above)
+        descriptor = os.open(".", _FOLDER, dir_fd=descent.place)
     finally:
-        os.close(place)
+        os.close(descent.place)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _target(name: str, folder: int, way: PurePath, path: Path) -> str:
-    """Returns what a link that may be followed leads to.
+def pinned(path: Path) -> Path:
+    """Returns a path to a folder on which nobody else has a link that is followed: the path as it
+    is, or what it leads to now.
 
-    Raises:
-        ForeignLinkError: it is another user's.
-        OSError: it is no link.
+    What is checked and then used by its path is to be the same: the holder of a folder could lead
+    their link elsewhere meanwhile.
     """
-    # The open link itself is asked and read: another may take its place.
-    link = os.open(name, _PLACE, dir_fd=folder)
     try:
-        status = os.fstat(link)
-        if not stat.S_ISLNK(status.st_mode):
-            raise NotADirectoryError(
-                errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)
-            )
-        holder = os.fstat(folder)
-        # Whoever alone can write a folder decides anyway what is found there.
-        is_holders = status.st_uid == holder.st_uid and not holder.st_mode & 0o022
-        if status.st_uid not in (0, os.geteuid()) and not is_holders:
-            raise ForeignLinkError(way / name, status.st_uid, path)
-        return os.readlink("", dir_fd=link)
+        descent = _Descent(path)
+    except OSError:
+        return path
+    try:
+        descent.go(None)
+    except OSError:  # whoever opens it says why
+        return path
     finally:
-        os.close(link)
+        os.close(descent.place)
+    if descent.follows_others:
+        return Path(descent.way)
+    return path
+
+
+class _Descent:
+    """A way from the root to a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.way = PurePath("/")
+        """Names, none of a link, that lead to the folder that is open now."""
+        self.follows_others = False
+        """A link that was followed is neither this user's nor root's."""
+        through_descriptor = _DESCRIPTOR.fullmatch(str(path))
+        if through_descriptor:
+            # The caller has opened it, and may have examined it.
+            self.place = os.dup(int(through_descriptor[1]))
+            path = Path(through_descriptor[2] or "/")
+        else:
+            self.place = os.open("/", _FOLDER_PLACE)
+        self._parts = list(reversed(path.absolute().parts[1:]))
+
+    def go(self, check_above: Callable[[Path, os.stat_result], None] | None) -> None:
+        """Opens one component after the other; see `opened`."""
+        links = 0
+        while self._parts:
+            part = self._parts.pop()
+            if check_above is not None:
+                check_above(Path(self.way), os.fstat(self.place))
+            try:
+                next_place = os.open(part, _FOLDER_PLACE, dir_fd=self.place)
+            except NotADirectoryError:
+                target = self._target(part)
+                links += 1
+                if links > _MOST_LINKS:
+                    reason = os.strerror(errno.ELOOP)
+                    raise OSError(errno.ELOOP, reason, str(self.path)) from None
+                # Of an absolute link, the first part is "/".
+                self._parts += reversed(PurePath(target).parts)
+                continue
+            except OSError as error:
+                error.filename = str(self.path)
+                raise
+            os.close(self.place)
+            self.place = next_place
+            self._note(part)
+
+    def _note(self, part: str) -> None:
+        # The kernel goes up from the folder itself, and no link is on the way to it.
+        if part == "..":
+            self.way = self.way.parent
+        else:
+            self.way /= part
+
+    def _target(self, name: str) -> str:
+        """Returns what a link that may be followed leads to.
+
+        Raises:
+            ForeignLinkError: it is another user's.
+            OSError: it is no link.
+        """
+        # The open link itself is asked and read: another may take its place.
+        link = os.open(name, _PLACE, dir_fd=self.place)
+        try:
+            status = os.fstat(link)
+            if not stat.S_ISLNK(status.st_mode):
+                reason = os.strerror(errno.ENOTDIR)
+                raise NotADirectoryError(errno.ENOTDIR, reason, str(self.path))
+            if status.st_uid not in (0, os.geteuid()):
+                holder = os.fstat(self.place)
+                # Whoever alone can write a folder decides anyway what is found there.
+                if status.st_uid != holder.st_uid or holder.st_mode & 0o022:
+                    link_path = self.way / name
+                    raise ForeignLinkError(link_path, status.st_uid, self.path)
+                self.follows_others = True
+            return os.readlink("", dir_fd=link)
+        finally:
+            os.close(link)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurmft.core import site
+from slurmft.core import descent, site
 from slurmft.core.config import STAMP
 from slurmft.core.errors import UsageError, nearest
 from slurmft.core.filesystem import absolute
@@ -37,13 +37,13 @@ def find(name: str, runs_dir: str | Path | None = None) -> RunDir:
     top = folder(runs_dir)
     # A folder by that very name needs no search of all. It may be a link to a run, too.
     if name != LAST and RunDir(top / name).exists():
-        return RunDir(top / name)
+        return RunDir(descent.pinned(top / name))
     paths, problems = look(top)
     if name == LAST:
-        return RunDir(_newest_own(top, paths))
+        return RunDir(descent.pinned(_newest_own(top, paths)))
     matches = matching(name, paths)
     if len(matches) == 1:
-        return RunDir(matches[0])
+        return RunDir(descent.pinned(matches[0]))
     if matches:
         raise _ambiguous(name, matches)
     raise _unknown(name, top, paths, problems)

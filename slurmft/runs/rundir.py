@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import slurmft
-from slurmft.core import filesystem, hooks, permissions, removal, trusted
+from slurmft.core import descent, filesystem, hooks, permissions, removal, trusted
 from slurmft.core.below import Below
 from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
@@ -225,7 +225,7 @@ class RunDir:
     @classmethod
     def open(cls, path: str | Path) -> "RunDir":
         """An existing run."""
-        run = cls(absolute(path))
+        run = cls(descent.pinned(absolute(path)))
         if not run.exists():
             raise UsageError(
                 f"{str(path)!r} is not a run directory: it has no {run.config.name}"

@@ -399,16 +399,37 @@ def folders_where_others_rename(ada: User, eve: User) -> None:
     ANYBODY,
     "has a link to a run of yours that you `resume` or `cancel` by it, and lets it lead elsewhere "
     "meanwhile",
-    "refused, with the link, its owner, and the path that it leads to",
+    "it is followed once, and what it led to is what is used; a link in a folder that others can "
+    "write is refused, with the link, its owner, and the path that it leads to",
 )
 def link_of_another(ada: User, eve: User) -> None:
     run = run_of(ada, "linked-1")
+    hers = run_of(eve, "linked-1", setup=(f"touch {ada.home}/attacked",))
+    # In a folder that they alone can write they decide what is there, but once.
+    switched = eve.home / "switched"
+    switched.symlink_to(run.path)
+    os.chown(switched, eve.uid, eve.uid, follow_symlinks=False)
+    opening = (
+        "from slurmft.cluster import submit; from slurmft.runs.rundir import RunDir\n"
+        "from slurmft.runs import resolve\n"
+        f"runs = [RunDir.open({str(switched)!r}), resolve.find('switched', {str(eve.home)!r})]\n"
+    )
+    # As if they had switched it by then.
+    use = (
+        f"real = {str(run.path)!r}\n"
+        "assert [str(run.path) for run in runs] == [real, real]\n"
+        "for run in runs: print(submit.show_resume(run, {'cluster': 'local'}))"
+    )
+    assert "attacked" not in ada.python(opening + use)
+    switched.unlink()
+    link(eve, switched, hers.path)
+    assert "belongs to eve" in ada.slurmft("resume", str(switched)).err
     for name, target in (("theirs", run.path), ("theirs-above", run.path.parent)):
         link(eve, eve.home / name, target)
         path = eve.home / name
         if name == "theirs-above":
             path /= run.path.name
-        # Where others can write, too: in a folder of theirs alone they decide anyway.
+        # Where others can write, too, it may be anybody's.
         eve.home.chmod(0o1777)
         for command in ("resume", "cancel"):
             done = ada.slurmft(command, str(path))

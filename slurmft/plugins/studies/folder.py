@@ -11,7 +11,7 @@ from typing import Any, TextIO, TypedDict
 
 from slurmft import locks
 from slurmft.cluster.status import RunStatus, run_statuses
-from slurmft.core import filesystem, permissions, trusted
+from slurmft.core import descent, filesystem, permissions, trusted
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
 from slurmft.core.files import parse_toml, read_text, write_text
@@ -39,8 +39,8 @@ def folder_of(study: Study, studies_dir: str) -> Path:
     """Returns the folder of a study: the one that it was read from, or STUDIES_DIR/NAME."""
     home = study.path.parent
     if study.path.name == spec.FILE and home.name == study.name:
-        return home
-    return absolute(studies_dir) / study.name
+        return descent.pinned(home)
+    return descent.pinned(absolute(studies_dir)) / study.name
 
 
 def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
