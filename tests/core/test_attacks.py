@@ -276,6 +276,9 @@ def folder_of_code(ada: User, eve: User) -> None:
     "the job ends with a line; nothing of it runs",
 )
 def swapped(ada: User, eve: User) -> None:
+    scontrol = f'#!/bin/sh\necho "$*" >>{ada.home}/noted\n'
+    ada.write(ada.home / "slurm" / "scontrol", scontrol, 0o755)
+    slurm = f"{ada.home}/slurm:{os.environ['PATH']}"
     run = run_of(eve, "swapped-1")
     eve.write(run.script, f"touch {ada.home}/attacked")
     eve.write(run.code / "evil.py", f"open('{ada.home}/attacked', 'w')")
@@ -297,9 +300,11 @@ def swapped(ada: User, eve: User) -> None:
             str(run.path),
         ],
     ):
-        done = ada.run(*command, SLURM_JOB_NODELIST="n1", SLURM_JOB_ID="1")
+        done = ada.run(*command, PATH=slurm, SLURM_JOB_NODELIST="n1", SLURM_JOB_ID="1")
         assert done.code == 1
         assert "belongs to eve" in done.err
+    # So that it is known: `slurmft status` shows the job's comment.
+    assert "belongs to eve" in (ada.home / "noted").read_text()
     script = job_array.script_text([], {run: "true\n"})
     done = ada.run("bash", "-c", script, SLURM_ARRAY_TASK_ID="0")
     assert (done.code, done.out) == (1, "")

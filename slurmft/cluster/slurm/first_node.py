@@ -220,9 +220,11 @@ def main(argv: list[str]) -> int:
         run = RunDir.open(run_dir)
         permissions.settle(run.load_own_config().job.share_with_group)
     except (SlurmftError, OSError) as error:
-        if command != "end":
-            raise
-        return end_unread(RunDir(Path(run_dir)), int(rest[0]), error)
+        if command == "end":
+            return end_unread(RunDir(Path(run_dir)), int(rest[0]), error)
+        # What has its place now may be somebody else's: Slurm keeps the reason.
+        commands.note(own_job_id(os.environ), f"failed: {one_line(error)}")
+        raise
     if command == "begin":
         return begin_attempt(run)
     return end_attempt(run, int(rest[0]))
