@@ -64,7 +64,8 @@ def warn_of_renaming(run: Path) -> None:
     """Warns of a folder in which somebody else can rename a run, and put another in its place; of
     each once."""
     renaming = trusted.renaming_on_the_way(run)
-    if renaming is not None:
+    # Where everybody can, the submission is refused: see `RunDir.create`.
+    if renaming is not None and renaming.who != trusted.EVERYBODY:
         _warn_of(renaming)
 
 

@@ -33,6 +33,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK_BYTES = 2**20
+EVERYBODY = "everybody"
+"""Who can rename what lies in a folder that all may write, without the sticky bit."""
 
 
 class NotOwnError(SlurmftError):
@@ -359,7 +361,7 @@ def _who_renames(folder: Path, status: os.stat_result) -> str:
             return ""
         return owner(status.st_uid)
     if mode & stat.S_IWOTH:
-        return "everybody"
+        return EVERYBODY
     if is_private_group(status.st_gid) and not _has_list(folder):
         return ""
     return f"the group {group_name(status.st_gid)}"

@@ -17,6 +17,7 @@ from slurmft.cluster.slurm import commands, srun_log
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
+from slurmft.core.trusted import NotOwnError
 from slurmft.node import rendezvous, sealed, signals
 from slurmft.runs import log_times
 from slurmft.runs.attempts import (
@@ -222,8 +223,9 @@ def main(argv: list[str]) -> int:
     except (SlurmftError, OSError) as error:
         if command == "end":
             return end_unread(RunDir(Path(run_dir)), int(rest[0]), error)
-        # What has its place now may be somebody else's: Slurm keeps the reason.
-        commands.note(own_job_id(os.environ), f"failed: {one_line(error)}")
+        # The run is somebody else's, and takes no reason: Slurm keeps it.
+        if isinstance(error, NotOwnError):
+            commands.note(own_job_id(os.environ), f"failed: {one_line(error)}")
         raise
     if command == "begin":
         return begin_attempt(run)
