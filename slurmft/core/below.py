@@ -20,6 +20,8 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a FIFO would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_SYSTEMS_OWN = frozenset((".snapshot", ".snapshots", ".zfs"))
+"""What NFS servers, GPFS and ZFS show in a folder that is new."""
 
 
 class BehindLinkError(NotADirectoryError):
@@ -66,8 +68,18 @@ class Below:
         """Returns the number of the folder itself."""
         return os.fstat(self._folder).st_ino
 
-    def names(self) -> list[str]:
-        """Returns the names of what is right in the folder."""
+    def path(self) -> Path:
+        """Returns a path that leads to the folder itself, for this process."""
+        return Path(f"/proc/self/fd/{self._folder}")
+
+    def check_new(self) -> None:
+        """Raises FileExistsError where the folder holds something: it is not the one that this
+        process has just made under its name."""
+        if not _FILE_SYSTEMS_OWN.issuperset(self._names()):
+            reason = "it was replaced meanwhile"
+            raise FileExistsError(errno.EEXIST, reason, str(self.top))
+
+    def _names(self) -> list[str]:
         listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder)
         try:
             return os.listdir(listing)

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurmft.core.below import Below
 from slurmft.core.filesystem import existing
 
 _LISTS = ("system.posix_acl_default", "system.posix_acl_access")
@@ -49,7 +50,7 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
     if share_with_group:
         mode = 0o2750
     try:
-        _make(path, mode)
+        _make(path, mode, may_be_used=exist_ok)
     except FileExistsError:
         if not (exist_ok and path.is_dir()):
             raise
@@ -70,22 +71,38 @@ def make_above(path: Path) -> None:
     for folder in reversed(missing):
         # Another process may make it, too.
         with contextlib.suppress(FileExistsError):
-            _make(folder, 0o755 & ~current_umask())
+            _make(folder, 0o755 & ~current_umask(), may_be_used=True)
 
 
-def _make(path: Path, mode: int) -> None:
+def _make(path: Path, mode: int, may_be_used: bool) -> None:
     """Makes a folder that hands its group on, as the one above it does, but takes over none of its
-    access control lists."""
-    path.mkdir(mode=0o700)
-    # In a folder with a default list the umask does not count: what is made there would be open to
-    # those whom the list names.
-    for name in _LISTS:
-        with contextlib.suppress(OSError):  # it has none, or the file system knows none
-            os.removexattr(path, name)
-    # By mkdir's mode the umask would decide, and setgid would be lost.
-    inherited = path.stat().st_mode & stat.S_ISGID
-    with contextlib.suppress(PermissionError):  # a file system that knows no modes
-        path.chmod(inherited | mode)
+    access control lists.
+
+    Args:
+        may_be_used: another process may write into it at once.
+    """
+    user_umask = os.umask(0o077)
+    try:
+        path.mkdir(mode=0o700)
+    finally:
+        os.umask(user_umask)
+    # By a descriptor: others may put a link, or another folder of this user's, in its place, and
+    # have that opened to the group.
+    with Below(Path(os.path.realpath(path.parent), path.name)) as new:
+        if not may_be_used:
+            new.check_new()
+        folder = new.path()
+        # In a folder with a default list the umask does not count: what is made there would be open
+        # to those whom the list names.
+        for name in _LISTS:
+            with contextlib.suppress(
+                OSError
+            ):  # it has none, or the file system knows none
+                os.removexattr(folder, name)
+        # By mkdir's mode the umask would decide, and setgid would be lost.
+        inherited = folder.stat().st_mode & stat.S_ISGID
+        with contextlib.suppress(PermissionError):  # a file system that knows no modes
+            folder.chmod(inherited | mode)
 
 
 @contextlib.contextmanager

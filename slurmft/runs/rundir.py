@@ -70,10 +70,6 @@ BAD_CHECKPOINT = re.compile(r"bad-step-[\w-]+")
 """Names of damaged checkpoints, which were put aside."""
 
 
-_FILE_SYSTEMS_OWN = frozenset((".snapshot", ".snapshots", ".zfs"))
-"""What NFS servers, GPFS and ZFS show in a folder that is new."""
-
-
 class _Below:
     """A path below that of a run. Made when it is asked for: paths are slow to make, runs many."""
 
@@ -168,7 +164,8 @@ class RunDir:
                     # By the descriptor: others may put a link to elsewhere in its place.
                     opened = cls(Path(f"/proc/self/fd/{folder}"))
                     if os.fstat(folder).st_ino != run._inode:
-                        raise _replaced(run.path)
+                        reason = "it was replaced meanwhile"
+                        raise FileExistsError(errno.EEXIST, reason, str(run.path))
                     write_text(opened.config, content)
                     opened.set_state("submitted")
             except BaseException:
@@ -205,9 +202,7 @@ class RunDir:
             raise  # a folder above is a file
         place = Path(os.path.realpath(self.path.parent), self.path.name)
         with Below(place) as new:
-            # Hidden ones of these names a file system shows.
-            if not _FILE_SYSTEMS_OWN.issuperset(new.names()):
-                raise _replaced(self.path)
+            new.check_new()
             self._inode = new.inode()
             permissions.settle(share)
             try:
@@ -631,11 +626,6 @@ def unreadable(name: str, error: OSError | ValueError) -> str:
         return f"{name} cannot be read: {one_line(error)}"
     # What does not fit may be long.
     return f"{name} is damaged: {shown(str(error))}"
-
-
-def _replaced(path: Path) -> OSError:
-    reason = "it was replaced meanwhile"
-    return FileExistsError(errno.EEXIST, reason, str(path))
 
 
 def _random_part() -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.core import permissions
+from slurmft.core.below import Below
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import new_folder, write_json, write_text
@@ -271,13 +272,36 @@ def test_folder_that_took_the_place_of_a_run_is_not_discarded(
     assert not run.path.exists()
 
 
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_takes_the_place_of_a_new_folder_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A run that its group may read would have a private folder opened to that."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / ".ssh").mkdir()
+
+    def exchange(top: Path) -> Below:
+        top.rename(tmp_path / "away")
+        if kind == "link":
+            top.symlink_to(private)
+        else:
+            private.rename(top)
+        return Below(top)
+
+    monkeypatch.setattr(permissions, "Below", exchange)
+    place = tmp_path / "run"
+    with pytest.raises(OSError, match=r"replaced meanwhile|a link is on the way"):
+        permissions.make_folder(place, share_with_group=True)
+    assert place.stat().st_mode & 0o7777 == 0o700
+
+
 def test_link_that_takes_the_place_of_a_new_run_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its configuration was asked for; it is written by what was opened then."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
-    write_text = rundir.write_text
 
     def exchange(path: Path, text: str) -> None:
         (run,) = (tmp_path / "runs").iterdir()
