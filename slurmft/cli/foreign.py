@@ -23,11 +23,13 @@ def ask(run: RunDir, yes: str | None, records: bool = True) -> None:
 
     Raises:
         UsageError: it may not, or nobody is there to ask.
-        ForeignRunError: it names a module that is of none of slurmft's programs.
+        ForeignRunError: it names a module that is of none of slurmft's programs; or it lies within
+            a run from elsewhere.
     """
     came_from = origin.origin_of(run.path)
     if came_from is None or came_from.accepted:
         return
+    origin.check_alone(run.path)
     lines = origin.executed(run.load_config())
     text = [f"{run.path} came from elsewhere: {came_from}", "It would execute as you:"]
     for name, parts in lines.items():

@@ -375,6 +375,14 @@ def _has_list(folder: Path) -> bool:
         return False
 
 
+def is_own(path: Path) -> bool:
+    """Returns whether a file, folder or link itself is this user's or root's."""
+    try:
+        return path.lstat().st_uid in (0, os.geteuid())
+    except OSError:
+        return False
+
+
 def own_lock_file(path: Path) -> int:
     """Opens a file to lock it, in a folder where others may make files; makes it where there is
     none. Returns its descriptor.

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import plugins
+from slurmft.core import plugins, trusted
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.decode import read
+from slurmft.core.decode import load, read
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.options import Option, options
@@ -56,16 +56,36 @@ class ForeignRunError(SlurmftError):
 
 
 def origin_of(run: Path) -> Origin | None:
-    """Returns where a run came from; None for one that was submitted here. One that lies within a
-    run from elsewhere came with it."""
-    for folder in (run, *run.parents):
+    """Returns where a run came from; None for one that was submitted here. All that lies within a
+    run from elsewhere came with it, marks included."""
+    top = _marked_above(run)
+    if top is not None:
+        came_with = read(top / NAME, Origin) or Origin()
+        return dataclasses.replace(came_with, accepted=[])
+    mark = run / NAME
+    if not os.path.lexists(mark):
+        return None
+    # A mark that is damaged is one, too.
+    return read(mark, Origin) or Origin()
+
+
+def _marked_above(run: Path) -> Path | None:
+    """Returns the uppermost folder above a run that is marked as one from elsewhere; None: there is
+    none."""
+    # Whatever else is in the folder: its owner there has chosen that.
+    for folder in reversed(Path(os.path.realpath(run)).parents):
         mark = folder / NAME
-        # Above the run, a folder that is no run has no mark: `pull` marks runs alone.
-        is_run = folder == run or os.path.lexists(folder / "config.json")
-        # A mark that is damaged is one, too.
-        if is_run and os.path.lexists(mark):
-            return read(mark, Origin) or Origin()
+        # In a folder above, others may make files of this name, and so may other programs.
+        if trusted.is_own(mark) and _is_mark(mark):
+            return folder
     return None
+
+
+def _is_mark(path: Path) -> bool:
+    try:
+        return bool(load(path, Origin).cluster)
+    except (OSError, ValueError):
+        return True
 
 
 def check(run: Path) -> None:
@@ -75,6 +95,16 @@ def check(run: Path) -> None:
         raise ForeignRunError(
             f"{str(run)!r} came from elsewhere ({origin}): nothing of it is executed unseen",
             f"it shows what it would execute, and asks: slurmft resume {shlex.quote(str(run))}",
+        )
+
+
+def check_alone(run: Path) -> None:
+    """Raises ForeignRunError where a run lies within one from elsewhere: nobody can agree to it."""
+    top = _marked_above(run)
+    if top is not None:
+        raise ForeignRunError(
+            f"{str(run)!r} came with {str(top)!r} from elsewhere: it is not executed",
+            "fetch that run by itself: slurmft pull",
         )
 
 

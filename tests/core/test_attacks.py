@@ -248,6 +248,29 @@ def pull(ada: User, eve: User) -> None:
 
 @attack(
     ANYBODY,
+    "has a run whose `config.json` is a link, with a run of today in it, which you `pull`, before "
+    "you `resume last`",
+    "refused, and what came of it is removed",
+)
+def pull_of_no_run(ada: User, eve: User) -> None:
+    needs_rsync()
+    outer = run_of(eve, "pulled-2")
+    outer.config.rename(outer.path / "c.json")
+    outer.config.symlink_to("c.json")
+    write_run(outer.path / "again", setup=(f"touch {ada.home}/attacked",))
+    eve.own(outer.path)
+    lab = laptop_of(ada, ada.home / "lab")
+    where = ("--runs-dir", str(outer.path.parent))
+    pull = ("pull", "pulled-2", "--on", "lab", *where, "--into", "fetched")
+    done = ada.slurmft(*pull, SLURMFT_CLUSTERS=lab)
+    assert done.code == 1
+    assert "has no regular file 'config.json'" in done.err
+    assert list((ada.home / "fetched").iterdir()) == []
+    assert not (ada.home / "attacked").exists()
+
+
+@attack(
+    ANYBODY,
     "makes the folder first into which `--on` sends your code, in a shared folder",
     "refused; nothing is sent",
 )

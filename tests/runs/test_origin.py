@@ -50,6 +50,24 @@ def test_a_run_within_one_from_elsewhere_came_with_it(run: RunDir) -> None:
     assert beside.is_own()
 
 
+def test_the_mark_holds_for_all_below_whatever_is_there(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = write_run(run.path / "again", state="failed")
+    run.config.unlink()
+    assert not inner.is_own()
+    # A mark that came along counts for nothing.
+    origin.mark(inner.path, replace(LAB, accepted=["program"]))
+    assert not inner.is_own()
+    for yes in ("program", "program,setup"):
+        with pytest.raises(ForeignRunError, match="came with .* from elsewhere"):
+            resume.main([str(inner.path), "--cluster", "local", "--yes", yes])
+    # A file of that name that is of another program marks nothing.
+    (run.path / origin.NAME).write_text('{"url": "x"}')
+    (inner.path / origin.NAME).unlink()
+    assert inner.is_own()
+
+
 def test_the_yes_names_what_is_executed(run: RunDir) -> None:
     lines = origin.executed(run.load_config())
     assert lines["setup"] == ["--setup 'module load a'", "--setup 'touch b'"]

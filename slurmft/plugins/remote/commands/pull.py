@@ -9,10 +9,12 @@ examples:
   slurmft pull 8123 --on juwels --checkpoints             its checkpoints and tokens, too
 """
 
+import contextlib
 import glob
 import json
 import os
 import shlex
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 from slurmft.cli import command as command_line
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
-from slurmft.core import permissions
+from slurmft.core import permissions, removal
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import OWN
 from slurmft.core.run_files import FINAL_STATES
@@ -32,6 +34,7 @@ from slurmft.plugins.remote.connection import was_cut
 from slurmft.plugins.remote.forward import Forwarded
 from slurmft.runs import origin
 from slurmft.runs.origin import Origin
+from slurmft.runs.rundir import RunDir
 
 ELSEWHERE = Elsewhere.HERE
 
@@ -86,6 +89,19 @@ def _prepared(top: Path, came_from: Origin) -> Path:
     with PULLED.folder(into):
         origin.mark(into, came_from)
     return into
+
+
+def _check_fetched(into: Path, came_from: Origin) -> None:
+    """Raises SlurmftError where what was fetched is no run, and removes it."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(RunDir(into).config.lstat().st_mode):
+            return
+    removal.discard(into, removal.exactly(into.name), at_once=True)
+    raise SlurmftError(
+        f"{came_from.cluster}:{came_from.path} has no regular file {RunDir(into).config.name!r}: "
+        "it is no run, and what was fetched of it is removed",
+        "slurmft list --on shows the runs there",
+    )
 
 
 def _status_there(status: Forwarded) -> dict[str, Any]:
@@ -207,6 +223,7 @@ def main(argv: list[str]) -> int:
     status.connection.fetch(came_from.path, into, *options)
     # Again: a file system without upper and lower case may have taken another for the mark.
     origin.mark(into, came_from)
+    _check_fetched(into, came_from)
     print(f"fetched from {clusters[0].name}: {into}")
     if not came_from.is_own:
         owner = came_from.owner or "an unknown user"
