@@ -892,11 +892,16 @@ class TrainConfig:
     @classmethod
     def resolve(cls, **given: Any) -> "ResolvedConfig":
         """Builds a configuration of `given` options, and for others the values of the recipe."""
+        own_task.use_present_folder()
         return resolved(build(cls, fill(given)))
 
     @classmethod
     def of(cls, program: Program) -> "TrainConfig":
-        """Returns the configuration of a run of this program, with what may be open in it."""
+        """Returns the configuration of a run of this program, with what may be open in it.
+
+        Its task is imported from now on as the run has it: see `own_task.use_code`.
+        """
+        own_task.use_code(program.code)
         return build(TrainConfig, program.settings)
 
     def program(self) -> Program:

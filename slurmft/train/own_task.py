@@ -20,6 +20,8 @@ from slurmft.core.errors import UsageError, one_line, unknown
 from slurmft.core.options import TYPE_NAMES
 from slurmft.train.task_facts import TASKS, TaskDeclaration, TaskFacts
 
+_imports_from_here = True
+
 
 @functools.cache
 def load(name: str) -> Any:
@@ -84,7 +86,7 @@ def _import_class(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if attribute:
         # as `python -m` does, and console scripts do not
-        if os.getcwd() not in sys.path:
+        if _imports_from_here and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         target: Any = importlib.import_module(module)
         for part in attribute.split("."):
@@ -156,10 +158,18 @@ def code(name: str) -> str:
 
 
 def use_code(folder: str) -> None:
-    """Lets own modules be imported from a folder first; "" changes nothing."""
-    if folder:
-        # so that `load` does not put this one first
-        sys.path[:0] = [folder, os.getcwd()]
+    """Lets the tasks of a run be imported from the folder of its code, or, where that is "", from
+    what is installed: never from the present folder, which may hold anything."""
+    global _imports_from_here
+    _imports_from_here = False
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def use_present_folder() -> None:
+    """Lets the tasks of a new training be imported from the present folder, too."""
+    global _imports_from_here
+    _imports_from_here = True
 
 
 def options(task_class: Any, task: str, settings: tuple[str, ...]) -> Any:

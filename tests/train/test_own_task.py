@@ -92,6 +92,39 @@ def test_documented_task_trains(folder: Path, tiny_model: Path) -> None:
     assert sum(exact) / len(exact) == done.result["metrics"]["exact"]
 
 
+@pytest.mark.processes
+def test_task_of_a_run_is_imported_as_the_run_has_it_and_not_from_the_present_folder(
+    tmp_path: Path,
+) -> None:
+    """Also where the run's code lacks it: others may write in the folder of a command."""
+    code = tmp_path / "code"
+    here = tmp_path / "here"
+    for folder in (code, here):
+        folder.mkdir()
+        for name in ("numpy", "statistics", "evil"):
+            folder.joinpath(f"{name}.py").write_text("print(__file__)\nStars = 1\n")
+    for folder, module, imported in (
+        (str(code), "evil", [f"{code}/evil.py"]),
+        ("", "evil", []),
+        ("", "statistics", []),
+    ):
+        script = (
+            "from slurmft.core.program import Program\n"
+            "from slurmft.train import own_task\n"
+            "from slurmft.train.config import TrainConfig\n"
+            f"settings = {{'task': '{module}:Stars'}}\n"
+            "program = Program(kind='train', name='x', module='x', needs_hub=False, paths=(),\n"
+            f"    code={folder!r}, settings=settings)\n"
+            "TrainConfig.of(program)\n"
+            "try:\n    own_task.load(settings['task'])\n"
+            "except own_task.UsageError:\n    pass\n"
+        )
+        command = [sys.executable, "-P", "-c", script]
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == imported
+
+
 @pytest.mark.parametrize(
     ("given", "message", "hint"),
     [

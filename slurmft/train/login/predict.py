@@ -147,7 +147,6 @@ def _trained(run: RunDir, is_agreed: bool) -> TrainConfig:
         config = run.load_own_config(is_agreed)
         frozen_code.check(run, config)
         program = config.program
-    own_task.use_code(program.code)
     train = TrainConfig.of(program)
     facts = own_task.facts(train.task)
     # No splits: the rows are generated, and a file has none of their kind.

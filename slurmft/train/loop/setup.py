@@ -20,7 +20,7 @@ from slurmft.job.process_group import World
 from slurmft.node import hardware, profiles
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
-from slurmft.train import mix_spec, own_task, tasks
+from slurmft.train import mix_spec, tasks
 from slurmft.train.config import ResolvedConfig, TrainConfig
 from slurmft.train.data.token_data import TokenData, balanced
 from slurmft.train.login.formats import check_step, left_out
@@ -71,8 +71,7 @@ class Setup:
         assert job.run_dir is not None
         world = job.join()
         run_dir = RunDir(job.run_dir)
-        # A task of the user's own is imported from the copy that submission made.
-        own_task.use_code(job.config.program.code)
+        # A task of the user's own is imported from the copy that submission made from here on.
         config = ResolvedConfig.of(job.config.program)
         task = tasks.get(config)
         precision = choose_precision(config, world)
