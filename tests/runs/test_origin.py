@@ -60,7 +60,7 @@ def test_the_mark_holds_for_all_below_whatever_is_there(
     origin.mark(inner.path, replace(LAB, accepted=["program"]))
     assert not inner.is_own()
     for yes in ("program", "program,setup"):
-        with pytest.raises(ForeignRunError, match="came with .* from elsewhere"):
+        with pytest.raises(ForeignRunError, match=r"came with .* from elsewhere"):
             resume.main([str(inner.path), "--cluster", "local", "--yes", yes])
     # A file of that name that is of another program marks nothing.
     (run.path / origin.NAME).write_text('{"url": "x"}')
