@@ -1,6 +1,8 @@
 """The question before something of a run from elsewhere is executed."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 from slurmft.cli.parser import Parser, confirmed
 from slurmft.core.errors import UsageError
@@ -14,9 +16,22 @@ def add_yes(parser: Parser) -> None:
     parser.add_argument("--yes", metavar="NAME,...", help=text)
 
 
-def ask(run: RunDir, yes: str | None, records: bool = True) -> None:
-    """Shows what a run from elsewhere would execute, and asks whether it may; nothing for a run
-    that was submitted here, or was agreed to before.
+@contextlib.contextmanager
+def agreed(run: RunDir, yes: str | None, records: bool = True) -> Iterator[None]:
+    """Asks as `ask` does before the block. An error in it takes the answer back: nothing was
+    executed, and the run may be another one by the next time."""
+    is_new = ask(run, yes, records)
+    try:
+        yield
+    except BaseException:
+        if is_new and records:
+            origin.withdraw(run.path)
+        raise
+
+
+def ask(run: RunDir, yes: str | None, records: bool = True) -> bool:
+    """Shows what a run from elsewhere would execute, and asks whether it may; returns False for a
+    run that was submitted here, or was agreed to before.
 
     Args:
         records: False: the answer holds for this command alone, which is a dry run.
@@ -28,7 +43,7 @@ def ask(run: RunDir, yes: str | None, records: bool = True) -> None:
     """
     came_from = origin.origin_of(run.path)
     if came_from is None or came_from.accepted:
-        return
+        return False
     origin.check_alone(run.path)
     lines = origin.executed(run.load_config())
     text = [f"{run.path} came from elsewhere: {came_from}", "It would execute as you:"]
@@ -40,7 +55,7 @@ def ask(run: RunDir, yes: str | None, records: bool = True) -> None:
     if yes is not None:
         accepted = [name for name in yes.split(",") if name]
         origin.accept(run.path, lines, accepted, records)
-        return
+        return True
     if not sys.stdin.isatty():
         raise UsageError(
             f"{str(run.path)!r} came from elsewhere, and there is no terminal to ask whether it "
@@ -52,3 +67,4 @@ def ask(run: RunDir, yes: str | None, records: bool = True) -> None:
             "nothing was executed", "slurmft report and status show the run"
         )
     origin.accept(run.path, lines, lines, records)
+    return True

@@ -47,13 +47,13 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     flags = typed_options(arguments, _JOB_OPTIONS)
-    foreign.ask(run, arguments.yes, records=not arguments.dry_run)
     # Read before the submission: a job that starts at once may write another.
     checkpoint = run.newest_checkpoint()
     start = checkpoint or "the beginning: there is no checkpoint"
     facts = Resumption(run=str(run.path), job=None, checkpoint=checkpoint)
-    if not arguments.dry_run:
-        facts["job"] = resume(run, flags, provenance("resume", argv))
+    with foreign.agreed(run, arguments.yes, records=not arguments.dry_run):
+        if not arguments.dry_run:
+            facts["job"] = resume(run, flags, provenance("resume", argv))
     if arguments.json:
         return print_json(facts)
     if arguments.dry_run:

@@ -149,8 +149,9 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
                     "`checkpoints` that are links: what slurmft has not made there"
                 ] += 1
     leftovers = [*_named("leftovers", top, removal.ASIDE, _LEFT)]
-    # Others may have given these names to what is this user's.
-    if trusted.is_open_to_renames(top):
+    # Others may have given these names, or that of a folder above, to what is this user's.
+    can_others_rename = trusted.renaming_on_the_way(top / "any") is not None
+    if can_others_rename or trusted.is_open_to_renames(top):
         if leftovers and "leftovers" in kinds:
             where = f"in {str(top)!r}, where others can rename"
             skipped[f"leftover(s) {where}: remove them yourself"] = len(leftovers)

@@ -330,6 +330,7 @@ def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
         config = dependency.settled(config, cluster, config.job.runs_dir)
         # All is written before the submission: the job may start at once, and reads it.
         with _restored(run):
+            run.make_folders()
             write_text(run.config, config.to_json())
             run.set_state("submitted", "resumed")  # before the job can say that it runs
             return _submit_job(config, run, cluster)

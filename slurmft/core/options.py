@@ -133,6 +133,9 @@ class Option:
     executes: bool = False
     """True if the value is executed, or chooses what is: shell lines, a Python, an image. Whoever
     resumes a run from elsewhere is shown it first."""
+    sends: bool = False
+    """True if the run sends data to where the value says. Whoever resumes a run from elsewhere is
+    shown it first."""
     takes_flags: bool = False
     """True if the value is options of another program: it may begin with hyphens."""
     decides_tokens: bool = False

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from slurmft.core import descent
 
-ASIDE = re.compile(r"\..+\.\d+-[0-9a-f]{4}")
+ASIDE_ENDING = r"\.slurmft-\d+-[0-9a-f]{4}"
+"""The end of the names that `aside_of` makes: with the word, nothing of the user's own fits."""
+ASIDE = re.compile(rf"\..+{ASIDE_ENDING}")
 """Names that `aside_of` makes."""
 
 _DEEPEST = 200
@@ -33,7 +35,8 @@ def aside_of(path: Path) -> Path:
     GlusterFS places names of this form with that of the path. If file and replacement were on two
     of its servers, there would be none for a moment.
     """
-    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(2).hex()}")
+    ending = f"slurmft-{os.getpid()}-{os.urandom(2).hex()}"
+    return path.with_name(f".{path.name}.{ending}")
 
 
 def exactly(name: str) -> re.Pattern[str]:

@@ -21,10 +21,15 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmft.core import descent
+from slurmft.core import descent, removal
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import MOST_BYTES, UnfitFileError
-from slurmft.core.permissions import group_name, is_private_group, user_name
+from slurmft.core.permissions import (
+    group_name,
+    is_private_group,
+    make_folder,
+    user_name,
+)
 from slurmft.core.text import in_bytes
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -32,7 +37,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a FIFO would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK_BYTES = 2**20
+_FILE_SYSTEMS_OWN = frozenset((".snapshot", ".snapshots", ".zfs"))
+"""What NFS servers, GPFS and ZFS show in a folder that is new."""
+MARK = ".slurmft-folder"
+"""A file in each folder that `Door.place` makes: others may have given its name to another folder
+of this user's. `slurmft pull` fetches none of this name."""
 EVERYBODY = "everybody"
 """Who can rename what lies in a folder that all may write, without the sticky bit."""
 
@@ -182,6 +193,23 @@ class Door:
             finally:
                 os.close(descriptor)
 
+    def check_place(self, path: Path, opened: Path) -> None:
+        """Checks that a folder is one that `place` has made, where others can rename.
+
+        Args:
+            path: the folder.
+            opened: a path through a descriptor of it.
+
+        Raises:
+            NotOwnError: it may be another folder of this user's.
+        """
+        if renaming_on_the_way(path) is not None and not _is_marked(opened):
+            raise NotOwnError(
+                f"{self.what} {str(path)!r}: slurmft has not made this folder, and others can "
+                "rename what is there",
+                self.cure,
+            )
+
     @contextlib.contextmanager
     def private(self, path: Path) -> Iterator[Path]:
         """Opens a folder that is this user's alone: others cannot even look into it.
@@ -213,38 +241,32 @@ class Door:
         finally:
             os.close(descriptor)
 
-    def place(self, path: Path, denied: int = 0o077) -> Path:
+    def place(
+        self, path: Path, denied: int = 0o077, share_with_group: bool = False
+    ) -> Path:
         """Returns a folder of this user's, made where there is none.
 
         It is `path`, or has its name with a random ending where another user has been first: nobody
-        can keep it from this user by its name.
+        can keep it from this user by its name. Where others can rename, it holds a mark.
 
         Args:
             denied: bits that its mode must not have.
+            share_with_group: of one that is made: its group can read it.
 
         Raises:
             OSError: it cannot be made.
         """
-        with contextlib.suppress(FileExistsError):
-            # mkdir follows no link at the end of a path: where somebody has put one, it fails.
-            os.mkdir(path, 0o700)
+        path.parent.stat()  # what is absent is for others to make
+        if not os.path.lexists(path) and _make_place(path, share_with_group):
             return path
-        with os.scandir(path.parent) as entries:
-            endings = [e.path for e in entries if e.name.startswith(f"{path.name}-")]
-        for candidate in (str(path), *sorted(endings)):
-            # It may be gone by now.
-            with contextlib.suppress(OSError):
-                status = os.lstat(candidate)
-                is_own = status.st_uid == os.geteuid()
-                if (
-                    stat.S_ISDIR(status.st_mode)
-                    and is_own
-                    and not status.st_mode & denied
-                ):
-                    return Path(candidate)
-        import tempfile  # 3 ms: it is seldom needed
-
-        return Path(tempfile.mkdtemp(prefix=f"{path.name}-", dir=path.parent))
+        # Another process may have been faster, or another user.
+        place = _place_of(path, denied)
+        if place is not None:
+            return place
+        place = path.with_name(f"{path.name}-{os.urandom(4).hex()}")
+        if _make_place(place, share_with_group):
+            return place
+        raise FileExistsError(errno.EEXIST, "others put something there", str(path))
 
     # --- what was opened --------------------------------------------------------------------------
 
@@ -284,6 +306,64 @@ class Door:
         self._check(path, status)
         if not stat.S_ISREG(status.st_mode):
             raise NotOwnError(f"{str(path)!r} is not a regular file", "remove it")
+
+
+def _place_of(path: Path, denied: int) -> Path | None:
+    """Returns the folder of this user's that `Door.place` has made before; None: there is none."""
+    needs_mark = renaming_on_the_way(path) is not None
+    with os.scandir(path.parent) as entries:
+        endings = [e.path for e in entries if e.name.startswith(f"{path.name}-")]
+    for candidate in (path, *map(Path, sorted(endings))):
+        # It may be gone by now.
+        with contextlib.suppress(OSError):
+            status = candidate.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            is_closed = not status.st_mode & denied
+            if is_own and is_closed and (not needs_mark or _is_marked(candidate)):
+                return candidate
+    return None
+
+
+def _make_place(path: Path, share_with_group: bool) -> bool:
+    """Makes a folder with a mark, visible at once; returns False where another has its name."""
+    aside = removal.aside_of(path)
+    make_folder(aside, share_with_group)
+    descriptor = os.open(aside, _FOLDER)
+    try:
+        # Others may have put another folder there.
+        if not _FILE_SYSTEMS_OWN.issuperset(os.listdir(descriptor)):
+            return False
+        mark = os.open(MARK, _NEW_FILE, 0o600, dir_fd=descriptor)
+        with open(mark, "w", encoding="utf-8") as file:
+            file.write(_mark_of(os.fstat(descriptor)))
+        # No rename replaces a folder that holds something; but it does an empty one.
+        if not os.path.lexists(path):
+            with contextlib.suppress(OSError):
+                os.rename(aside, path)
+                return True
+        inode = os.fstat(descriptor).st_ino
+    finally:
+        os.close(descriptor)
+    with contextlib.suppress(OSError):
+        removal.remove(aside, removal.ASIDE, inode=inode)
+    return False
+
+
+def _is_marked(folder: Path) -> bool:
+    """Returns whether slurmft has made a folder, by its mark."""
+    try:
+        descriptor = os.open(folder / MARK, _FILE)
+        with open(descriptor, encoding="utf-8") as file:
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            return is_file and file.read(_CHUNK_BYTES) == _mark_of(folder.stat())
+    except (OSError, ValueError):
+        return False
+
+
+def _mark_of(status: os.stat_result) -> str:
+    """Returns the content of a folder's mark. Whoever has made the content of another folder, as of
+    an archive that was unpacked, did not know the number which that folder has here."""
+    return f"{status.st_ino}\n"
 
 
 def _check_above(path: Path, status: os.stat_result) -> None:
@@ -353,24 +433,33 @@ def is_open_to_renames(folder: Path) -> bool:
 def _who_renames(folder: Path, status: os.stat_result) -> str:
     """Returns who else can rename what lies in a folder; "": nobody."""
     mode = status.st_mode
-    if not mode & _OTHERS_WRITE:
-        return ""
-    if mode & stat.S_ISVTX:
+    if mode & _OTHERS_WRITE and mode & stat.S_ISVTX:
         # In a sticky folder its owner renames everything, and others what is theirs.
         if status.st_uid in (0, os.geteuid()):
             return ""
         return owner(status.st_uid)
+    return who_writes(folder, status)
+
+
+def who_writes(path: Path, status: os.stat_result) -> str:
+    """Returns who, besides its owner, can write a file or folder, in words; "": nobody."""
+    mode = status.st_mode
     if mode & stat.S_IWOTH:
         return EVERYBODY
-    if is_private_group(status.st_gid) and not _has_list(folder):
+    if not mode & stat.S_IWGRP:
+        return ""
+    # The group's bits are the most that the list gives to anybody whom it names.
+    if _has_list(path):
+        return f"whoever is in the access control list of {str(path)!r}"
+    if is_private_group(status.st_gid):
         return ""
     return f"the group {group_name(status.st_gid)}"
 
 
-def _has_list(folder: Path) -> bool:
-    """Returns whether a folder has an access control list, whose mask the group's bits show."""
+def _has_list(path: Path) -> bool:
+    """Returns whether a file or folder has an access control list."""
     try:
-        return "system.posix_acl_access" in os.listxattr(folder)
+        return "system.posix_acl_access" in os.listxattr(path)
     except OSError:  # the file system knows none
         return False
 
@@ -381,6 +470,16 @@ def is_own(path: Path) -> bool:
         return path.lstat().st_uid in (0, os.geteuid())
     except OSError:
         return False
+
+
+def other_owner(path: Path) -> str:
+    """Returns the other user in words whose a file is, or the link that leads to it; "": it is
+    this user's, root's, or absent."""
+    with contextlib.suppress(OSError):
+        for status in (path.lstat(), path.stat()):
+            if status.st_uid not in (0, os.geteuid()):
+                return owner(status.st_uid)
+    return ""
 
 
 def own_lock_file(path: Path) -> int:

@@ -16,7 +16,7 @@ from slurmft.core import removal, trusted
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder, parse_json, read_text
 from slurmft.core.run_files import current_attempt
-from slurmft.core.trusted import Door
+from slurmft.core.trusted import Door, NotOwnError
 from slurmft.runs.rundir import BAD_CHECKPOINT, CHECKPOINT, HALF_CHECKPOINT, RunDir
 
 _T = TypeVar("_T")
@@ -66,16 +66,23 @@ def verify(path: Path) -> None:
 
 
 def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
-    """Returns the newest checkpoint that is whole; damaged ones are put aside, with a warning.
+    """Returns the newest checkpoint that is whole and nobody else's; damaged ones are put aside,
+    and others passed over, with a warning.
 
     Raises:
-        NotOwnError: somebody else can have written the newest one.
+        NotOwnError: there is none but such as somebody else can have written.
         SlurmftError: the file system cannot be read. That is no reason to start from the beginning.
     """
     names = _read(run.checkpoint_names, run.checkpoints, run)
+    refused: NotOwnError | None = None
     for name in reversed(names):
         path = run.checkpoints / name
-        _read(partial(_check_writers, run, path), path, run)
+        try:
+            _read(partial(_check_writers, run, path), path, run)
+        except NotOwnError as error:
+            refused = error
+            warn(f"the checkpoint {name} is passed over: {error.message}")
+            continue
         try:
             _read(partial(verify, path), path, run)
             return path
@@ -87,6 +94,9 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
             warn(
                 f"the checkpoint {name} is damaged ({error}); put aside as {aside.name}"
             )
+    # From the beginning, the run would replace its checkpoints.
+    if refused is not None:
+        raise refused
     if names:
         warn("no checkpoint is whole: the run starts from its beginning")
     return None
@@ -96,8 +106,13 @@ def _check_writers(run: RunDir, path: Path) -> None:
     """Raises NotOwnError where somebody else can have written a checkpoint."""
     # What lies in a folder that is closed to others cannot be reached: there the umask under which
     # a program of the user's own writes does not matter.
-    if not run.path.stat().st_mode & 0o077:
+    is_closed = not run.path.stat().st_mode & 0o077
+    in_run = os.path.join(os.path.realpath(run.path), run.checkpoints.name, path.name)
+    if is_closed and os.path.realpath(path) == in_run:
         return
+    # Who can rename there puts another checkpoint in the place of this one.
+    with CHECKPOINTS.folder(path.parent):
+        pass
     for below, folder in CHECKPOINTS.tree(path):
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if not entry.is_dir()]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from enum import IntEnum
 from pathlib import Path
 
-from slurmft.core import permissions, trusted
+from slurmft.core import trusted
 from slurmft.programs.file_ends import is_cut_off, is_weights
 
 _TEMPORARY = re.compile(
@@ -102,7 +102,7 @@ def refusal(path: Path) -> str | None:
                 if status.st_uid not in (0, os.geteuid()):
                     owner = trusted.owner(status.st_uid)
                     return f"{str(file)!r} belongs to {owner}; only your own are loaded"
-            if _others_write(status):
+            if trusted.who_writes(file, status):
                 mode = stat.S_IMODE(status.st_mode)
                 return (
                     f"others can write {str(file)!r} (mode {mode:04o}); if you trust what is "
@@ -117,15 +117,6 @@ def _entries(path: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(path):
         for name in folders + names:
             yield Path(folder, name)
-
-
-def _others_write(status: os.stat_result) -> bool:
-    """Returns whether somebody else may write a file or folder of this user or root."""
-    if status.st_mode & stat.S_IWOTH:
-        return True
-    return bool(status.st_mode & stat.S_IWGRP) and not permissions.is_private_group(
-        status.st_gid
-    )
 
 
 def weights(folder: Path) -> list[Path]:

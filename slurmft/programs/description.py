@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import plugins
+from slurmft.core import plugins, trusted
 from slurmft.core.errors import UsageError
 from slurmft.core.options import Needs, build, check_options, option, options
 from slurmft.core.program import OWN, Program
@@ -63,6 +63,7 @@ class OwnProgram:
         at="node",
         metavar="FILE",
         path="input",
+        executes=True,  # it decides how ranks are started, and with which variables
         usual=True,
     )
     per: str = option(
@@ -234,6 +235,12 @@ class OwnProgram:
             return None
         return path
 
+    def owner_of_result(self) -> str:
+        """Returns the user who has written the --result-file, if it is another one; "": none."""
+        if self.result_file is None:
+            return ""
+        return trusted.other_owner(self.path(self.result_file))
+
     def newest_checkpoint(self, passed_over: Collection[str] = ()) -> Path | None:
         """Returns the newest checkpoint in --checkpoint-dir that this run has written, and that
         looks whole; None: there is none.
@@ -316,6 +323,9 @@ class OwnProgram:
         return [self.path(name) for name in names if name]
 
     def _is_new(self, path: Path) -> bool:
+        # What another user has written there is none of this run's.
+        if trusted.other_owner(path):
+            return False
         # An earlier run of the program may have left a file of that name.
         return checkpoints.changed_ns(path) > self.since_ns
 

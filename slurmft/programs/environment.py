@@ -1,7 +1,6 @@
 """The environment of a user's own program, on the login node: `--env`, and the checks of
 `--accelerate-config` that need no torch."""
 
-import contextlib
 import hashlib
 import os
 import re
@@ -67,14 +66,14 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     python = _run_uv(project, ["python", "find", "--system"]).stdout.strip()
     kept = Path(job.runs_dir, f".envs-{os.getuid()}")
     if make:
-        with contextlib.suppress(FileExistsError):
-            permissions.make_folder(kept, job.share_with_group)
+        permissions.make_above(kept)
         # Not where another user has been first. One of this user's that is open is refused below.
-        kept = ENVIRONMENTS.place(kept, denied=0)
+        kept = ENVIRONMENTS.place(kept, 0, job.share_with_group)
     environment = kept / _uv_key(project, python)
     if not make:
         return environment
-    with ENVIRONMENTS.folder(kept):
+    with ENVIRONMENTS.folder(kept) as descriptor:
+        ENVIRONMENTS.check_place(kept, Path(f"/proc/self/fd/{descriptor}"))
         if not environment.exists():
             print(
                 f"slurmft: uv sync of {project} to {environment}",

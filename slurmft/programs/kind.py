@@ -45,6 +45,11 @@ class OwnProgramKind(ProgramKind):
     def read_result(self) -> dict[str, Any]:
         if self._own.result_file is None:
             return {}
+        owner = self._own.owner_of_result()
+        if owner:
+            raise LookupError(
+                f"--result-file {self._own.result_file!r} belongs to {owner}: not taken"
+            )
         path = self._own.result()
         # A file of an earlier run is not new, and counts as none.
         values: dict[str, Any] = {}

@@ -108,13 +108,21 @@ def check_alone(run: Path) -> None:
         )
 
 
+def withdraw(run: Path) -> None:
+    """Takes back the agreement to a run from elsewhere: it was not executed."""
+    origin = origin_of(run)
+    if origin is not None:
+        mark(run, dataclasses.replace(origin, accepted=[]))
+
+
 def mark(run: Path, origin: Origin) -> None:
     """Marks a run that comes from elsewhere; of one that was accepted before, that is over."""
     write_json(run / NAME, origin)
 
 
 def executed(config: RunConfig) -> dict[str, list[str]]:
-    """Returns what a run executes that its configuration chooses: name -> lines to show.
+    """Returns what a run executes that its configuration chooses, and where it sends data: name ->
+    lines to show.
 
     Raises:
         ForeignRunError: its ranks would run a module that is of none of slurmft's programs.
@@ -164,7 +172,7 @@ def _lines_of(
     lines = {}
     for name, each in declared.items():
         value = values.get(name)
-        if not each.executes or not each.is_set(value):
+        if not (each.executes or each.sends) or not each.is_set(value):
             continue
         parts = [value]
         if isinstance(value, (list, tuple)):

@@ -63,7 +63,7 @@ CHECKPOINT = re.compile(r"step-\d+(-\w+)?")
 COLLECTED_WEIGHTS = ".weights"
 """Name, among the checkpoints, of the weights that a sharded run collects for its model."""
 HALF_CHECKPOINT = re.compile(
-    rf"\.(bad-)?step-[\w-]+\.\d+-[0-9a-f]{{4}}|{re.escape(COLLECTED_WEIGHTS)}"
+    rf"\.(bad-)?step-[\w-]+{removal.ASIDE_ENDING}|{re.escape(COLLECTED_WEIGHTS)}"
 )
 """Names of what is being written or removed among the checkpoints."""
 BAD_CHECKPOINT = re.compile(r"bad-step-[\w-]+")
@@ -206,12 +206,25 @@ class RunDir:
             self._inode = new.inode()
             permissions.settle(share)
             try:
-                for folder in (self.logs, self.failures, self.submitit):
+                for folder in self._job_folders():
                     new.make_folder(folder.name)
             except OSError:
                 self.discard()
                 raise
         return True
+
+    def make_folders(self) -> None:
+        """Makes the folders that a job writes into, where they are missing: a run that was pulled
+        has not all of them.
+
+        Raises:
+            OSError: one cannot be made.
+        """
+        for folder in self._job_folders():
+            folder.mkdir(exist_ok=True)
+
+    def _job_folders(self) -> tuple[Path, ...]:
+        return (self.logs, self.failures, self.submitit)
 
     def settle_permissions(self) -> None:
         """Lets those read who may read the run what this process writes from now on."""

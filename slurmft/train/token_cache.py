@@ -40,7 +40,7 @@ _TOP = re.compile(r"(meta|texts)\.json|train|validation|tokenizer")
 """Names of these in the folder of an entry."""
 _MARK = "slurmft-token-cache"
 """A file in each cache, which is made with it."""
-ENTRY = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{32}\.\d+-[0-9a-f]{4}")
+ENTRY = re.compile(rf"[0-9a-f]{{32}}|\.[0-9a-f]{{32}}{removal.ASIDE_ENDING}")
 """Names of entries, as `key_of` makes them, and of those that are being written or removed."""
 _UNUSED_S = 30 * 86400
 """Entries that no run has used for so long are removed when another is added."""

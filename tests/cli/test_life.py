@@ -569,8 +569,8 @@ def messy(
         ):
             folder.mkdir(parents=True)
             (folder / "meta.json").write_bytes(b"x" * 100)
-        (run.path / ".state.json.123-abcd").write_bytes(b"x" * 10)
-        (run.checkpoints / ".step-00000005.123-abcd").mkdir()
+        (run.path / ".state.json.slurmft-123-abcd").write_bytes(b"x" * 10)
+        (run.checkpoints / ".step-00000005.slurmft-123-abcd").mkdir()
         grow_old(run, 1 if name == "recent" else 40)
     queue.squeue = "3|RUNNING|N/A|None"
     monkeypatch.setattr(token_cache, "folder", lambda: tmp_path / "cache")
@@ -586,15 +586,15 @@ def test_what_may_go(
     messy: dict[str, RunDir], queue: FakeQueue, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
-    aside = runs / ".gone.77-0a1b"
+    aside = runs / ".gone.slurmft-77-0a1b"
     aside.mkdir()
     assert planned(runs) == {
         "runs failed", "runs cancelled", "runs vanished",
         "checkpoints finished/checkpoints", "tokens finished/tokens",
-        "leftovers finished/.state.json.123-abcd",
-        "leftovers recent/.state.json.123-abcd",
-        "leftovers recent/checkpoints/.step-00000005.123-abcd",
-        "leftovers .gone.77-0a1b",
+        "leftovers finished/.state.json.slurmft-123-abcd",
+        "leftovers recent/.state.json.slurmft-123-abcd",
+        "leftovers recent/checkpoints/.step-00000005.slurmft-123-abcd",
+        "leftovers .gone.slurmft-77-0a1b",
     }  # fmt: skip
     assert planned(runs, "checkpoints") == {"checkpoints finished/checkpoints"}
     queue.squeue = "down"  # a failed run might be queued again
@@ -616,15 +616,28 @@ def test_folder_that_others_make_a_run_stays(
     ]
 
 
-@pytest.mark.parametrize(("mode", "is_kept"), [(0o2775, True), (0o3775, False)])
+@pytest.mark.parametrize(
+    ("mode", "above", "is_kept"),
+    [
+        (0o777, 0o755, True),
+        (0o1777, 0o755, False),
+        # Another folder may get the name of that of the runs.
+        (0o755, 0o777, True),
+        (0o755, 0o1777, False),
+    ],
+)
 def test_leftovers_stay_where_others_rename(
-    tmp_path: Path, mode: int, is_kept: bool
+    tmp_path: Path, mode: int, above: int, is_kept: bool
 ) -> None:
-    runs = tmp_path / "runs"
-    (runs / ".thesis.1-abcd").mkdir(parents=True)
+    project = tmp_path / "project"
+    runs = project / "runs"
+    (runs / ".thesis.slurmft-1-abcd").mkdir(parents=True)
+    (runs / ".backup.2026-1126").mkdir()  # the user's own
     runs.chmod(mode)
+    project.chmod(above)
     plan = cleanup.plan(runs, ["leftovers"], 0)
-    assert (plan.items == []) == is_kept
+    names = [item.path.name for item in plan.items]
+    assert names == [".thesis.slurmft-1-abcd"] * (not is_kept)
     where = f"in {str(runs)!r}, where others can rename"
     line = f"1 leftover(s) {where}: remove them yourself"
     assert plan.left_out == [line] * is_kept
@@ -657,7 +670,7 @@ def test_kept_tokens_that_nobody_used(
 ) -> None:
     cache, into = tmp_path / "cache", tmp_path / "into"
     unused, used, new = map(token_cache.key_of, ({"a": 1}, {"a": 2}, {"a": 3}))
-    half = f".{new}.7-ab01"
+    half = f".{new}.slurmft-7-ab01"
     for key in (unused, used, new, half):
         token_cache.keep(cache, key, messy["finished"].tokens)
     for key in (unused, used, half):
@@ -718,7 +731,7 @@ def test_clean(
     assert "removed " in capsys.readouterr().out
     left = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert left == ["finished", "recent", "running"]
-    assert (messy["running"].path / ".state.json.123-abcd").exists()
+    assert (messy["running"].path / ".state.json.slurmft-123-abcd").exists()
     assert messy["running"].checkpoint_names() == ["step-00000010"]
     assert messy["finished"].model.is_dir()
     assert not messy["finished"].checkpoints.exists()

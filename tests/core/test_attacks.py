@@ -26,6 +26,7 @@ import pytest
 from slurmft.cluster import launcher, local
 from slurmft.cluster.slurm import job_array
 from slurmft.core.files import fingerprint, to_json, write_json
+from slurmft.core.trusted import MARK
 from slurmft.plugins.remote.forward import _hash_of_path
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
@@ -571,7 +572,7 @@ def clean_behind_links(ada: User, eve: User) -> None:
     ada.write(run.model / "model.safetensors", "")
     ada.own(runs)
     run.path.chmod(0o777)
-    hidden = [".ssh", ".git", ".profile.12-ab0f", "bad-luck", "step-00000001"]
+    hidden = [".ssh", ".git", ".profile.slurmft-12-ab0f", "bad-luck", "step-00000001"]
     home = ada.home / "elsewhere"
     for name in hidden:
         ada.write(home / name / "file", "mine")
@@ -603,7 +604,7 @@ def end_behind_links(ada: User, eve: User) -> None:
     run.submitit.mkdir()
     ada.own(run.path.parent)
     home = ada.home / "notes"
-    names = {".step-1.12-ab0f", "bad-step-1", "pid.json", "3", "README.md"}
+    names = {".step-1.slurmft-12-ab0f", "bad-step-1", "pid.json", "3", "README.md"}
     for name in names - {"3"}:
         ada.write(home / name, "mine")
     ada.write(home / "3", "")
@@ -632,14 +633,14 @@ def end_behind_links(ada: User, eve: User) -> None:
 def leftovers_of_another(ada: User, eve: User) -> None:
     runs = ada.home / "sticky"
     kept = ada.write(ada.home / "kept-2" / "file", "mine")
-    ada.write(runs / ".ada.12-ab01" / "file", "")
+    ada.write(runs / ".ada.slurmft-12-ab01" / "file", "")
     ada.own(runs)
     runs.chmod(0o1777)
-    eve.write(runs / ".eve.12-ab02" / "file", "hers")
-    link(eve, runs / ".link.12-ab03", kept.parent)
+    eve.write(runs / ".eve.slurmft-12-ab02" / "file", "hers")
+    link(eve, runs / ".link.slurmft-12-ab03", kept.parent)
     done = ada.slurmft("clean", "--runs-dir", str(runs), "--yes")
     assert done.code == 0, done.err
-    assert names_in(runs) == {".eve.12-ab02", ".link.12-ab03"}
+    assert names_in(runs) == {".eve.slurmft-12-ab02", ".link.slurmft-12-ab03"}
     assert kept.exists()
 
 
@@ -660,13 +661,13 @@ def folder_that_becomes_a_run(ada: User, eve: User) -> None:
     ada.own(run.checkpoints)
     thesis = ada.write(ada.home / "thesis-1" / "file", "mine")
     runs.chmod(0o777)
-    thesis.parent.rename(runs / ".x.1-abcd")
+    thesis.parent.rename(runs / ".x.slurmft-1-abcd")
     done = ada.slurmft("clean", "--runs-dir", str(runs), "--yes", "--older-than", "0s")
     assert done.code == 0, done.err
     assert "1 run(s) that others can have written" in done.err
     assert "1 leftover(s) in " in done.err
     assert kept.exists()
-    assert (runs / ".x.1-abcd" / "file").exists()
+    assert (runs / ".x.slurmft-1-abcd" / "file").exists()
 
 
 @attack(
@@ -677,7 +678,7 @@ def folder_that_becomes_a_run(ada: User, eve: User) -> None:
 )
 def checkpoints_where_others_rename(ada: User, eve: User) -> None:
     disk = ada.home / "disk of the group"
-    names = {"step-00000001", "bad-step-00000001", ".step-00000002.12-ab0f"}
+    names = {"step-00000001", "bad-step-00000001", ".step-00000002.slurmft-12-ab0f"}
     for case, (disk_mode, above_mode) in enumerate(((0o777, 0o755), (0o755, 0o1777))):
         place = disk / str(case) / "mine"
         for name in names:
@@ -1552,6 +1553,52 @@ def times_to_come(ada: User, eve: User) -> None:
 
 
 @attack(
+    GROUP,
+    "puts a file of theirs where your `--result-file` or `--finished-file` is to be",
+    "not taken; a warning of the run says whose it is",
+)
+def result_of_another(ada: User, eve: User) -> None:
+    folder = ada.home / "results"
+    code = (
+        "from pathlib import Path; from slurmft.programs.description import OwnProgram\n"
+        f"own = OwnProgram(argv=('true',), file='true', folder={str(folder)!r},\n"
+        "    result_file='result', finished_file='finished')\n"
+        "print(own.has_finished(), own.result() is not None)\n"
+        "from slurmft.programs.kind import OwnProgramKind as Own\n"
+        "try: print(Own(own.program('own', code='')).read_result())\n"
+        "except LookupError as error: print(error)\n"
+    )
+    for user in (ada, eve):
+        for name in ("result", "finished"):
+            user.write(folder / name, '{"accuracy": 1.0}')
+        is_own = user is ada
+        facts, result = ada.python(code).splitlines()
+        assert facts == f"{is_own} {is_own}"
+        if is_own:
+            assert result == "{'accuracy': 1.0}"
+        else:
+            assert "--result-file 'result' belongs to eve" in result
+
+
+@attack(
+    GROUP,
+    "may write a checkpoint of your program by an access control list",
+    "the run does not go on with it; with the `chmod` that helps",
+)
+def checkpoint_with_a_list(ada: User, eve: User) -> None:
+    file = ada.write(ada.home / "listed" / "checkpoint-1" / "weights", "", 0o664)
+    code = (
+        "from pathlib import Path; from slurmft.programs import checkpoints\n"
+        f"print(checkpoints.refusal(Path({str(file.parent)!r})))"
+    )
+    # The group is ada's alone: a umask of 002 is nothing to refuse.
+    assert ada.python(code) == "None\n"
+    let_write(file, eve)
+    assert stat.S_IMODE(file.stat().st_mode) & 0o020
+    assert "others can write" in ada.python(code)
+
+
+@attack(
     ANYBODY,
     "makes /tmp/torchinductor_USER first, with compiled code for your ranks",
     "not used: ranks get a folder of yours",
@@ -1640,9 +1687,10 @@ def packed_first(ada: User, eve: User) -> None:
     runs.chmod(0o1777)
     usual = runs / f".environments-{ada.uid}"
     code = (
-        "from pathlib import Path; from slurmft.plugins.stage_env.unpack import ARCHIVE\n"
+        "import os; from pathlib import Path\n"
+        "from slurmft.plugins.stage_env.unpack import ARCHIVE\n"
         f"place = ARCHIVE.place(Path({str(usual)!r}))\n"
-        "with ARCHIVE.private(place) as private: print(place, list(private.iterdir()))"
+        "with ARCHIVE.private(place) as private: print(place, sorted(os.listdir(private)))"
     )
     planted = eve.write(eve.home / "environments" / "x.tar", "attacked").parent
     for kind in ("folder", "link", "file", "open"):
@@ -1659,10 +1707,43 @@ def packed_first(ada: User, eve: User) -> None:
             eve.write(usual / "x.tar", "attacked")
         place, _, content = ada.python(code).strip().rpartition(" ")
         assert place != str(usual)
-        assert content == "[]"
+        assert content == "['.slurmft-folder']"
         status = Path(place).stat()
         assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (ada.uid, 0o700)
         usual.rename(runs / f"aside-{kind}")
+
+
+@attack(
+    GROUP,
+    "gives the name of the folder for archives, or for environments of `--env uv`, to another "
+    "folder of yours, such as a run that you have pulled",
+    "not used: slurmft has not made it",
+)
+def packed_in_another_folder(ada: User, eve: User) -> None:
+    runs = ada.home / "renamed environments"
+    runs.mkdir()
+    os.chown(runs, ada.uid, 21100)
+    runs.chmod(0o2775)
+    usual = runs / f".environments-{ada.uid}"
+    ada.write(usual / "x.tar", "attacked")
+    # A mark may come along, but nobody knew its number.
+    ada.write(usual / MARK, "4711\n")
+    ada.own(usual).chmod(0o700)
+    code = (
+        "import os; from pathlib import Path; from slurmft.core.trusted import NotOwnError\n"
+        "from slurmft.plugins.stage_env.unpack import ARCHIVE\n"
+        f"usual = Path({str(usual)!r})\n"
+        "first = ARCHIVE.place(usual)\n"
+        "print(first != usual, os.listdir(first) == ['.slurmft-folder'])\n"
+        "print(ARCHIVE.place(usual) == first)\n"
+        "with ARCHIVE.private(first) as private: ARCHIVE.check_place(first, private)\n"
+        "try:\n"
+        "    with ARCHIVE.private(usual) as private: ARCHIVE.check_place(usual, private)\n"
+        "except NotOwnError as error: print(error)\n"
+    )
+    *facts, refusal, _ = ada.python(code).splitlines()
+    assert facts == ["True True", "True"]
+    assert "slurmft has not made this folder" in refusal
 
 
 @attack(
@@ -1719,6 +1800,36 @@ for name in {names!r}:
     )
     for reason, word in zip(reasons, words, strict=True):
         assert word in reason
+
+
+@attack(
+    GROUP,
+    "can rename in the folder of `--stage-dir`, and gives things of yours the names of staged "
+    "environments",
+    "nothing is unpacked there, and nothing removed: the run uses the shared environment",
+)
+def stage_folder_of_a_group(ada: User, eve: User) -> None:
+    disk = ada.home / "stage"
+    for name in ("a.old", "b", "c.tar"):
+        ada.write(disk / f"slurmft-env-{ada.uid}-{name}" / "thesis.tex", "")
+        ada.write(disk / f"slurmft-env-{ada.uid}-{name}" / ".slurmft-lock", "")
+    os.chown(disk, ada.uid, 21100)
+    disk.chmod(0o2775)
+    archive = f"{disk}/slurmft-env-{ada.uid}-c.tar"
+    code = (
+        "from pathlib import Path; from slurmft.plugins.stage_env import pack, unpack\n"
+        f"sent = {{{archive!r}: unpack.Sent('/nowhere', '')}}\n"
+        "with unpack.environment(sent, {}, lambda: False) as (python, variables):\n"
+        "    print(variables)\n"
+        f"print(unpack.leftovers(Path({str(disk)!r})))\n"
+        f"pack.main(['remove', {json.dumps([archive])!r}])\n"
+        f"try: pack.check_folder({str(disk)!r}, 0)\n"
+        "except unpack.StageError as error: print(error)\n"
+    )
+    first, left, refusal = ada.python(code).splitlines()
+    assert (first, left) == ("{}", "[]")
+    assert f"the group 21100 can rename what is in '{disk}'" in refusal
+    assert len(list(disk.glob("*/thesis.tex"))) == 3
 
 
 @pytest.mark.parametrize("each", ATTACKS, ids=lambda each: each.carry_out.__name__)

@@ -199,7 +199,7 @@ def test_checkpoints_that_are_a_link_keep_what_slurmft_has_not_made(
     run.path.mkdir()
     disk = tmp_path / "disk"
     names = (
-        ".git", ".bashrc.d", "bad-habits", "step-by-step", ".step-00000001.12-ab0f",
+        ".git", ".bashrc.d", "bad-habits", "step-by-step", ".step-00000001.slurmft-12-ab0f",
         "step-00000001", "step-00000002", "bad-step-00000001-17",
     )  # fmt: skip
     for name in names:

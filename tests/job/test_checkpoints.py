@@ -17,6 +17,7 @@ from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.core.program import Program
 from slurmft.core.run_files import ATTEMPT
+from slurmft.core.trusted import NotOwnError
 from slurmft.job import checkpoints
 from slurmft.job.checkpoints import BadCheckpointError, Checkpoints, checkpoint_name
 from slurmft.runs.rundir import RunDir
@@ -158,7 +159,11 @@ def test_one_that_fails_is_not_seen_and_the_next_is_due_after_a_pause(
 
 
 def test_leftovers_of_a_kill_are_removed(run: RunDir) -> None:
-    for name in (".step-00000001.123-ab01", "bad-step-00000001-5", "step-00000002"):
+    for name in (
+        ".step-00000001.slurmft-123-ab01",
+        "bad-step-00000001-5",
+        "step-00000002",
+    ):
         (run.checkpoints / name).mkdir(parents=True)
         (run.checkpoints / name / "model").touch()
     # a file that a client of NFS holds open
@@ -182,6 +187,31 @@ def test_manifest_names_every_file_with_size_and_sum(run: RunDir) -> None:
     assert sorted(files) == ["parts/weights", "state.json"]
     zeros = hashlib.sha256(bytes(1000)).hexdigest()
     assert files["parts/weights"] == {"bytes": 1000, "sha256": zeros}
+
+
+def test_one_that_others_can_have_put_there_is_passed_over(
+    run: RunDir, tmp_path: Path
+) -> None:
+    """Also behind a link out of a run that is closed to others."""
+    store = Checkpoints(run, every_s=0, keep=5)
+    for step in (1, 2):
+        write(store, step)
+    elsewhere = tmp_path / "disk"
+    run.checkpoints.rename(elsewhere)
+    run.checkpoints.symlink_to(elsewhere)
+    run.path.chmod(0o700)
+    elsewhere.chmod(0o755)
+    (elsewhere / "step-00000002").chmod(0o777)
+    warnings: list[str] = []
+    assert checkpoints.newest(run, warnings.append) == run.checkpoints / "step-00000001"
+    (warning,) = warnings
+    assert "step-00000002 is passed over: refused" in warning
+    elsewhere.chmod(0o2775)
+    for _ in range(2):
+        # From the beginning, it would replace what is there.
+        with pytest.raises(NotOwnError, match="others can write"):
+            checkpoints.newest(run, warnings.append)
+    assert run.checkpoint_names() == ["step-00000001", "step-00000002"]
 
 
 @pytest.mark.parametrize(

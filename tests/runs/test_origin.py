@@ -28,7 +28,7 @@ LAB = Origin(cluster="lab", path="/runs/r", owner="eve", user="ada", time=1e9)
 def run(tmp_path: Path) -> RunDir:
     made = write_run(tmp_path / "r", state="failed", setup=("module load a", "touch b"))
     config = made.load_config()
-    job = config.job.replaced({"notify_command": "mail me"})
+    job = config.job.replaced({"notify_command": "mail me", "notify": ("json://eve",)})
     made.config.write_text(replace(config, job=job).to_json())
     origin.mark(made.path, LAB)
     return made
@@ -72,6 +72,7 @@ def test_the_yes_names_what_is_executed(run: RunDir) -> None:
     lines = origin.executed(run.load_config())
     assert lines["setup"] == ["--setup 'module load a'", "--setup 'touch b'"]
     assert lines["notify-command"] == ["--notify-command 'mail me'"]
+    assert lines["notify"] == ["--notify 'json://eve'"]
     assert lines["program"] == ["python -m slurmft.train.rank"]
     for names in ([], ["program"], [*lines, "env"]):
         with pytest.raises(UsageError, match="but the run executes"):
@@ -119,6 +120,25 @@ def test_a_dry_run_records_no_consent(
     assert resume.main([str(run.path), *flags]) == 0
     assert "dry run: nothing was submitted" in capsys.readouterr().out
     assert not run.is_own()
+
+
+def test_a_resume_that_fails_takes_the_yes_back(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ",".join(origin.executed(run.load_config()))
+
+    def fail(run: RunDir, *_: object) -> str:
+        assert run.is_own()
+        raise UsageError("no cluster")
+
+    monkeypatch.setattr(resume, "provenance", lambda *_: None)
+    monkeypatch.setattr(resume, "resume", fail)
+    with pytest.raises(UsageError, match="no cluster"):
+        resume.main([str(run.path), "--yes", names])
+    assert not run.is_own()
+    monkeypatch.setattr(resume, "resume", lambda *_: "7")
+    assert resume.main([str(run.path), "--yes", names]) == 0
+    assert run.is_own()
 
 
 def test_a_dry_run_of_predict_records_no_consent(

@@ -103,7 +103,7 @@ def test_task_of_a_run_is_imported_as_the_run_has_it_and_not_from_the_present_fo
         folder.mkdir()
         for name in ("numpy", "statistics", "evil"):
             folder.joinpath(f"{name}.py").write_text("print(__file__)\nStars = 1\n")
-    for folder, module, imported in (
+    for code_folder, module, imported in (
         (str(code), "evil", [f"{code}/evil.py"]),
         ("", "evil", []),
         ("", "statistics", []),
@@ -114,7 +114,7 @@ def test_task_of_a_run_is_imported_as_the_run_has_it_and_not_from_the_present_fo
             "from slurmft.train.config import TrainConfig\n"
             f"settings = {{'task': '{module}:Stars'}}\n"
             "program = Program(kind='train', name='x', module='x', needs_hub=False, paths=(),\n"
-            f"    code={folder!r}, settings=settings)\n"
+            f"    code={code_folder!r}, settings=settings)\n"
             "TrainConfig.of(program)\n"
             "try:\n    own_task.load(settings['task'])\n"
             "except own_task.UsageError:\n    pass\n"

@@ -253,6 +253,22 @@ def test_rows_that_are_no_file(tiny_model: Path, tmp_path: Path) -> None:
             configure(run, tmp_path / f"{name}.csv", None, False, {})
 
 
+def test_an_adapters_file_beside_a_whole_model(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    run = write_trained(tmp_path / "runs/emotion", tiny_model, task="emotion")
+    file = tmp_path / "new.csv"
+    file.write_text("text\na\n")
+    configure(run, file, None, False, {})
+    stray = run.model / "adapter_config.json"
+    stray.write_text('{"base_model_name_or_path": "other"}')
+    with pytest.raises(
+        UsageError, match="a whole model and, beside it, an adapter"
+    ) as e:
+        configure(run, file, None, False, {})
+    assert str(e.value.hint).endswith(f"rm {stray}")
+
+
 DAY = datetime.datetime(2026, 2, 3, 4, 5, tzinfo=datetime.UTC)
 COLUMNS: dict[str, list[Any]] = {
     "binary": [None, b"a"],

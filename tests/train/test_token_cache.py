@@ -165,8 +165,8 @@ def test_entries_that_nobody_uses_go(tmp_path: Path, tokens: Path, empty: Path) 
     for key in (OLD, USED):
         token_cache.keep(cache, key, tokens)
         age(cache / key)
-    (cache / f".{KEY}.1-ab01").mkdir()
-    age(cache / f".{KEY}.1-ab01")
+    (cache / f".{KEY}.slurmft-1-ab01").mkdir()
+    age(cache / f".{KEY}.slurmft-1-ab01")
     assert token_cache.take(cache, USED, empty)
     token_cache.keep(cache, NEW, tokens)
     assert names_in(cache) == {USED, NEW, token_cache._MARK}
@@ -201,8 +201,8 @@ def test_private_folder_that_others_rename_to_the_cache_is_left_alone(
     [
         ("thesis", "meta.json"),
         (KEY, "thesis.tex"),
-        (f".{KEY}.1-ab01", "thesis.tex"),
-        (".thesis.1-ab01", "meta.json"),
+        (f".{KEY}.slurmft-1-ab01", "thesis.tex"),
+        (".thesis.slurmft-1-ab01", "meta.json"),
     ],
 )
 def test_what_is_no_entry_stays(

@@ -20,6 +20,7 @@ class NotifyOptions:
         affects="nothing",
         at="node",
         metavar="WHERE",
+        sends=True,
         elsewhere=(
             "mail_user",
             "mail_type",

@@ -37,6 +37,7 @@ from slurmft.plugins.stage_env.unpack import (
     OLD,
     Sent,
     StageError,
+    check_disk,
     leftovers,
     start_removal,
     unpacked,
@@ -112,6 +113,7 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     try:
         kept = ARCHIVE.place(runs_dir / f"{_ARCHIVES}-{os.getuid()}")
         with ARCHIVE.private(kept) as private:
+            ARCHIVE.check_place(kept, private)
             return _send(config, private, environment)
     except NotOwnError as error:
         raise StageError(error.message) from error
@@ -232,6 +234,7 @@ def check_folder(folder: str, size_bytes: int) -> None:
     where = f"{folder} on {os.uname().nodename}"
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         raise StageError(f"{where} is not a writable folder")
+    check_disk(Path(folder))
     file_system = filesystem.of(folder)
     if file_system.is_shared:
         raise StageError(

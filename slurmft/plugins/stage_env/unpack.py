@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slurmft.core import interpreter, process, removal
-from slurmft.core.trusted import Door, NotOwnError, sha256_of
+from slurmft.core.trusted import (
+    Door,
+    NotOwnError,
+    renaming_on_the_way,
+    sha256_of,
+)
 from slurmft.node import copies
 
 NAME = "slurmft-env"
@@ -76,6 +81,7 @@ def environment(
         first_archive = next(iter(archives))  # slurmft's: the folder is named after it
         folder = Path(unpacked(first_archive))
         try:
+            check_disk(folder.parent)
             unpacked_copies = _unpack_all(archives, folder, stack, is_stopped)
             python = f"{folder}/bin/python"
             prefix = "VIRTUAL_ENV"
@@ -90,7 +96,7 @@ def environment(
             print(warning, file=sys.stderr, flush=True)
             # Not in a task's way any more, and the disk may be full.
             for archive in archives:
-                removal.discard(Path(archive), _OURS)
+                _discard(Path(archive))
         # In the background: the work must not wait for it.
         start_removal(leftovers(folder.parent))
         yield python, environment
@@ -116,7 +122,7 @@ def _unpack_all(
     stack.callback(_remove, archives, folder)
     for archive, sent in archives.items():
         _unpack(Path(archive), sent.sha256, Path(targets[sent.folder]), is_stopped)
-        removal.discard(Path(archive), _OURS)  # at once, for its space
+        _discard(Path(archive))  # at once, for its space
     # When all copies are there: the links of one lead into another.
     for target in targets.values():
         _settle(Path(target), targets)
@@ -236,9 +242,22 @@ def _output(*command: str) -> str:
     return done.stdout.strip()
 
 
+def check_disk(folder: Path) -> None:
+    """Raises StageError where somebody else can rename what is unpacked into a folder: theirs would
+    run, and another folder of this user's would be removed."""
+    renaming = renaming_on_the_way(folder / "any")
+    if renaming is not None:
+        raise StageError(
+            f"{renaming.who} can rename what is in {str(renaming.folder)!r}: see --stage-dir"
+        )
+
+
 def leftovers(folder: Path) -> list[Path]:
     """Lists what ended tasks of this user have not removed. Nothing runs from it."""
-    paths = []
+    paths: list[Path] = []
+    # What others have given such a name is not even renamed.
+    if renaming_on_the_way(folder / "any") is not None:
+        return paths
     for path in folder.glob(f"{NAME}-{os.getuid()}-*"):
         # OSError: another task has just removed it, or is alive and has it locked.
         with contextlib.suppress(OSError):
@@ -273,13 +292,19 @@ def _remove(archives: Iterable[str], folder: Path) -> None:
     start_removal(paths).join()
 
 
+def _discard(path: Path) -> None:
+    # By its name alone: others can have given that to something else of this user's.
+    if renaming_on_the_way(path) is None:
+        removal.discard(path, _OURS)
+
+
 def start_removal(paths: list[Path]) -> threading.Thread:
     """Starts to remove files and folders; a slow disk may take minutes. What is left when this
     process ends is a leftover for the next job."""
 
     def remove_all() -> None:
         for path in paths:
-            removal.discard(path, _OURS)
+            _discard(path)
 
     thread = threading.Thread(target=remove_all, daemon=True)
     thread.start()

@@ -31,6 +31,7 @@ class TrackerOptions:
         affects="nothing",
         at="rank",
         metavar="NAME",
+        sends=True,
         commands=("render",),
         elsewhere=("report_to",),
     )

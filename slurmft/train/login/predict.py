@@ -28,7 +28,7 @@ from slurmft.train.login.rows import (
     check_writable,
     read_columns,
 )
-from slurmft.train.login.sources import check_installed
+from slurmft.train.login.sources import check_installed, check_no_adapter
 from slurmft.train.predict_config import NEW_TOKENS, PredictConfig
 
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -160,6 +160,8 @@ def _trained(run: RunDir, is_agreed: bool) -> TrainConfig:
     if train.saves_adapter:
         model = str(train.model)
         _check_base(model, where, program)
+    else:
+        check_no_adapter(f"the model of {where}", run.model)
     return dataclasses.replace(_without_training_options(train), model=model)
 
 

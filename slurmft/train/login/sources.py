@@ -247,6 +247,7 @@ def _check_model(train: TrainConfig, name: str, folder: Path) -> None:
             f"--model {name!r} holds no config.json",
             "give a folder that save_pretrained wrote",
         )
+    check_no_adapter(f"--model {name!r}", folder)
     # A large model has several, and an index; one of them tells the format.
     if not any(folder.glob("*.safetensors")):
         if any(folder.glob("*.bin")):
@@ -276,6 +277,23 @@ def _check_layers(freeze: str, folder: Path) -> None:
                 f"--freeze {freeze}: the model has {layers} layers",
                 f"give at most layers:{layers}",
             )
+
+
+def check_no_adapter(model: str, folder: Path) -> None:
+    """Raises UsageError where an adapter's configuration lies beside a whole model: transformers
+    would load what that names.
+
+    Args:
+        model: the model, in messages.
+    """
+    file = folder / "adapter_config.json"
+    is_whole = any(folder.glob("model*.safetensors*"))
+    if is_whole and file.is_file():
+        raise UsageError(
+            f"{model} holds a whole model and, beside it, an {file.name}, by which transformers "
+            "takes it for an adapter",
+            f"if the model is meant: rm {shlex.quote(str(file))}",
+        )
 
 
 def no_safetensors(model: str) -> UsageError:

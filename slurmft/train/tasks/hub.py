@@ -21,6 +21,7 @@ from slurmft.train.login.rows import (
 )
 from slurmft.train.login.sources import (
     NoSplitError,
+    check_no_adapter,
     find_split,
     no_safetensors,
 )
@@ -171,6 +172,7 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
         # transformers wraps the cause in paragraphs of advice.
         first_line = str(error).strip().partition("\n")[0]
         if flag == "--model" and "safetensors" in first_line:
+            check_no_adapter(f"--model {name!r}", Path(name))
             raise no_safetensors(name) from error
         if is_local(name):
             problem = f"{flag} {name!r} cannot be loaded: {first_line}"

@@ -28,7 +28,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import OWN
 from slurmft.core.run_files import FINAL_STATES
 from slurmft.core.text import in_bytes
-from slurmft.core.trusted import Door
+from slurmft.core.trusted import MARK, Door
 from slurmft.plugins.remote.clusters import named, word
 from slurmft.plugins.remote.connection import was_cut
 from slurmft.plugins.remote.forward import Forwarded
@@ -40,8 +40,8 @@ ELSEWHERE = Elsewhere.HERE
 
 # Large, and of no use without the job: only a resume needs them. rsync: below the run's folder.
 _LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")
-_NEVER = ("/submissions",)
-"""Links by which a job has the run there."""
+_NEVER = ("/submissions", f"/{MARK}")
+"""Links by which a job has the run there; and what marks folders that slurmft has made here."""
 _LATEST_OUTPUT_S = 60
 """How long after the end of a run files may be written that count as its outputs."""
 PULLED = Door(
