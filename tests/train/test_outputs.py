@@ -162,6 +162,34 @@ def test_the_end_of_texts_pads_where_nothing_does(tmp_path: Path) -> None:
     assert theirs.config.pad_token_id == model.config.pad_token_id
 
 
+@pytest.mark.parametrize("order", [["2", "0", "1"], ["0", "1", "2"], ["a", "b", "c"]])
+def test_classes_are_in_the_order_of_the_model(
+    tmp_path: Path, order: list[str]
+) -> None:
+    """As run_glue.py of transformers has them: a head that knows the classes goes on from there."""
+    folder = decoder_of(tmp_path / "base")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, id2label=dict(enumerate(order)), pad_token_id=PAD_ID
+    )
+    theirs.save_pretrained(folder)
+    data = sentences(tmp_path / "data", train=20, validation=8)
+    source = {"data": str(data), "model": str(folder)}
+    task: Any = tasks.get(TrainConfig.resolve(task="text-classification", **source))
+    tokens = task.prepare()
+    is_same = sorted(order) == ["0", "1", "2"]
+    expected = order if is_same else ["0", "1", "2"]
+    assert tokens.labels == expected
+    rows = rows_of(data, "validation")
+    labels = [tokens.labels[int(n)] for n in tokens.validation.labels]
+    assert labels == [str(row["label"]) for row in rows]
+    model = task.model(tokens).eval()
+    assert model.config.id2label == dict(enumerate(expected))
+    batch = tokens.validation.batch(np.arange(len(rows)), tokens.pad_id)
+    with torch.inference_mode():
+        logits = model(**batch.inputs).logits
+        assert torch.allclose(logits, theirs.eval()(**batch.inputs).logits, atol=1e-6)
+
+
 @pytest.mark.parametrize("in_config", [False, True])
 @pytest.mark.parametrize("task", ["text-classification", "causal-lm", "embeddings"])
 def test_a_padding_token_that_the_model_does_not_have(

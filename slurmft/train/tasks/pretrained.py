@@ -85,7 +85,7 @@ class Pretrained(Task):
         tokenizer = self.tokenizer()
         # MNLI has two validation splits; they become one table, see `TokenData.sizes`.
         train, *validation = [self.rows(split) for split in self.facts.splits]
-        names = self.label_names(train)
+        names = self._in_order_of_model(self.label_names(train))
         train_tables = [self.training_table(tokenizer, train, names)]
         train_tables += [source.mixed_table(names) for source in self.mixed_sources()]
         source_sizes: tuple[int, ...] = ()
@@ -235,6 +235,25 @@ class Pretrained(Task):
             return list(names)
         return self.found_labels(train)
 
+    def _in_order_of_model(self, names: list[str]) -> list[str]:
+        """Returns names of classes in the order of the model's head, where it has one for classes
+        of these names: training goes on from what it knows."""
+        if not names:
+            return names
+        of_model = self._classes_of_model()
+        if sorted(of_model) == sorted(names):
+            return of_model
+        return names
+
+    def _classes_of_model(self) -> list[str]:
+        """Returns the names of the classes that the model has a head for, by number; of a model
+        without one, transformers makes some up."""
+        from transformers import AutoConfig
+
+        model_config = self.load(AutoConfig.from_pretrained)
+        id2label = getattr(model_config, "id2label", None) or {}
+        return [id2label[number] for number in sorted(id2label)]
+
     def found_labels(self, train: Rows) -> list[str]:
         """Returns the labels that occur in a split."""
         labels = Labels(train.where)
@@ -281,6 +300,8 @@ class Pretrained(Task):
         # Only where the task or the data set says what a number stands for.
         numbered: Sequence[str] | None = rows.names.get(self.form.columns[-1])
         by_number = self.facts.labels is not None or numbered is not None
+        # The model may have the classes of the task in another order.
+        numbered = numbered or self.facts.labels
         if numbered is not None and not self.is_mixed:
             numbered = names_of_numbers(numbered, names)
         return label_ids(labels, names, where, by_number, row_numbers, numbered)
@@ -424,6 +445,7 @@ class Pretrained(Task):
             "mix": [_settings(source.config) for source in mixed],
             "tokenizer": tokenizer,
             "types": self.tells_texts_apart(self.tokenizer()),
+            "classes": self._classes_of_model(),
             "longest": self.longest(self.tokenizer()),
             "code": [(path.name, fingerprint(path)) for path in code],
             "versions": [
