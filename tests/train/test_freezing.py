@@ -105,6 +105,14 @@ def test_models_that_cannot_be_frozen_so() -> None:
         freeze(make("Bert", HEAD), "layers:3")
     with pytest.raises(UsageError, match="leaves nothing of GPT2LMHeadModel to train"):
         freeze(make("GPT2", "LMHeadModel"), "base")
+    model = make("Bert", "Model")
+    model.pooler = None
+    # Its two layers are all that there is: the cure is none of them.
+    with pytest.raises(
+        UsageError, match="layers:2 leaves nothing of BertModel"
+    ) as error:
+        freeze(model, "layers:2")
+    assert error.value.hint == "freeze fewer layers, as --freeze layers:1"
     with pytest.raises(UsageError, match="of BertModel to train: it has no head"):
         freeze(make("Bert", "Model"), "base")
     with pytest.raises(UsageError, match="does not tell its layers apart"):

@@ -54,9 +54,12 @@ def freeze(model: Any, what: str) -> int:
         reason = "its head is its table of embeddings"
         if base is model:
             reason = "it has no head"
+        hint = "leave --freeze out"
+        if count > 1:
+            hint = f"freeze fewer layers, as --freeze layers:{count - 1}"
         raise UsageError(
             f"--freeze {what} leaves nothing of {type(model).__name__} to train: {reason}",
-            "freeze fewer layers, as --freeze layers:2",
+            hint,
         )
     return count
 
