@@ -577,7 +577,7 @@ def test_nan_of_the_model_is_told_before_metrics_see_it(
     world = SimpleNamespace(
         on_main=lambda work: work(), is_main=True, sum=lambda numbers: numbers
     )
-    setup: Any = SimpleNamespace(task=task, world=world)
+    setup: Any = SimpleNamespace(task=task, world=world, eval_batch_size=8)
     clock = PhaseClock(torch.device("cpu"))
     metrics: Any = SimpleNamespace(compute=None)  # raises TypeError
     head: Any = None
