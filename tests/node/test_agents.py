@@ -178,3 +178,16 @@ def test_ranks_that_write_without_seals_are_seen(
     for _ in range(10):
         watch.look(server)
     assert (tmp_path / heartbeat.UNSEALED).exists() == is_unsealed
+
+
+def test_store_that_cannot_list_its_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of torch 2.8: nothing is known of its seals, and nothing fails."""
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    monkeypatch.setenv(sealed.SECRET, "s")
+    monkeypatch.setattr(agents, "_UNSEALED_LOOK_S", 0)
+    watch = agents.SealWatch()
+    for _ in range(10):
+        watch.look(object())
+    assert not (tmp_path / heartbeat.UNSEALED).exists()
