@@ -23,7 +23,7 @@ from slurmft.core.program import kind_of
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import sealed, signals
 from slurmft.node.hardware import host_name
-from slurmft.node.memory_kills import MemoryKills, killed
+from slurmft.node.memory_kills import killed
 from slurmft.node.peers import STOP, Peers
 from slurmft.node.preparation import use_of_node
 from slurmft.node.rendezvous import (
@@ -36,7 +36,7 @@ from slurmft.node.rendezvous import (
     own_addresses,
     reserved_descriptors,
 )
-from slurmft.node.supervisor import Child, Supervisor, run_task
+from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.task import run_child
 from slurmft.runs import frozen_code
 from slurmft.runs.rundir import RunDir
@@ -117,7 +117,7 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
     )
     code = run_child(
         supervisor,
-        _child(run, config, place, supervisor.memory_kills),
+        _child(supervisor, config, place),
         config,
         rendezvous,
         profile,
@@ -168,20 +168,15 @@ def check_size(place: Place, config: RunConfig) -> None:
         )
 
 
-def _child(
-    run: RunDir, config: RunConfig, place: Place, memory_kills: MemoryKills
-) -> Child:
+def _child(supervisor: Supervisor, config: RunConfig, place: Place) -> Child:
     descriptors = reserved_descriptors(os.environ)
     pmi = os.environ.get("PMI_FD")  # the rank speaks to mpirun by it
     if pmi:
         descriptors += (int(pmi),)
     return Child(
-        command=interpreter.module(config.program.module, str(run.path)),
+        command=interpreter.module(config.program.module, str(supervisor.run.path)),
         record_failure=lambda code, log, start: record_rank_failure(
-            run,
-            place.rank,
-            code,
-            memory_kills,
+            supervisor, place.rank, code
         ),
         tasks=place.size,
         records_stop=False,  # the process that started mpirun does
@@ -189,22 +184,27 @@ def _child(
     )
 
 
-def record_rank_failure(run: RunDir, rank: int, code: int, before: MemoryKills) -> int:
-    """Records what killed a rank; a rank that failed by itself has recorded why. `before` are the
-    counters when it started."""
+def record_rank_failure(supervisor: Supervisor, rank: int, code: int) -> int:
+    """Records what killed a rank; a rank that failed by itself has recorded why."""
+    run = supervisor.run
     where = f"rank {rank} on {host_name()}"
     hint = f"log: {run.rank_log(rank)}"
     if code < 0:
         is_secondary = code == -signal.SIGABRT  # a rank that loses its peers may abort
-        error = killed("it", -code, before, hint)
+        error = killed("it", -code, supervisor.memory_kills, hint)
         run.add(Failure.of(where, error, secondary=is_secondary, retry=True))
         # A shell's code for it: 128 and the number of the signal, which is negative here.
         return 128 - code
-    if run.root_failure(current_attempt(), f"rank-{rank}-*") is None:
+    failure = run.root_failure(current_attempt(), f"rank-{rank}-*")
+    if failure is None:
         unknown = SlurmftError(f"it ended with exit code {code}", hint)
         # With a checkpoint, the program has worked for a while: another start may do.
         has_checkpoint = bool(run.newest_checkpoint())
         run.add(Failure.of(where, unknown, retry=has_checkpoint))
+    elif failure.secondary:
+        # The end of this task makes mpirun kill the others, also one that has yet to say what
+        # killed its rank.
+        await_cause(supervisor.peers)
     return code
 
 
