@@ -14,8 +14,8 @@ from tests.support import CHECKOUT, until
 
 pytestmark = pytest.mark.processes
 
-LEAVE_NOTHING = {"slurmft/core/git.py", "slurmft/cluster/slurm/commands.py"}
-"""Run git and Slurm's own commands, whose output ends when they do."""
+LEAVE_NOTHING = {"slurmft/cluster/slurm/commands.py"}
+"""Runs Slurm's own commands, whose output ends when they do."""
 
 
 def test_what_a_command_leaves_running_is_not_waited_for() -> None:
