@@ -12,6 +12,7 @@ import contextlib
 import pickle
 import random
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -65,11 +66,17 @@ def write(store: Any, draw: random.Random, bomb: bytes) -> int:
     return len(keys)
 
 
+def connect(port: int, stores: dict[int, Any]) -> None:
+    """Adds the client of a port, if a store listens there."""
+    with contextlib.suppress(RuntimeError):
+        stores[port] = TCPStore("127.0.0.1", port, None, False, _PATIENCE)
+
+
 def main(runs_dir: str, phase: str, bomb_path: str, seed: str) -> None:
     draw = random.Random(int(seed))
     bomb = pickle.dumps(Bomb(bomb_path))
     stores: dict[int, Any] = {}
-    others: set[int] = set()
+    tried: set[int] = set()
     written = 0
     deadline = time.monotonic() + _LONGEST_S
     while written < WRITES and time.monotonic() < deadline:
@@ -77,11 +84,10 @@ def main(runs_dir: str, phase: str, bomb_path: str, seed: str) -> None:
         ports = ports_of(runs_dir)
         if not ports and written:
             break
-        for port in ports - stores.keys() - others:
-            try:
-                stores[port] = TCPStore("127.0.0.1", port, None, False, _PATIENCE)
-            except RuntimeError:
-                others.add(port)
+        for port in ports - tried:
+            tried.add(port)
+            # Those that are no store take a second to say so: a training may be over by then.
+            threading.Thread(target=connect, args=(port, stores), daemon=True).start()
         if phase == "ranks" and len(stores) < 2:
             continue
         if phase == "training":
@@ -89,7 +95,7 @@ def main(runs_dir: str, phase: str, bomb_path: str, seed: str) -> None:
             if not any('"event": "step"' in path.read_text() for path in records):
                 continue
             phase = "now"
-        for port in ports & stores.keys():
+        for port in ports & set(stores):
             with contextlib.suppress(RuntimeError):
                 written += write(stores[port], draw, bomb)
     print(written)
