@@ -21,7 +21,7 @@ WEIGHTS = {
 _ZIP = b"PK\x03\x04"
 _NUMPY = b"\x93NUMPY"
 _OLDER_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""The first bytes of torch.save(..., _use_new_zipfile_serialization=False)."""
+"""The first bytes of a file in the older format of torch, which is no zip archive."""
 _FIRST_BYTES = 4096
 _ELEMENT_BYTES = {
     "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1,
@@ -99,7 +99,7 @@ def _numpy_bytes(file: BinaryIO) -> int:
     header = ast.literal_eval(file.read(header_bytes).decode())
     description = header["descr"]
     match = re.fullmatch(r"[<>|=]?([a-zA-Z])(\d+)(\[.*\])?", str(description))
-    # Of records; Python objects (`|O`) are a pickle.
+    # Of records; Python objects (`|O`) are pickled.
     if match is None or match[1] == "O":
         return file.tell()
     element_bytes = int(match[2])
