@@ -104,6 +104,7 @@ def test_training_goes_on_with_fewer_samples(project: Path) -> None:
     assert not warnings(expected)
 
 
+@pytest.mark.extra("training")
 def test_evaluation_goes_on_with_fewer_samples(project: Path) -> None:
     """At once, on each rank by itself; no rank starts again."""
     expected = train("--max-steps", "2")
@@ -119,6 +120,7 @@ def test_evaluation_goes_on_with_fewer_samples(project: Path) -> None:
     ]
 
 
+@pytest.mark.extra("training")
 def test_one_sample_that_does_not_fit(project: Path) -> None:
     """It ends the run, and says what needs less memory."""
     # The first batch is on the CPU: it shows which weights the loss uses.
