@@ -38,6 +38,11 @@ def is_below(name: str) -> bool:
     return not any(part in ("", ".", "..") or part.lower() == ".git" for part in parts)
 
 
+def is_new(folder: int) -> bool:
+    """Returns whether an open folder holds nothing but what its file system shows in each."""
+    return _FILE_SYSTEMS_OWN.issuperset(os.listdir(folder))
+
+
 class Below:
     """An open folder. Its methods take names for which `is_below` is true.
 
@@ -75,14 +80,11 @@ class Below:
     def check_new(self) -> None:
         """Raises FileExistsError where the folder holds something: it is not the one that this
         process has just made under its name."""
-        if not _FILE_SYSTEMS_OWN.issuperset(self._names()):
-            reason = "it was replaced meanwhile"
-            raise FileExistsError(errno.EEXIST, reason, str(self.top))
-
-    def _names(self) -> list[str]:
         listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder)
         try:
-            return os.listdir(listing)
+            if not is_new(listing):
+                reason = "it was replaced meanwhile"
+                raise FileExistsError(errno.EEXIST, reason, str(self.top))
         finally:
             os.close(listing)
 

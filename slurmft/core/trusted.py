@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core import descent, removal
+from slurmft.core.below import is_new
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import MOST_BYTES, UnfitFileError
 from slurmft.core.permissions import (
@@ -39,8 +40,6 @@ _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK_BYTES = 2**20
-_FILE_SYSTEMS_OWN = frozenset((".snapshot", ".snapshots", ".zfs"))
-"""What NFS servers, GPFS and ZFS show in a folder that is new."""
 MARK = ".slurmft-folder"
 """A file in each folder that `Door.place` makes: others may have given its name to another folder
 of this user's. `slurmft pull` fetches none of this name."""
@@ -331,7 +330,7 @@ def _make_place(path: Path, share_with_group: bool) -> bool:
     descriptor = os.open(aside, _FOLDER)
     try:
         # Others may have put another folder there.
-        if not _FILE_SYSTEMS_OWN.issuperset(os.listdir(descriptor)):
+        if not is_new(descriptor):
             return False
         mark = os.open(MARK, _NEW_FILE, 0o600, dir_fd=descriptor)
         with open(mark, "w", encoding="utf-8") as file:

@@ -4,6 +4,7 @@ It goes through their store, to which strangers can connect: they cannot make a 
 delete or overwrite one. An agent makes its own again as long as it waits for the others.
 """
 
+import contextlib
 import os
 import time
 from datetime import timedelta
@@ -162,10 +163,8 @@ class Ending:
             wait_for_clients(served, marks)
             return
         if marks is not None:
-            try:
+            with contextlib.suppress(RuntimeError):  # the head is gone
                 marks.make()
-            except RuntimeError:  # the head is gone
-                return
 
 
 def wait_for_clients(

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core import decode
@@ -22,7 +22,6 @@ class MemoryKills:
     """Of the control group that this process is in; None: unknown."""
     on_machine: int | None
     """Of the whole machine; None: unknown."""
-    root: Path = field(default=Path("/"), compare=False)
 
     @classmethod
     def now(cls, root: Path = Path("/")) -> "MemoryKills":
@@ -34,11 +33,11 @@ class MemoryKills:
             in_group = version_2
             if version_2 is None:
                 in_group = _count(folder / "memory.oom_control")
-        return cls(in_group, _count(root / "proc/vmstat"), root)
+        return cls(in_group, _count(root / "proc/vmstat"))
 
-    def more(self) -> bool | None:
+    def more(self, root: Path = Path("/")) -> bool | None:
         """Returns whether one has been killed since; None: that cannot be told."""
-        now = MemoryKills.now(self.root)
+        now = MemoryKills.now(root)
         if _is_more(now.in_group, self.in_group):
             return True
         # What runs in a container, or a group of its own, is counted there, and on the machine.
@@ -51,25 +50,26 @@ class MemoryKills:
 
 def note(file: Path) -> None:
     """Writes the counters of now, for processes that start later."""
-    now = MemoryKills.now()
-    counters = {"in_group": now.in_group, "on_machine": now.on_machine}
     # Memory of the node, too: where it is full, nobody compares.
     with contextlib.suppress(OSError):
-        write_json(file, counters)
+        write_json(file, MemoryKills.now())
 
 
 def since_note(file: Path) -> bool:
     """Returns whether the kernel has surely killed one since `note`, and notes it anew."""
-    noted = decode.read(file, dict[str, int | None])
-    if noted is None:
+    before = decode.read(file, MemoryKills)
+    if before is None:
         return False
-    before = MemoryKills(noted.get("in_group"), noted.get("on_machine"))
     note(file)
     return before.more() is True
 
 
 def killed(
-    what: str, signal_number: int, before: MemoryKills, hint: str
+    what: str,
+    signal_number: int,
+    before: MemoryKills,
+    hint: str,
+    root: Path = Path("/"),
 ) -> SlurmftError:
     """Returns the error for a process that a signal has killed.
 
@@ -82,12 +82,12 @@ def killed(
     text = f"{what} was killed by {signal.Signals(signal_number).name}"
     if signal_number != signal.SIGKILL:
         return SlurmftError(text, hint)
-    ran_out = before.more()
+    ran_out = before.more(root)
     if ran_out is None:
         return SlurmftError(f"{text} (out of memory?)", hint)
     if not ran_out:
         return SlurmftError(text, hint)
-    gib = memory_mib(before.root) / 1024
+    gib = memory_mib(root) / 1024
     error = SlurmftError(
         f"{text}: the kernel reports that memory ran out (limit: {gib:.1f} GiB)",
         "use less memory, by a smaller --batch-size, or ask for more, by --mem; "

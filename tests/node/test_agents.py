@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,7 @@ from slurmft.node import agents, heartbeat, sealed
 from slurmft.node.agents import Marks
 from slurmft.node.rendezvous import LISTEN, START_PORT, ephemeral_ports
 from slurmft.node.sealed_store import SealedStore
-from tests.support import PATIENCE_S
-
-
-def plain_store(port: int = 0, serves: bool = True) -> Any:
-    return TCPStore(
-        "127.0.0.1", port, None, serves, timedelta(seconds=PATIENCE_S), False
-    )
+from tests.support.stores import plain_store
 
 
 @pytest.fixture

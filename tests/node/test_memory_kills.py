@@ -71,25 +71,25 @@ def test_counters(
 ) -> None:
     then = MemoryKills.now(machine(tmp_path, version, *before))
     machine(tmp_path, version, *after)
-    assert then.more() is ran_out
+    assert then.more(tmp_path) is ran_out
 
 
 def test_words(tmp_path: Path) -> None:
     """Only what the kernel has counted is said."""
     before = MemoryKills.now(machine(tmp_path, 2, 0, 0))
-    assert killed("it", signal.SIGKILL, before, "log").message == (
+    assert killed("it", signal.SIGKILL, before, "log", tmp_path).message == (
         "it was killed by SIGKILL"
     )
     (tmp_path / "sys/fs/cgroup/job/memory.max").write_text(str(3 * 2**29))
     machine(tmp_path, 2, 1, 1)
-    error = killed("it", signal.SIGKILL, before, "log: rank-000.log")
+    error = killed("it", signal.SIGKILL, before, "log: rank-000.log", tmp_path)
     assert error.message == (
         "it was killed by SIGKILL: the kernel reports that memory ran out (limit: 1.5 GiB)"
     )
     assert error.hint is not None
     assert "--batch-size" in error.hint
     assert error.hint.endswith("log: rank-000.log")
-    assert killed("it", signal.SIGSEGV, before, "log").message == (
+    assert killed("it", signal.SIGSEGV, before, "log", tmp_path).message == (
         "it was killed by SIGSEGV"
     )
 

@@ -1,7 +1,6 @@
 """The setup of a run, and what a resume may find changed in it."""
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,7 @@ from slurmft.train.login.formats import check_step, left_out
 from slurmft.train.loop import memory_limits, token_files
 from slurmft.train.loop.checkpoint import Checkpoint
 from slurmft.train.loop.memory_limits import NO_LIMITS, MemoryLimits
-from slurmft.train.loop.step_plan import Plan
+from slurmft.train.loop.step_plan import Plan, limited
 from slurmft.train.parallel import choice
 
 FillTokens = Callable[[Path, tasks.Task, Job], None]
@@ -115,10 +114,8 @@ class Setup:
     @property
     def eval_batch_size(self) -> int:
         """The most samples of a rank's batch of an evaluation."""
-        limit = self.memory_limits.evaluate_samples
-        if limit is None:
-            return self.config.eval_batch_size
-        return min(self.config.eval_batch_size, limit)
+        requested = self.config.eval_batch_size
+        return limited(requested, self.memory_limits.evaluate_samples)
 
     def tell_limits(self) -> None:
         """Records that memory was too small for what was asked for, and what is done instead."""
@@ -265,7 +262,7 @@ def _tokens_sha256(run_dir: RunDir) -> str:
 
 def _halved(limits: MemoryLimits, plan: Plan) -> MemoryLimits:
     """Returns limits of half the samples that a rank had at once."""
-    evaluated = min(plan.config.eval_batch_size, limits.evaluate_samples or sys.maxsize)
+    evaluated = limited(plan.config.eval_batch_size, limits.evaluate_samples)
     return MemoryLimits(
         train_samples=max(1, plan.largest_part // 2),
         evaluate_samples=max(1, evaluated // 2),

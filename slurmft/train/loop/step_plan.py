@@ -10,6 +10,13 @@ _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """--lr-rule -> the power of the batch's growth that the learning rate grows by."""
 
 
+def limited(requested: int, limit: int | None) -> int:
+    """Returns the most samples at a time, where memory may be too small for those requested."""
+    if limit is None:
+        return requested
+    return min(requested, limit)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The sizes that follow from configuration, data and world size. The same on every rank."""
@@ -30,9 +37,7 @@ class Plan:
     @property
     def micro_batch_size(self) -> int:
         """The most samples of a rank's batch."""
-        if self.memory_limit is None:
-            return self.config.batch_size
-        return min(self.config.batch_size, self.memory_limit)
+        return limited(self.config.batch_size, self.memory_limit)
 
     @property
     def micro_steps(self) -> int:
