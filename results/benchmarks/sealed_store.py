@@ -3,9 +3,9 @@
     python results/benchmarks/sealed_store.py [--rounds 20]
 
 Four processes of this machine, forked after their imports, are a node each: they meet as torchrun's
-agents do, then form a process group of one rank each. A round does so with a secret and without
-one, in turn; printed are the medians, in milliseconds, of the slowest node, and those of single
-calls.
+agents do, then form a process group of one rank each, whose store the agent of rank 0 serves. A
+round does so with a secret and without one, in turn; printed are the medians, in milliseconds, of
+the slowest node, and those of single calls.
 """
 
 import argparse
@@ -23,36 +23,43 @@ from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as agen
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
 
 from slurmft.node import rendezvous, sealed, torchrun
+from slurmft.node.agents import serve_ranks
 
 NODES = 4
 CALLS = 500
 
 
-def start(node: int, port: int, rank_port: int) -> None:
+def start(node: int, port: int) -> None:
     """Meets the others, and forms a process group with them, as one node."""
     params = RendezvousParameters(
         "c10d", f"127.0.0.1:{port}", "job", NODES, NODES, is_host=str(node == 0).lower()
     )
     backend, store = agents.create_backend(params)
     handler = dynamic.create_handler(store, backend, params)
-    rank = handler.next_rendezvous().rank
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(NODES)}
-    # Rank 0 need not be on the node that serves the agents.
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(rank_port)}
+    info = handler.next_rendezvous()
+    served = info.bootstrap_store_info
+    assert served is not None
+    os.environ |= {"RANK": str(info.rank), "WORLD_SIZE": str(NODES)}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(served.master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     dist.all_reduce(torch.zeros(1))
 
 
-def fork(node: int, ports: list[int], begin: int, end: int) -> int:
+def fork(node: int, port: int, begin: int, end: int) -> int:
     """Starts a node, which begins when `begin` is closed, and writes its seconds to `end`."""
     pid = os.fork()
     if pid:
         return pid
     try:
         torchrun.bind_stores()
+        serve_ranks()
         os.read(begin, 1)
         began = time.perf_counter()
-        start(node, *ports)
+        start(node, port)
         took = time.perf_counter() - began
         os.write(end, f"{took}\n".encode())
         # The stores end with rank 0.
@@ -65,10 +72,10 @@ def fork(node: int, ports: list[int], begin: int, end: int) -> int:
 def round_s(secret: str) -> float:
     """Returns the seconds of the slowest of four nodes."""
     os.environ[sealed.SECRET] = secret
-    ports = rendezvous.free_ports(2)
+    (port,) = rendezvous.free_ports(1)
     begin, begin_writer = os.pipe()
     end_reader, end = os.pipe()
-    pids = [fork(node, ports, begin, end) for node in range(NODES)]
+    pids = [fork(node, port, begin, end) for node in range(NODES)]
     time.sleep(0.3)
     os.write(begin_writer, b"." * NODES)
     os.close(end)

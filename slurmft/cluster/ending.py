@@ -10,8 +10,6 @@ import re
 from slurmft.cluster.job_state import JobState, Phase, Report
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.node import rendezvous
-from slurmft.node.rendezvous import RendezvousError
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 
@@ -69,16 +67,3 @@ def cancelled_error(job_id: str, report: Report) -> SlurmftError:
         user = permissions.user_name(int(by_user_id[1]))
         message += f" by {user}"
     return SlurmftError(message, None, Exit.CANCELLED)
-
-
-def ports_of_attempt(run: RunDir) -> list[int]:
-    """Returns the ports of an attempt.
-
-    Raises:
-        RendezvousError: none are free. It is recorded as the reason why the run fails.
-    """
-    try:
-        return rendezvous.free_ports()
-    except RendezvousError as error:
-        run.set_state("failed", f"{error.message} ({error.hint})", error.code)()
-        raise

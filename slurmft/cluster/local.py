@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from slurmft.cluster.ending import ports_of_attempt
 from slurmft.cluster.job_state import Report
+from slurmft.cluster.ports import ports_of_attempt
 from slurmft.core import interpreter, permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import load

@@ -25,6 +25,7 @@ ASKED_OFTEN = ("status", "list")
 WHERE_ASKED = (
     "slurmft.cluster.cost",
     "slurmft.node.hardware",
+    "slurmft.node.rendezvous",
     "ctypes",
     "importlib.metadata",
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cluster.ending import ports_of_attempt
+from slurmft.cluster.ports import ports_of_attempt
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit
 from slurmft.core.run_files import ATTEMPT

@@ -142,3 +142,16 @@ def test_kernel_that_ends_a_rank(project: Path) -> None:
     assert losses(done) == pytest.approx(losses(expected), rel=1e-5)
     assert MemoryLimits.read(done.run).train_samples in (1, 2, 4)
     assert any("too small for --batch-size 8" in text for text in warnings(done))
+
+
+@pytest.mark.extra("training")
+def test_evaluation_of_shares(project: Path) -> None:
+    """No rank can go another way alone: all start again, with half."""
+    flags = ("--shard", "full", "--max-steps", "2")
+    expected = train(*flags)
+    done = train(*flags, *options(evaluate_rows=5))
+    assert done.code == 0, done.err
+    assert done.result["metrics"] == pytest.approx(expected.result["metrics"], rel=1e-5)
+    assert MemoryLimits.read(done.run).evaluate_samples == 4
+    assert done.run.attempt_number() == 1
+    assert any("too small for --eval-batch-size 8" in text for text in warnings(done))

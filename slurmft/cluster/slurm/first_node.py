@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurmft.cluster import launcher
-from slurmft.cluster.ending import cancelled_error, ports_of_attempt
+from slurmft.cluster.ending import cancelled_error
 from slurmft.cluster.job_state import Report
+from slurmft.cluster.ports import ports_of_attempt
 from slurmft.cluster.slurm import commands, srun_log
 from slurmft.core import permissions
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
