@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,5 +135,12 @@ def _print(rank: int, seconds: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
-    os._exit(0)  # the libraries' threads may wait for ranks that are gone
+    code = 0
+    try:
+        main(json.loads(sys.argv[1]))
+    except Exception:
+        # The cause: destructors of lost connections would abort, and it would seem to be that.
+        traceback.print_exc()
+        sys.stderr.flush()
+        code = 1
+    os._exit(code)  # the libraries' threads may wait for ranks that are gone

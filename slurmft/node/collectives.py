@@ -47,7 +47,7 @@ _CCL_S = 20
 _START_S = 120
 _POLL_S = 0.05
 # How long the head waits for another node's problem, which may be the cause of its own.
-_CAUSE_WAIT_S = 2
+_CAUSE_WAIT_S = 10
 _DECIDED = (CCL, GLOO, FAILED)
 _BYTES = {"float32": 4, "bfloat16": 2}
 """Type of numbers, as torch names it -> bytes."""
@@ -181,28 +181,33 @@ class _Settlement:
         gradient = self._kind.gradient()
         decision = Decision(backend="gloo", hosts=hosts, **asdict(gradient))
         with contextlib.closing(self._start(processes, gradient)) as probes:
-            reports: list[tuple[float, str]] = []
             while probes.are_running() and not self._supervisor.stop_signal:
-                reports = self._peers.reports(_PROBLEMS, 1, _POLL_S)
-                if reports:
+                if self._peers.reports(_PROBLEMS, 1, _POLL_S):
                     break
             seconds = probes.seconds()
             problems = probes.problems()
-        if problems:
-            # The cause may be another node's.
-            reports = self._peers.reports(_PROBLEMS, 1, _CAUSE_WAIT_S)
-        problems += [str(problem) for _, problem in reports]
+        problem = self._cause(problems)
         decision = replace(
             decision, gloo_s=seconds.get("gloo"), ccl_s=seconds.get("ccl")
         )
-        if decision.gloo_s is None or decision.ccl_s is None or problems:
-            # Those that only lost the others come last.
-            problems.sort(key=_is_effect)
-            return replace(decision, problem=shown("".join(problems[:1]), 300))
+        if decision.gloo_s is None or decision.ccl_s is None or problem:
+            return replace(decision, problem=shown(problem or "", 300))
         # gloo where they are equal: it comes with torch.
         if decision.ccl_s < decision.gloo_s:
             return replace(decision, backend="ccl")
         return decision
+
+    def _cause(self, problems: list[str]) -> str | None:
+        """Returns the first of the problems, here and on other nodes, that is no effect of another;
+        None: there are none."""
+        deadline = time.monotonic() + _CAUSE_WAIT_S
+        reports = self._peers.reports(_PROBLEMS, 1, 0)
+        while True:
+            known = [*problems, *(str(problem) for _, problem in reports)]
+            causes = [problem for problem in known if not _is_effect(problem)]
+            if causes or not known or time.monotonic() > deadline:
+                return next(iter(causes or known), None)
+            reports = self._peers.reports(_PROBLEMS, len(reports) + 1, _POLL_S)
 
     def _follow(self, offer: _Offer) -> str:
         """Takes part as another node than the head; returns the decision."""
@@ -222,15 +227,15 @@ class _Settlement:
     def _measure_for_head(self, processes: int) -> str | None:
         """Measures until the head has decided; returns its word. None: the job is to stop."""
         word = None
-        has_reported = False
+        reported: set[str] = set()
         gradient = self._kind.gradient()
         with contextlib.closing(self._start(processes, gradient)) as probes:
             while word is None and not self._supervisor.stop_signal:
                 word = self._peers.heard_any(_DECIDED, _POLL_S)
-                problems = probes.problems()
-                if problems and not has_reported:
-                    has_reported = True
-                    self._peers.report(_PROBLEMS, problems[0])
+                for problem in probes.problems():
+                    if problem not in reported:
+                        reported.add(problem)
+                        self._peers.report(_PROBLEMS, problem)
         return word
 
     def _start(self, processes: int, gradient: Gradient) -> "_Probes":
