@@ -44,6 +44,8 @@ _THREADS = 8
 _FICLONE = 0x40049409
 """The ioctl that clones a file (linux/fs.h)."""
 _BLOCK_BYTES = 2**20
+# By how much a file may have grown since its size was counted against the limit.
+_GROWTH_BYTES = 2**20
 
 
 @dataclass(slots=True)
@@ -430,8 +432,12 @@ def _copy_file(original: BinaryIO, copy: BinaryIO, size_bytes: int, path: Path) 
     """Copies a file, as a clone where the file system can; returns its sha256.
 
     Raises:
-        UnfitFileError: it is larger than `size_bytes`, which was counted.
+        UnfitFileError: it is much larger than `size_bytes`, which was counted.
     """
+    # A log that another job writes grows by lines; it is copied as long as it is now.
+    left_bytes = os.fstat(original.fileno()).st_size
+    if left_bytes > size_bytes + _GROWTH_BYTES:
+        raise UnfitFileError(errno.EFBIG, "it has grown meanwhile", str(path))
     is_clone = True
     try:
         fcntl.ioctl(copy, _FICLONE, original.fileno())
@@ -439,14 +445,11 @@ def _copy_file(original: BinaryIO, copy: BinaryIO, size_bytes: int, path: Path) 
         is_clone = False
     source = original
     if is_clone:
+        os.ftruncate(copy.fileno(), left_bytes)
         source = copy
     digest = hashlib.sha256()
-    # One byte more tells whether there is more.
-    left_bytes = size_bytes
-    while block := source.read(min(_BLOCK_BYTES, left_bytes + 1)):
+    while block := source.read(min(_BLOCK_BYTES, left_bytes)):
         left_bytes -= len(block)
-        if left_bytes < 0:
-            raise UnfitFileError(errno.EFBIG, "it has grown meanwhile", str(path))
         digest.update(block)
         if not is_clone:
             copy.write(block)

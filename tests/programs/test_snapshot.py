@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import stat
@@ -421,13 +422,38 @@ def test_what_is_exchanged_after_it_was_listed_is_not_copied(
     assert list(run.path.iterdir()) == []
 
 
-def test_no_more_is_read_than_was_counted(tmp_path: Path) -> None:
-    """As a log grows; the cloned file, too, is read in pieces."""
+def test_a_log_that_grows_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is copied as long as it was when it was opened, unless it has grown by too much."""
+    monkeypatch.setattr(snapshot, "_GROWTH_BYTES", 2)
     path = write(tmp_path / "log", "12345")
+    for counted in (3, 5, 9):
+        with open(path, "rb") as original, open(tmp_path / "copy", "w+b") as copy:
+            digest = snapshot._copy_file(original, copy, counted, path)
+        assert (tmp_path / "copy").read_text() == "12345"
+        assert digest == hashlib.sha256(b"12345").hexdigest()
     with open(path, "rb") as original, open(tmp_path / "copy", "w+b") as copy:
         with pytest.raises(UnfitFileError, match="grown meanwhile"):
-            snapshot._copy_file(original, copy, 3, path)
-        assert original.tell() == 4
+            snapshot._copy_file(original, copy, 2, path)
+        assert copy.tell() == 0
+
+
+def test_no_more_is_read_than_there_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file that grows without end."""
+    path = write(tmp_path / "log", "12345")
+
+    class Grows(io.FileIO):
+        def read(self, size: int = -1) -> bytes:  # type: ignore[override]
+            with open(path, "a") as log:
+                log.write("6789")
+            return super().read(size) or b""
+
+    with Grows(path) as original, open(tmp_path / "copy", "w+b") as copy:
+        snapshot._copy_file(original, copy, 5, path)
+    assert (tmp_path / "copy").read_text() == "12345"
 
 
 # --- what refuses it ------------------------------------------------------------------------------

@@ -66,7 +66,18 @@ def await_totals(
         found: dict[str, int] = status(cluster, folder)["totals"]
         return found
 
-    until(lambda: good(totals()), totals, every_s=1)
+    def reasons() -> list[str]:
+        return [shown_end(run) for run in runs_of(cluster, folder)]
+
+    until(lambda: good(totals()), reasons, every_s=1)
+
+
+def shown_end(run: RunDir) -> str:
+    """How a run is, and the last lines of its logs."""
+    state = run.get_state()
+    logs = [*run.path.glob("logs/*"), *run.path.glob("submitit/*.err")]
+    ends = [f"{log.name}: {log.read_text()[-2000:]}" for log in sorted(logs)]
+    return "\n".join([f"{run.path.name}: {state}", *ends])
 
 
 def runs_of(cluster: FakeSlurm, folder: Path) -> list[RunDir]:
