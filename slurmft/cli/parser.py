@@ -6,13 +6,14 @@ import inspect
 import re
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from slurmft.cli import Submitted, foreign_flags
 from slurmft.core import plugins
 from slurmft.core.config import RunConfigFacts
-from slurmft.core.errors import Exit, UsageError, nearest, unknown
+from slurmft.core.errors import Exit, SlurmftWarning, UsageError, nearest, unknown
 from slurmft.core.files import to_json
 from slurmft.core.options import Option, check_not_empty, extensions, own_options
 from slurmft.core.text import screen_width
@@ -44,6 +45,8 @@ class Parser(argparse.ArgumentParser):
         """Names of the options that --help leaves out."""
         self.printed: tuple[Any, ...] = ()
         """Types of what --json prints."""
+        self._typed: dict[str, str] = {}
+        """Values of flags that count once, as far as the command line has been read."""
         # What argparse takes for negative numbers, which may be values: --host-suffix -ib0, too.
         self._negative_number_matcher = re.compile("-[^-]")
         self.add_argument(
@@ -165,6 +168,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parses a command line; UsageError for a flag or an argument that it does not have."""
+        self._typed.clear()
         arguments, rest = self.parse_known_args(self._with_values_joined(argv))
         # Flags first: a word after an unknown flag was meant as its value.
         for word in rest:
@@ -212,7 +216,19 @@ class Parser(argparse.ArgumentParser):
         if action.dest not in self.options and action.nargs != argparse.REMAINDER:
             for text in arg_strings:
                 check_not_empty(_name_of(action), text)
+        if action.dest in self.options and arg_strings:
+            self._warn_of_second(self.options[action.dest], arg_strings[0])
         return super()._get_values(action, arg_strings)
+
+    def _warn_of_second(self, option: Option, value: str) -> None:
+        """Warns where a flag that counts once has had another value before, which is lost."""
+        first = self._typed.setdefault(option.flag, value)
+        if option.is_repeatable or first == value:
+            return
+        self._typed[option.flag] = value
+        # A script may well add flags to those that it was given: the last counts, as usual.
+        remark = f"{option.flag} is given twice: {value!r} counts, {first!r} does not"
+        warnings.warn(remark, SlurmftWarning, stacklevel=2)
 
     def _unknown_flag(self, flag: str) -> UsageError:
         """Returns the error for a flag that this command does not have."""

@@ -56,6 +56,30 @@ def test_an_empty_value_of_a_flag_is_refused(words: list[str]) -> None:
                 found.parse([flag, ""])
 
 
+@pytest.mark.parametrize("words", NAMES, ids=" ".join)
+def test_a_second_value_is_a_word(words: list[str]) -> None:
+    """The last one counts; where all count, or both are the same, there is nothing to say."""
+    found = command_parser(words)
+    if found is None:
+        return
+    for action in found.arguments():
+        action.required = False
+    for option in found.options.values():
+        if option.value_type is bool:
+            continue
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found.parse_known_args([option.flag, "1", option.flag, "1"])
+            assert caught == []
+            found._typed.clear()
+            found.parse_known_args([option.flag, "1", option.flag, "2"])
+            found._typed.clear()
+        expected = [f"{option.flag} is given twice: '2' counts, '1' does not"]
+        if option.is_repeatable:
+            expected = []
+        assert [str(warning.message) for warning in caught] == expected
+
+
 def command_lines(words: list[str], value: str) -> Iterator[list[str]]:
     """Yields command lines in which each flag and each argument of a command has a value."""
     actions = declared(words)

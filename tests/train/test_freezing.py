@@ -26,6 +26,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.engine import fused_layers, packing
 from slurmft.train.engine.freezing import check_same, freeze, trained
 from slurmft.train.engine.model_flops import ModelFlops
+from slurmft.train.login import sources
 from slurmft.train.login.sources import localize
 from tests.conftest import Done, Following, records, slurmft
 from tests.support.models import write_model
@@ -117,6 +118,35 @@ def test_models_that_cannot_be_frozen_so() -> None:
         freeze(make("Bert", "Model"), "base")
     with pytest.raises(UsageError, match="does not tell its layers apart"):
         freeze(make("XLM", HEAD), "layers:1")
+
+
+@pytest.mark.parametrize(
+    ("task", "modules", "tied", "reason"),
+    [
+        ("embeddings", False, False, "it has no head"),
+        ("embeddings", True, False, None),
+        ("sft", False, True, "its head is its table of embeddings"),
+        ("sft", False, False, None),
+        ("text-classification", False, True, None),
+    ],
+)
+def test_no_head_is_told_at_submission(
+    task: str, modules: bool, tied: bool, reason: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+    if modules:
+        (tmp_path / "modules.json").write_text("[]")
+    config = TrainConfig(
+        task=task, data="d", model=str(tmp_path), freeze="base", precision="fp32"
+    )
+    if reason is None:
+        sources._check_has_head(config, tmp_path)
+        return
+    with pytest.raises(UsageError) as error:
+        sources._check_has_head(config, tmp_path)
+    assert error.value.message == (
+        f"--freeze base leaves nothing of --model {str(tmp_path)!r} to train: {reason}"
+    )
 
 
 @pytest.mark.parametrize(

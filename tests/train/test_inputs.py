@@ -721,3 +721,29 @@ def test_a_model_that_is_nowhere_and_cannot_be_fetched(
     check_in_cache("models/none")
     with pytest.raises(UsageError, match="'models/other' is no folder"):
         configure({"task": "emotion", "model": "models/other", "data": "models/data"})
+
+
+@pytest.mark.parametrize("column", ["weight", "sample_weights", "weight of a parcel"])
+def test_weights_of_rows_that_nothing_reads_are_told(
+    column: str, tmp_path: Path
+) -> None:
+    """Unless the column is the label, say."""
+    rows = [{"text": f"text {n}", "label": n % 2, column: n} for n in range(40)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "train.jsonl").write_text(lines)
+    (tmp_path / "validation.jsonl").write_text(lines)
+
+    def remarks(**flags: str) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            configure({"data": str(tmp_path), "model": "a/model", **flags})
+        texts = [str(each.message) for each in caught]
+        return [text for text in texts if "nothing reads" in text]
+
+    file = str(tmp_path / "train.jsonl")
+    expected = (
+        f"{file!r} has a column {column!r}, which nothing reads: each row counts once"
+    )
+    is_weight = "parcel" not in column
+    assert remarks(task="text-classification") == [expected] * is_weight
+    assert remarks(task="text-regression", label_column=column) == []

@@ -45,6 +45,7 @@ from slurmft.train.login.rows import (
 from slurmft.train.login.sentence_modules import LIBRARY
 from slurmft.train.login.sources import (
     SUFFIXES,
+    column_names,
     find_split,
     may_have_test,
     no_data_file,
@@ -57,6 +58,8 @@ from slurmft.train.own_task import facts
 CHECK_S = 10.0
 """How long the check of a file may take: about a gigabyte. The ranks read the rest."""
 _PROGRESS_EVERY_S = 0.5
+_WEIGHT_COLUMNS = ("weight", "weights", "sample_weight", "sample_weights")
+"""Columns by which other libraries weigh rows."""
 _MUCH_SHARED = 0.01
 """Share of a split's texts that the training data has, too, from which on a warning says so."""
 
@@ -311,7 +314,7 @@ def look(
     for split in training[:1]:
         remarks += split.labels.oddities()
     if is_local(str(train.data)):
-        remarks += _note_negatives(train)
+        remarks += _note_unread_columns(train)
     for split in splits:
         remarks += _warnings_of_split(split, splits[0])
     if splits:
@@ -334,17 +337,25 @@ def look_at_file(train: TrainConfig, path: Path) -> tuple[Split, list[str]]:
     return split, [*_warnings_of_rows(split), *split.labels.oddities()]
 
 
-def _note_negatives(train: TrainConfig) -> Iterator[str]:
-    """Yields a warning where local pairs have a column of negatives, which pairs do not read."""
-    if not format_of(train).has_negatives_of_step:
+def _note_unread_columns(train: TrainConfig) -> Iterator[str]:
+    """Yields a warning for columns of local training data that look as if they were read."""
+    # The rows of a language model are texts.
+    if not facts(train.task).rows_are_samples:
         return
     path = find_split(Path(str(train.data)), facts(train.task).splits[0])
     # One row is enough to see the names of the columns.
-    if "negative" in read_columns(files_of(path)[0], most=1):
+    columns = read_columns(files_of(path)[0], most=1)
+    if format_of(train).has_negatives_of_step and "negative" in columns:
         yield (
             f"{str(path)!r} has a column 'negative', which --preset {train.preset} does not read: "
             "--preset triplets uses it"
         )
+    read = column_names(train)
+    for name in _WEIGHT_COLUMNS:
+        if name in columns and name not in read:
+            yield (
+                f"{str(path)!r} has a column {name!r}, which nothing reads: each row counts once"
+            )
 
 
 def _note_shares(

@@ -93,20 +93,29 @@ def _check_data_seed(train: TrainConfig) -> None:
 def _check_columns(train: TrainConfig) -> None:
     """Raises UsageError where one column is to hold two things."""
     flags: dict[str, str] = {}
-    for name in filter(_is_column, options(TrainConfig)):
+    for column, name in _columns(train):
+        if column in flags:
+            raise UsageError(
+                f"{name} {column} is the column of {flags[column]}, too",
+                "name a column of its own (a copy of it, if both are to be the same)",
+            )
+        flags[column] = name
+
+
+def column_names(train: TrainConfig) -> set[str]:
+    """Returns the columns that the user's options name."""
+    return {column for column, _ in _columns(train)}
+
+
+def _columns(train: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yields each column that options name, with the flag of the option."""
+    for name in options(TrainConfig):
+        if not name.endswith("_column"):
+            continue
         # Some take several names.
         for column in (getattr(train, name) or "").split(","):
-            column = column.strip()
-            if column and column in flags:
-                raise UsageError(
-                    f"{flag(name)} {column} is the column of {flags[column]}, too",
-                    "name a column of its own (a copy of it, if both are to be the same)",
-                )
-            flags[column] = flag(name)
-
-
-def _is_column(option: str) -> bool:
-    return option.endswith("_column")
+            if column.strip():
+                yield column.strip(), flag(name)
 
 
 def check_in_cache(model: str | None) -> None:
@@ -258,6 +267,7 @@ def _check_model(train: TrainConfig, name: str, folder: Path) -> None:
         )
     if train.freeze:
         _check_layers(train.freeze, folder)
+        _check_has_head(train, folder)
     if train.preset == "chat" and not _has_chat_template(folder):
         raise no_chat_template(name)
 
@@ -277,6 +287,26 @@ def _check_layers(freeze: str, folder: Path) -> None:
                 f"--freeze {freeze}: the model has {layers} layers",
                 f"give at most layers:{layers}",
             )
+
+
+def _check_has_head(train: TrainConfig, folder: Path) -> None:
+    """Raises UsageError where --freeze base leaves nothing to train, as far as the files of a model
+    tell; the job knows the rest."""
+    if train.freeze != "base":
+        return
+    reason = None
+    # Of sentence-transformers' modules, a Dense has weights.
+    has_modules = (folder / "modules.json").is_file()
+    if facts(train.task).predictions == "vectors" and not has_modules:
+        reason = "it has no head"
+    is_tied = (read_json(folder / "config.json") or {}).get("tie_word_embeddings")
+    if facts(train.task).pipeline == "text-generation" and is_tied:
+        reason = "its head is its table of embeddings"
+    if reason:
+        raise UsageError(
+            f"--freeze base leaves nothing of --model {str(folder)!r} to train: {reason}",
+            "freeze fewer layers, as --freeze layers:1",
+        )
 
 
 def check_no_adapter(model: str, folder: Path) -> None:
