@@ -140,6 +140,8 @@ class Option:
     """True if the value is options of another program: it may begin with hyphens."""
     decides_tokens: bool = False
     """True if the tokens that are made of the data depend on it."""
+    by_task: bool = False
+    """True if only tasks that say so read it; see `TaskFacts.reads`."""
     per_source: bool = False
     """True if each source of --mix may have a value of its own: it says how rows are read."""
     sbatch: str | None = None

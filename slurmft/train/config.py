@@ -21,6 +21,7 @@ from slurmft.core.options import (
     options,
 )
 from slurmft.core.program import Program
+from slurmft.core.text import some
 from slurmft.train import mix_spec, own_task
 from slurmft.train.metric_spec import LOSS, MetricSpec, own_metric, parsed
 from slurmft.train.mix_spec import MixSpec
@@ -245,15 +246,17 @@ class TrainConfig:
         "tokens kept, and generated, of each target (seq2seq)",
         affects="both",
         at="rank",
+        by_task=True,
         metavar="TOKENS",
         least=1,
         decides_tokens=True,
     )
     source_prefix: str | None = option(
         None,
-        "words before each source, as T5 was trained with: 'summarize: ' (seq2seq)",
+        "words before each text, as T5 was trained with: 'summarize: '",
         affects="both",
         at="rank",
+        by_task=True,
         metavar="TEXT",
         # An empty one takes the words of the recipe away.
         may_be_empty=True,
@@ -266,6 +269,7 @@ class TrainConfig:
         "beams of generation; 1 is greedy (seq2seq; predictions of language models, too)",
         affects="both",
         at="rank",
+        by_task=True,
         metavar="BEAMS",
         least=1,
         predicts="flag",
@@ -275,6 +279,7 @@ class TrainConfig:
         "tokens that neighbouring windows of a long text share (squad)",
         affects="both",
         at="rank",
+        by_task=True,
         metavar="TOKENS",
         least=0,
         # Windows that share all their tokens would get no further in a text.
@@ -807,6 +812,7 @@ class TrainConfig:
         check_options(self)
         check_credentials(self)
         local_steps(self.grad_comm)
+        _check_task_reads(self)
         if self.freeze:
             _check_freeze(self.freeze, self.task, self.model)
         evaluation_period(self.evaluate_every)
@@ -1030,6 +1036,26 @@ def local_steps(grad_comm: str) -> int | None:
             "give local:2 or more",
         )
     return steps
+
+
+def _check_task_reads(train: TrainConfig) -> None:
+    """Raises UsageError for an option that the task does not read. A task of the user's own may
+    read each."""
+    if train.task not in TASKS:
+        return
+    for name, each in options(TrainConfig).items():
+        value = getattr(train, name, None)
+        if (
+            not each.by_task
+            or not each.is_set(value)
+            or name in TASKS[train.task].reads
+        ):
+            continue
+        readers = [task for task, facts in TASKS.items() if name in facts.reads]
+        raise UsageError(
+            f"{each.flag} {value} cannot be used with --task {train.task}, which does not read it",
+            f"leave it out; it is for {some(readers)}",
+        )
 
 
 def _check_has_validation(task: str) -> None:

@@ -32,6 +32,8 @@ class TaskFacts:
     """Preset -> its metrics, where they are others."""
     data_metrics: tuple[str, ...] = ()
     """Metrics that it has in place of these, where its labels are of another kind."""
+    reads: tuple[str, ...] = ("source_prefix",)
+    """Names of the options that it reads, of those that not all tasks do: `Option.by_task`."""
     predictions: str = "classes"
     """Kind of its predictions, for --metric: classes, numbers, flags (0 or 1 of each class), tags
     (classes of words), answers, texts; "": none of them. See `evaluate_metrics.examples`. And

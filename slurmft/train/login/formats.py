@@ -614,7 +614,19 @@ class Chats(RowFormat):
 
 @dataclass(frozen=True)
 class Targets(RowFormat):
-    """A text, and the text that is to be made of it; or a text alone."""
+    """A text, and the text that is to be made of it."""
+
+    def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
+        return _check_columns_of_texts(values, where, start)
+
+
+@dataclass(frozen=True)
+class Passages(RowFormat):
+    """A part of a long text."""
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> "Passages":
+        return cls(_given(train.text_column))
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         return _check_columns_of_texts(values, where, start)

@@ -201,6 +201,15 @@ def _speed(result: Mapping[str, Any]) -> str:
 
 def _code(train: TrainConfig, result: Mapping[str, Any]) -> str:
     """Returns Python code that loads the model and uses it."""
+    code = _code_of_task(train, result)
+    # The code of seq2seq has the words in its text.
+    if train.source_prefix and train.task != "seq2seq":
+        remark = f"# Each text begins with {train.source_prefix!r}, as in training."
+        code = f"{remark}\n{code}"
+    return code
+
+
+def _code_of_task(train: TrainConfig, result: Mapping[str, Any]) -> str:
     if train.task in _CODE:
         return _CODE[train.task]
     if train.task == "seq2seq":

@@ -91,15 +91,30 @@ def _check_data_seed(train: TrainConfig) -> None:
 
 
 def _check_columns(train: TrainConfig) -> None:
-    """Raises UsageError where one column is to hold two things."""
+    """Raises UsageError where a task does not read a column, or one is to hold two things."""
     flags: dict[str, str] = {}
+    read = None
     for column, name in _columns(train):
+        read = read or _columns_read(train)
+        if train.task in TASKS and column not in read:
+            what = f"{name} {column} cannot be used with --task {train.task}"
+            raise UsageError(f"{what}, which does not read it", "leave it out")
         if column in flags:
             raise UsageError(
                 f"{name} {column} is the column of {flags[column]}, too",
                 "name a column of its own (a copy of it, if both are to be the same)",
             )
         flags[column] = name
+
+
+def _columns_read(train: TrainConfig) -> tuple[str, ...]:
+    """Returns the columns that a task reads of its data; it has none where it generates that."""
+    if not facts(train.task).splits:
+        return ("",)
+    # Here: `formats` imports this module.
+    from slurmft.train.login.formats import format_of
+
+    return format_of(train).columns
 
 
 def column_names(train: TrainConfig) -> set[str]:
