@@ -400,7 +400,7 @@ def test_a_client_that_dribbles_does_not_hold_up_rank_0(
         with contextlib.suppress(OSError):
             time.sleep(0.1)
             with socket.create_connection(("127.0.0.1", port), timeout=1) as client:
-                for _ in range(50):
+                for _ in range(300):
                     client.sendall(b"1")
                     time.sleep(0.1)
 
@@ -408,7 +408,7 @@ def test_a_client_that_dribbles_does_not_hold_up_rank_0(
     thread.start()
     begin = time.monotonic()
     StartPoint(write_run(tmp_path / "run"), own(tmp_path), 0, lambda: False).choose()
-    assert time.monotonic() - begin < 2.5
+    assert time.monotonic() - begin < 25
     thread.join()
 
 

@@ -256,7 +256,7 @@ def test_lines_that_are_too_long_and_holes_are_no_records(tmp_path: Path) -> Non
     assert records.latest(run.path).last_record is not None
     recent = RecordReader(run.records).read_recent(Start, Warned, samples=8)
     assert [each.text for each in recent if isinstance(each, Warned)] == ["the last"]
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
 
 
 def test_steps_of_a_run_whose_state_is_older_than_its_result(tmp_path: Path) -> None:
