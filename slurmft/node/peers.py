@@ -80,6 +80,8 @@ class Peers:
         """Those that nobody has answered yet."""
         self._links: dict[socket.socket, Channel] = {}
         """The connections to tasks that have the secret."""
+        self._welcomed = 0
+        """How many tasks have connected, of which some may have ended."""
         self._selector = selectors.DefaultSelector()
         for server in servers:
             self._selector.register(server, selectors.EVENT_READ, self._accept)
@@ -120,6 +122,14 @@ class Peers:
                 if word in self._words:
                     return word
             return None
+
+    def have_come(self, others: int, wait_s: float) -> bool:
+        """Waits as the head until so many other tasks have connected, or one tells a failure;
+        False: they have not within `wait_s`."""
+        with self._news:
+            return self._news.wait_for(
+                lambda: self._welcomed >= others or FAILED in self._words, wait_s
+            )
 
     def report(self, topic: str, facts: Any) -> None:
         """Sends something to the head alone, as JSON."""
@@ -204,6 +214,8 @@ class Peers:
             link.sendall(b"".join(lines))
             # Under the lock: a word that another thread tells now reaches it, with these or later.
             self._links[link] = channel
+            self._welcomed += 1
+            self._news.notify_all()
 
     def _drop(self, link: socket.socket) -> None:
         """Forgets a task that has ended, or a stranger."""

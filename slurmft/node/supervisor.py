@@ -51,6 +51,10 @@ class Child:
     begins there; returns the exit code of the task."""
     tasks: int
     """Number of tasks of the job."""
+    others: int
+    """Number of other tasks that the head of the job waits for before it ends."""
+    rdzv_timeout_s: float
+    """How long a task may take to reach the head."""
     records_stop: bool
     """True for the one task that records in the run directory that the job is stopping."""
     ends_with_others: bool = True
@@ -104,6 +108,7 @@ class Supervisor:
             return int(Exit.FAILED)
         if code != 0:
             return child.record_failure(code, log_path, start)
+        self._await_others(child)
         # The child ends with 0 in both cases; its ranks know that they have stopped early.
         if (watchdog.folder / "stopped").exists():
             return int(Exit.STOPPED)
@@ -139,6 +144,14 @@ class Supervisor:
                     return None
             if watchdog.check() and self._record_hang(watchdog):
                 return None
+
+    def _await_others(self, child: Child) -> None:
+        """Waits as the head until the other tasks have connected: a program may end before another
+        node has started, whose task would find no head."""
+        deadline = time.monotonic() + child.rdzv_timeout_s
+        while self.peers.is_head and not self.peers.have_come(child.others, _POLL_S):
+            if self.stop_signal or time.monotonic() > deadline:
+                return
 
     def _is_superseded(self) -> bool:
         """Looks into the run directory: has a later attempt begun?"""

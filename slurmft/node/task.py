@@ -88,12 +88,17 @@ def run_torchrun(
     warning = granted_cpus.warning(profile, config.job, os.environ)
     if warning and rendezvous.is_head:
         warn(supervisor.run.records, warning)
+    least_nodes = len(rendezvous.hosts)
+    if nodes is not None:
+        least_nodes = int(nodes.partition(":")[0])
     child = Child(
         command=start.node_command(
             config, supervisor.run.path, rendezvous, str(profile.nproc), nodes
         ),
         record_failure=partial(record_torchrun_failure, supervisor),
         tasks=len(rendezvous.hosts),
+        others=least_nodes - 1,
+        rdzv_timeout_s=config.job.rdzv_timeout_s,
         records_stop=rendezvous.is_head,
         ends_with_others=ends_with_others,
         pass_fds=reserved_descriptors(os.environ),

@@ -45,6 +45,8 @@ def run_node(supervisor: Supervisor) -> int:
         command=[sys.executable, "-m", "tests.lab.roll_call", str(run.path)],
         record_failure=lambda *args: record_torchrun_failure(supervisor, *args),
         tasks=len(rendezvous.hosts),
+        others=len(rendezvous.hosts) - 1,
+        rdzv_timeout_s=config.job.rdzv_timeout_s,
         records_stop=rendezvous.is_head,
     )
     return run_child(supervisor, child, config, rendezvous, profile)

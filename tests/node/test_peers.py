@@ -133,7 +133,11 @@ class Supervised:
     """A task whose child runs Python code, in a thread."""
 
     def __init__(
-        self, run: RunDir, peers: Peers, code: str = "import time; time.sleep(100)"
+        self,
+        run: RunDir,
+        peers: Peers,
+        code: str = "import time; time.sleep(100)",
+        rdzv_timeout_s: float = WAIT_S,
     ) -> None:
         self.supervisor = Supervisor(run)
         self.supervisor.peers = peers
@@ -141,6 +145,8 @@ class Supervised:
             command=[sys.executable, "-c", code],
             record_failure=lambda *_: 9,
             tasks=2,
+            others=1,
+            rdzv_timeout_s=rdzv_timeout_s,
             records_stop=True,
         )
         self.code = -1
@@ -184,6 +190,33 @@ def test_a_child_that_ends_at_once_was_stopped(
     assert task.end() == 9
     state = run.get_state()
     assert (state.state, state.reason) == ("stopping", "the job received SIGTERM")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["comes", "fails", "stopped", "never comes"])
+def test_head_of_a_short_program_is_there_for_a_late_node(
+    how: str, run: RunDir
+) -> None:
+    """Its task would find nobody at the port of the rendezvous."""
+    head, port = head_and_port()
+    rdzv_timeout_s = WAIT_S
+    if how == "never comes":
+        rdzv_timeout_s = 2
+    task = Supervised(run, head, "pass", rdzv_timeout_s)
+    until(lambda: task.supervisor._process)
+    assert task.supervisor._process is not None
+    task.supervisor._process.wait(WAIT_S)
+    time.sleep(1)
+    assert task.code == -1
+    match how:
+        case "comes":
+            node = join(port)
+            assert not node.heard(FAILED)
+        case "fails":
+            head.tell(FAILED)
+        case "stopped":
+            task.supervisor.stop(signal.SIGTERM)
+    assert task.end() == Exit.OK
 
 
 @pytest.mark.processes

@@ -179,6 +179,8 @@ def _child(supervisor: Supervisor, config: RunConfig, place: Place) -> Child:
             supervisor, place.rank, code
         ),
         tasks=place.size,
+        others=place.size - 1,
+        rdzv_timeout_s=config.job.rdzv_timeout_s,
         records_stop=False,  # the process that started mpirun does
         pass_fds=descriptors,
     )
