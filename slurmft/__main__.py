@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     if argv[0] == "--version":
         print(f"slurmft {_version()}")
         return Exit.OK
-    return int(load_command(argv[0]).main(argv[1:]))
+    return int(load_command(*argv).main(argv[1:]))
 
 
 def _help(words: list[str]) -> int:

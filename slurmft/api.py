@@ -18,8 +18,7 @@ from slurmft.cluster import submit as cluster_submit
 from slurmft.cluster import wait as cluster_wait
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig
-from slurmft.core.errors import unknown
-from slurmft.core.options import Option, options
+from slurmft.core.options import Option, options, unknown_option
 from slurmft.core.terminal import plain
 from slurmft.programs import submission
 from slurmft.programs.description import FLAGS
@@ -254,7 +253,7 @@ def checked_options(
     values = {}
     for name, value in given.items():
         if name not in known:
-            raise unknown(f"option of {where}", name, list(known))
+            raise unknown_option(f"option of {where}", name, known)
         # None stands for a flag that is not given.
         if value is not None:
             values[name] = _as_in_toml(value)

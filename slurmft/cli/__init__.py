@@ -45,9 +45,19 @@ class Submitted(TypedDict):
     """The launcher: slurm, local, ..."""
 
 
-def load_command(name: str) -> ModuleType:
+def load_command(name: str, *arguments: str) -> ModuleType:
     """Imports the module of a command; UsageError for an unknown name, PluginError where the
-    import fails."""
+    import fails.
+
+    Args:
+        arguments: what follows the name, for the line that an error proposes.
+    """
+    if plugins.find(plugins.COMMANDS, name) is None:
+        from slurmft.cli import foreign_flags  # a command of ours need not wait for it
+
+        error = foreign_flags.unknown_command([name, *arguments])
+        if error is not None:
+            raise error
     entry = plugins.get(plugins.COMMANDS, name, "command")
     module: ModuleType = entry.load()
     entry.check(module, "command", ["main"])

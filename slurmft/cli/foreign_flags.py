@@ -1,10 +1,13 @@
-"""Flags of other tools, which people type by habit: what slurmft calls them."""
+"""Flags and commands of other tools, which people type by habit: what slurmft calls them."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from slurmft.core.options import Option
+from slurmft.core.errors import UsageError
+from slurmft.core.options import Option, named_elsewhere
 
-_CHOSEN = "nodes, ranks, addresses and ports are chosen by slurmft"
+_CHOSEN = "--nodes and --nproc-per-node say how many; slurmft chooses ranks, addresses and ports"
 _RESUME = "`slurmft resume RUN` continues a run from its newest checkpoint"
 _ALWAYS = "a run always trains, evaluates and saves"
 
@@ -48,16 +51,93 @@ def hint(flag: str, options: Mapping[str, Option]) -> str | None:
         flag: as it was typed, such as "--num_train_epochs".
         options: those of the command: they declare their names elsewhere.
     """
-    name = flag.lstrip("-").replace("-", "_")
-    # Case tells short flags apart: -c and -C of sbatch.
-    names = {name}
-    if len(name) > 1:
-        names.add(name.lower())
-    for option in options.values():
-        if any(each in option.elsewhere for each in names):
-            return f"that is {option.flag} here"
+    ours = named_elsewhere(flag, options)
+    if ours is not None:
+        return f"that is {ours.flag} here"
     # What they say is about training, of commands that start a job.
     if "nodes" in options:
-        sentences = (SENTENCES.get(each) for each in names)
-        return next(filter(None, sentences), None)
+        name = flag.lstrip("-").replace("-", "_")
+        return SENTENCES.get(name) or SENTENCES.get(name.lower())
     return None
+
+
+COMMANDS = {
+    "train": "submit",
+    "finetune": "submit",
+    "fine-tune": "submit",
+    "fit": "submit",
+    "sbatch": "submit",
+    "launch": "submit",
+    "start": "submit",
+    "srun": "run",
+    "exec": "run",
+    "torchrun": "run",
+    "accelerate": "run",
+    "python": "run",
+    "bash": "run",
+    "ls": "list",
+    "ps": "list",
+    "squeue": "list",
+    "queue": "list",
+    "sacct": "list",
+    "runs": "list",
+    "jobs": "list",
+    "stop": "cancel",
+    "kill": "cancel",
+    "scancel": "cancel",
+    "delete": "clean",
+    "remove": "clean",
+    "rm": "clean",
+    "tail": "follow",
+    "attach": "follow",
+    "log": "logs",
+    "cat": "logs",
+    "show": "status",
+    "info": "status",
+    "top": "watch",
+    "continue": "resume",
+    "restart": "resume",
+    "requeue": "resume",
+    "infer": "predict",
+    "inference": "predict",
+    "generate": "predict",
+    "evaluate": "predict",
+    "sync": "pull",
+    "upload": "push",
+    "check": "doctor",
+    "sinfo": "doctor",
+    "compare": "report",
+    "plot": "report",
+    "sweep": "study",
+    "config": "help sites",
+    "init": "help getting-started",
+    "docs": "help pages",
+    "version": "--version",
+}
+"""What people type as a command by habit -> our command. `slurmft download` is none: it may be
+`fetch` or `pull`."""
+
+
+def is_program(word: str) -> bool:
+    """Whether a word that is no command or flag is a program: a script, or a file that is here."""
+    return Path(word).suffix in (".py", ".sh") or Path(word).is_file()
+
+
+def program_hint(words: Sequence[str]) -> str:
+    """Returns the hint for a program of the user's own in a place where none belongs."""
+    line = shlex.join(["slurmft", "run", "--", *words])
+    return f"slurmft run starts a program of your own: {line}"
+
+
+def unknown_command(words: Sequence[str]) -> UsageError | None:
+    """Returns the error for a command line whose first word is no command, but what another tool
+    calls one, or a program; None where it is neither."""
+    name = words[0]
+    hint = None
+    if is_program(name):
+        hint = program_hint(words)
+    elif name in COMMANDS:
+        hint = f"that is slurmft {COMMANDS[name]} here"
+    if hint is None:
+        return None
+    return UsageError(f"unknown command {name!r}", hint)

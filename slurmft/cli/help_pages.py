@@ -4,7 +4,7 @@ import sys
 
 from slurmft.core import shipped, terminal
 from slurmft.core.errors import UsageError, nearest
-from slurmft.core.text import screen_width
+from slurmft.core.text import hanging, screen_width
 
 _WIDEST = 100
 """Columns of a page: longer lines are hard to read."""
@@ -18,7 +18,7 @@ def _show_list() -> None:
     for file in shipped.pages():
         # The second line of text is the page's question, between stars.
         _, question, *_ = filter(None, file.read_text(encoding="utf-8").splitlines())
-        print(f"{file.stem:<18} {question.strip('*')}")
+        print(hanging(f"{file.stem:<18} ", question.strip("*"), indent=19))
 
 
 def show(name: str) -> None:

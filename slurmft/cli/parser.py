@@ -170,6 +170,9 @@ class Parser(argparse.ArgumentParser):
         """Parses a command line; UsageError for a flag or an argument that it does not have."""
         self._typed.clear()
         arguments, rest = self.parse_known_args(self._with_values_joined(argv))
+        # argparse leaves the "--" before words that it has no place for.
+        if rest[:1] == ["--"] and len(rest) > 1:
+            raise self._unexpected(rest[1], rest[1:], is_program=True)
         # Flags first: a word after an unknown flag was meant as its value.
         for word in rest:
             # A hyphen alone is a file's name by custom, and no flag.
@@ -177,8 +180,23 @@ class Parser(argparse.ArgumentParser):
                 flag = word.partition("=")[0]
                 raise self._unknown_flag(flag)
         if rest:
-            self.error(f"unexpected argument {rest[0]!r}")
+            _, words = self.split_at_argument(argv)
+            is_program = foreign_flags.is_program(rest[0])
+            raise self._unexpected(rest[0], words, is_program)
         return arguments
+
+    def _unexpected(self, word: str, words: list[str], is_program: bool) -> UsageError:
+        """Returns the error for a word that this command has no place for.
+
+        Args:
+            words: the command line from its first word that is no flag on.
+            is_program: the word is a program of the user's own, as far as one can see.
+        """
+        hint = f"see {self.prog} --help"
+        # Others start no jobs: a file is a mistake of another kind there.
+        if "nodes" in self.options and is_program:
+            hint = foreign_flags.program_hint(words)
+        return UsageError(f"unexpected argument {word!r}", hint)
 
     def _with_values_joined(self, argv: list[str]) -> list[str]:
         """Returns a command line with `--resume-args=--x` in place of `--resume-args --x`.

@@ -20,7 +20,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
@@ -306,6 +306,33 @@ def options(config: type[Any]) -> dict[str, Option]:
     for part in (config, *extensions(config)):
         declared |= own_options(part)
     return declared
+
+
+def named_elsewhere(name: str, declared: Mapping[str, Option]) -> Option | None:
+    """Returns the option that another tool calls by this name; None where there is none.
+
+    Args:
+        name: with hyphens or underscores, with or without hyphens before it.
+        declared: the options that it may be.
+    """
+    plain = name.lstrip("-").replace("-", "_")
+    # Case tells short flags apart: -c and -C of sbatch.
+    names = {plain}
+    if len(plain) > 1:
+        names.add(plain.lower())
+    for each in declared.values():
+        if names.intersection(each.elsewhere):
+            return each
+    return None
+
+
+def unknown_option(what: str, name: str, declared: Mapping[str, Option]) -> UsageError:
+    """Returns the error for a key or a keyword that is no option; the hint knows the names that
+    other tools have for options."""
+    ours = named_elsewhere(name, declared)
+    if ours is None:
+        return unknown(what, name, list(declared))
+    return UsageError(f"unknown {what} {name!r}", f"that is {ours.name} here")
 
 
 def own_options(config: type[Any]) -> dict[str, Option]:

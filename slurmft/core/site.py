@@ -7,9 +7,15 @@ from typing import Any
 
 from slurmft.core import plugins
 from slurmft.core.config import JobConfig
-from slurmft.core.errors import UsageError, unknown
+from slurmft.core.errors import UsageError
 from slurmft.core.files import parse_json, parse_toml, read_text
-from slurmft.core.options import Option, extensions, options, own_options
+from slurmft.core.options import (
+    Option,
+    extensions,
+    options,
+    own_options,
+    unknown_option,
+)
 
 OPTIONS_OF_ON = "SLURMFT_SITE_OPTIONS"
 """Variable with site options, in JSON, of a command that came from elsewhere by `--on`."""
@@ -189,7 +195,7 @@ def typed_values(
             value = str(value)
         try:
             if name not in known:
-                raise unknown("key", name, list(known))
+                raise unknown_option("key", name, known)
             typed[name] = known[name].checked(value)
         except UsageError as error:
             raise in_file(where, error) from None

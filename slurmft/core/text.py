@@ -4,7 +4,7 @@ import re
 import shutil
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -42,6 +42,19 @@ def shown_with_end(text: str, width: int = 60) -> str:
     end = max(0, min(_END, width - 3))
     begin = max(0, width - 3 - end)
     return f"{line[:begin]}...{line[len(line) - end :]}"
+
+
+def shown_parts(text: str, width: int = 60) -> str:
+    """Returns those of the first parts of a text, which have two spaces between them, that fit
+    into a line whole. Only a first part that is too long itself is cut."""
+    first, *others = text.split("  ")
+    line = shown(first, width)
+    for part in others:
+        longer = f"{line} {part}"
+        if len(longer) > width:
+            break
+        line = longer
+    return line
 
 
 _END = len("20261124-101500")
@@ -87,8 +100,8 @@ class ScreenColumn(NamedTuple):
     """Columns of the highest rank are left out first where there is no room; 0: never."""
     least: int = 10**6
     """Characters that a cell may be cut to."""
-    keeps_end: bool = False
-    """Cells are cut in their middle: they differ in their ends."""
+    cut: Callable[[str, int], str] = shown
+    """How cells that are too wide are cut."""
 
 
 def on_screen(columns: Sequence[ScreenColumn]) -> list[str]:
@@ -123,10 +136,7 @@ def on_screen(columns: Sequence[ScreenColumn]) -> list[str]:
         if column.head in widths:
             width = widths[column.head]
             texts = (column.head, *column.cells)
-            cut = shown
-            if column.keeps_end:
-                cut = shown_with_end
-            table.append([cut(text, width) for text in texts])
+            table.append([column.cut(text, width) for text in texts])
     rows = list(zip(*table, strict=True))
     return aligned(rows)
 

@@ -5,11 +5,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurmft.core.config import STAMP
-from slurmft.core.text import ScreenColumn, brief, duration, on_screen, screen_width
+from slurmft.core.text import (
+    ScreenColumn,
+    brief,
+    duration,
+    on_screen,
+    screen_width,
+    shown_parts,
+    shown_with_end,
+)
 from slurmft.show.progress import metrics_words
 from slurmft.show.status_words import UNSUCCESSFUL, note
 
 _WIDE_SCREEN = 80
+_MOST_RESULT_WIDTH = 26
+"""Characters for which other columns are left out, as "spearman_cosine 0.8123" needs."""
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -30,13 +40,10 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     speeds = [_speed(run) for run in runs]
     times_left = [_time_left(run) for run in runs]
     results = [_result(run) for run in runs]
-    # A narrow terminal has fewer columns, and so more room for the result.
-    least_result_width = 20
-    if screen_width() >= _WIDE_SCREEN:
-        least_result_width = 15
+    least_result_width = _least_result_width(runs)
     # Ranks: what tells runs apart and how they end stays; the columns of the highest go first.
     columns = [
-        ScreenColumn("run", names, 0, 26, keeps_end=True),
+        ScreenColumn("run", names, 0, 26, shown_with_end),
         ScreenColumn("user", users, 4),
         ScreenColumn("job", jobs, 5),
         ScreenColumn("state", states),
@@ -45,9 +52,21 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
         ScreenColumn("steps", steps, 3),
         ScreenColumn("samples/s", speeds, 7),
         ScreenColumn("left", times_left, 6),
-        ScreenColumn("result", results, 0, least_result_width),
+        ScreenColumn("result", results, 0, least_result_width, shown_parts),
     ]
     return "\n".join(on_screen(columns))
+
+
+def _least_result_width(runs: Sequence[Mapping[str, Any]]) -> int:
+    """Returns the room that results need: the first metric, which decides, is whole."""
+    # A narrow terminal has fewer columns, and so more room for the result.
+    least = 20
+    if screen_width() >= _WIDE_SCREEN:
+        least = 15
+    for run in runs:
+        first, *_ = metrics_words(run["metrics"]).split("  ")
+        least = max(least, len(first))
+    return min(least, _MOST_RESULT_WIDTH)
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cli import foreign_flags, parser, run
+from slurmft.api import checked_options
+from slurmft.cli import foreign_flags, load_command, parser, run
+from slurmft.cli import list as list_command
+from slurmft.core import plugins
 from slurmft.core.errors import UsageError, unknown
+from slurmft.core.options import named_elsewhere
+from slurmft.core.site import typed_values
 from slurmft.train.commands import submit
 
 
@@ -51,7 +56,7 @@ def test_flag_without_a_flag_here(name: str) -> None:
         ("--num_train_epochs", "--epochs"),
         ("--output_dir", "--runs-dir"),
         ("-N", "--nodes"),
-        ("-n", "chosen by slurmft"),
+        ("-n", "--nodes and --nproc-per-node say how many"),
         ("--resume_from_checkpoint", "slurmft resume"),
     ],
 )
@@ -72,6 +77,54 @@ def test_command_names_no_flag_that_it_does_not_have(typed: str) -> None:
     for word in str(error.value.hint).split():
         if word.startswith("--") and word != "--":
             assert word.rstrip("?,;") in flags
+
+
+@pytest.mark.parametrize("name", sorted(foreign_flags.COMMANDS))
+def test_command_of_another_tool(name: str) -> None:
+    """Each is answered with a command of ours that exists."""
+    ours, *_ = foreign_flags.COMMANDS[name].split()
+    commands = plugins.entries(plugins.COMMANDS)
+    assert ours in {*commands, "help", "--version"}
+    assert name not in commands
+    with pytest.raises(UsageError) as error:
+        load_command(name)
+    assert error.value.hint == f"that is slurmft {foreign_flags.COMMANDS[name]} here"
+
+
+@pytest.mark.parametrize(
+    "words", [["./job.sh"], ["train.py", "--epochs", "3"], ["--", "./job", "-x"]]
+)
+def test_program_in_submit(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="unexpected argument") as error:
+        submit.parser().parse(["--nodes", "2", *words])
+    line = " ".join(word for word in words if word != "--")
+    assert str(error.value.hint).endswith(f": slurmft run -- {line}")
+
+
+def test_program_as_a_command() -> None:
+    with pytest.raises(UsageError, match=r"unknown command 'train\.py'") as error:
+        load_command("train.py", "--epochs", "3")
+    assert str(error.value.hint).endswith(": slurmft run -- train.py --epochs 3")
+
+
+@pytest.mark.parametrize("words", [["--", "x"], ["./job.sh"]])
+def test_word_that_a_command_has_no_place_for(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="unexpected argument") as error:
+        list_command.parser().parse(words)
+    assert error.value.hint == "see slurmft list --help"
+
+
+@pytest.mark.parametrize("name", ["lr", "per_device_train_batch_size"])
+def test_key_of_another_tool(name: str) -> None:
+    """Site files, studies and Python calls know the same names as the command line."""
+    ours = named_elsewhere(name, OPTIONS)
+    assert ours is not None
+    with pytest.raises(UsageError) as error:
+        typed_values("site.toml", {name: 3}, OPTIONS)
+    assert error.value.hint == f"that is {ours.name} here"
+    with pytest.raises(UsageError) as error:
+        checked_options("submit", {name: 3}, OPTIONS)
+    assert error.value.hint == f"that is {ours.name} here"
 
 
 def test_many_values_are_not_all_listed() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.cli import help_pages
 from slurmft.cli import list as list_command
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.run_files import Failure
+from slurmft.plugins.examine import checks
 from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
 from tests.support.terminal import Terminal
@@ -58,6 +60,44 @@ def test_list(runs: Path, columns: int) -> None:
         assert result == "the disk of .../cache is full"
         assert "8123  failed    tickets    distilbert" in lines[1]
     assert lines[0].endswith("accuracy 0.9000")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_metrics_of_a_list_are_whole(
+    columns: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there is room for one alone, it is the one that decides."""
+    metrics = {"accuracy": 0.5, "f1_macro": 0.3333, "loss": 0.6932}
+    write_run(
+        tmp_path / "text-classification-20261127-021210-a88d74",
+        result={"metrics": metrics, "loss": 0.7},
+        data="/home/ada/bewertungen.csv",
+        model="/models/distilbert-base-uncased",
+    )
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("PATH", "")
+    assert list_command.main(["--runs-dir", str(tmp_path)]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert len(line) <= columns
+    result = line[head.index("result") :]
+    whole = "accuracy 0.5000 f1_macro 0.3333 loss 0.6932"
+    assert result.startswith("accuracy 0.5000")
+    assert whole.startswith(f"{result} ") or whole == result
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_pages_and_doctor_fit_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    help_pages.show("pages")
+    lines = capsys.readouterr().out.splitlines()
+    text = "a fact of many words, such as the free space of a file system " * 3
+    lines += checks.lines([checks.ok("site file", text), checks.ok("runs", text)])
+    assert max(map(len, lines)) <= columns
 
 
 @pytest.mark.parametrize("columns", [60, 80])

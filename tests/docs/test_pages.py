@@ -72,6 +72,16 @@ def test_page_begins_with_its_question(page: Path) -> None:
     assert re.search(row, PAGES[README], re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p != README], ids=lambda page: page.name
+)
+def test_page_answers_its_question_first(page: Path) -> None:
+    """Behind the question stands a paragraph: no heading, table, list or code."""
+    _, _, answer, *_ = PAGES[page].split("\n\n")
+    assert re.match(r"[A-Za-z\[`*]", answer)
+    assert not re.match(r"```|\* |- ", answer)
+
+
 def test_ci_runs_the_test_command() -> None:
     """.ci/run takes it from the README."""
     pattern = re.search(

@@ -192,6 +192,24 @@ def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
             TICKETS.replace(",", "|"),
             "'{}': its cells are separated by vertical bars: 'text|label'\nhint: separate them by",
         ),
+        # The quote of the next row closes it.
+        (
+            TICKETS + '\n"left open,billing\n"closed",billing\n',
+            "'{}': a quote is left open in the row that begins in line 7",
+        ),
+        (
+            TICKETS + '\n"two "quotes",billing\n',
+            "'{}': line 7: ',' expected after '\"'",
+        ),
+        (
+            "sep=;\n" + TICKETS.replace(",", ";"),
+            "'{}': its first line, 'sep=;', is for spreadsheets alone\nhint: write the file "
+            "without it: python -c",
+        ),
+        (
+            "sep=,\n" + TICKETS,
+            "'{}': its first line, 'sep=,', is for spreadsheets alone",
+        ),
         (
             TICKETS + 'lost,"left open\n' + "a,x\n" * 40,
             "'{}': a quote is left open in the row that begins in line 6",

@@ -16,10 +16,10 @@ import slurmft
 from slurmft.core.credentials import HIDDEN, is_private, redact
 from slurmft.core.errors import Exit
 from slurmft.core.files import to_json
-from slurmft.core.text import clock, some
+from slurmft.core.text import clock, screen_width, some
 from slurmft.plugins.examine.measurements import Measurements
 
-_WIDTH = 100
+_WIDEST = 100
 # Prefixes of the variables that affect runs; no others are reported.
 _REPORTED = (
     "APPTAINER_",
@@ -237,8 +237,12 @@ def lines(checks: Sequence[Check]) -> list[str]:
 
 
 def _filled(text: str, first: str, other: str) -> list[str]:
-    """Breaks a text into lines no wider than `_WIDTH`, but for long words; its own line breaks are
-    kept."""
+    """Breaks a text into lines that fit the terminal, no wider than `_WIDEST`, but for long words;
+    its own line breaks are kept."""
+    # Some terminals go to the next line after a character in the last column.
+    width = min(_WIDEST, screen_width() - 1)
+    # Words have some room behind the indent, also where the terminal has none.
+    width = max(width, len(other) + 30)
     filled: list[str] = []
     for line in text.split("\n"):
         start = first
@@ -249,7 +253,7 @@ def _filled(text: str, first: str, other: str) -> list[str]:
             continue
         wrapped = textwrap.wrap(
             line,
-            _WIDTH,
+            width,
             initial_indent=start,
             subsequent_indent=other,
             break_long_words=False,

@@ -190,7 +190,7 @@ class Forwarded:
             done = self.connection.run(self._script(facts))
             if was_cut(done) or self._was_killed(done.returncode):
                 raise self.connection.no_connection(done)
-            if done.returncode == _NOT_FOUND:
+            if done.returncode == _NOT_FOUND or self._lacks_slurmft(done.returncode):
                 raise UsageError(
                     f"{self.cluster.name} cannot start {self.cluster.start}",
                     f"install slurmft there; python or uv in {clusters_file()} says where it is",
@@ -218,6 +218,15 @@ class Forwarded:
             error = self.connection.no_connection(done)
             return Answer(Exit.SUBMIT, "", f"error: {error}")
         return Answer(done.returncode, done.stdout, done.stderr)
+
+    def _lacks_slurmft(self, code: int) -> bool:
+        """Returns whether a command failed because the Python there has no slurmft."""
+        # The exit code of many failures: of these alone, one more call finds out.
+        if code != 1:
+            return False
+        lines = [*self.cluster.setup, f"exec {self.cluster.start} --version"]
+        done = self.connection.run("\n".join(lines), capture=True)
+        return "No module named slurmft" in done.stderr
 
     def _was_killed(self, code: int) -> bool:
         """Returns whether a submission there was killed, as a shell counts it: it has no answer. A
@@ -362,12 +371,18 @@ class Forwarded:
             _, _, value = argument.rpartition("=")  # the file may be of --flag=FILE
             path = os.path.normpath(self.here / value)
             below = os.path.relpath(path, self.root)
-            # An absolute path means a place there, and ".." leaves what is sent.
-            is_elsewhere = argument.startswith("/") or below.startswith("..")
-            if is_elsewhere or not os.path.exists(path):
+            if not os.path.exists(path) or below == ".":
                 continue
-            if below != "." and not _covers(names, below):
+            reason = None
+            if value.startswith("/"):
+                # It means a place there; one of the home folder is rather meant here.
+                if path.startswith(f"{Path.home()}/"):
+                    reason = "an absolute path means a place there"
+            elif below.startswith(".."):
+                reason = f"it lies outside of the folder that is sent, {self.root}"
+            elif not _covers(names, below):
                 reason = "it is not in the snapshot (ignored by git?)"
+            if reason is not None:
                 self._say(f"{argument} is not sent: {reason}")
 
     def _say(self, words: str) -> None:

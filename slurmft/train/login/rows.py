@@ -414,7 +414,10 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
         columns = [*header, *(name for name in chosen if name not in header)]
         absent = [None] * (len(columns) - len(header))
         places = [columns.index(name) for name in chosen]
-        for row in filter(None, reader):
+        for row in reader:
+            if not row:  # an empty line
+                first_line = reader.line_num + 1
+                continue
             if len(row) != len(header):  # often an unquoted comma: cells would move
                 hint = 'a cell that holds a comma is written in quotes: "a, b"'
                 if separator == "\t":
@@ -429,8 +432,8 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
             yield [cells[place] for place in places]
     except csv.Error as error:
         problem = f"line {reader.line_num}: {error}"
-        # csv reads on to the end of the file.
-        if str(error) == "unexpected end of data":
+        # csv reads on to the next quote, or to the end of the file.
+        if reader.line_num > first_line or str(error) == "unexpected end of data":
             problem = (
                 f"a quote is left open in the row that begins in line {first_line}"
             )
@@ -482,6 +485,7 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
     """
     if path.name.removesuffix(".gz").endswith(".tsv"):
         return "\t"
+    _check_first_line(header, path)
     # A comma first: a tab may stand within a name of a column.
     if "," in header:
         return ","
@@ -492,14 +496,32 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
         ("|", "vertical bars"),
     ):
         if separator in header and header.strip() not in names:
-            file = shlex.quote(path.name)
-            write = f"pandas.read_csv(n, sep='{separator}', dtype=str).to_csv(n, index=False)"
             raise UsageError(
                 f"{str(path)!r}: its cells are separated by {name}: {shown(header)!r}",
-                "separate them by commas or tabs: "
-                f'python -c "import pandas, sys; n = sys.argv[1]; {write}" {file}',
+                f"separate them by commas or tabs: {_with_commas(path, separator)}",
             )
     return ","
+
+
+def _with_commas(path: Path, separator: str, skipped: int = 0) -> str:
+    """Returns the command that writes a .csv anew, with commas between its cells, without the
+    first `skipped` lines."""
+    options = f"sep='{separator}', dtype=str"
+    if skipped:
+        options += f", skiprows={skipped}"
+    write = f"pandas.read_csv(n, {options}).to_csv(n, index=False)"
+    file = shlex.quote(path.name)
+    return f'python -c "import pandas, sys; n = sys.argv[1]; {write}" {file}'
+
+
+def _check_first_line(line: str, path: Path) -> None:
+    """Raises UsageError for the line that tells a spreadsheet what separates the cells."""
+    match = re.fullmatch(r"sep=(.)[;,\t]*", line.strip("\ufeff\r\n"))
+    if match:
+        raise UsageError(
+            f"{str(path)!r}: its first line, {shown(line)!r}, is for spreadsheets alone",
+            f"write the file without it: {_with_commas(path, match[1], skipped=1)}",
+        )
 
 
 def _json(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -682,7 +704,8 @@ def _chosen(where: str, names: Sequence[str], columns: Sequence[str]) -> list[st
 
 def no_column(where: str, name: str, columns: Sequence[str]) -> UsageError:
     """Returns the error for a column that a file or data set does not have."""
-    hint = f"it has {some(list(columns))}"
+    # A spreadsheet writes columns without a name behind the table.
+    hint = f"it has {some([column for column in columns if column.strip()])}"
     near = nearest(name, columns)
     if near is not None:
         hint = f"did you mean {near!r}? {hint}"

@@ -233,10 +233,14 @@ def _folder(flag: str, name: str) -> Path:
     if path.is_file() and flag == "--data":
         if not path.name.endswith(SUFFIXES):
             raise no_data_file(path)
+        suffix = max(filter(path.name.endswith, SUFFIXES), key=len)
+        folder = path.name.removesuffix(suffix)
+        make = shlex.join(["mkdir", folder])
+        copy = shlex.join(["cp", name, f"{folder}/train{suffix}"])
         raise UsageError(
             f"{flag} {name!r} is a file: it takes the folder that holds the splits",
-            f"name it train{path.suffix} in a folder of its own, and give that; "
-            "--validation-fraction 0.1 takes the validation rows from it",
+            f"{make}; {copy}; then: --data {shlex.quote(folder)} --validation-fraction 0.1, "
+            "which takes the validation rows from it",
         )
     if not path.is_dir():
         hint = "give a folder that exists, or a hub id"
@@ -675,7 +679,13 @@ def _check_kinds(folder: Path, split: str) -> None:
 
 def _contents(folder: Path) -> str:
     """Returns what a data folder holds, for the message that something is missing."""
-    names = sorted(path.name for path in folder.iterdir())
+    names = []
+    for path in sorted(folder.iterdir()):
+        name = path.name
+        # "it has train" would say the opposite of what is meant.
+        if path.is_dir():
+            name += "/"
+        names.append(name)
     if not names:
         return "it is empty"
     return f"it has {some(names)}"

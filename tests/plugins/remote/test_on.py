@@ -84,6 +84,10 @@ def test_git_decides_what_is_sent(laptop: Laptop) -> None:
     done = laptop.slurmft(*RUN, "--file=data/x.csv")
     assert done.code == 0, done.err
     assert "--file=data/x.csv is not sent" in done.err
+    outside = laptop.folder.parent / "all my data.csv"
+    outside.touch()
+    done = laptop.slurmft(*RUN, "--file", "../all my data.csv")
+    assert "../all my data.csv is not sent: it lies outside of the folder" in done.err
     commit = laptop.runs()[0].load_config().submission.git
     assert commit is not None
     assert len(str(commit.commit)) == 40
@@ -176,6 +180,7 @@ def test_outputs_come_back(laptop: Laptop) -> None:
     name = laptop.runs()[0].path.name
     outputs = laptop.folder / "runs" / name / "outputs"
     assert f"its outputs: 3 files, 23 bytes: runs/{name}/outputs" in pulled.out
+    assert "left there: ckpt; --checkpoints fetches it" in pulled.out
     latin = os.fsdecode(b"caf\xe9")
     assert _files(outputs) == {"out/a b.txt", "log.csv", latin}
     assert (outputs / "out/a b.txt").read_text() == "out/a b.txt"
@@ -267,6 +272,15 @@ def test_mistakes(laptop: Laptop) -> None:
     missing = laptop.slurmft("list", "--on", "lab")
     assert missing.code == 2
     assert "error: lab cannot start /no -P -m slurmft" in missing.err
+    bare = laptop.folder.parent / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    laptop.clusters.write_text(
+        re.sub("(?m)^python.*", f'python = "{bare}"', laptop.clusters.read_text())
+    )
+    missing = laptop.slurmft("list", "--on", "lab")
+    assert missing.code == 2
+    assert "hint: install slurmft there" in missing.err
     laptop.name("lab", "lab2")
     assert_two_lines(laptop.slurmft("submit", "--on", "all"), "runs on one cluster")
     laptop.clusters.unlink()

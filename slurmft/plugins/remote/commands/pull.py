@@ -239,5 +239,9 @@ def main(argv: list[str]) -> int:
         outputs = _fetch_outputs(status, facts, place, arguments.checkpoints)
         if outputs:
             print(f"its outputs: {outputs}: {place}")
+        checkpoint_dir = facts["program"]["settings"].get("checkpoint_dir")
+        # What a script saves at its end may be there, too.
+        if checkpoint_dir and not arguments.checkpoints:
+            print(f"left there: {checkpoint_dir}; --checkpoints fetches it")
     print(f"  slurmft report {shlex.quote(str(into))}")
     return Exit.OK
