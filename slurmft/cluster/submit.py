@@ -354,6 +354,10 @@ def _resumed(
     # What it waited for is over: Slurm may know those jobs no more.
     if run.attempt.exists():
         flags = dict.fromkeys(dependency.KINDS, ()) | flags
+    # What a requeue has asked for was needed.
+    raised_mib = run.get_state().raised_mem_mib_since_submission
+    if raised_mib is not None:
+        flags = {"mem": f"{raised_mib}M"} | flags
     job = with_absolute_paths(old.job.replaced(flags))
     config = dataclasses.replace(old, job=job)
     return config, check(config, run)

@@ -36,7 +36,7 @@ _NO_FOLDER = 128 + 53
 """The exit code of a job whose output file Slurm cannot open."""
 _HINTS = {
     "TIMEOUT": "ask for more time: --time",
-    "OUT_OF_MEMORY": "ask for more memory (--mem), or lower --batch-size",
+    "OUT_OF_MEMORY": "ask for more memory (--mem, --max-mem), or lower --batch-size",
     "NODE_FAIL": "a node died",
     "PREEMPTED": "a job of higher priority took the nodes",
 }

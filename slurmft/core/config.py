@@ -20,6 +20,7 @@ from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
 from slurmft.core.options import (
     Command,
     Config,
+    Needs,
     build,
     build_own,
     check_credentials,
@@ -262,6 +263,15 @@ class JobConfig:
         scontrol="MinMemoryNode",
         commands=("doctor",),
         elsewhere=("mem_per_cpu",),
+    )
+    max_mem: str | None = option(
+        None,
+        "most memory a node that a requeue asks for, once, where --mem was too small (default: "
+        "1.5 times --mem)",
+        affects="nothing",
+        at="node",
+        metavar="SIZE",
+        needs=(Needs("mem"),),
     )
     constraint: str | None = option(
         None,
@@ -514,8 +524,7 @@ class JobConfig:
                     f"--stop-lead-s {self.stop_lead_s} leaves nothing of --time {self.time} to run",
                     "give more --time, or a shorter --stop-lead-s: at least what a save takes",
                 )
-        if self.mem is not None:
-            _check_memory(self.mem)
+        _check_memory(self)
         _check_run_name(self.name)
         check_lines(self)
         for pair in self.sbatch:
@@ -549,6 +558,20 @@ class JobConfig:
         keys = [pair.lstrip("-").partition("=")[0] for pair in self.sbatch]
         is_in_sbatch = not _CPU_KEYS.isdisjoint(keys)
         return self.exclusive or self.cpus_per_task is not None or is_in_sbatch
+
+    def raised_mem_mib(self, most_mib: int) -> int | None:
+        """Returns the memory a node that a requeue asks for where --mem was too small; None: no
+        more. Nodes have at most `most_mib`."""
+        if self.mem is None:
+            return None
+        mem_mib = _size_mib("--mem", self.mem)
+        if self.max_mem is not None:
+            most_mib = min(most_mib, _size_mib("--max-mem", self.max_mem))
+        raised_mib = min(most_mib, math.ceil(_MEMORY_RAISE * mem_mib))
+        # --mem 0 is all memory of a node: there is no more.
+        if mem_mib == 0 or raised_mib <= mem_mib:
+            return None
+        return raised_mib
 
     def replaced(self, values: dict[str, Any]) -> "JobConfig":
         """Returns the job with other values of some options; UsageError where one cannot be
@@ -710,6 +733,8 @@ def image_kind(image: str) -> str:
     return "file"
 
 
+_MEMORY_RAISE = 1.5
+"""How many times --mem a requeue asks for, where that was too small."""
 LEAD_S = 120
 """Seconds from the stop signal to the time limit, where neither flag nor time says otherwise."""
 # A year: submitit's local executor wants a number, also where there is no limit.
@@ -750,12 +775,38 @@ def time_limit_min(text: str) -> int:
     return math.ceil(seconds / 60)
 
 
-def _check_memory(text: str) -> None:
+_UNITS = "KMGTP"
+"""Units of memory, each 1024 times the one before."""
+
+
+def _size_mib(flag: str, text: str) -> int:
+    """Returns an amount of memory in MiB, rounded up; without a unit it is in MiB, as in Slurm.
+
+    Raises:
+        UsageError: the text, which belongs to the flag, is none.
+    """
+    match = re.fullmatch(
+        r"(\d+)(?:([KMGTP])i?B?)?", text.strip(), re.ASCII | re.IGNORECASE
+    )
     # sbatch's hint would be the partitions, which do not help.
-    if not re.fullmatch(r"\d+([KMGTP]i?B?)?", text.strip(), re.ASCII | re.IGNORECASE):
+    if match is None:
         raise UsageError(
-            f"--mem {text!r} is no amount of memory",
+            f"{flag} {text!r} is no amount of memory",
             "write it as 64G or 900M; 0 is all memory of a node",
+        )
+    number, unit = match.groups("M")
+    exponent = _UNITS.index(unit.upper()) - _UNITS.index("M")
+    return math.ceil(int(number) * 1024.0**exponent)
+
+
+def _check_memory(job: JobConfig) -> None:
+    if job.mem is None:
+        return
+    mem_mib = _size_mib("--mem", job.mem)
+    if job.max_mem is not None and _size_mib("--max-mem", job.max_mem) < mem_mib:
+        raise UsageError(
+            f"--max-mem {job.max_mem} is less than --mem {job.mem}",
+            "give at least as much; the same size: a requeue asks for no more",
         )
 
 

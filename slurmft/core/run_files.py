@@ -39,6 +39,8 @@ class Transition:
     """The newest checkpoint when the attempt began, of "running"."""
     avoided: bool = False
     """The job was requeued before its start, to avoid hosts that failed before."""
+    raised_mem_mib: int | None = None
+    """The memory a node that the job was requeued with, where --mem was too small."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,12 @@ class State(Transition):
     @property
     def has_ended(self) -> bool:
         return self.state in FINAL_STATES
+
+    @property
+    def raised_mem_mib_since_submission(self) -> int | None:
+        """The memory a node that the job asks for instead of --mem; None: --mem."""
+        raised = [each.raised_mem_mib for each in self.since_submission()]
+        return max(filter(None, raised), default=None)
 
     def since_submission(self) -> list[Transition]:
         """Returns what followed the last submission, oldest first."""

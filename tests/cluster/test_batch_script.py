@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmft.cluster.slurm import commands, first_node
+from slurmft.cluster.slurm import commands, first_node, srun_log
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
@@ -199,6 +199,8 @@ class Slurm:
         self.calls.append(" ".join(command))
         if command[0] == "squeue":
             return "RUNNING|None\n"
+        if command[0] == "sinfo" and "--exact" in command:
+            return "3|4000\n1|8000\n"
         if self.refuses and command[:2] == ("scontrol", "requeue"):
             raise SlurmftError(
                 "scontrol failed (exit 1): Requested operation not supported"
@@ -292,6 +294,80 @@ def test_start_after_an_end_that_was_killed_ends_at_once(
         first_node.main(["begin", str(run.path)])
     assert run.get_state().state == "finished"
     assert run.attempt_number() == 1
+
+
+def memory_changes(slurm: Slurm) -> list[str]:
+    prefix = "scontrol update JobId=7 MinMemoryNode="
+    return [
+        change.removeprefix(prefix)
+        for change in slurm.changes()
+        if change.startswith(prefix)
+    ]
+
+
+def fail_by_kernel(run: RunDir) -> None:
+    error = SlurmftError("a rank was killed by SIGKILL: memory ran out")
+    error.out_of_memory = True
+    run.add(Failure.of("node n1", error, retry=True, attempt=1))
+
+
+def fail_by_slurm(run: RunDir) -> None:
+    run.submitit.mkdir(exist_ok=True)
+    log = srun_log.path(run.submitit, "7")
+    log.write_text("attempt 1\nsrun: error: n1: task 0: Out Of Memory\n")
+
+
+@pytest.mark.parametrize("fail", [fail_by_kernel, fail_by_slurm])
+@pytest.mark.parametrize(
+    ("job", "raised"),
+    [
+        ({"mem": "2G"}, ["3072"]),
+        ({"mem": "2000", "max_mem": "2500M"}, ["2500"]),
+        ({"mem": "2G", "max_mem": "2G"}, []),
+        # It has all, or the site's default.
+        ({"mem": "0"}, []),
+        ({}, []),
+        # Three nodes have 4000 MiB, and one has more.
+        ({"mem": "3G"}, ["4608"]),
+        ({"mem": "3G", "nodes": 4}, ["4000"]),
+        ({"mem": "4000", "nodes": 4}, []),
+    ],
+)
+def test_memory_that_was_too_small_is_raised(
+    make: Make,
+    slurm: Slurm,
+    fail: Callable[[RunDir], None],
+    job: dict[str, object],
+    raised: list[str],
+) -> None:
+    """After the requeue: of a running job Slurm does not change it."""
+    run = make(**job)
+    fail(run)
+    assert end(run, 253) == Exit.STOPPED
+    assert slurm.changes()[0] == "scontrol requeue 7"
+    assert memory_changes(slurm) == raised
+    last = run.get_state()
+    assert [str(last.raised_mem_mib)] == (raised or ["None"])
+    words = f"; --mem {job.get('mem')} was too small: now {last.raised_mem_mib} MiB"
+    assert (words in last.reason) == bool(raised)
+
+
+def test_memory_is_raised_once(make: Make, slurm: Slurm) -> None:
+    run = make(mem="2G")
+    fail_by_kernel(run)
+    end(run, 1)
+    attempts.begin(run, ["n1"], "7", restarts=1)
+    fail_by_kernel(run)
+    assert end(run, 1) == Exit.STOPPED
+    assert memory_changes(slurm) == ["3072"]
+    assert run.get_state().raised_mem_mib is None
+    assert run.get_state().raised_mem_mib_since_submission == 3072
+
+
+def test_other_failures_raise_no_memory(make: Make, slurm: Slurm) -> None:
+    run = make(mem="2G")
+    assert end(run, 137) == Exit.STOPPED
+    assert slurm.changes() == ["scontrol requeue 7"]
 
 
 def test_refused_requeue_is_recorded(make: Make, slurm: Slurm) -> None:

@@ -553,7 +553,7 @@ REFUSED = failed("Invalid job id specified for job 999999", "scontrol")
 
 def test_requeue(slurm: Callable[..., Slurm], pauses: list[float]) -> None:
     made = slurm()
-    assert commands.requeue("7") is None
+    assert commands.requeue("7") == []
     assert made.calls == [("scontrol", "requeue", "7")]
     assert pauses == []
 
@@ -572,7 +572,7 @@ def test_requeue_succeeds_when_the_controller_is_back(
     slurm: Callable[..., Slurm], pauses: list[float]
 ) -> None:
     made = slurm(scontrol=[REFUSED, REFUSED, ""], squeue="RUNNING|None\n")
-    assert commands.requeue("7") is None
+    assert commands.requeue("7") == []
     assert made.asked == ["scontrol requeue", "squeue"] * 2 + ["scontrol requeue"]
     assert pauses == [1, 5]
 
@@ -590,7 +590,7 @@ def test_requeue_of_what_somebody_else_has_requeued(
         with pytest.raises(SlurmftError, match="Invalid job id"):
             commands.requeue("7")
     else:
-        assert commands.requeue("7") is None
+        assert commands.requeue("7") == []
     assert made.asked.count("scontrol requeue") == tries
 
 
@@ -598,14 +598,19 @@ def test_requeue_without_hosts(
     slurm: Callable[..., Slurm], pauses: list[float]
 ) -> None:
     made = slurm()
-    assert commands.requeue("7", ["n1", "n3"]) is None
+    assert commands.requeue("7", ["n1", "n3"], mem_mib=1536) == []
     assert made.calls == [
         ("scontrol", "requeue", "7"),
         ("scontrol", "update", "JobId=7", "ExcNodeList=n1,n3"),
+        ("scontrol", "update", "JobId=7", "MinMemoryNode=1536"),
     ]
-    slurm(scontrol=["", failed("Job is no longer pending execution", "scontrol")])
-    warning = commands.requeue("7", ["n1"])
-    assert warning == "scontrol failed (exit 1): Job is no longer pending execution"
+    runs_again = failed("Job is no longer pending execution", "scontrol")
+    slurm(scontrol=["", runs_again, runs_again])
+    why = "scontrol failed (exit 1): Job is no longer pending execution"
+    assert commands.requeue("7", ["n1"], mem_mib=1536) == [
+        f"n1 could not be excluded: {why}",
+        f"the job gets no more memory: {why}",
+    ]
 
 
 # --- the cluster ----------------------------------------------------------------------------------
@@ -634,6 +639,14 @@ MaxArraySize            = 1001
     assert commands.max_array_size() == 1001
     with pytest.raises(SlurmftError):
         commands.settings()
+
+
+def test_memory_that_so_many_nodes_have(slurm: Callable[..., Slurm]) -> None:
+    slurm(sinfo="2|64000\n4|128000+\n")
+    sizes = [commands.largest_memory_mib(nodes) for nodes in (1, 4, 5, 6, 7)]
+    assert sizes == [128000, 128000, 64000, 64000, 0]
+    slurm(sinfo=failed(NO_CONTROLLER))
+    assert commands.largest_memory_mib(1) == 0
 
 
 def test_partitions(slurm: Callable[..., Slurm]) -> None:

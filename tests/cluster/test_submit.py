@@ -136,6 +136,20 @@ def test_run_that_has_lost_its_state_is_resumed(queue: Queue, run: RunDir) -> No
     assert [s.state for s in run.history()] == ["submitted"]
 
 
+def test_memory_that_a_requeue_has_asked_for_stays(queue: Queue, run: RunDir) -> None:
+    """Until the user asks for another size."""
+    resume(run, mem="2G")
+    assert run.load_config().job.mem == "2G"
+    run.set_state("requeued", raised_mem_mib=3072)
+    run.set_state("failed")
+    resume(run)
+    assert run.load_config().job.mem == "3072M"
+    run.set_state("requeued", raised_mem_mib=4608)
+    run.set_state("failed")
+    resume(run, mem="9G")
+    assert run.load_config().job.mem == "9G"
+
+
 def test_shorter_time_does_not_shorten_the_lead(queue: Queue, run: RunDir) -> None:
     assert resume(run, time="60", stop_lead_s=600) == "11"
     before = files(run)

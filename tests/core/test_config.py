@@ -39,7 +39,7 @@ class_weights label_smoothing label_all_tokens save save_dtype evaluate_every me
 log_every"""
 JOB_FLAGS = """name nodes nproc_per_node profile cluster backend runs_dir
 share_with_group job_name
-partition account qos time gpus_per_node cpus_per_task mem constraint exclusive reservation
+partition account qos time gpus_per_node cpus_per_task mem max_mem constraint exclusive reservation
 comment sbatch setup container container_runtime host_suffix
 interface rdzv_timeout_s stop_lead_s
 file_locks
@@ -139,6 +139,16 @@ def test_train_values_that_cannot_be_right(
         ({"nodes": 0}, "--nodes 0 must be between 1 and 65536"),
         ({"time": "soon"}, "invalid time limit: --time 'soon'"),
         ({"time": "0:00"}, "leaves no time"),
+        ({"mem": "much"}, "--mem 'much' is no amount of memory"),
+        (
+            {"mem": "2G", "max_mem": "2047"},
+            "--max-mem 2047 is less than --mem 2G",
+        ),
+        ({"max_mem": "2G"}, "--max-mem 2G needs --mem"),
+        (
+            {"mem": "2G", "max_mem": "2 GB"},
+            "--max-mem '2 GB' is no amount of memory",
+        ),
         ({"checkpoint_every": "often"}, "--checkpoint-every 'often' is not a duration"),
         ({"comment": "two\nlines"}, "holds a line break"),
         ({"setup": ("a\nb",)}, "holds a line break"),

@@ -239,6 +239,9 @@ class Contract:
     def test_partitions(self, site: Site) -> None:
         shown = site.output("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c")
         assert shown == "batch|up|1:00:00|4|4\nurgent|up|1:00:00|4|4\n"
+        sizes = ("sinfo", "--noheader", "--exact", "--format=%D|%m")
+        assert site.output(*sizes, "--partition=batch") == "4|4000\n"
+        assert site.output(*sizes, f"--nodes={site.slurm.hosts[1]}") == "1|4000\n" * 2
 
     def test_cpus_that_a_job_would_get(self, site: Site) -> None:
         command = ["sbatch", "--test-only", "--nodes=2", "--ntasks-per-node=1"]
@@ -436,11 +439,16 @@ done
     def test_requeue(self, site: Site) -> None:
         log = site.folder / "starts"
         text = f'#!/bin/sh\necho "${{SLURM_RESTART_COUNT-none}}" >> {log}\nsleep 60\n'
-        job = site.submit(site.write("starts.sh", text))
+        job = site.submit("--mem=1000", site.write("starts.sh", text))
         site.await_running(job)
         until(lambda: log.exists())
+        more_memory = ("scontrol", "update", f"JobId={job}", "MinMemoryNode=1500")
+        refused = site.refusal(*more_memory)
+        assert refused == (1, f"Job is no longer pending execution for job {job}\n")
         site.output("scontrol", "requeue", job)
+        site.output(*more_memory)
         site.await_queued(job, f"{job}|PENDING|BeginTime")
+        assert " MinMemoryNode=1500M " in site.facts(job)
         site.await_running(job)
         assert "Restarts=1 " in site.facts(job)
         until(lambda: log.read_text() == "none\n1\n", log.read_text)

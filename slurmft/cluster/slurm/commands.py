@@ -92,6 +92,32 @@ def parse_partitions(text: str) -> list[Partition]:
     return list(partitions.values())
 
 
+def largest_memory_mib(nodes: int, *which: str) -> int:
+    """Returns the most memory that so many nodes have each; 0 where that is unknown.
+
+    Args:
+        nodes: how many.
+        which: options of sinfo for the nodes to choose from.
+    """
+    try:
+        text = call("sinfo", "--noheader", "--exact", "--format=%D|%m", *which)
+    except SlurmftError:
+        return 0
+    return parse_largest_memory(text, nodes)
+
+
+def parse_largest_memory(text: str, nodes: int) -> int:
+    """Reads lines of `sinfo --exact --format=%D|%m`: nodes, and the MiB that each has."""
+    sizes = []
+    for line in text.splitlines():
+        count, _, size = line.strip().partition("|")
+        sizes += [int(size.rstrip("+"))] * int(count)
+    sizes.sort(reverse=True)
+    if len(sizes) < nodes:
+        return 0
+    return sizes[nodes - 1]
+
+
 def _smallest_of(*cpus: str) -> str:
     """Returns numbers of CPUs that differ as sinfo writes them: "4+"."""
     return min(cpus, key=lambda text: int(text.rstrip("+"))).rstrip("+") + "+"
@@ -637,9 +663,12 @@ _FREE_TEXT = (
 )
 
 
-def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
-    """Requeues a running job, to run on other hosts than those in `exclude`; returns a warning, if
-    the job is queued but the hosts could not be excluded. Tries for minutes.
+def requeue(
+    job: str, exclude: Sequence[str] = (), mem_mib: int | None = None
+) -> list[str]:
+    """Requeues a running job, to run on other hosts than those in `exclude`, and with another size
+    of memory a node; returns warnings, where the job is queued but that could not be. Tries for
+    minutes.
 
     Slurm then sends SIGTERM to the job's processes: a caller that is one of them must block it.
     """
@@ -655,15 +684,20 @@ def requeue(job: str, exclude: Sequence[str] = ()) -> str | None:
             if not pause_s:
                 raise
             time.sleep(pause_s)
-    if not exclude:
-        return None
-    host_list = ",".join(exclude)
-    # After the requeue: Slurm changes the hosts of a pending job only.
-    try:
-        call("scontrol", "update", f"JobId={job}", f"ExcNodeList={host_list}")
-    except SlurmftError as error:
-        return error.message
-    return None
+    # After the requeue: Slurm changes them of a pending job only.
+    changes = {}
+    if exclude:
+        host_list = ",".join(exclude)
+        changes[f"{host_list} could not be excluded"] = f"ExcNodeList={host_list}"
+    if mem_mib is not None:
+        changes["the job gets no more memory"] = f"MinMemoryNode={mem_mib}"
+    warnings = []
+    for warning, change in changes.items():
+        try:
+            call("scontrol", "update", f"JobId={job}", change)
+        except SlurmftError as error:
+            warnings.append(f"{warning}: {error.message}")
+    return warnings
 
 
 NOTE = "slurmft: "

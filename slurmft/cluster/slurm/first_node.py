@@ -16,6 +16,7 @@ from slurmft.cluster.job_state import Report
 from slurmft.cluster.ports import ports_of_attempt
 from slurmft.cluster.slurm import commands, srun_log
 from slurmft.core import permissions
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.core.trusted import NotOwnError
@@ -95,15 +96,9 @@ def excludable_hosts(run: RunDir) -> list[str]:
     bad_hosts = run.bad_hosts()
     job = run.load_config().job
     # Where the user has restricted the hosts, how many are left is not known here.
-    keys = set()
-    for pair in job.sbatch:
-        key, _, _ = pair.lstrip("-").partition("=")
-        keys.add(key)
-    names_hosts = keys & {"nodelist", "exclude", "nodefile"}
-    if job.constraint or job.reservation or names_hosts:
+    if _restricts_hosts(job):
         return []
-    # Of several partitions that were asked for, Slurm has chosen this one.
-    name = os.environ.get("SLURM_JOB_PARTITION", "")
+    name = _partition()
     size = 0
     for partition in commands.partitions():
         if partition.name == name:
@@ -113,31 +108,87 @@ def excludable_hosts(run: RunDir) -> list[str]:
     return bad_hosts
 
 
-def requeue(run: RunDir, reason: str, exclude: list[str], avoided: bool = False) -> int:
-    """Requeues the job of this process; returns the exit code."""
+def _restricts_hosts(job: JobConfig) -> bool:
+    """Returns whether the user has said on which hosts of a partition the job may run."""
+    keys = set()
+    for pair in job.sbatch:
+        key, _, _ = pair.lstrip("-").partition("=")
+        keys.add(key)
+    names_hosts = keys & {"nodelist", "exclude", "nodefile"}
+    return bool(job.constraint or job.reservation or names_hosts)
+
+
+def _partition() -> str:
+    """Returns the partition of this job. Of several that were asked for, Slurm has chosen it."""
+    return os.environ.get("SLURM_JOB_PARTITION", "")
+
+
+def raised_memory(run: RunDir, killed_by: str) -> int | None:
+    """Returns the memory a node (MiB) that the next start is to have, because this attempt had too
+    little; None: as much as before. It is raised once between two submissions.
+
+    Args:
+        run: the run.
+        killed_by: what ended the tasks, as srun says it.
+    """
+    failure = run.root_failure(current_attempt())
+    ran_out = failure is not None and failure.out_of_memory
+    if not ran_out and not srun_log.is_out_of_memory(killed_by):
+        return None
+    if run.get_state().raised_mem_mib_since_submission:
+        return None
+    job = run.load_config().job
+    which = f"--partition={_partition()}"
+    if _restricts_hosts(job):
+        which = f"--nodes={os.environ.get('SLURM_JOB_NODELIST', '')}"
+    # With more than the nodes have, the job would wait for ever.
+    most_mib = commands.largest_memory_mib(job.nodes, which)
+    return job.raised_mem_mib(most_mib)
+
+
+def requeue(
+    run: RunDir,
+    reason: str,
+    exclude: list[str],
+    avoided: bool = False,
+    mem_mib: int | None = None,
+) -> int:
+    """Requeues the job of this process; returns the exit code.
+
+    Args:
+        run: the run.
+        reason: why.
+        exclude: hosts that the next start is not to have.
+        avoided: the attempt has not begun, because of these hosts.
+        mem_mib: the memory a node of the next start; None: as before.
+    """
     # Slurm's SIGTERM must not come between the two commands of a requeue
     signals.block()
     full_reason = reason
     if exclude:
         full_reason += f" (without {', '.join(exclude)})"
+    if mem_mib is not None:
+        before = run.load_config().job.mem
+        full_reason += f"; --mem {before} was too small: now {mem_mib} MiB a node"
     # Before Slurm requeues the job: afterwards this process may have no time to write.
     wait_for_plugins = run.set_state(
-        "requeued", full_reason, Exit.STOPPED, avoided=avoided
+        "requeued",
+        full_reason,
+        Exit.STOPPED,
+        avoided=avoided,
+        raised_mem_mib=mem_mib,
     )
     print(f"slurmft: requeue: {full_reason}", file=sys.stderr, flush=True)
     try:
-        warning = commands.requeue(own_job_id(os.environ), exclude)
+        warnings = commands.requeue(own_job_id(os.environ), exclude, mem_mib)
     # Else the record would say for ever that the job waits.
     except SlurmftError as error:
         refused = f"{reason}; Slurm refuses to requeue: {error.message}"
         run.set_state("failed", refused, error.code)()
         raise
     wait_for_plugins()
-    if warning:
-        print(
-            f"slurmft: {', '.join(exclude)} could not be excluded: {warning}",
-            file=sys.stderr,
-        )
+    for warning in warnings:
+        print(f"slurmft: {warning}", file=sys.stderr)
     return Exit.STOPPED
 
 
@@ -171,7 +222,8 @@ def end_attempt(run: RunDir, code: int) -> int:
         exclude = excludable_hosts(run)
         failure = run.root_failure(current_attempt())
         if exclude or failure is None or not failure.exclude:
-            return requeue(run, outcome.reason, exclude)
+            mem_mib = raised_memory(run, killed_by)
+            return requeue(run, outcome.reason, exclude, mem_mib=mem_mib)
         # A host is certainly bad and cannot be excluded: the job would get it again.
         reason = f"{outcome.reason}; no other nodes can be had"
         outcome = Outcome("failed", reason, Exit.FAILED)

@@ -14,6 +14,8 @@ _TASK = re.compile(r"srun: error: (\S+): tasks? [\d,\[\]-]+: (.+)")
 _ABORTED = ("srun: Job step aborted", "srun: forcing job termination")
 """How srun begins to end its tasks because it was told to: by a signal to it, or by Slurm."""
 _OUT_OF_MEMORY = ("Out Of Memory", "oom_kill event", "oom-kill event")
+_RAN_OUT = "out of memory"
+"""The words for it in a cause."""
 _SIGNALS = {signal.strsignal(each): each.name for each in signal.Signals}
 """As srun writes a signal -> its name."""
 _MOST_CHARACTERS = 2**16
@@ -49,7 +51,7 @@ def cause(text: str, attempt: int) -> str:
         host, words = match.groups()
         status = words.removesuffix(" (core dumped)")
         if status in _OUT_OF_MEMORY:
-            return f"the task of {host} was killed: out of memory"
+            return f"the task of {host} was killed: {_RAN_OUT}"
         name = _SIGNALS.get(status)
         # The first that ended is the cause. With an exit code, it has recorded why itself.
         if name is None:
@@ -57,6 +59,11 @@ def cause(text: str, attempt: int) -> str:
         is_oom = any(words in messages for words in _OUT_OF_MEMORY)
         memory = ""
         if name == "SIGKILL" and is_oom:
-            memory = " (out of memory)"
+            memory = f" ({_RAN_OUT})"
         return f"the task of {host} was killed by {name}{memory}"
     return ""
+
+
+def is_out_of_memory(cause: str) -> bool:
+    """Returns whether a cause is that Slurm or the kernel killed a task for its memory."""
+    return _RAN_OUT in cause

@@ -213,6 +213,10 @@ def _memory_ran_out(run: RunDir, world: World) -> bool:
         # Later starts of this attempt have compared the counters themselves.
         if attempt < 2 or run.meetings(attempt) > 1:
             return False
+        requeues = [each for each in run.history() if each.state == "requeued"]
+        # It has more memory now: all samples may fit.
+        if requeues and requeues[-1].raised_mem_mib:
+            return False
         failure = run.root_failure(attempt - 1)
         return failure is not None and failure.out_of_memory
 

@@ -125,7 +125,7 @@ def _change(names: Sequence[str], change: Callable[[Job], None]) -> int:
 
 
 def _update(words: Sequence[str]) -> int:
-    """Sets a job's Comment, ExcNodeList or TimeLimit: JobId=ID NAME=VALUE."""
+    """Sets a job's Comment, ExcNodeList or MinMemoryNode: JobId=ID NAME=VALUE."""
     values = dict(word.split("=", 1) for word in words)
     table = Table.of_environment()
     with table.changing() as jobs:
@@ -136,6 +136,12 @@ def _update(words: Sequence[str]) -> int:
                         job.comment = value
                     case "ExcNodeList":
                         job.excluded = hostlist.expand(value) if value else []
+                    case "MinMemoryNode":
+                        if not job.is_pending:
+                            raise RefusedError(
+                                f"Job is no longer pending execution for job {job.shown_id}"
+                            )
+                        job.memory = f"{value}M"
                     case _:
                         raise RefusedError(
                             f"Update of this parameter is not supported: {name}"
@@ -183,6 +189,7 @@ def job_text(job: Job) -> str:
     wanted = hostlist.compress(job.node_list) or "(null)"
     comment = f"   Comment={job.comment} \n" if job.comment else ""
     cpus = job.nodes * job.tasks_per_node * job.cpus_per_task
+    memory = job.memory or "0"
     return f"""\
 JobId={job.id} {place}JobName={job.name}
    UserId={job.user}({os.getuid()}) GroupId={job.user}({os.getgid()}) MCS_label=N/A
@@ -194,6 +201,7 @@ ExitCode={job.exit_code}:{job.signal}
    SubmitTime={time_text(job.submitted)} EligibleTime={time_text(job.begin or job.submitted)}
    StartTime={time_text(job.started)} EndTime={time_text(job.ended)} Deadline=N/A
    Partition={job.partition} AllocNode:Sid=localhost:1
+   MinCPUsNode={job.cpus_per_task} MinMemoryNode={memory} MinTmpDiskNode=0
    ReqNodeList={wanted} ExcNodeList={excluded}
    NodeList={hosts}
    NumNodes={job.nodes} NumCPUs={cpus} NumTasks={job.nodes} CPUs/Task={job.cpus_per_task}

@@ -293,7 +293,7 @@ def _memory_of_all_nodes(job: Job) -> str:
 
 
 def sinfo(*words: str) -> int:
-    long = ["noheader", "format=", "Node", "nodes=", "partition=", "version"]
+    long = ["noheader", "format=", "Node", "nodes=", "partition=", "version", "exact"]
     pairs, _ = getopt.getopt(list(words), "ho:Np:n:V", long)
     options = {key.lstrip("-"): value for key, value in pairs}
     if options.keys() & {"version", "V"}:
@@ -319,7 +319,7 @@ def sinfo(*words: str) -> int:
                 "R": partition.name, "P": partition.name, "a": "up",
                 "l": limit_text(partition.max_time_min), "D": str(len(group)),
                 "c": str(CPUS_PER_NODE), "N": hostlist.compress(group), "T": state, "t": state,
-                "E": "none",
+                "E": "none", "m": str(MEMORY_MB),
             }  # fmt: skip
             print(re.sub(r"%(\w)", lambda match: values[match[1]], text))  # noqa: B023
     return 0
