@@ -7,6 +7,7 @@ examples:
   slurmft run --nodes 4 -- train.py --epochs 3
   slurmft run --nodes 4 --gpus-per-node 4 --time 60 --checkpoint-dir out \\
       --resume-args '--resume_from_checkpoint {latest}' -- train.py --output_dir out
+  slurmft run -- train.py --batch '{halved:32}' --accumulate '{doubled:1}'      less, if memory ends
   slurmft run --nodes 2 --follow -- -m mypackage.train
   slurmft run --nodes 2 --per node -- ./simulate.sh input.dat
   slurmft run --nodes 4 --dry-run -- train.py      show what would be submitted

@@ -138,7 +138,10 @@ class Failure:
     retry: bool = False
     """A requeue may help: it was not an error of the run itself."""
     out_of_memory: bool = False
-    """The kernel killed a rank because memory ran out."""
+    """The kernel killed a process because the memory of its node, or job, ran out."""
+    memory_failures: int | None = None
+    """A program of the user's own ran out of memory, the host's or a device's: how often it had
+    before this start. None: it failed otherwise."""
     bad_host: str | None = None
     """The host that may be to blame, by Slurm's name."""
     exclude: bool = False

@@ -16,7 +16,7 @@ from slurmft.core import plugins, trusted
 from slurmft.core.errors import UsageError
 from slurmft.core.options import Needs, build, check_options, option, options
 from slurmft.core.program import OWN, Program
-from slurmft.programs import checkpoints
+from slurmft.programs import checkpoints, memory_failures
 
 MODULE = "slurmft.programs.process"
 """What every rank runs: it starts the program, and stays beside it."""
@@ -173,11 +173,12 @@ class OwnProgram:
                 f"--stop-signal {self.stop_signal} is the name of no signal",
                 "TERM, USR1, INT, ...",
             )
+        memory_failures.check(self.argv)
         if self.resume_args is None:
             return
         # Here, where it is typed: on a node, a quote without its end would fail the second start.
         try:
-            shlex.split(self.resume_args)
+            memory_failures.check(shlex.split(self.resume_args))
         except ValueError as error:
             raise UsageError(f"--resume-args {self.resume_args!r}: {error}") from None
 
@@ -329,14 +330,31 @@ class OwnProgram:
         # An earlier run of the program may have left a file of that name.
         return checkpoints.changed_ns(path) > self.since_ns
 
-    def arguments(self, latest: Path | None) -> list[str]:
-        """Returns its command line; with --resume-args, if there is a checkpoint."""
+    @property
+    def chooses_start(self) -> bool:
+        """True if its command line depends on the checkpoint that it starts from, or on how often
+        memory ran out: the ranks agree on both."""
+        return self.resume_args is not None or memory_failures.has_placeholder(
+            self.argv
+        )
+
+    def arguments(self, latest: Path | None, failures: int = 0) -> list[str]:
+        """Returns its command line; with --resume-args, if there is a checkpoint.
+
+        Args:
+            latest: the checkpoint.
+            failures: how often memory ran out.
+        """
         if latest is None or self.resume_args is None:
-            return list(self.argv)
+            return memory_failures.filled_in(self.argv, failures)
         # Split first: a space in the checkpoint's path must not make two arguments of it.
-        template = shlex.split(self.resume_args)
-        resume_arguments = [word.replace(LATEST, str(latest)) for word in template]
-        return [*self.argv, *resume_arguments]
+        template = [*self.argv, *shlex.split(self.resume_args)]
+        words = memory_failures.filled_in(template, failures)
+        resume_arguments = words[len(self.argv) :]
+        return [
+            *words[: len(self.argv)],
+            *[word.replace(LATEST, str(latest)) for word in resume_arguments],
+        ]
 
 
 def in_words(checkpoint: Path) -> str:

@@ -39,7 +39,7 @@ from slurmft.node.heartbeat import OUTPUT, Heart
 from slurmft.node.memory_kills import MemoryKills, killed
 from slurmft.node.peers import LOST_PEER
 from slurmft.node.profiles import bind_rank
-from slurmft.programs import node_environment
+from slurmft.programs import memory_failures, node_environment
 from slurmft.programs.description import OwnProgram, in_words, signal_of
 from slurmft.programs.process_group import LOOK_EVERY_S, GroupWatch
 from slurmft.programs.start_point import StartPoint
@@ -93,6 +93,10 @@ class OwnProcess:
         """When the program was started."""
         self._start_point: str | None = None
         """The checkpoint that the program starts from, in words; None: its beginning."""
+        self._memory_failures = 0
+        """How often memory ran out before this start."""
+        self._adapts = False
+        """Whether its command line is another one when memory runs out once more."""
         self._group: GroupWatch | None = None
         """Watches the process group of the ranks until it has formed, or was reported missing."""
         self._strict = job.strict
@@ -116,7 +120,11 @@ class OwnProcess:
         checkpoint = start_point.choose()
         if checkpoint is not None:
             self._start_point = in_words(checkpoint)
-        command = self._program.arguments(checkpoint)
+        self._memory_failures = start_point.memory_failures
+        command = self._program.arguments(checkpoint, self._memory_failures)
+        self._adapts = command != self._program.arguments(
+            checkpoint, self._memory_failures + 1
+        )
         with self._lock:
             # A stop that came before the program began: nothing is lost.
             if self._stop:
@@ -151,6 +159,7 @@ class OwnProcess:
         )
         # Into a pipe, Python writes whole blocks: a program that prints little would look hung.
         environment["PYTHONUNBUFFERED"] = "1"
+        environment[memory_failures.VARIABLE] = str(self._memory_failures)
         if self._program.open_rendezvous:
             environment.pop(sealed.SECRET, None)
         if self._program.code:
@@ -379,7 +388,13 @@ class OwnProcess:
             return code
         if code < 0:
             error = killed("the program", -code, self._memory_kills, self._hint)
-            self._run.add(Failure.of(self._where, error, retry=True))
+            failures = None
+            if error.out_of_memory:
+                failures = self._memory_failures
+            failure = Failure.of(
+                self._where, error, retry=True, memory_failures=failures
+            )
+            self._run.add(failure)
             return 128 - code
         # Many programs end with blank lines: the last line with words is quoted.
         output = [line for line in self._last if line.strip()]
@@ -399,7 +414,8 @@ class OwnProcess:
             port = os.environ.get("MASTER_PORT", "")
             hint = f"another process had port {port}: a new start takes another; {hint}"
         error = SlurmftError(redact(message), hint, code)
-        self._record(error, trace, secondary, is_taken)
+        ran_out = memory_failures.is_one(text)
+        self._record(error, trace, secondary, is_taken, ran_out)
         return code
 
     def _failed_alone(self, error: SlurmftError) -> int:
@@ -409,16 +425,38 @@ class OwnProcess:
         return int(error.code)
 
     def _record(
-        self, error: SlurmftError, trace: str | None, secondary: bool, retry: bool
+        self,
+        error: SlurmftError,
+        trace: str | None,
+        secondary: bool,
+        retry: bool,
+        ran_out: bool,
     ) -> None:
-        """Records a failure, and asks for no restart where that cannot help."""
+        """Records a failure, and asks for no restart where that cannot help.
+
+        Args:
+            error: what happened.
+            trace: the traceback that the program printed.
+            secondary: the program only lost others.
+            retry: another start of the job may help.
+            ran_out: memory ran out.
+        """
         run = self._run
         where = self._where
         meetings = run.meetings(current_attempt())
         # Without a checkpoint, torchrun's restart would begin anew, and fail in the same way.
         can_restart = secondary
-        if not secondary and run.newest_checkpoint() is not None:
+        # Memory: the program reads how often it ran out, and may take less.
+        may_help = ran_out or run.newest_checkpoint() is not None
+        if not secondary and may_help:
             can_restart = not failed_so_before(run, error, where, 0, meetings)
+        failures = None
+        if ran_out and not secondary:
+            failures = self._memory_failures
+            can_restart = can_restart or self._adapts
+            # Without torchrun, the only start is that of the whole job.
+            is_by_job = self._adapts or self._program.per != "torchrun"
+            retry = retry or (can_restart and is_by_job)
         unloadable = self._unloadable(trace)
         failure = Failure.of(
             where,
@@ -426,6 +464,7 @@ class OwnProcess:
             traceback=trace,
             secondary=secondary,
             meetings=meetings,
+            memory_failures=failures,
             checkpoint=unloadable,
             # Another start passes it over; without torchrun, that is one of the whole job.
             retry=retry or (can_restart and unloadable is not None),

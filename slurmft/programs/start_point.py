@@ -1,4 +1,5 @@
-"""The checkpoint from which all ranks of a program start: rank 0 chooses it, and tells the others.
+"""The checkpoint from which all ranks of a program start, and how often memory ran out before:
+rank 0 chooses and counts, and tells the others.
 
 A shared file system may show each node another newest one. The ranks exchange it on a port that
 torchrun's agent chooses; without torchrun, on that of their process group's store, which is free
@@ -19,7 +20,7 @@ from slurmft.core.decode import loads
 from slurmft.node import sealed
 from slurmft.node.rendezvous import LISTEN, START_PORT, first_line, greet
 from slurmft.node.sealed import Channel
-from slurmft.programs import checkpoints
+from slurmft.programs import checkpoints, memory_failures
 from slurmft.programs.description import OwnProgram, in_words
 from slurmft.runs.records import warn
 from slurmft.runs.rundir import RunDir
@@ -52,6 +53,9 @@ class StartPoint:
         self._host = os.environ.get("MASTER_ADDR", "")
         port = os.environ.get(START_PORT) or os.environ.get("MASTER_PORT")
         self._port = int(port or 0)
+        self.memory_failures = memory_failures.count(run)
+        """How often memory ran out; after `choose` the same on every rank, where the command line
+        depends on it."""
 
     def choose(self) -> Path | None:
         """Returns the checkpoint, the same on every rank; None: the program starts from its
@@ -61,7 +65,7 @@ class StartPoint:
             OSError: --checkpoint-dir cannot be read.
         """
         # Its command line names no checkpoint: the program itself looks for one, if it does.
-        if self._program.resume_args is None:
+        if not self._program.chooses_start:
             return None
         # There is nobody to agree with, or no address at which ranks could meet.
         if self._world_size == 1 or not self._port:
@@ -74,6 +78,8 @@ class StartPoint:
 
     def _newest(self) -> Path | None:
         """Returns the newest whole checkpoint, and warns where there are newer ones."""
+        if self._program.resume_args is None:
+            return None
         written = self._program.checkpoints()
         newest_ns = 0
         if written:
@@ -111,7 +117,7 @@ class StartPoint:
         if checkpoint is not None:
             # The name alone: each rank looks for it in --checkpoint-dir as its node has it.
             name = checkpoint.name
-        answer = _Answer(self._run.path.name, name)
+        answer = _Answer(self._run.path.name, name, self.memory_failures)
         # "n1=10.1.0.1": the address on which this node listens; empty for all.
         _, _, address = os.environ.get(LISTEN, "").partition("=")
         deadline = time.monotonic() + _TIMEOUT_S
@@ -147,6 +153,7 @@ class StartPoint:
             # Rank 0 does not listen yet; or another process does.
             with contextlib.suppress(OSError, ValueError):
                 answer = self._connect()
+                self.memory_failures = answer.memory_failures
                 if answer.checkpoint is None:
                     return None
                 return self._seen(answer.checkpoint)
@@ -199,6 +206,7 @@ class _Answer:
     """Name of the run's folder."""
     checkpoint: str | None
     """Name of an entry of --checkpoint-dir; None: the program starts from its beginning."""
+    memory_failures: int = 0
 
     def line(self) -> str:
         return json.dumps(dataclasses.asdict(self))

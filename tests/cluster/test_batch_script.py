@@ -344,6 +344,9 @@ def test_memory_that_was_too_small_is_raised(
     run = make(**job)
     fail(run)
     assert end(run, 253) == Exit.STOPPED
+    # The next start counts it, and takes less.
+    (failure,) = run.all_failures()
+    assert failure.out_of_memory
     assert slurm.changes()[0] == "scontrol requeue 7"
     assert memory_changes(slurm) == raised
     last = run.get_state()

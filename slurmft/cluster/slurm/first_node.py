@@ -123,26 +123,38 @@ def _partition() -> str:
     return os.environ.get("SLURM_JOB_PARTITION", "")
 
 
-def raised_memory(run: RunDir, killed_by: str) -> int | None:
-    """Returns the memory a node (MiB) that the next start is to have, because this attempt had too
-    little; None: as much as before. It is raised once between two submissions.
+def record_out_of_memory(run: RunDir, killed_by: str) -> None:
+    """Records that Slurm has killed a task for its memory, where the task could not: the next start
+    takes less.
 
     Args:
         run: the run.
         killed_by: what ended the tasks, as srun says it.
     """
     failure = run.root_failure(current_attempt())
-    ran_out = failure is not None and failure.out_of_memory
-    if not ran_out and not srun_log.is_out_of_memory(killed_by):
+    is_explained = failure is not None and not failure.secondary
+    if is_explained or not srun_log.is_out_of_memory(killed_by):
+        return
+    hint = "use less memory, by a smaller --batch-size, or ask for more, by --mem"
+    error = SlurmftError(killed_by, hint)
+    error.out_of_memory = True
+    run.add(Failure.of("as srun reports", error, retry=True))
+
+
+def raised_memory(run: RunDir) -> int | None:
+    """Returns the memory a node (MiB) that the next start is to have, because this attempt had too
+    little; None: as much as before. It is raised once between two submissions."""
+    failure = run.root_failure(current_attempt())
+    if failure is None or not failure.out_of_memory:
         return None
     if run.get_state().raised_mem_mib_since_submission:
         return None
     job = run.load_config().job
-    which = f"--partition={_partition()}"
+    which = [f"--partition={_partition()}"]
     if _restricts_hosts(job):
-        which = f"--nodes={os.environ.get('SLURM_JOB_NODELIST', '')}"
+        which.append(f"--nodes={os.environ.get('SLURM_JOB_NODELIST', '')}")
     # With more than the nodes have, the job would wait for ever.
-    most_mib = commands.largest_memory_mib(job.nodes, which)
+    most_mib = commands.largest_memory_mib(job.nodes, *which)
     return job.raised_mem_mib(most_mib)
 
 
@@ -217,12 +229,13 @@ def end_attempt(run: RunDir, code: int) -> int:
     job_id = own_job_id(os.environ)
     srun_says = srun_log.path(run.submitit, job_id)
     killed_by = srun_log.cause_of(srun_says, current_attempt())
+    record_out_of_memory(run, killed_by)
     outcome = decide(run, code, restarts, killed_by)
     if outcome.state == "requeued":
         exclude = excludable_hosts(run)
         failure = run.root_failure(current_attempt())
         if exclude or failure is None or not failure.exclude:
-            mem_mib = raised_memory(run, killed_by)
+            mem_mib = raised_memory(run)
             return requeue(run, outcome.reason, exclude, mem_mib=mem_mib)
         # A host is certainly bad and cannot be excluded: the job would get it again.
         reason = f"{outcome.reason}; no other nodes can be had"
