@@ -30,14 +30,16 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             command: its words, such as "slurmft study run".
-            documentation: its docstring. The first paragraph begins the help, the others end it.
+            documentation: its docstring. The first paragraph and the examples begin the help, the
+                others end it.
         """
         text = inspect.cleandoc(documentation or "")
-        about, _, self.more = text.partition("\n\n")
+        self._about, _, more = text.partition("\n\n")
         width = _help_width()
-        super().__init__(command, None, wrapped(about), allow_abbrev=False)
+        super().__init__(command, allow_abbrev=False)
+        self.explain(more)
         self.formatter_class = functools.partial(
-            argparse.RawDescriptionHelpFormatter, width=width - 2, max_help_position=28
+            _Formatter, width=width - 2, max_help_position=28
         )
         self.options: dict[str, Option] = {}
         """Declarations of the flags that `add_options` has added."""
@@ -58,6 +60,19 @@ class Parser(argparse.ArgumentParser):
         self._help_all = self.add_argument(
             "--help-all", action=_HelpAll, nargs=0, help=argparse.SUPPRESS
         )
+
+    def explain(self, text: str) -> None:
+        """Sets what the help says besides flags and the first paragraph: its examples stand before
+        the flags, which may be many, all other paragraphs behind them."""
+        begin = [self._about]
+        others = []
+        for block in text.split("\n\n"):
+            if block.startswith("examples"):
+                begin.append(block)
+            else:
+                others.append(block)
+        self.description = wrapped("\n\n".join(begin))
+        self._end = "\n\n".join(others)
 
     def add_run(self, default: str | None = None) -> Self:
         """Adds the argument that names a run, and the folder where it is looked for; without a
@@ -155,8 +170,8 @@ class Parser(argparse.ArgumentParser):
             if action.dest in self.hidden:
                 action.help = argparse.SUPPRESS
         text = super().format_help()
-        if self.more:
-            text += f"\n{wrapped(self.more)}\n"
+        if self._end:
+            text += f"\n{wrapped(self._end)}\n"
         return text
 
     def arguments(self) -> Iterator[argparse.Action]:
@@ -251,7 +266,7 @@ class Parser(argparse.ArgumentParser):
     def _unknown_flag(self, flag: str) -> UsageError:
         """Returns the error for a flag that this command does not have."""
         flags = self._long_flags()
-        hint = foreign_flags.hint(flag, self.options)
+        hint = self._hint_to_argument(flag) or foreign_flags.hint(flag, self.options)
         # Without hyphens: they are in all, and would make short flags alike.
         near = nearest(flag.strip("-"), [name.strip("-") for name in flags])
         if hint is None and near is not None:
@@ -259,6 +274,15 @@ class Parser(argparse.ArgumentParser):
         return UsageError(
             f"unknown flag {flag!r}", hint or f"{self.prog} --help-all lists its flags"
         )
+
+    def _hint_to_argument(self, flag: str) -> str | None:
+        """Returns how what was typed as a flag is typed here, where it is an argument."""
+        for action in self._actions:
+            if not action.option_strings and flag == f"--{action.dest}":
+                return (
+                    f"it is no flag here: {self.prog} {action.metavar or action.dest}"
+                )
+        return None
 
     def _long_flags(self) -> list[str]:
         flags: list[str] = []
@@ -301,7 +325,9 @@ def wrapped(text: str) -> str:
 def _wrapped_block(lines: list[str], width: int) -> str:
     """Returns a paragraph, or examples: a block with indented lines, which stay lines."""
     if not any(line.startswith(" ") for line in lines):
-        return textwrap.fill(" ".join(lines), width)
+        return textwrap.fill(
+            " ".join(lines), width, break_long_words=False, break_on_hyphens=False
+        )
     parts = []
     for line in lines:
         parts += _wrapped_example(line, width)
@@ -333,6 +359,16 @@ def _wrapped_example(line: str, width: int) -> list[str]:
     )
     # With backslashes it can be pasted as it stands.
     return [" \\\n".join(lines), *comment_lines]
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help in which a flag is not broken at its hyphens: "--hang-" is no flag."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        line = " ".join(text.split())
+        return textwrap.wrap(
+            line, width, break_long_words=False, break_on_hyphens=False
+        )
 
 
 class _HelpAll(argparse.Action):

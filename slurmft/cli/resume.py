@@ -41,7 +41,7 @@ def parser() -> Parser:
     command.add_follow("print run, job and checkpoint as JSON", Resumption)
     foreign.add_yes(command)
     title = "where to run it (default: as before)"
-    return command.add_options(JobConfig, title, _JOB_OPTIONS)
+    return command.add_options(JobConfig, title, _JOB_OPTIONS).show_usual()
 
 
 def main(argv: list[str]) -> int:

@@ -168,6 +168,31 @@ def test_help_fits_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert max(map(len, done.out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(
+    "name",
+    [*plugins.entries(plugins.COMMANDS), "study run", "render kubernetes"],
+)
+@pytest.mark.parametrize("columns", [60, 80])
+def test_help_begins_with_examples(
+    name: str,
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And is short: who wants all flags asks for them."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    command, *rest = name.split()
+    with contextlib.suppress(SystemExit):
+        load_command(command).main([*rest, "--help"])
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert len(lines) <= {60: 165, 80: 120}[columns]
+    if "\noptions:" in text and "examples" in text:
+        assert text.index("\nexamples") < text.index("\noptions:")
+    # No flag is broken at its hyphens.
+    assert not [line for line in lines if re.search(r" -?-[a-z-]*-$", line)]
+
+
 @pytest.mark.parametrize("command", [submit, run])
 def test_help_shows_the_usual_flags(command: Any) -> None:
     usual = [name for name, each in options(JobConfig).items() if each.usual]

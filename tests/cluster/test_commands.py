@@ -517,7 +517,10 @@ def test_sbatch_refuses(path: Path) -> None:
     program(path, "sinfo", "exit 1")
     with pytest.raises(SlurmftError) as caught:
         commands.sbatch([], "job.sh")
-    assert caught.value.hint == "sinfo shows no partitions: is Slurm up?"
+    assert (
+        caught.value.hint
+        == "sinfo shows no partitions: is Slurm up? Without it: --cluster local"
+    )
     assert commands.refusal("", 2).message.endswith("(exit 2): it gave no reason")
 
 

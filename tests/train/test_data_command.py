@@ -112,7 +112,10 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     assert_two_lines(slurmft("data", str(folder)), "has no column 'text'")
     assert_two_lines(slurmft("data", str(tmp_path / "none")), "no such folder")
-    assert_two_lines(slurmft("data"), "needs data of your own")
+    assert_two_lines(slurmft("data"), "no data of its own to look at")
+    as_in_submit = slurmft("data", "--data", "x")
+    assert_two_lines(as_in_submit, "unknown flag '--data'")
+    assert "it is no flag here: slurmft data DIR|FILE|ID" in as_in_submit.err
     (folder / "validation.jsonl").unlink()
     assert_two_lines(slurmft("data", str(folder)), "has no validation file")
 

@@ -845,7 +845,7 @@ def offers() -> str:
     """Returns the partitions of the cluster, as a hint."""
     descriptions = some([str(partition) for partition in partitions()])
     if not descriptions:
-        return "sinfo shows no partitions: is Slurm up?"
+        return "sinfo shows no partitions: is Slurm up? Without it: --cluster local"
     return f"partitions here: {descriptions}"
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, input_path, print_json, typed_options
-from slurmft.core.errors import Exit
+from slurmft.core.errors import Exit, UsageError
 from slurmft.core.filesystem import absolute
 from slurmft.core.options import options
 from slurmft.core.text import aligned, shown
@@ -239,6 +239,10 @@ def main(argv: list[str]) -> int:
         # Not the default of `submit`, which generates its data: there is nothing to look at.
         flags["task"] = "text-classification"
     train, _ = resolve(flags)
+    if train.data is None and own_task.facts(train.task).splits:
+        raise UsageError(
+            f"--task {train.task} has no data of its own to look at", "slurmft data DIR"
+        )
     file = absolute(train.data or "")
     if file.is_file():
         split, warnings = look_at_file(train, file)

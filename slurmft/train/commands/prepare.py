@@ -48,11 +48,8 @@ _SCONTROL = {name: each.scontrol for name, each in _OPTIONS.items() if each.scon
 def parser() -> Parser:
     command = Parser("slurmft prepare", __doc__)
     command.add_options(TrainConfig, "what to train")
-    return command.add_options(
-        JobConfig,
-        "how to run it",
-        _OPTIONS.keys() - _JOB_OPTIONS,
-    )
+    names = _OPTIONS.keys() - _JOB_OPTIONS
+    return command.add_options(JobConfig, "how to run it", names).show_usual()
 
 
 def refuse_sbatch_options(argv: list[str]) -> None:

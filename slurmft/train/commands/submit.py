@@ -12,7 +12,7 @@ examples:
   slurmft submit --cluster mpirun --hostfile hosts --nodes 4 --nproc-per-node 2 --follow
   slurmft submit --nodes 4 --dry-run                    show what would be submitted
 
-Defaults of your site go to ~/.config/slurmft/site.toml (or the file that $SLURMFT_SITE names):
+Defaults of your site go to ~/.config/slurmft/site.toml (slurmft help sites):
   partition = "gpu"
   gpus_per_node = 4
   setup = ["module load cuda"]

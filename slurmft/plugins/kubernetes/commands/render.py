@@ -48,7 +48,7 @@ def kubernetes_parser() -> Parser:
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")
     command.add_options(TrainConfig, "what to train")
     command.add_options(OwnProgram, "or a program of your own, after --", _IN_IMAGE)
-    return command.add_options(JobConfig, "how to run it", _ON_PODS)
+    return command.add_options(JobConfig, "how to run it", _ON_PODS).show_usual()
 
 
 def _add_job_flags(add: Callable[..., object]) -> None:

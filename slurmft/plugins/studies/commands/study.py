@@ -86,7 +86,7 @@ ASK_ABOVE = 1000
 def run_parser() -> Parser:
     parser = _parser("run", run_main)
     # How a study file is written, and the examples: the rest is a list of the parts, like this one.
-    parser.more = __doc__[__doc__.index("a study file:") :]
+    parser.explain(__doc__[__doc__.index("a study file:") :])
     add = parser.add_argument
     add("--dry-run", action="store_true", help="show cells and jobs; submit nothing")
     yes = f"submit more than {ASK_ABOVE:,} runs, and count runs with other settings as the same"
@@ -97,7 +97,7 @@ def run_parser() -> Parser:
         if not each.identifies:
             where.append(name)
     parser.add_options(TrainConfig, "what to train")
-    return parser.add_options(JobConfig, "where to run it", where)
+    return parser.add_options(JobConfig, "where to run it", where).show_usual()
 
 
 def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
