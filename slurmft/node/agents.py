@@ -14,7 +14,13 @@ from typing import Any
 import psutil
 
 from slurmft.node import heartbeat, sealed
-from slurmft.node.rendezvous import LISTEN, START_PORT, free_ports, listen_anywhere
+from slurmft.node.connections import clients_of
+from slurmft.node.rendezvous import (
+    LISTEN,
+    START_PORT,
+    hold_anywhere,
+    listen_anywhere,
+)
 
 _LEAVE_TIMEOUT_S = 30
 """How long the head's torchrun outlives its own ranks for the others' torchruns."""
@@ -33,6 +39,8 @@ _LOOK_S = 0.005
 _UNSEALED_LOOK_S = 1.0
 _UNSEALED_LOOKS = 3
 """So many looks must find values, and no seal."""
+_CLIENTS_WITH_RANK = 2
+"""Of a store that an agent serves: it is a client of its own store, too."""
 _AT_ONCE = timedelta(seconds=1)
 
 
@@ -237,7 +245,7 @@ class SealWatch:
         is_sealed = _has_seals(store, secret)
         if is_sealed:
             self._looks_left = 0
-        # A stranger may write before the ranks do: not the first look decides.
+        # A stranger may write as soon as rank 0 is connected: not the first look decides.
         elif is_sealed is False:
             self._looks_left -= 1
             if not self._looks_left:
@@ -245,11 +253,14 @@ class SealWatch:
 
 
 def _has_seals(store: Any, secret: str) -> bool | None:
-    """Returns whether values in a store are sealed; None: there are none."""
+    """Returns whether values in a store are sealed; None: no rank has written yet."""
     from slurmft.node.sealed_store import is_sealed
 
     # torch 2.8, to which oneCCL is bound, cannot say which keys there are.
     if not hasattr(store, "list_keys"):
+        return None
+    # Before rank 0 is connected, the values are a stranger's.
+    if clients_of(store.port, from_others=False) < _CLIENTS_WITH_RANK:
         return None
     store.set_timeout(_AT_ONCE)
     seen = None
@@ -281,17 +292,20 @@ def serve_ranks() -> None:
     next_rendezvous = handler_type.next_rendezvous
 
     def meet_anew(handler: Any) -> Any:
+        handler._start_port = None
         handler._bootstrap_store_info = None
         handler._shared_tcp_store_server = None
         info = next_rendezvous(handler)
         if info.rank == 0:
-            (port,) = free_ports(1)
+            # Others can read the port before rank 0 listens.
+            handler._start_port = hold_anywhere(_address())
+            _, port, *_ = handler._start_port.getsockname()
             info.store.set(_START_PORT, str(port))
         os.environ[START_PORT] = info.store.get(_START_PORT).decode()
         return info
 
     def serve(handler: Any, host_name: str, port: int) -> Any:
-        _, _, address = os.environ.get(LISTEN, "").partition("=")
+        address = _address()
         port, descriptor = listen_anywhere(address)
         return TCPStore(
             address or host_name,
@@ -304,3 +318,9 @@ def serve_ranks() -> None:
 
     handler_type.next_rendezvous = meet_anew
     handler_type._create_tcp_store_server = serve
+
+
+def _address() -> str:
+    """Returns the address of this node on which its processes listen; "": all."""
+    _, _, address = os.environ.get(LISTEN, "").partition("=")
+    return address

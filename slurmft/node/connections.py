@@ -43,15 +43,23 @@ def tcp_sockets(tables: Collection[Path] = TABLES) -> Iterator[TcpSocket]:
             yield TcpSocket(state, local, remote.removeprefix(_MAPPED), int(uid))
 
 
-def clients_of(port: int, tables: Collection[Path] = TABLES) -> int:
+def clients_of(
+    port: int, tables: Collection[Path] = TABLES, from_others: bool = True
+) -> int:
     """Counts the connections to a port of this host on which this user listens. Those from this
-    host count if they are of this user; of those from others, nobody here knows the user."""
+    host count if they are of this user.
+
+    Args:
+        from_others: those from other hosts count; nobody here knows their user.
+    """
     sockets = [s for s in tcp_sockets(tables) if s.state == ESTABLISHED]
     users = {(s.local, s.remote): s.uid for s in sockets}
     user = os.getuid()
     count = 0
     for each in sockets:
-        client = users.get((each.remote, each.local), user)
+        client = users.get((each.remote, each.local))
+        if client is None and from_others:
+            client = user
         if each.port == port and each.uid == user and client == user:
             count += 1
     return count

@@ -10,6 +10,7 @@ import errno
 import json
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ LOST_PEER = (
 # Begins a line that is for the head alone.
 _REPORT = "report "
 _LONGEST_LINE = 2**14
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Peers:
@@ -89,9 +91,14 @@ class Peers:
             link, channel = head
             self._links[link] = channel
             self._listen_to(link)
+        self._servers = servers
+        self._is_closed = False
+        # A daemon: it listens until the process ends, which does not wait for it.
+        self._listener = threading.Thread(
+            target=self._listen, name="peers", daemon=True
+        )
         if servers or head:
-            # A daemon: it listens until the process ends, which does not wait for it.
-            threading.Thread(target=self._listen, name="peers", daemon=True).start()
+            self._listener.start()
 
     def tell(self, word: str, source: socket.socket | None = None) -> None:
         """Sends a word to all other tasks, once, but not back to its `source`."""
@@ -133,12 +140,12 @@ class Peers:
 
     def report(self, topic: str, facts: Any) -> None:
         """Sends something to the head alone, as JSON."""
-        text = json.dumps([topic, facts])
+        line = report_line(topic, facts)
         # Under the lock: lines are sealed in the order in which they are sent.
         with self._news:
             for link, channel in self._links.items():
                 with contextlib.suppress(OSError):  # that task has ended
-                    link.sendall(channel.seal(f"{_REPORT}{text}"))
+                    link.sendall(channel.seal(line))
 
     def reports(self, topic: str, count: int, wait_s: float) -> list[tuple[float, Any]]:
         """Waits until the head has `count` reports about a topic, or `wait_s` has passed; returns
@@ -149,8 +156,22 @@ class Peers:
             )
             return list(self._reports.get(topic, ()))
 
+    def close(self) -> None:
+        """Ends all connections, and frees the ports on which the head listens."""
+        self._is_closed = True
+        for server in self._servers:
+            # The thread that listens wakes up.
+            server.shutdown(socket.SHUT_RDWR)
+        self._listener.join()
+        for each in list(self._selector.get_map().values()):
+            link: Any = each.fileobj
+            # Else the kernel keeps the port for a minute, for those who have not closed first.
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            link.close()
+        self._selector.close()
+
     def _listen(self) -> None:
-        while True:
+        while not self._is_closed:
             for ready, _ in self._selector.select():
                 on_ready = ready.data
                 try:
@@ -225,3 +246,8 @@ class Peers:
         del self._unfinished[link]
         self._selector.unregister(link)
         link.close()
+
+
+def report_line(topic: str, facts: Any) -> str:
+    """Returns the line by which a task reports something to the head."""
+    return f"{_REPORT}{json.dumps([topic, facts])}"

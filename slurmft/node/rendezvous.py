@@ -345,18 +345,23 @@ def _taken_by(owners: str) -> str:
     return f"taken by processes of {owners}"
 
 
-def listen(address: str, port: int) -> int:
+def listen(address: str, port: int, is_held: bool = False) -> int:
     """Returns the descriptor of a socket that listens; "" for all addresses of this host.
+
+    Args:
+        is_held: another process may hold the port for this one (`hold_anywhere`).
 
     Raises:
         TakenPortError: it cannot.
     """
-    # As torch's own store: on all addresses, of both versions of IP.
-    has_both = not address and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if has_both else socket.AF_INET
+    family = _family_of(address)
     try:
         server = socket.create_server(
-            (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=has_both
+            (address, port),
+            family=family,
+            backlog=_BACKLOG,
+            reuse_port=is_held,
+            dualstack_ipv6=family == socket.AF_INET6,
         )
     except OSError as error:
         raise TakenPortError(port, error, address) from error
@@ -375,6 +380,37 @@ def listen_anywhere(address: str) -> tuple[int, int]:
         with contextlib.suppress(TakenPortError):
             return port, listen(address, port)
     return last, listen(address, last)
+
+
+def hold_anywhere(address: str) -> socket.socket:
+    """Takes one of `candidate_ports` for another process of this user; nobody else can then listen
+    on it, as long as the socket is open.
+
+    Raises:
+        TakenPortError: all are taken.
+    """
+    family = _family_of(address)
+    for port in candidate_ports():
+        held = socket.socket(family)
+        # Not SO_REUSEADDR: a port that is bound, and not listened on, would be everybody's.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            held.bind((address, port))
+        except OSError as error:
+            held.close()
+            problem = TakenPortError(port, error, address)
+        else:
+            return held
+    raise problem
+
+
+def _family_of(address: str) -> socket.AddressFamily:
+    # As torch's own store: on all addresses, of both versions of IP.
+    if not address and socket.has_dualstack_ipv6():
+        return socket.AF_INET6
+    return socket.AF_INET
 
 
 def reserved(environment: Mapping[str, str], port: int) -> int | None:

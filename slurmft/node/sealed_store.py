@@ -36,6 +36,7 @@ _LONGEST_PAUSE_S = 0.05
 # For values that were there a moment ago: torch would wait for minutes for one that a stranger has
 # deleted in between.
 _PRESENT = timedelta(seconds=5)
+_MARK = "slurmft/sealed"
 # As in slurmft.node.rendezvous, which older Pythons cannot import.
 _BACKLOG = 2048
 
@@ -327,11 +328,16 @@ def seal_stores(module: ModuleType, create: Callable[..., Any] = create_here) ->
         generation = release(port)
         # torch counts workers without a seal. Who reads a value waits for it anyway.
         named["wait_for_workers"] = False
-        return SealedStore(
+        is_of_agents = module.__name__ == sealed.AGENTS
+        store = SealedStore(
             create(host_name, port, *rest, **named),
             secret,
-            keeps_keys=module.__name__ == sealed.AGENTS,
+            keeps_keys=is_of_agents,
             generation=generation,
         )
+        # For the agent that looks for seals: ranks may write nothing else before their first step.
+        if not is_of_agents:
+            store.set(_MARK, "1")
+        return store
 
     module.__dict__["TCPStore"] = create_sealed

@@ -173,8 +173,11 @@ class Supervisor:
         """Records once that the job is stopping."""
         if not self._has_recorded_stop and self.run.get_state().state == "running":
             self._has_recorded_stop = True
-            name = Signals(self.stop_signal).name
-            self.run.set_state("stopping", f"the job received {name}")
+            reason = f"the job received {Signals(self.stop_signal).name}"
+            # srun stops the tasks that are left.
+            if self.peers.heard(FAILED):
+                reason = "a task has failed"
+            self.run.set_state("stopping", reason)
 
     def _record_hang(self, watchdog: Watchdog) -> bool:
         """Records where the ranks of this node hang. False: they have moved meanwhile."""

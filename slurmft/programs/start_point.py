@@ -18,8 +18,8 @@ from pathlib import Path
 
 from slurmft.core.decode import loads
 from slurmft.node import sealed
-from slurmft.node.rendezvous import LISTEN, START_PORT, first_line, greet
-from slurmft.node.sealed import Channel
+from slurmft.node.peers import Peers, report_line
+from slurmft.node.rendezvous import LISTEN, START_PORT, greet, listen
 from slurmft.programs import checkpoints, memory_failures
 from slurmft.programs.description import OwnProgram, in_words
 from slurmft.runs.records import warn
@@ -29,10 +29,10 @@ _TIMEOUT_S = 60
 """How long ranks wait for each other: they start together."""
 _POLL_S = 0.2
 """Pause between two questions, and between two looks at whether the job stops."""
-_BACKLOG = 2048
-"""Ranks whose connections may wait: those of many nodes come at once."""
 _CONNECTION_S = 5
-"""How long one connection may take: whoever is no rank must not hold up the others."""
+"""How long rank 0 may take to answer."""
+_TOPIC = "start point"
+"""Topic of a rank's report that it has the answer."""
 
 
 class StartPoint:
@@ -63,6 +63,7 @@ class StartPoint:
 
         Raises:
             OSError: --checkpoint-dir cannot be read.
+            TakenPortError: on rank 0; another process listens on the port.
         """
         # Its command line names no checkpoint: the program itself looks for one, if it does.
         if not self._program.chooses_start:
@@ -112,7 +113,11 @@ class StartPoint:
     # --- rank 0 -----------------------------------------------------------------------------------
 
     def _serve(self, checkpoint: Path | None) -> None:
-        """Answers every other rank once."""
+        """Answers every other rank.
+
+        Raises:
+            TakenPortError: another process listens on the port.
+        """
         name = None
         if checkpoint is not None:
             # The name alone: each rank looks for it in --checkpoint-dir as its node has it.
@@ -120,29 +125,28 @@ class StartPoint:
         answer = _Answer(self._run.path.name, name, self.memory_failures)
         # "n1=10.1.0.1": the address on which this node listens; empty for all.
         _, _, address = os.environ.get(LISTEN, "").partition("=")
-        deadline = time.monotonic() + _TIMEOUT_S
-        missing = set(range(1, self._world_size))
+        server = socket.socket(fileno=listen(address, self._port, is_held=True))
+        peers = Peers([server], answer.line(), sealed.secret_of(os.environ))
         try:
-            with socket.create_server(
-                (address, self._port), backlog=_BACKLOG
-            ) as server:
-                # Not for ever: a stop must be seen while nobody connects.
-                server.settimeout(_POLL_S)
-                while missing and time.monotonic() < deadline:
-                    if self._is_stopping():
-                        return
-                    # Nobody has connected; or who has is no rank, or has gone.
-                    with contextlib.suppress(OSError, ValueError):
-                        connection, _ = server.accept()
-                        missing.discard(_send(answer, connection))
-        except OSError as error:
-            self._warn(f"the ranks cannot agree on a checkpoint: {error}")
-            return
-        if missing:
+            missing = self._await_ranks(peers)
+        finally:
+            # The port is free for the program.
+            peers.close()
+        if missing and not self._is_stopping():
             self._warn(
                 f"{len(missing)} ranks have not asked which checkpoint they start from: each "
                 "chooses the newest that its node sees"
             )
+
+    def _await_ranks(self, peers: Peers) -> set[int]:
+        """Waits until all other ranks have the answer; returns those that do not get it in time."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        missing = set(range(1, self._world_size))
+        reports: list[tuple[float, int]] = []
+        while missing and time.monotonic() < deadline and not self._is_stopping():
+            reports = peers.reports(_TOPIC, len(reports) + 1, _POLL_S)
+            missing.difference_update(rank for _, rank in reports)
+        return missing
 
     # --- other ranks ------------------------------------------------------------------------------
 
@@ -175,7 +179,7 @@ class StartPoint:
         secret = sealed.secret_of(os.environ)
         with socket.create_connection(address, timeout=_CONNECTION_S) as server:
             channel, line = greet(server, secret, _CONNECTION_S)
-            server.sendall(channel.seal(str(self._rank)))
+            server.sendall(channel.seal(report_line(_TOPIC, self._rank)))
         return _Answer.parse(line, self._run.path.name)
 
     def _seen(self, name: str) -> Path:
@@ -233,22 +237,3 @@ class _Answer:
 def _is_entry(name: str) -> bool:
     """Returns whether a text can be the name of a file or folder in a folder."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
-
-
-def _send(answer: _Answer, connection: socket.socket) -> int:
-    """Sends an answer to a rank; returns the rank's number.
-
-    Raises:
-        OSError, ValueError: it is no rank, or has gone.
-    """
-    with connection:
-        challenge = sealed.new_challenge()
-        connection.settimeout(_CONNECTION_S)
-        connection.sendall(f"{challenge}\n".encode())
-        proof = first_line(connection, _CONNECTION_S)
-        channel = Channel.accept(sealed.secret_of(os.environ), challenge, proof)
-        connection.sendall(channel.seal(answer.line()))
-        rank = int(channel.open(first_line(connection, _CONNECTION_S)))
-        # The other side closes first: this port stays free for the program.
-        connection.recv(1)
-    return rank

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from slurmft.node import agents, heartbeat, sealed
 from slurmft.node.agents import Marks
-from slurmft.node.rendezvous import LISTEN, START_PORT, ephemeral_ports
+from slurmft.node.rendezvous import LISTEN, START_PORT, ephemeral_ports, listen
 from slurmft.node.sealed_store import SealedStore
 from tests.support import until
 from tests.support.stores import plain_store
@@ -126,7 +126,12 @@ def test_the_agent_listens_for_the_ranks_before_others_know_the_port(
     for _ in range(2):
         info = handler.next_rendezvous()
         port = info.bootstrap_store_info.master_port
-        assert int(os.environ[START_PORT]) not in (0, port)
+        start_port = int(os.environ[START_PORT])
+        assert start_port not in (0, port)
+        # Nobody else can be first on it.
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", start_port)).close()
+        os.close(listen("127.0.0.1", start_port, is_held=True))
         ports.append(port)
         low, high = ephemeral_ports()
         assert not low <= port <= high
@@ -174,6 +179,25 @@ def test_ranks_that_write_without_seals_are_seen(
     for _ in range(10):
         watch.look(server)
     assert (tmp_path / heartbeat.UNSEALED).exists() == is_unsealed
+
+
+def test_values_of_strangers_say_nothing_before_a_rank_is_connected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Any
+) -> None:
+    """A rank may import for minutes."""
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    monkeypatch.setenv(sealed.SECRET, "s")
+    monkeypatch.setattr(agents, "_UNSEALED_LOOK_S", 0)
+    server.set("key", "of a stranger")
+    watch = agents.SealWatch()
+    for _ in range(10):
+        watch.look(server)
+    assert not (tmp_path / heartbeat.UNSEALED).exists()
+    rank = plain_store(server.port, False)
+    for _ in range(10):
+        watch.look(server)
+    assert (tmp_path / heartbeat.UNSEALED).exists()
+    del rank
 
 
 def test_store_that_cannot_list_its_keys(

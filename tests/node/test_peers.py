@@ -167,6 +167,7 @@ class Supervised:
 @pytest.mark.processes
 def test_failed_node_ends_the_others_in_a_stop(run: RunDir) -> None:
     """Before, it does not: torchrun may restart its ranks."""
+    run.set_state("running", "")
     _, port = head_and_port()
     other, task = join(port), Supervised(run, join(port))
     other.tell(FAILED)
@@ -174,6 +175,7 @@ def test_failed_node_ends_the_others_in_a_stop(run: RunDir) -> None:
     assert task.code == -1
     task.supervisor.stop(signal.SIGTERM)
     assert task.end() == Exit.FAILED
+    assert run.get_state().reason == "a task has failed"
 
 
 @pytest.mark.processes

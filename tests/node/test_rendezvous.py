@@ -291,3 +291,21 @@ def test_port_is_reserved_until_it_is_used(
     finally:
         os.close(descriptor)
     assert rendezvous.reserved_descriptors({}) == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+@pytest.mark.parametrize("address", ["", "127.0.0.1"])
+@pytest.mark.parametrize("name", ["SO_REUSEADDR", "SO_REUSEPORT"])
+def test_nobody_else_listens_on_a_port_that_is_held(address: str, name: str) -> None:
+    with rendezvous.hold_anywhere(address) as held:
+        port = held.getsockname()[1]
+        os.seteuid(54321)
+        try:
+            another = socket.socket()
+        finally:
+            os.seteuid(0)
+        with another:
+            another.setsockopt(socket.SOL_SOCKET, getattr(socket, name), 1)
+            with pytest.raises(OSError, match="in use"):
+                another.bind(("127.0.0.1", port))
+        os.close(rendezvous.listen(address, port, is_held=True))

@@ -6,8 +6,8 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from slurmft.node import sealed
-from slurmft.node.rendezvous import first_line, free_ports
+from slurmft.node.rendezvous import TakenPortError, first_line, free_ports
 from slurmft.node.sealed import Channel
 from slurmft.programs import checkpoints, file_ends, start_point
 from slurmft.programs.description import OwnProgram, in_words
@@ -26,6 +26,7 @@ from slurmft.programs.start_point import StartPoint
 from slurmft.runs.rundir import RunDir
 from tests.conftest import records
 from tests.programs.test_own_program import here, lines_of, run
+from tests.support import until
 from tests.support.made_runs import write_run
 from tests.support.own_programs import write
 
@@ -386,30 +387,51 @@ def test_a_checkpoint_that_a_node_does_not_see_is_told(
     assert "rank 1 does not see the checkpoint step-1.pt" in warning["text"]
 
 
-def test_a_client_that_dribbles_does_not_hold_up_rank_0(
+def test_strangers_on_the_port_do_not_hold_up_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start_point, "_TIMEOUT_S", 1)
-    monkeypatch.setattr(start_point, "_CONNECTION_S", 0.3)
+    """Some are silent, and others send half a line."""
     make(tmp_path, "step-1.pt")
+    job = write_run(tmp_path / "run")
     [port] = free_ports(1)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.setenv("WORLD_SIZE", "2")
+    points = [StartPoint(job, own(tmp_path), rank, lambda: False) for rank in range(2)]
+    strangers: list[socket.socket] = []
 
-    def dribble() -> None:
+    def connect() -> bool:
         with contextlib.suppress(OSError):
-            time.sleep(0.1)
-            with socket.create_connection(("127.0.0.1", port), timeout=1) as client:
-                for _ in range(300):
-                    client.sendall(b"1")
-                    time.sleep(0.1)
+            strangers.append(socket.create_connection(("127.0.0.1", port)))
+        return bool(strangers)
 
-    thread = threading.Thread(target=dribble)
-    thread.start()
-    begin = time.monotonic()
-    StartPoint(write_run(tmp_path / "run"), own(tmp_path), 0, lambda: False).choose()
-    assert time.monotonic() - begin < 25
-    thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(points[0].choose)
+        until(connect)
+        for _ in range(20):
+            connect()
+            strangers[-1].sendall(b"1")
+        second = pool.submit(points[1].choose)
+        assert first.result() == second.result() == tmp_path / "out" / "step-1.pt"
+    assert not records(job, "warning")
+    # It is the program's now, also without SO_REUSEADDR.
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_port_that_is_taken_ends_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that choose for themselves may start from several checkpoints."""
+    make(tmp_path, "step-1.pt")
+    job = write_run(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        monkeypatch.setenv("MASTER_PORT", str(stranger.getsockname()[1]))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(TakenPortError, match="cannot listen on port"):
+            StartPoint(job, own(tmp_path), 0, lambda: False).choose()
 
 
 @pytest.mark.processes
