@@ -168,6 +168,15 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SampleLimits:
+    """The most samples of a batch of one rank that memory has held (memory.json); None: no batch
+    was too large."""
+
+    train_samples: Count | None = None
+    evaluate_samples: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rank:
     """The host, devices and cores of one rank."""
 

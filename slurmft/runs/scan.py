@@ -10,14 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.decode import decode, decode_or_none
+from slurmft.core.decode import decode, decode_or_none, read
 from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number, parse_json, read_text
 from slurmft.core.filesystem import absolute
+from slurmft.core.options import flag
 from slurmft.core.program import OWN, PREDICT, trained_by
-from slurmft.core.run_files import AnyConfig, Environment, Provenance, State, StudyEntry
+from slurmft.core.run_files import (
+    AnyConfig,
+    Environment,
+    Provenance,
+    SampleLimits,
+    State,
+    StudyEntry,
+)
 from slurmft.core.run_records import Epoch
-from slurmft.core.text import shown
+from slurmft.core.text import shown, some
 from slurmft.runs.records import R, RecordReader
 from slurmft.runs.rundir import RunDir, unreadable
 
@@ -101,6 +109,32 @@ class MeasuredRun:
         """A field of the configuration, of its program or its job; None where it has none such."""
         value_of_job = self.config["job"].get(field)
         return self.settings.get(field, value_of_job)
+
+    @property
+    def held_samples(self) -> dict[str, int]:
+        """Option -> the most samples at a time that memory has held, of options that asked for
+        more."""
+        limits = read(RunDir(self.path).memory, SampleLimits) or SampleLimits()
+        sizes = {
+            "batch_size": limits.train_samples,
+            "eval_batch_size": limits.evaluate_samples,
+        }
+        held = {}
+        for name, samples in sizes.items():
+            requested = self.value(name)
+            if samples and is_number(requested) and samples < requested:
+                held[name] = samples
+        return held
+
+    @property
+    def held_in_words(self) -> str:
+        """ "2 samples at a time of --batch-size 8"; empty where memory has held all"""
+        notes = []
+        for name, samples in self.held_samples.items():
+            notes.append(
+                f"{samples} samples at a time of {flag(name)} {self.value(name)}"
+            )
+        return some(notes)
 
     @property
     def code(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.train.login import fitting_sizes
 from slurmft.train.loop.memory_limits import MemoryLimits
 from tests.conftest import Done, records, slurmft
 from tests.support.control_group import limited
@@ -102,6 +103,9 @@ def test_training_goes_on_with_fewer_samples(project: Path) -> None:
         "same global batch of 16"
     )
     assert not warnings(expected)
+    # The next submission is told.
+    (note,) = fitting_sizes.notes(done.run.load_config())
+    assert note.endswith("held 2 samples at a time of --batch-size 8")
 
 
 @pytest.mark.extra("training")

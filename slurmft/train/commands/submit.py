@@ -18,6 +18,8 @@ Defaults of your site go to ~/.config/slurmft/site.toml (slurmft help sites):
   setup = ["module load cuda"]
 """
 
+import sys
+
 from slurmft.cli import submit_or_show
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, typed_options
@@ -38,7 +40,11 @@ def parser() -> Parser:
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     # --help need not wait for it
+    from slurmft.train.login import fitting_sizes
     from slurmft.train.login.configure import OPTIONS, configure
 
     config = configure(typed_options(arguments, OPTIONS))
+    # To stderr, so that --json and --dry-run stay what they are.
+    for note in fitting_sizes.notes(config):
+        print(f"note: {note}", file=sys.stderr)
     return submit_or_show(config, arguments, "submit", argv)

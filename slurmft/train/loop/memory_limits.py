@@ -11,18 +11,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from slurmft.core import decode
 from slurmft.core.errors import SlurmftError
-from slurmft.core.run_files import Count
+from slurmft.core.run_files import SampleLimits
 from slurmft.job.process_group import World
 from slurmft.runs.rundir import RunDir
 from slurmft.train.loop.step_plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryLimits:
-    """The most samples of a batch of one rank; None: no batch was too large."""
-
-    train_samples: Count | None = None
-    evaluate_samples: Count | None = None
+class MemoryLimits(SampleLimits):
+    """The limits of a run, on its ranks."""
 
     @classmethod
     def read(cls, run: RunDir) -> "MemoryLimits":

@@ -126,6 +126,9 @@ def _series(
     if restarted:
         names = ", ".join(restarted)
         notes += (f"restarted, so start-up and rest are not used: {names}",)
+    for run, _ in measured:
+        if run.held_in_words:
+            notes += (f"memory of {run.name} held {run.held_in_words}",)
     # Without hosts on record, nothing is known of the nodes.
     simulated = []
     for run, row in measured:

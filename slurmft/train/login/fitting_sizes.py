@@ -1,0 +1,89 @@
+"""The sizes of batches that memory held in an earlier run of the same model, for the next one."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.config import STAMP, RunConfig
+from slurmft.core.errors import UsageError
+from slurmft.core.options import flag, own_options
+from slurmft.core.text import some
+from slurmft.runs.rundir import RunDir
+from slurmft.runs.scan import MeasuredRun
+from slurmft.train.config import TrainConfig
+
+_MOST_RUNS = 100
+"""How many runs are looked at, the newest: a folder may have thousands."""
+
+
+def notes(config: RunConfig) -> list[str]:
+    """Returns what a submission should know of the newest run of the same model whose memory did
+    not hold its batches; nothing where it asks for no more than that memory has held."""
+    settings = config.program.settings
+    for path in _newest(Path(config.job.runs_dir)):
+        run = _limited_run(path, settings.get("model"))
+        if run is None or not _asks_for_more(settings, run):
+            continue
+        differing = _differing(settings, run.settings)
+        others = ""
+        if differing:
+            others = f"; it had other values of {some(differing)}"
+        held = run.held_in_words
+        return [f"memory of {run.name}, a run of this model, held {held}{others}"]
+    return []
+
+
+def _newest(runs_dir: Path) -> list[Path]:
+    """Returns folders in a folder that are named as runs are, the newest first."""
+    try:
+        names = os.listdir(runs_dir)
+    except OSError:  # no run has made it yet
+        return []
+    stamps = {}
+    for name in names:
+        match = STAMP.search(name)
+        if match is not None:
+            stamps[name] = match[0]
+    newest = sorted(stamps, key=lambda name: stamps[name], reverse=True)
+    return [runs_dir / name for name in newest[:_MOST_RUNS]]
+
+
+def _limited_run(path: Path, model: Any) -> MeasuredRun | None:
+    """Returns the user's own run of a model, if its memory did not hold its batches."""
+    run_dir = RunDir(path)
+    # The names of others' runs, and what they have written, are not this user's concern.
+    if not run_dir.memory.exists() or not run_dir.is_own():
+        return None
+    try:
+        run = MeasuredRun.read(path, with_environment=False)
+    except UsageError:
+        return None
+    if run.value("model") != model or not run.held_samples:
+        return None
+    return run
+
+
+def _asks_for_more(settings: dict[str, Any], run: MeasuredRun) -> bool:
+    """Returns whether a batch of a submission is larger than the memory of a run has held."""
+    return any(
+        settings[option] > samples for option, samples in run.held_samples.items()
+    )
+
+
+def _differing(settings: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Returns the flags of options that may decide how much memory a batch takes, and that are not
+    as they were."""
+    flags = []
+    for name, each in own_options(TrainConfig).items():
+        # Of sizes that count, the note speaks itself.
+        decides = each.affects_speed and each.counts is None
+        if decides and _plain(settings.get(name)) != _plain(before.get(name)):
+            flags.append(flag(name))
+    return flags
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return value
