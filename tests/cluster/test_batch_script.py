@@ -367,6 +367,17 @@ def test_memory_is_raised_once(make: Make, slurm: Slurm) -> None:
     assert run.get_state().raised_mem_mib_since_submission == 3072
 
 
+def test_run_that_finished_after_memory_ran_out(make: Make, slurm: Slurm) -> None:
+    """Slurm reports the death of a rank all the same, and no exit code."""
+    run = make(mem="2G")
+    fail_by_kernel(run)
+    fail_by_slurm(run)
+    write_json(run.result, {"metrics": {}})
+    assert end(run, 253) == Exit.OK
+    assert slurm.changes() == []
+    assert run.get_state().state == "finished"
+
+
 def test_other_failures_raise_no_memory(make: Make, slurm: Slurm) -> None:
     run = make(mem="2G")
     assert end(run, 137) == Exit.STOPPED

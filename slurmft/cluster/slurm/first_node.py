@@ -229,6 +229,11 @@ def end_attempt(run: RunDir, code: int) -> int:
     job_id = own_job_id(os.environ)
     srun_says = srun_log.path(run.submitit, job_id)
     killed_by = srun_log.cause_of(srun_says, current_attempt())
+    # Slurm says so of every task of a step in which a process was killed for its memory, also where
+    # the ranks have started again, taken less and finished.
+    if srun_log.is_out_of_memory(killed_by) and run.result.exists():
+        code = Exit.OK
+        killed_by = ""
     record_out_of_memory(run, killed_by)
     outcome = decide(run, code, restarts, killed_by)
     if outcome.state == "requeued":
