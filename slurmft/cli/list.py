@@ -7,6 +7,7 @@ examples:
   slurmft list --state running --state requeued
   slurmft list --name bert --data tickets --sort accuracy
   slurmft list --cost
+  slurmft list --ettr                       where the time of the runs went
   slurmft list --runs-dir /gpfs/jane/runs --newest 10
   slurmft list --json | jq '.runs[] | select(.state == "failed") | .path'
 """
@@ -28,6 +29,7 @@ from slurmft.runs import resolve
 from slurmft.runs.resolve import problem_lines
 from slurmft.runs.scan import MeasuredRun
 from slurmft.show import costs, run_table
+from slurmft.show import time_use as show_time_use
 
 ELSEWHERE = Elsewhere.SEVERAL
 
@@ -55,6 +57,8 @@ class ListedRun(status.RunSummary):
 
     cost: NotRequired[status.Cost]
     """With --cost."""
+    time_use: NotRequired[status.TimeUse]
+    """With --ettr."""
 
 
 class Listing(TypedDict):
@@ -114,7 +118,21 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> Listing:
         run_costs = cost.costs_of([each.run for each in statuses])
         for row, run_cost in zip(rows, run_costs, strict=True):
             row["cost"] = run_cost
+    if arguments.ettr:
+        from slurmft.cluster import time_use
+
+        for row, run_status in zip(rows, statuses, strict=True):
+            row["time_use"] = time_use.of_status(run_status)
     return Listing(runs_dir=str(top), runs=rows, problems=problems)
+
+
+def _time_table(runs: Sequence[ListedRun]) -> list[str]:
+    """Returns where the time of each run went, and that of all."""
+    from slurmft.cluster.time_use import in_all
+
+    uses = [run["time_use"] for run in runs]
+    names = [run["name"] for run in runs]
+    return show_time_use.table("run", [*names, "in all"], [*uses, in_all(uses)])
 
 
 def _matches(run: MeasuredRun, name: str, text: str) -> bool:
@@ -146,6 +164,11 @@ def parser() -> Parser:
     command.add_argument("--reverse", action="store_true", help="the other way round")
     costs_help = "what they cost: hours of nodes, GPUs and CPUs over all attempts, memory, energy"
     command.add_argument("--cost", action="store_true", help=costs_help)
+    ettr = (
+        "where their time went: the share of steps that count, queue, starts, lost steps, saves, "
+        "evaluations, waits for the slowest rank, hangs"
+    )
+    command.add_argument("--ettr", action="store_true", help=ettr)
     return command.add_json("runs_dir, runs, problems, as JSON", Listing)
 
 
@@ -173,6 +196,8 @@ def main(argv: list[str]) -> int:
         run_costs = [run["cost"] for run in runs]
         lines = costs.table(names, run_costs)
         print("\n".join(lines))
+    elif arguments.ettr:
+        print("\n".join(_time_table(runs)))
     else:
         print(run_table.table(runs))
     return Exit.OK

@@ -345,12 +345,50 @@ class CostAndAdvice(Cost):
     """Empty where the request fits, or its use is unknown."""
 
 
+class TimeParts(TypedDict):
+    """Seconds of a run, by what they were spent on. They add up to all of its time."""
+
+    steps_s: float
+    """Steps that count: none of them had to be done again."""
+    queue_s: float
+    """From a submission or a requeue to the start of the job."""
+    start_s: float
+    """From the start of a job, or from a failure, until the ranks train or the job has ended."""
+    lost_s: float
+    """Steps and evaluations after the checkpoint that the run went on from."""
+    saves_s: float
+    """While the ranks wait for a checkpoint, or for the model at the end."""
+    evaluations_s: float
+    waits_s: float
+    """Of an average rank for the slowest one, in forward passes."""
+    hangs_s: float
+    """From the last step of ranks that hung until the watchdog ended them."""
+    program_s: float
+    """A program ran that does not tell its steps."""
+
+
+class AttemptTime(TimeParts):
+    """Where the time of one attempt went, with the queue before it."""
+
+    attempt: int
+
+
+class TimeUse(TimeParts):
+    """Where the time of a run went, from its submission to its end, or until now."""
+
+    total_s: float
+    ettr: float | None
+    """The share of steps that count, from 0 to 1. null: the program does not tell its steps."""
+    attempts: list[AttemptTime]
+
+
 class RunFacts(RunSummary):
     """All that is known of a run. null is what is not known."""
 
     queue: list[str]
     """Lines about the queue of a pending job."""
     cost: CostAndAdvice
+    time_use: TimeUse
     owner: str
     """The user whom the configuration belongs to."""
     is_own: bool
@@ -460,7 +498,10 @@ def _progress(status: RunStatus) -> Progress:
 
 def run_facts(run: RunDir) -> RunFacts:
     """Returns all that is known of a run, as `slurmft status --json` prints it."""
-    from slurmft.cluster import cost  # 5 ms, which `slurmft list` need not pay
+    from slurmft.cluster import (
+        cost,
+        time_use,
+    )  # 5 ms, which `slurmft list` need not pay
 
     (status,) = run_statuses([MeasuredRun.read(run.path)])
     facts = summary(status)
@@ -487,6 +528,7 @@ def run_facts(run: RunDir) -> RunFacts:
         **facts,
         queue=_queue(status),
         cost=CostAndAdvice(**costs, advice=cost.advice(costs, status.run)),
+        time_use=time_use.of_status(status),
         owner=_owner(run),
         is_own=run.is_own(),
         origin=_origin(run),

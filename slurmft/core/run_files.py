@@ -149,6 +149,8 @@ class Failure:
     attempt: int = field(default_factory=current_attempt)
     meetings: int | None = None
     """How many meetings the rank had seen; None where it is not the failure of a rank itself."""
+    hang_s: float | None = None
+    """Seconds without a step, of a hang."""
     time: float = field(default_factory=now)
     checkpoint: str | None = None
     """The checkpoint that a program of the user's own could not start from."""

@@ -187,10 +187,36 @@ class Compared(Text):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks(Record):
-    """Time of each rank's own work and its memory, by rank."""
+    """Time of each rank's own work in a step and its memory, by rank."""
 
     own_ms: list[float]
     memory_mib: list[float]
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Met(Record):
+    """The ranks have met: at the start of an attempt, or after torchrun has started them again."""
+
+    attempt: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseBegun(Record):
+    """What the ranks do from now on: train, evaluate or save.
+
+    They train after `start`, `resume`, `epoch` and `checkpoint`, without such a record.
+    """
+
+    phase: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved(Record):
+    """A checkpoint: the trainer's, when its copy is in memory; that of another program, when it is
+    written."""
+
+    step: int
 
 
 _KINDS: dict[str, tuple[type[Record], ...]] = {
@@ -208,8 +234,14 @@ _KINDS: dict[str, tuple[type[Record], ...]] = {
     "preflight": (Examined,),
     "collectives": (Compared,),
     "ranks": (Ranks,),
+    "met": (Met,),
+    "phase": (PhaseBegun,),
+    "checkpoint": (Saved,),
 }
 """Event -> what a record of it is: the first that it fits. The last one fits all that are whole."""
+
+TRAINS_AFTER = ("start", "resume", "epoch", "checkpoint")
+"""Events after which the ranks train, until a record says otherwise."""
 
 EVENTS: dict[type[Record], str] = {kinds[-1]: event for event, kinds in _KINDS.items()}
 """What all whole records of an event are -> the event."""

@@ -38,7 +38,7 @@ from slurmft.core import hooks
 from slurmft.core.files import to_json, write_json
 from slurmft.core.program import OWN
 from slurmft.core.run_files import current_attempt
-from slurmft.core.run_records import record_of
+from slurmft.core.run_records import TRAINS_AFTER, record_of
 from slurmft.job import checkpoints, process
 from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
@@ -57,6 +57,9 @@ _LAST_WRITE_S = 30
 """How long a checkpoint that is being written delays the end of a rank that failed."""
 _LAST_WRITE_AT_TERM_S = 4
 """How long it delays the end of a rank that torchrun ends: torchrun kills it after 5 s."""
+
+_PHASES = ("train", "evaluate", "save")
+"""Phases whose beginnings are recorded; those before the first step are not."""
 
 _SPEED_EVERY_S = 2.0
 """The shortest window over which the speed is measured."""
@@ -155,6 +158,8 @@ class Job:
         self._speed = _Speed()
         self._has_result = False
         self._has_warned_of_lead = False
+        self._phase = "train"
+        """What the records say that the ranks do."""
         self._recorders: list[hooks.Recorder] = []
         if run is None:
             return
@@ -208,6 +213,7 @@ class Job:
         self._meetings += 1
         if self.is_main:
             self._run.mark_started(self._meetings)
+            self.record("met", attempt=current_attempt(), meetings=self._meetings)
 
     # --- between steps ----------------------------------------------------------------------------
 
@@ -266,6 +272,13 @@ class Job:
         """
         self._has_agreed = False
         self._heart.beat(self._step, phase)
+        self._record_phase(phase)
+
+    def _record_phase(self, phase: str) -> None:
+        """Records that a phase begins, if it is another one: a step costs a comparison."""
+        if phase != self._phase and phase in _PHASES:
+            self._phase = phase
+            self.record("phase", phase=phase)
 
     def should_stop(self) -> bool:
         """Returns whether to save and end, the same on every rank. All ranks ask after the same
@@ -327,12 +340,21 @@ class Job:
             return contextlib.nullcontext()
         # Here, not in the block: another thread may write it later.
         self._checkpoints.schedule()
-        return self._write_checkpoint(checkpoints.checkpoint_name(step, suffix), best)
+        return self._write_checkpoint(step, suffix, best)
 
     @contextlib.contextmanager
-    def _write_checkpoint(self, name: str, best: bool) -> Iterator[Path]:
+    def _write_checkpoint(self, step: int, suffix: str, best: bool) -> Iterator[Path]:
+        name = checkpoints.checkpoint_name(step, suffix)
+        # The trainer records its checkpoints itself: they are written while it trains on.
+        is_recorded = self.config.program.kind == OWN
+        # A program that writes in another thread trains on, too.
+        is_waited_for = threading.current_thread() is threading.main_thread()
+        if is_recorded and is_waited_for:
+            self._record_phase("save")
         with self._checkpoints.write(name, best) as folder:
             yield folder
+        if is_recorded:
+            self.record("checkpoint", checkpoint=name, step=step)
         if not self._stopped_by and not self._has_warned_of_lead:
             self._check_lead()
 
@@ -430,6 +452,8 @@ class Job:
                 rows = self._step_windows.take(rows)
             else:  # the steps before it come first
                 rows = [*self._step_windows.end(), *rows]
+            if event in TRAINS_AFTER:
+                self._phase = "train"
             self._records.write(*rows)
             warnings: list[str] = []
             for row in rows:

@@ -194,7 +194,14 @@ class Supervisor:
         # Ranks that wait for the one that hangs look alike: only a stopped process is certain.
         where = f"node {host}"
         is_effect = not hang.certain
-        self.run.add(Failure.of(where, error, secondary=is_effect, bad_host=host))
+        failure = Failure.of(
+            where,
+            error,
+            secondary=is_effect,
+            bad_host=host,
+            hang_s=hang.seconds,
+        )
+        self.run.add(failure)
         print(f"error: {error}", file=sys.stderr, flush=True)
         if not hang.certain:
             await_cause(self.peers)

@@ -52,6 +52,8 @@ class Hang:
     description: str
     certain: bool
     """True if the rank is stopped, so that no other node is the cause."""
+    seconds: float
+    """Since its last step."""
 
 
 class Watchdog:
@@ -101,11 +103,12 @@ class Watchdog:
         suspects = stopped or list(late)
         rank = min(suspects, key=lambda rank: (late[rank].step, late[rank].time))
         beat = late[rank]
-        description = f"no step for {duration(time.monotonic() - beat.time)}"
+        seconds = time.monotonic() - beat.time
+        description = f"no step for {duration(seconds)}"
         description += f" ({beat.phase}, after step {beat.step})"
         if stopped:
             description += "; the process is stopped (SIGSTOP?)"
-        return Hang(rank, description, certain=bool(stopped))
+        return Hang(rank, description, certain=bool(stopped), seconds=seconds)
 
     def dump(self, run: RunDir) -> None:
         """Writes the stacks of this node's ranks into the run directory, once."""

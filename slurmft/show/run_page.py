@@ -9,7 +9,7 @@ from slurmft.core import fingerprint
 from slurmft.core.decode import decode_or_none
 from slurmft.core.run_files import Snapshot, Transition
 from slurmft.core.text import ago, brief, clock, duration, hanging, in_bytes, some
-from slurmft.show import costs
+from slurmft.show import costs, time_use
 from slurmft.show.progress import metrics_words
 from slurmft.show.result_table import result_table
 from slurmft.show.status_words import progress_words, state_words, waiting_advice
@@ -46,6 +46,7 @@ def text(facts: Mapping[str, Any]) -> str:
         ("progress", progress_words(facts)),
         ("speed", _speed(facts)),
         ("metrics", metrics_words(facts["metrics"])),
+        ("time", time_use.words(facts["time_use"])),
         ("cost", cost_words),
         ("advice", cost["advice"]),
         ("checkpoints", _checkpoints(facts["checkpoints"])),
@@ -58,6 +59,7 @@ def text(facts: Mapping[str, Any]) -> str:
         if value:
             head = f"  {name:<12} "
             lines.append(hanging(head, value, len(head)))
+    lines += _attempts(facts["time_use"])
     lines += _history(facts["history"])
     # The newest alone, so that a page stays one; --json has them all.
     newest_warnings = facts["warnings"][-_SECTION_LINES:]
@@ -150,6 +152,15 @@ def _checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> str:
     count = f"{len(checkpoints)} in all, {in_bytes(total_bytes)}"
     written = ago(newest["time"])
     return f"{newest['name']}, {written}; {count}"
+
+
+def _attempts(use: Mapping[str, Any]) -> list[str]:
+    """Returns where the time of each attempt went; of a single one, the row in all says it."""
+    newest = use["attempts"][-_HISTORY_LINES:]
+    if len(use["attempts"]) < 2:
+        return []
+    names = [str(each["attempt"]) for each in newest]
+    return _section("where the time went", time_use.table("attempt", names, newest))
 
 
 def _history(history: Sequence[Transition]) -> list[str]:

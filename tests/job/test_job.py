@@ -200,6 +200,28 @@ def test_short_lead_is_told_once(tmp_path: Path) -> None:
     assert "give --stop-lead-s" in warning["text"]
 
 
+def test_phases_are_recorded_where_they_change(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    job = Job(run)
+    for n in range(1, 40):
+        job.alive("start")  # no phase of its own
+        job.step(n)
+    for _ in range(3):
+        job.alive("evaluate")
+    job.evaluated(accuracy=0.5)
+    # After an evaluation they train: no record says so again.
+    job.step(40)
+    with job.checkpoint(40):
+        pass
+    job.alive("save")
+    job.step(41)
+    kinds = ("met", "phase", "epoch", "checkpoint")
+    rows = [r for r in RecordReader(run.records).read_values() if r["event"] in kinds]
+    found = [row.get("phase", row["event"]) for row in rows]
+    # The trainer records its checkpoints by itself.
+    assert found == ["met", "evaluate", "epoch", "save", "train"]
+
+
 def test_records_of_many_steps_are_few(tmp_path: Path) -> None:
     """After 10,000 steps a record stands for several; nothing is lost when the loop ends."""
     run = make_run(tmp_path)

@@ -69,6 +69,7 @@ def test_late_rank_is_found(clock: Clock, dog: Watchdog) -> None:
     assert hang is not None
     assert (hang.rank, hang.certain) == (1, False)
     assert "after step 5" in hang.description
+    assert hang.seconds == pytest.approx(105, abs=1)
 
 
 @pytest.mark.processes

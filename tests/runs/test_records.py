@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurmft.core.run_records import Epoch, Ranks, Resume, Start, Step, Warned
+from slurmft.core.run_records import Epoch, Ranks, Record, Resume, Start, Step, Warned
 from slurmft.runs import records
 from slurmft.runs.records import RecordReader, RecordWriter, StepWindows, add_point
 from tests.support.lockfs import TwoNodes
@@ -267,6 +267,22 @@ def test_steps_of_a_run_whose_state_is_older_than_its_result(tmp_path: Path) -> 
         "".join(json.dumps(record) + "\n" for record in (start, end))
     )
     assert records.latest(run.path).steps_done == 3
+
+
+def test_of_steps_in_a_row_the_first_and_the_last_are_read(long: Path) -> None:
+    found = list(RecordReader(long / "records.jsonl").read_sparsely())
+    all_records = list(RecordReader(long / "records.jsonl").read(Record))
+    others = [record for record in found if record.event != "step"]
+    assert others == [record for record in all_records if record.event != "step"]
+    assert len(others) == 7
+    numbers = [record.step for record in found if isinstance(record, Step)]
+    assert numbers == sorted(numbers)
+    # Blocks end stretches, too.
+    assert len(numbers) < 200
+    assert {1, 30_000, 30_010, 60_000, 60_010, 300_000} <= {*numbers}
+    begin = time.process_time()
+    list(RecordReader(long / "records.jsonl").read_sparsely())
+    assert time.process_time() - begin < 0.5
 
 
 # --- curves ---------------------------------------------------------------------------------------

@@ -168,6 +168,46 @@ def test_signals_to_any_process(
     assert_gone(job.run)
 
 
+@pytest.mark.extra("faults")
+def test_where_the_time_of_a_killed_run_went(
+    tmp_path: Path, tiny_data: Path, tiny_model: Path
+) -> None:
+    """A rank is killed, and torchrun starts the ranks again; then a stop leads to a requeue."""
+    flags = arguments(tiny_data, tiny_model, tmp_path)
+    every = ("--checkpoint-every-steps", "10", "--evaluate-every", "steps:30")
+    job = Following(*flags, *every, imported=True)
+    job.at_step(25)
+    os.kill(one_rank(job.run), signal.SIGKILL)
+    await_resumes(job.run, 1)
+    os.kill(one_rank(job.run), signal.SIGUSR2)
+    code, text = job.end()
+    assert code == 0, text
+    assert steps_twice(job.run) > 0
+    facts = json.loads(slurmft("status", str(job.run.path), "--json").out)
+    use = facts["time_use"]
+    keys = [key for key in use["attempts"][0] if key.endswith("_s")]
+    first, second = use["attempts"]
+    for each in (use, first, second):
+        for key in ("steps_s", "start_s", "saves_s"):
+            assert each[key] > 0, (key, each)
+        assert each["hangs_s"] == each["program_s"] == 0
+    assert (first["lost_s"] > 0, second["lost_s"]) == (True, 0)
+    history = job.run.history()
+    total_s = history[-1].time - history[0].time
+    assert sum(use[key] for key in keys) == pytest.approx(total_s)
+    assert use["total_s"] == pytest.approx(total_s)
+    assert use["ettr"] == pytest.approx(use["steps_s"] / total_s)
+    # The clock of the phases, which counts what was not lost, has the same evaluations but for the
+    # one that the stop may have cut.
+    result = json.loads(job.run.result.read_text())
+    assert use["evaluations_s"] == pytest.approx(
+        sum(result["phases_s"].values()) - result["phases_s"]["train"], abs=1.0
+    )
+    page = slurmft("status", str(job.run.path)).out
+    assert f"ETTR {100 * use['ettr']:.1f} % of" in page
+    assert "where the time went" in page
+
+
 PARTS = {
     "reporter": ["counts", "ran_s", "ran_before_s", "began_at", "phases_s"],
     "position": [

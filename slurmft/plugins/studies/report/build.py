@@ -46,6 +46,7 @@ from slurmft.plugins.studies.report.tables import (
     data_table,
     phase_table,
     speed_table,
+    time_tables,
 )
 from slurmft.plugins.studies.table import Table
 from slurmft.runs import resolve, scan
@@ -91,6 +92,7 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
     if not runset.study:
         tables += class_tables(rows)
     tables += cost_tables(rows, runset)
+    tables += time_tables(rows, runset)
     data = [(key, data_table(rows, runset))]
     problems = list(runset.problems)
     sources = origins(rows)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from slurmft.cluster import cost
+from slurmft.cluster import cost, time_use
 from slurmft.plugins.studies.report import measures
 from slurmft.plugins.studies.report.measures import (
     METRIC,
@@ -24,6 +24,7 @@ from slurmft.plugins.studies.table import (
     decimals_of,
 )
 from slurmft.show import classes
+from slurmft.show import time_use as show_time_use
 
 
 def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
@@ -127,6 +128,34 @@ def cost_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     all_sources = " and ".join(sources)
     notes.append(f"by {all_sources}; n/a: unknown")
     return [Table(f"{runset.title}: cost, all attempts", columns, notes)]
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def time_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
+    """Returns where the time of all runs of a row went, those that failed included; no table, where
+    no time has passed."""
+    all_shares = []
+    hours = []
+    for row in rows:
+        use = time_use.in_all([time_use.of_records(run) for run in row.runs])
+        hours.append(use["total_s"] / 3600 or None)
+        all_shares.append(show_time_use.shares(use))
+    if not any(all_shares):
+        return []
+    columns = _leading(rows, runset.fields)
+    columns.append(column("hours", hours, decimals_of(hours)))
+    for rank, (key, name) in enumerate(show_time_use.LABELS.items()):
+        # A part that no run has, such as hangs, is no column.
+        percents = [shares.get(key) for shares in all_shares]
+        if any(percents):
+            columns.append(column(f"{name} (%)", percents, 1, rank=rank))
+    notes = [
+        "of the time from submission to end, all attempts; ETTR: steps that count; lost: steps "
+        "that were done again; waits: for the slowest rank, in forward passes"
+    ]
+    return [Table(f"{runset.title}: where the time went", columns, notes)]
 
 
 # --- classes --------------------------------------------------------------------------------------

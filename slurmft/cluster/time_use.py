@@ -1,0 +1,102 @@
+"""Where the time of runs went, and which share of it were steps that count (ETTR)."""
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from slurmft.cluster.job_state import Phase
+from slurmft.cluster.status import AttemptTime, RunStatus, TimeUse
+from slurmft.runs.records import RecordReader
+from slurmft.runs.rundir import RunDir
+from slurmft.runs.scan import MeasuredRun
+from slurmft.runs.time_use import AttemptParts, Part, Past, attempts_of
+
+_QUEUED = (Phase.PENDING, Phase.REQUEUED)
+
+
+def of_status(status: RunStatus) -> TimeUse:
+    """Returns where the time of a run went, until now where its job waits or runs."""
+    now = None
+    if status.is_alive:
+        now = time.time()
+    is_running = status.outcome == "running"
+    return _of(status.run, now, is_running, status.state in _QUEUED)
+
+
+def of_records(run: MeasuredRun) -> TimeUse:
+    """Returns where the time of a run went, until its last record: no scheduler is asked."""
+    is_running = run.state.state in ("running", "stopping")
+    return _of(run, None, is_running, is_queued=False)
+
+
+def _of(
+    run: MeasuredRun, now: float | None, is_running: bool, is_queued: bool
+) -> TimeUse:
+    files = RunDir(run.path)
+    is_training = not run.is_own and not run.is_prediction
+    kept_step = None
+    # Steps of a run that trains on are not lost yet.
+    if not run.is_finished and not is_running:
+        kept_step = _kept_step(files, is_training)
+    past = Past(
+        history=run.state.history,
+        records=RecordReader(files.records).read_sparsely(),
+        failures=files.all_failures(),
+        now=now,
+        is_queued=is_queued,
+        is_training=is_training,
+        kept_step=kept_step,
+    )
+    return _time_use(attempts_of(past))
+
+
+def _kept_step(files: RunDir, is_training: bool) -> int | None:
+    """Returns the step that a run goes on from; None: it is not known."""
+    names = []
+    with contextlib.suppress(OSError):
+        names = files.checkpoint_names()
+    if names:
+        _, step, *_ = names[-1].split("-")  # step-00000120
+        return int(step)
+    # Another program may have checkpoints elsewhere.
+    if is_training:
+        return 0
+    return None
+
+
+def _time_use(attempts: Sequence[AttemptParts]) -> TimeUse:
+    rows = []
+    for each in attempts:
+        row = _with_keys(each.seconds) | {"attempt": each.number}
+        rows.append(cast(AttemptTime, row))
+    return in_all(rows, rows)
+
+
+def in_all(
+    parts: Sequence[Mapping[str, Any]], attempts: Sequence[AttemptTime] = ()
+) -> TimeUse:
+    """Returns the sum of the parts of attempts, or of runs."""
+    sums = {}
+    for part in Part:
+        sums[part] = sum(each[key_of(part)] for each in parts)
+    total_s = sum(sums.values())
+    ettr = None
+    # Of a program that does not tell its steps, some of its time may be steps.
+    if total_s and not sums[Part.PROGRAM]:
+        ettr = sums[Part.STEPS] / total_s
+    use = _with_keys(sums) | {
+        "total_s": total_s,
+        "ettr": ettr,
+        "attempts": list(attempts),
+    }
+    return cast(TimeUse, use)
+
+
+def key_of(part: Part) -> str:
+    """Returns the key of the seconds of a part."""
+    return f"{part}_s"
+
+
+def _with_keys(seconds: Mapping[Part, float]) -> dict[str, Any]:
+    return {key_of(part): value for part, value in seconds.items()}
