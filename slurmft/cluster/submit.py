@@ -16,7 +16,7 @@ from typing import Any
 
 import slurmft
 from slurmft import locks
-from slurmft.cluster import container, dependency
+from slurmft.cluster import container, dependency, shared_outputs
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
@@ -128,6 +128,7 @@ def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
     """Returns the text of a dry run: configuration, job, and the command of the first node. `run`:
     the one that resumes."""
     config = dependency.settled(config, cluster, config.job.runs_dir)
+    shared_outputs.check(config, run)
     if run is None:
         name = f"{config.name}-<time>-<random>"
         run = RunDir(Path(config.job.runs_dir) / name)
@@ -226,6 +227,7 @@ def _was_submitted(run: RunDir, cluster: str) -> bool:
 
 
 def _submit_new(config: RunConfig, cluster: str, mark: str) -> RunDir:
+    shared_outputs.check(config)
     run = create(config, mark)
     try:
         _submit_job(run.load_own_config(), run, cluster)
@@ -328,6 +330,7 @@ def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
         first = dataclasses.replace(first, resumed=all_resumes)
         config = dataclasses.replace(config, submission=first)
         config = dependency.settled(config, cluster, config.job.runs_dir)
+        shared_outputs.check(config, run)
         # All is written before the submission: the job may start at once, and reads it.
         with _restored(run):
             run.make_folders()

@@ -163,6 +163,35 @@ def test_finished_in_spite_of_the_signal(here: Path) -> None:
     assert [s.state for s in started.run.history()].count("running") == 1
 
 
+def test_outputs_of_a_run_that_has_not_ended_are_refused(here: Path) -> None:
+    """Each run would resume from the other's checkpoints, and take the other's result."""
+    write(here, "wait.py", "import time\ntime.sleep(60)\n")
+    (here / "link").symlink_to("out")
+
+    def submitted(**outputs: str) -> api.Run:
+        return api.run("wait.py", cluster="local", per="process", **outputs)
+
+    first = submitted(checkpoint_dir="out", result_file="result.json")
+    sharing: list[dict[str, str]] = [
+        {"checkpoint_dir": "link/"},
+        {"finished_file": "other/../result.json"},
+        {"result_file": str(here / "result.json")},
+    ]
+    for outputs in sharing:
+        with pytest.raises(UsageError, match=f"{first.path.name}', which is"):
+            submitted(**outputs)
+    first.cancel()
+    until(lambda: first.state == "cancelled")
+    second = submitted(checkpoint_dir="out")
+    # The run that resumes does not stand in its own way; what has taken its place does.
+    with pytest.raises(UsageError, match=f"{second.path.name}', which is"):
+        first.resume()
+    second.cancel()
+    until(lambda: second.state == "cancelled")
+    first.resume()
+    first.cancel()
+
+
 def test_attached(here: Path) -> None:
     """A program that attaches is asked, and not signalled; its records are there."""
     text = """\

@@ -1,0 +1,101 @@
+"""Two runs of programs that write the same files at once: each would take the other's checkpoints
+and results for its own."""
+
+import os
+import shlex
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurmft.core.config import RunConfig
+from slurmft.core.errors import SlurmftWarning, UsageError
+from slurmft.core.options import flag
+from slurmft.core.program import OWN
+from slurmft.runs.rundir import RunDir
+
+
+def check(config: RunConfig, run: RunDir | None = None) -> None:
+    """Checks that no run which has not ended writes what this one is to write.
+
+    Only the runs in the same folder of runs are known. Of those of a study, the study itself
+    makes sure that they differ.
+
+    Args:
+        run: the one that resumes.
+
+    Raises:
+        UsageError: another run writes the same file or folder.
+    """
+    if config.program.kind != OWN or config.submission.study is not None:
+        return
+    places = _outputs(config.program.settings)
+    runs_dir = Path(config.job.runs_dir)
+    if not places or not runs_dir.is_dir():
+        return
+    from slurmft.cluster.status import run_statuses  # 10 ms, for few jobs
+    from slurmft.runs import scan
+
+    itself = ""
+    if run is not None:
+        itself = os.path.realpath(run.path)
+    sharing = []
+    options_shared = []
+    for path in _unfinished(runs_dir, itself):
+        for other in scan.read_each([path], [], with_environment=False):
+            if other.is_own:
+                name = _shared(places, _outputs(other.settings))
+                if name is not None:
+                    sharing.append(other)
+                    options_shared.append(name)
+    # Asked about these alone: most submissions share nothing, and need no answer from Slurm.
+    statuses = run_statuses(sharing)
+    for status, name in zip(statuses, options_shared, strict=True):
+        if not status.is_alive:
+            continue
+        problem = (
+            f"{flag(name)} {places[name]!r} is also that of the run {status.run.name!r}, which is "
+            f"{status.elsewhere or status.state}"
+        )
+        # It may have ended long ago, where this machine cannot see it.
+        if not status.is_sure:
+            warnings.warn(problem, SlurmftWarning, stacklevel=2)
+            continue
+        other_run = shlex.quote(str(status.run.path))
+        raise UsageError(
+            f"{problem}: each would take the other's for its own",
+            f"give another one; or wait for that run: slurmft follow {other_run}",
+        )
+
+
+def _unfinished(runs_dir: Path, itself: str) -> Iterator[Path]:
+    """Yields the runs in a folder that have not recorded their end, but for one."""
+    from slurmft.runs import scan
+
+    for place, path in scan.folders(runs_dir, []):
+        if place != itself and not RunDir(path).get_state().has_ended:
+            yield path
+
+
+def _outputs(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the real path of each file and folder of a program's that no other run may write, by
+    the name of its option."""
+    from slurmft.programs.description import (
+        OWN_FILES,
+    )  # 8 ms: no other program needs it
+
+    places = {}
+    folder = str(settings.get("folder", ""))
+    for key in OWN_FILES:
+        # A study without such a file has "" there.
+        if settings.get(key):
+            places[key] = os.path.realpath(os.path.join(folder, settings[key]))
+    return places
+
+
+def _shared(places: Mapping[str, str], others: Mapping[str, str]) -> str | None:
+    """Returns the option whose place another program writes, too; None: they share nothing."""
+    for name, place in places.items():
+        if place in others.values():
+            return name
+    return None
