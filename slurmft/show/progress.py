@@ -167,10 +167,14 @@ def optimizer_words(optimizer: str, learning_rate: float, reason: str) -> str:
 def _parameters(start: TrainingStart) -> str:
     """Returns the size of the model, and how much of it is trained, where not all is."""
     millions = start.parameters / 1e6
-    trained = (start.trained_parameters or start.parameters) / 1e6
-    if trained < millions:
-        percent = 100 * trained / millions
-        size = f"{trained:.2f}M of {millions:.2f}M parameters"
+    trained = start.trained_parameters or start.parameters
+    if trained < start.parameters:
+        percent = 100 * trained / start.parameters
+        # A head alone may have some hundreds, which are 0.00M.
+        number = f"{trained:,}"
+        if trained >= 1e5:
+            number = f"{trained / 1e6:.2f}M"
+        size = f"{number} of {millions:.2f}M parameters"
         return f"{size} train ({percent:.1f} %)"
     return f"{millions:.1f}M parameters"
 

@@ -1011,6 +1011,19 @@ def evaluation_period(evaluate_every: str) -> tuple[int, str] | None:
     return int(number), unit
 
 
+def early_stopping_remark(config: TrainConfig, evaluations: int) -> str | None:
+    """Returns why --early-stopping cannot end a run of so many evaluations before its last one;
+    None where it can, or is not given."""
+    patience = config.early_stopping
+    # The first one is the best until the second; the last one ends the run in any case.
+    if patience is None or evaluations > patience + 1:
+        return None
+    return (
+        f"--early-stopping {patience} cannot end this run early, which has {evaluations:,} "
+        f"evaluation(s): it takes {patience + 2} or more (--evaluate-every, --epochs)"
+    )
+
+
 def rounding(grad_comm: str, precision: str) -> str:
     """Returns how gradients are sent, where --grad-comm may say auto: fp32 or bf16."""
     if grad_comm == "auto":

@@ -193,7 +193,13 @@ def test_null_where_a_template_needs_a_content(tmp_path: Path) -> None:
             {"tool_calls": [CALL | {"function": {"name": "joy", "arguments": "{"}}]},
             "a tool call whose arguments are no JSON: '{'",
         ),
-        ({"content": None, "tool_calls": []}, r"the messages \["),
+        (
+            {"content": None, "tool_calls": []},
+            "no content, or null, in message 2, of the",
+        ),
+        ({}, "no content, or null, in message 2, of the role 'assistant'"),
+        ({"role": "user"}, "no content, or null, in message 2, of the role 'user'"),
+        ({"content": 5}, r"the messages \["),
     ],
 )
 def test_messages_that_are_none(

@@ -635,7 +635,7 @@ def test_ranks() -> None:
 @pytest.mark.parametrize(
     ("preset", "values", "message"),
     [
-        ("pairs", {"positive": None}, "row 3 has no text"),
+        ("pairs", {"positive": None}, "row 3 has no text in the column 'positive'"),
         ("triplets", {"negative": 7}, "row 3 has the text 7, which is no string"),
         ("scores", {"score": 4.5}, r"row 3 has the score 4\.5"),
         ("scores", {"score": "-1.1"}, r"row 3 has the score '-1\.1'"),

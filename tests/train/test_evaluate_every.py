@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurmft.core.errors import UsageError
 from slurmft.train.config import TrainConfig
+from slurmft.train.login.configure import configure
 from slurmft.train.loop.step_plan import Plan
 from tests.conftest import Following, records, slurmft
 from tests.train.test_resume import (
@@ -58,6 +61,32 @@ def test_steps_of_evaluations(
     while steps[-1] < plan.total_steps:
         steps.append(plan.next_evaluation(steps[-1]))
     assert steps[1:] == expected
+    assert plan.evaluations == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "evaluations"),
+    [
+        ({"early_stopping": 2, "evaluate_every": "epochs:100"}, 1),
+        ({"early_stopping": 2, "epochs": 3}, 3),
+        ({"early_stopping": 2, "epochs": 4}, None),
+        ({"early_stopping": 1, "evaluate_every": "steps:5", "max_steps": 7}, 2),
+        ({"early_stopping": 1, "evaluate_every": "steps:3", "max_steps": 7}, None),
+        ({"evaluate_every": "epochs:100"}, None),
+    ],
+)
+def test_early_stopping_that_cannot_be(
+    flags: dict[str, Any], evaluations: int | None
+) -> None:
+    """The last evaluation ends the run in any case, and the first one is the best so far."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        configure(flags)
+    texts = [str(each.message) for each in caught]
+    warned = [text for text in texts if "--early-stopping" in text]
+    assert len(warned) == (evaluations is not None)
+    if evaluations is not None:
+        assert f"which has {evaluations} evaluation(s)" in warned[0]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_prompts_are_continued_as_by_transformers(
 
 
 def test_conversations_in_other_forms(tmp_path: Path, decoder: Path) -> None:
-    """ShareGPT's, and contents in parts, are the same prompt."""
+    """ShareGPT's, contents in parts, and a turn to predict that is null, are the same prompt."""
     run = write_trained(tmp_path / "runs/run", decoder, task="sft", max_length=100)
     texts = ["joy love", "fear", "word1 word2"]
     roles = ["user", "assistant", "user"]
@@ -130,17 +130,25 @@ def test_conversations_in_other_forms(tmp_path: Path, decoder: Path) -> None:
     pairs = list(zip(roles, texts, strict=True))
     plain = [{"role": role, "content": text} for role, text in pairs]
     parts = [{"type": "text", "text": texts[2]}]
+    sharegpt = [{"from": n, "value": t} for n, t in zip(names, texts, strict=True)]
     forms = [
         plain,
         [*plain[:2], {"role": "user", "content": parts}],
-        [{"from": n, "value": t} for n, t in zip(names, texts, strict=True)],
+        sharegpt,
+        [*sharegpt, {"from": "gpt", "value": None}],
         [*plain, {"role": "assistant", "content": "anger"}],
+        [*plain, {"role": "assistant", "content": None}],
+        [*plain, {"role": "assistant"}],
     ]
     file = write(tmp_path / "new.jsonl", {"messages": forms})
     found = texts_of(run, file, tmp_path, max_new_tokens=9)
     limit = {"max_new_tokens": 9}
     expected = generated(run.model, [plain], AutoModelForCausalLM, **limit)
-    assert found == expected * 4
+    assert found == expected * len(forms)
+    unanswered = [plain[0], {"role": "assistant", "content": None}, plain[2]]
+    file = write(tmp_path / "null.jsonl", {"messages": [unanswered]})
+    with pytest.raises(UsageError, match="no content, or null, in message 2"):
+        config_of(run, file)
 
 
 def test_settings_of_the_model(tmp_path: Path, decoder: Path) -> None:

@@ -731,14 +731,41 @@ def test_a_model_that_is_nowhere_and_cannot_be_fetched(
     """A folder with a spelling mistake looks like an id of the hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    check_in_cache("models/none")
+    train = TrainConfig.resolve(task="synthetic", model="models/none")
+    check_in_cache(train)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UsageError, match="'models/none' is no folder here and not in"):
-        check_in_cache("models/none")
+        check_in_cache(train)
     (tmp_path / "models--models--none/snapshots/0").mkdir(parents=True)
-    check_in_cache("models/none")
+    check_in_cache(train)
     with pytest.raises(UsageError, match="'models/other' is no folder"):
         configure({"task": "emotion", "model": "models/other", "data": "models/data"})
+
+
+def test_data_that_is_nowhere_and_cannot_be_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: Path
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    flags: dict[str, Any] = {"task": "text-classification", "model": str(tiny_model)}
+    configure(flags | {"data": "data/tickets"})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UsageError, match="--data 'data/tickets' is no folder") as error:
+        configure(flags | {"data": "data/tickets"})
+    assert f"slurmft fetch {tiny_model} data/tickets --task text-" in str(
+        error.value.hint
+    )
+    with pytest.raises(UsageError, match="--data 'rajpurkar/squad' is no folder here"):
+        configure({"task": "squad", "model": str(tiny_model)})
+    # As the datasets library names the folder of ada/MyTexts.
+    for name in ("data___tickets", "ada___my_texts"):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+    configure(flags | {"data": "data/tickets"})
+    configure(flags | {"data": "ada/MyTexts"})
+    mixed = flags | {"data": "ada/MyTexts", "mix": ("data/ticket:0.2",)}
+    with pytest.raises(UsageError, match="--mix 'data/ticket' is no folder") as error:
+        configure(mixed)
+    assert str(error.value.hint).endswith(" --mix data/ticket:0.2")
 
 
 @pytest.mark.parametrize("column", ["weight", "sample_weights", "weight of a parcel"])

@@ -303,10 +303,18 @@ def test_entities_as_seqeval(tmp_path: Path, tiny_model: Path, home: Path) -> No
         assert ours[name] == score(names.references, names.predictions)
 
 
+@pytest.mark.parametrize("ids_differ", [True, False])
 def test_answers_as_ours(
-    tmp_path: Path, tiny_model: Path, scripts: Path, home: Path
+    ids_differ: bool, tmp_path: Path, tiny_model: Path, scripts: Path, home: Path
 ) -> None:
+    """evaluate finds answers by the ids of the questions, which may be there twice."""
     folder = write_squad(tmp_path / "data", train=20, validation=40)
+    if not ids_differ:
+        file = folder / "validation.jsonl"
+        rows = [
+            json.loads(line) | {"id": "x"} for line in file.read_text().splitlines()
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sizes = {"max_length": 24, "doc_stride": 8}
     task = task_of("squad", folder, tiny_model, **sizes)
     data = task.prepare()
@@ -420,6 +428,8 @@ def test_numbers_that_are_not_finite_are_no_values() -> None:
         ("{scripts}", "the folder has several scripts|no script in it", "FILE.py"),
         ("./nowhere", "no such folder", "FILE.py"),
         ("precision", "is not in the cache", "slurmft fetch --metric precision"),
+        ("f1_macro:average=micro", "is not in the cache",
+         "the task's own f1_macro takes no arguments but better=: --metric f1_macro; if"),
         ("{scripts}/both", "several numbers, none of which is known to decide: left, right",
          "both.py:value=left"),
     ],

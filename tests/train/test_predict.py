@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas  # type: ignore[import-untyped]
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -302,6 +303,24 @@ def test_what_an_output_cannot_hold_is_known_at_submission(
     if suffix != "csv" or name == "days":
         with pytest.raises((TypeError, pyarrow.ArrowException, OverflowError)):
             write_rows(output, columns)
+
+
+def test_index_of_pandas(tmp_path: Path) -> None:
+    """pandas writes one without a name as a column, and takes it for the index by the metadata."""
+    rows = pandas.DataFrame({"text": ["a", "b", "c"], "label": [1, 2, 3]})
+    dates = pandas.to_datetime(["2020-01-01", "2021-01-01"])
+    pairs = pandas.MultiIndex.from_tuples([("a", 1), ("b", 2)])
+    for index in ([7, 3], ["x", "y"], dates, pairs):
+        part = rows.iloc[[0, 2]].set_axis(index)
+        part.to_parquet(tmp_path / "new.parquet")
+        columns = read_columns(tmp_path / "new.parquet")
+        output = tmp_path / "out.parquet"
+        write_rows(output, columns | {"prediction": ["p", "q"]})
+        found = pandas.read_parquet(output)
+        assert found.index.equals(part.index)
+        assert list(found.columns) == ["text", "label", "prediction"]
+        write_rows(tmp_path / "out.jsonl", columns)
+        assert read_columns(tmp_path / "out.jsonl")["text"] == ["a", "c"]
 
 
 def test_dates_and_decimals_are_texts_in_json(tmp_path: Path) -> None:

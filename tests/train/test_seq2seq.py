@@ -183,7 +183,8 @@ def test_targets_are_counted_in_tokens(copies: Path, bart: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "message"), [(None, "row 2 has no text"), (7, "row 2 has the text 7")]
+    ("target", "message"),
+    [(None, "row 2 has no text in the column 'summary'"), (7, "row 2 has the text 7")],
 )
 def test_targets_that_are_wrong(
     target: Any, message: str, tmp_path: Path, bart: Path

@@ -12,6 +12,7 @@ from typing import Any
 
 from slurmft.core.errors import UsageError
 from slurmft.core.text import some
+from slurmft.train.login.rows import SQUAD_COLUMNS
 
 MAX_LABELS = 100_000
 """Most different labels of a split."""
@@ -370,8 +371,13 @@ def _to_float(value: Any) -> float:
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
+def check_texts(
+    column: str, values: Sequence[Any], where: str, start: int = 1
+) -> list[int]:
     """Returns the numbers of rows whose text is empty, the first row having the number `start`.
+
+    Args:
+        column: name of the column, in messages.
 
     Raises:
         UsageError: a value that is no text.
@@ -381,13 +387,19 @@ def check_texts(values: Sequence[Any], where: str, start: int = 1) -> list[int]:
         # A .jsonl may lack the key in some rows; of a .csv the cell would be an empty text.
         if value is None:
             raise UsageError(
-                f"{where!r}: row {row} has no text", "give it one, or take the row out"
+                f"{where!r}: row {row} has no text in the column {column!r}",
+                "give it one, or take the row out",
             )
         if not isinstance(value, str):
-            text = f"has the text {value!r}, which is no string"
+            cure = "write it in quotes"
+            # The names of SQuAD's are fixed.
+            if column not in SQUAD_COLUMNS:
+                flags = "--text-column, --text-pair-column, --label-column"
+                cure += f", or choose another column with {flags}"
             raise UsageError(
-                f"{where!r}: row {row} {text}",
-                "write it in quotes, or choose another column with --text-column",
+                f"{where!r}: row {row} has the text {value!r}, which is no string, in the column "
+                f"{column!r}",
+                cure,
             )
         if not value or value.isspace():
             empty.append(row)

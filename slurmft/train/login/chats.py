@@ -61,7 +61,8 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
     """Returns a conversation as chat templates take it.
 
     It may be in OpenAI's form: the content of a message is a text, a list of parts, or null beside
-    tool calls, whose arguments are JSON. Or in ShareGPT's, whose keys are from and value.
+    tool calls, whose arguments are JSON. Or in ShareGPT's, whose keys are from and value. A null
+    is left out; see `check_contents`.
 
     Raises:
         FormError: a message has what is no text and no tool call.
@@ -79,7 +80,8 @@ def _message_of(given: dict[str, Any]) -> dict[str, Any]:
     if "from" in message:
         name = message.pop("from")
         message["role"] = _SHAREGPT_ROLES.get(name, name)
-        message["content"] = message.pop("value")
+        if "value" in message:
+            message["content"] = message.pop("value")
     if not isinstance(message["role"], str):
         raise TypeError
     if "function_call" in message:
@@ -89,9 +91,18 @@ def _message_of(given: dict[str, Any]) -> dict[str, Any]:
         message["tool_calls"] = [_call_of(call) for call in message["tool_calls"]]
     if isinstance(message.get("content"), list):
         message["content"] = _content_of(message["content"])
-    elif "content" in message or "tool_calls" not in message:
-        message["content"] = message["content"] + ""  # TypeError where it is no text
+    elif "content" in message:
+        message["content"] + ""  # TypeError where it is no text
     return message
+
+
+def check_contents(messages: Messages) -> None:
+    """Raises FormError where a message of `messages_of` has neither a content nor a tool call."""
+    for place, message in enumerate(messages, start=1):
+        if "content" not in message and "tool_calls" not in message:
+            raise FormError(
+                f"no content, or null, in message {place}, of the role {message['role']!r}"
+            )
 
 
 def _check_learning(message: dict[str, Any]) -> None:

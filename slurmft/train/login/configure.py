@@ -1,13 +1,20 @@
 """From flags to the configuration of a training run: recipe, then site file, then flags."""
 
 import dataclasses
+import math
+import warnings
 from typing import Any
 
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
+from slurmft.core.errors import SlurmftWarning
 from slurmft.core.options import build, options
 from slurmft.core.site import merge, site_defaults
 from slurmft.train import ipex, recipes
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import (
+    TrainConfig,
+    early_stopping_remark,
+    evaluation_period,
+)
 from slurmft.train.login.sentence_modules import LIBRARY
 from slurmft.train.login.sources import (
     check_in_cache,
@@ -36,8 +43,9 @@ def configure(flags: dict[str, Any]) -> RunConfig:
     train = localize(train)
     # An image may have a cache of its own, and commands of --setup name another one.
     if job.container is None and not job.setup:
-        check_in_cache(train.model)
+        check_in_cache(train)
         check_splits_in_cache(train)
+    _warn_of_early_stopping(train)
     program = train.program()
     has_modules = facts(train.task).library == LIBRARY
     if program.paths or has_modules:
@@ -55,6 +63,23 @@ def configure(flags: dict[str, Any]) -> RunConfig:
 
         metrics.check(train)
     return RunConfig(program=program, job=job)
+
+
+def _warn_of_early_stopping(train: TrainConfig) -> None:
+    """Warns where --early-stopping does nothing, whatever the number of steps of an epoch."""
+    period = evaluation_period(train.evaluate_every)
+    if period is None or train.epochs is None:
+        return
+    number, unit = period
+    limit: int | None = train.epochs
+    if unit == "steps":
+        # Steps are counted in the job; --max-steps bounds them.
+        limit = train.max_steps
+    if limit is None:
+        return
+    remark = early_stopping_remark(train, math.ceil(limit / number))
+    if remark:
+        warnings.warn(remark, SlurmftWarning, stacklevel=3)
 
 
 def _needs_gpus(job: JobConfig) -> bool:

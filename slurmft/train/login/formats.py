@@ -18,6 +18,7 @@ from slurmft.train.login.chats import (
     SYSTEM_ROLES,
     Conversation,
     FormError,
+    check_contents,
     has_form,
     is_learnt,
     local_template,
@@ -108,7 +109,7 @@ class RowFormat(ABC):
     def check_inputs(self, values: Columns, where: str) -> list[int]:
         """Checks the columns of `inputs`, and returns the numbers of rows that lack a text; raises
         as `check`."""
-        return _check_columns_of_texts(values, where, start=1)
+        return _check_columns_of_texts(self.inputs(), values, where, start=1)
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         """Yields the labels that are classes, each with the number of its row."""
@@ -198,7 +199,7 @@ class Texts(RowFormat):
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         # The subclass with several columns of labels has a check of its own.
         texts, (labels,) = self.parts(values)
-        empty = _check_columns_of_texts(texts, where, start)
+        empty = _check_columns_of_texts(self.columns, texts, where, start)
         if not self.has_classes:
             label_numbers(labels, where, start)  # raises for what is no number
         return empty
@@ -222,10 +223,13 @@ class Texts(RowFormat):
         return zip(*texts, strict=True)
 
 
-def _check_columns_of_texts(columns: Columns, where: str, start: int) -> list[int]:
+def _check_columns_of_texts(
+    names: Sequence[str], columns: Columns, where: str, start: int
+) -> list[int]:
+    """Returns the rows without a text in one of the columns, whose names come first in `names`."""
     empty = set()
-    for texts in columns:
-        empty.update(check_texts(texts, where, start))
+    for name, texts in zip(names, columns, strict=False):
+        empty.update(check_texts(name, texts, where, start))
     # A row with two empty texts counts once.
     return sorted(empty)
 
@@ -251,7 +255,7 @@ class ManyLabels(Texts):
             self._check_flags(labels, where, start)
         else:
             self._check_lists(labels[0], where, start)
-        return _check_columns_of_texts(texts, where, start)
+        return _check_columns_of_texts(self.columns, texts, where, start)
 
     def _check_flags(self, columns: Columns, where: str, start: int) -> None:
         for name, cells in zip(self.names, columns, strict=False):
@@ -364,7 +368,7 @@ class Compared(RowFormat):
             _check_scores(values[-1], -1, where, start, hint)
         # A row with several empty texts counts once.
         texts = values[: self.texts_apart]
-        return sorted(set(_check_columns_of_texts(texts, where, start)))
+        return sorted(set(_check_columns_of_texts(self.columns, texts, where, start)))
 
     def scores(self, values: Columns) -> Sequence[float]:
         if not self.has_scores:
@@ -524,6 +528,7 @@ class Chats(RowFormat):
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []
         for row, messages in enumerate(self._checked(values, where, start), start):
+            self._check_contents(messages, where, row)
             # What a user or a system says may be empty; there must be something to learn.
             answers = [each for each in messages if each["role"] == "assistant"]
             if not answers:
@@ -555,7 +560,9 @@ class Chats(RowFormat):
     def check_inputs(self, values: Columns, where: str) -> list[int]:
         empty = []
         for row, conversation in enumerate(self._checked(values, where), start=1):
+            # The turn that is predicted may be null already.
             messages = prompt_messages(conversation)
+            self._check_contents(messages, where, row)
             if all(is_empty(text_of(message)) for message in messages):
                 empty.append(row)
         return empty
@@ -593,6 +600,14 @@ class Chats(RowFormat):
                 raise self._wrong(where, row, what)
         return messages
 
+    def _check_contents(
+        self, messages: Sequence[dict[str, Any]], where: str, row: int
+    ) -> None:
+        try:
+            check_contents(messages)
+        except FormError as error:
+            raise self._wrong(where, row, str(error)) from None
+
     @staticmethod
     def _is_empty_answer(message: dict[str, Any]) -> bool:
         """Returns whether a turn of the assistant has neither a text nor a tool call."""
@@ -617,7 +632,7 @@ class Targets(RowFormat):
     """A text, and the text that is to be made of it."""
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
-        return _check_columns_of_texts(values, where, start)
+        return _check_columns_of_texts(self.columns, values, where, start)
 
 
 @dataclass(frozen=True)
@@ -629,7 +644,7 @@ class Passages(RowFormat):
         return cls(_given(train.text_column))
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
-        return _check_columns_of_texts(values, where, start)
+        return _check_columns_of_texts(self.columns, values, where, start)
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -649,7 +664,7 @@ class Questions(RowFormat):
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         # Identifier, question and context are texts; the answers come as an object.
-        empty = _check_columns_of_texts(values[:3], where, start)
+        empty = _check_columns_of_texts(self.columns, values[:3], where, start)
         for cells in zip(*values, strict=True):
             Question.of(cells, where, self.may_have_none)
         return empty

@@ -69,13 +69,20 @@ def _is_here(spec: MetricSpec, own_metrics: Sequence[str]) -> bool:
     if spec.is_local or metric_spec.is_cached(spec, metric_spec.modules_folder()):
         return True
     absent = f"--metric {spec.text!r} is not in the cache of scripts"
-    fetch = f"slurmft fetch --metric {spec.name}"
-    alternative = f"the task's own metrics are {', '.join(own_metrics)}"
+    cure = (
+        f"slurmft fetch --metric {spec.name}; the task's own metrics are "
+        f"{', '.join(own_metrics)}"
+    )
+    if spec.name in own_metrics:
+        cure = (
+            f"the task's own {spec.name} takes no arguments but better=: --metric {spec.name}; if "
+            f"one of evaluate is meant: slurmft fetch --metric {spec.name}"
+        )
     if is_hub_offline():
         problem = f"{absent}, and the hub is not asked (offline)"
-        raise UsageError(problem, f"{fetch}; {alternative}")
+        raise UsageError(problem, cure)
     warnings.warn(
-        f"{absent} yet: nodes without internet need {fetch}; {alternative}",
+        f"{absent} yet: nodes without internet need it: {cure}",
         SlurmftWarning,
         stacklevel=4,
     )

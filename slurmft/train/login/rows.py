@@ -17,7 +17,7 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -123,6 +123,8 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
         bytes_before += size
     if not has_rows:
         hint = "it has the names of its columns alone: add rows, or give another file"
+        if ".jsonl" in path.suffixes:
+            hint = "its lines are empty: add rows, or give another file"
         if not total:
             hint = f"it is empty: {_COPY_AGAIN}"
         raise UsageError(f"{str(path)!r} has no rows", hint)
@@ -208,7 +210,9 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         if path.suffix == ".parquet":
             import pyarrow.parquet
 
-            pyarrow.parquet.write_table(pyarrow.table(dict(columns)), aside)
+            table = pyarrow.table(dict(columns))
+            table = table.replace_schema_metadata(_pandas_metadata(columns))
+            pyarrow.parquet.write_table(table, aside)
         elif path.suffix == ".npy":
             import numpy as np
 
@@ -229,6 +233,30 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     finally:
         # It is there still where the disk was full.
         removal.discard(aside)
+
+
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+"""Names under which pandas writes an index that has none."""
+
+
+def _pandas_metadata(columns: Iterable[str]) -> dict[str, str] | None:
+    """Returns by what pandas takes columns for the index that they were; None where none was."""
+    index = [name for name in columns if _PANDAS_INDEX.fullmatch(name)]
+    if not index:
+        return None
+    # Their types are those of the file; pandas asks for names of them all the same.
+    field: dict[str, Any] = {
+        "name": None,
+        "pandas_type": "unicode",
+        "numpy_type": "object",
+    }
+    described = {
+        "index_columns": index,
+        "column_indexes": [],
+        "columns": [field | {"field_name": name, "metadata": None} for name in index],
+        "pandas_version": "2.0.0",
+    }
+    return {"pandas": json.dumps(described)}
 
 
 def check_writable(

@@ -133,17 +133,48 @@ def _columns(train: TrainConfig) -> Iterator[tuple[str, str]]:
                 yield column.strip(), flag(name)
 
 
-def check_in_cache(model: str | None) -> None:
-    """Raises UsageError where a model is no folder, in no cache, and cannot be downloaded."""
-    if model is None or is_local(model) or not is_hub_offline():
+def check_in_cache(train: TrainConfig) -> None:
+    """Raises UsageError where a model, or data of a built-in task, is no folder, in no cache, and
+    cannot be downloaded."""
+    if not is_hub_offline():
         return
-    if not folders_of(model):
-        raise UsageError(
-            f"--model {model!r} is no folder here and not in the cache {str(hub_cache())!r}, and "
-            "HF_HUB_OFFLINE is set",
-            "give its folder, or fetch it where there is internet: HF_HUB_OFFLINE=0 slurmft "
-            f"fetch {model}",
-        )
+    model = train.model
+    if model is not None and not is_local(model) and not folders_of(model):
+        raise _in_no_cache("--model", model, hub_cache(), f"slurmft fetch {model}")
+    # A task of the user's own may read its data by other means.
+    if train.task not in TASKS:
+        return
+    named = [("--mix", spec.name) for spec in train.mixed]
+    if train.data is not None:
+        named.insert(0, ("--data", train.data))
+    for flag_name, name in named:
+        if not is_local(name) and not _data_in_cache(name):
+            fetch = f"slurmft fetch {model or 'MODEL'} {train.data} --task {train.task}"
+            if flag_name == "--mix":
+                fetch += "".join(f" --mix {shlex.quote(text)}" for text in train.mix)
+            raise _in_no_cache(flag_name, name, datasets_cache(), fetch)
+
+
+def _in_no_cache(flag_name: str, name: str, cache: Path, fetch: str) -> UsageError:
+    return UsageError(
+        f"{flag_name} {name!r} is no folder here and not in the cache {str(cache)!r}, and "
+        "HF_HUB_OFFLINE is set",
+        f"give its folder, or fetch it where there is internet: HF_HUB_OFFLINE=0 {fetch}",
+    )
+
+
+def _data_in_cache(name: str) -> bool:
+    """Returns whether the datasets library has loaded a data set of the hub before; True where its
+    cache is closed to this user."""
+    if not os.access(datasets_cache(), os.R_OK | os.X_OK):
+        return datasets_cache().exists()
+    # The library writes capitals as _ and a small letter.
+    key = _cache_key(name.replace("/", "___"))
+    return any(_cache_key(each) == key for each in os.listdir(datasets_cache()))
+
+
+def _cache_key(folder_name: str) -> str:
+    return folder_name.replace("_", "").lower()
 
 
 def check_splits_in_cache(train: TrainConfig) -> None:

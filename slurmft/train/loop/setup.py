@@ -20,7 +20,11 @@ from slurmft.node import hardware, profiles
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
 from slurmft.train import mix_spec, tasks
-from slurmft.train.config import ResolvedConfig, TrainConfig
+from slurmft.train.config import (
+    ResolvedConfig,
+    TrainConfig,
+    early_stopping_remark,
+)
 from slurmft.train.data.token_data import TokenData, balanced
 from slurmft.train.login.formats import check_step, left_out
 from slurmft.train.loop import memory_limits, token_files
@@ -106,6 +110,7 @@ class Setup:
             memory_limits=limits,
         )
         setup.tell_limits()
+        setup.tell_early_stopping()
         setup.say_notes()
         if checkpoint:
             world.on_main(lambda: setup.check_same_run(checkpoint))
@@ -131,6 +136,12 @@ class Setup:
                 f"memory was too small for --eval-batch-size {self.config.eval_batch_size}: "
                 f"evaluations take {self.eval_batch_size} samples at a time"
             )
+
+    def tell_early_stopping(self) -> None:
+        """Warns where --early-stopping cannot end the run early."""
+        remark = early_stopping_remark(self.config, self.plan.evaluations)
+        if remark:
+            self.job.warn(remark)
 
     def say_notes(self) -> None:
         """Says what the task has noted of its data; on the main rank, once for all."""

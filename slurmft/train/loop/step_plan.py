@@ -178,12 +178,23 @@ class Plan:
     def next_evaluation(self, step: int) -> int:
         """The optimizer step after which the next evaluation is, where the last one was after
         `step`; 0: there was none. The last step always has one."""
+        # A multiple of the period, also where a run goes on from a checkpoint between two.
+        period = self.steps_between_evaluations
+        following = (step // period + 1) * period
+        return min(following, self.total_steps)
+
+    @property
+    def steps_between_evaluations(self) -> int:
+        """Optimizer steps from one evaluation to the next."""
         period = evaluation_period(self.config.evaluate_every)
         if period is None:
             return self.total_steps
         steps, unit = period
         if unit == "epochs":
             steps *= self.steps_per_epoch
-        # A multiple of the period, also where a run goes on from a checkpoint between two.
-        following = (step // steps + 1) * steps
-        return min(following, self.total_steps)
+        return steps
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the whole run."""
+        return math.ceil(self.total_steps / self.steps_between_evaluations)
