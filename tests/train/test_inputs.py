@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import csv
 import gzip
 import io
 import json
@@ -693,13 +694,24 @@ def test_real_data() -> None:
         ("Train.csv", "Val.csv"),
         ("training.csv", "valid.csv"),
         ("data/train.csv", "data/eval.csv"),
+        ("TRAIN.CSV", "Val.CSV.GZ"),
+        ("Train.JSONL", "VAL.TSV"),
     ],
 )
 def test_splits_by_other_names(tmp_path: Path, train: str, validation: str) -> None:
     for name, content in ((train, TICKETS), (validation, OTHERS)):
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
-        file.write_text(content)
+        if "jsonl" in name.lower():
+            rows = csv.DictReader(content.splitlines())
+            content = "".join(json.dumps(row) + "\n" for row in rows)
+        if "tsv" in name.lower():
+            content = content.replace(",", "\t")
+        if "gz" in name.lower():
+            file.write_bytes(gzip.compress(content.encode()))
+        else:
+            file.write_text(content)
+    check(tmp_path)
     assert find_split(tmp_path, "train").name == Path(train).name
     assert find_split(tmp_path, "validation").name == Path(validation).name
 

@@ -123,7 +123,7 @@ def read_chunks(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
         bytes_before += size
     if not has_rows:
         hint = "it has the names of its columns alone: add rows, or give another file"
-        if ".jsonl" in path.suffixes:
+        if _kind(path) == "jsonl":
             hint = "its lines are empty: add rows, or give another file"
         if not total:
             hint = f"it is empty: {_COPY_AGAIN}"
@@ -144,8 +144,8 @@ def _chunks_of_file(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
 
 
 def _kind(path: Path) -> str:
-    """Returns the ending of a file's name, without that of gzip."""
-    return path.name.removesuffix(".gz").rpartition(".")[2]
+    """Returns the ending of a file's name in small letters, without that of gzip."""
+    return path.name.lower().removesuffix(".gz").rpartition(".")[2]
 
 
 @contextlib.contextmanager
@@ -341,7 +341,7 @@ def _plain(cell: Any) -> Any:
 
 def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
     stream: Any = raw
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         # Over the same file: `read_chunks` asks that one how far it has come.
         stream = gzip.GzipFile(fileobj=raw)
     else:
@@ -511,7 +511,7 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
     Raises:
         UsageError: it seems to be another one.
     """
-    if path.name.removesuffix(".gz").endswith(".tsv"):
+    if _kind(path) == "tsv":
         return "\t"
     _check_first_line(header, path)
     # A comma first: a tab may stand within a name of a column.
@@ -670,13 +670,13 @@ def class_names(path: Path) -> dict[str, list[str]]:
     """Returns the names of the classes of columns whose labels are numbers, as the datasets library
     writes them into .parquet and .arrow files; see `files_of`."""
     (file, *_) = files_of(path) or [path]
-    if file.suffix not in (".parquet", ".arrow"):
+    if _kind(file) not in ("parquet", "arrow"):
         return {}
     import pyarrow.parquet
 
     try:
         with open(file, "rb") as raw:
-            if file.suffix == ".arrow":
+            if _kind(file) == "arrow":
                 schema = _arrow_reader(raw).schema
             else:
                 schema = pyarrow.parquet.read_schema(raw)

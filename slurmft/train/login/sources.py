@@ -252,7 +252,7 @@ def _check_splits(train: TrainConfig, folder: Path) -> None:
         raise has_validation(train, str(files[0]))
     file = find_split(folder, facts(train.task).splits[0])
     # Among all endings: a .txt.gz is one, too.
-    if ".txt" in file.suffixes:
+    if ".txt" in Path(file.name.lower()).suffixes:
         raise UsageError(
             f"--validation-fraction takes rows, and {str(file)!r} is one text",
             "divide it into train.txt and validation.txt, or write it as a .jsonl of documents",
