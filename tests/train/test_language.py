@@ -115,6 +115,8 @@ def test_a_plain_text_is_one_document(tmp_path: Path, decoder: Path) -> None:
     assert names == ["joy", "<|end|>", "love"]  # as it is written there
     with pytest.raises(UsageError, match="has no column 'label'"):
         inputs.check(config_of(folder, decoder, "text-classification"))
+    with pytest.raises(UsageError, match="row 1 has the messages 'joy love"):
+        inputs.check(config_of(folder, decoder, "sft"))
 
 
 def test_every_turn_of_the_assistant_is_learnt_with_its_end(

@@ -699,10 +699,13 @@ def class_names(path: Path) -> dict[str, list[str]]:
 
 def _text(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
     """Yields the parts of one long text, of whole lines."""
-    yield _chosen(str(path), names, names[:1])
+    chosen = _chosen(str(path), names, names[:1])
+    yield chosen
     lines = _lines(raw, path)
+    # Of the others a file may lack each.
+    others = [None] * (len(chosen) - 1)
     while part := list(itertools.islice(lines, _LINES_A_ROW)):
-        yield ["".join(part)]
+        yield ["".join(part), *others]
 
 
 _READERS: dict[str, Callable[[BinaryIO, Path, Sequence[str]], Iterator[list[Any]]]] = {
