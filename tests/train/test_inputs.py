@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -735,6 +736,23 @@ def test_folder_without_a_split_says_what_is_there(tmp_path: Path) -> None:
     assert error.value.hint == (
         "open the spreadsheet, and save it as CSV (UTF-8): train.csv"
     )
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_a_json_says_how_it_becomes_lines(is_list: bool, tmp_path: Path) -> None:
+    """The line that is advised makes a file that is read."""
+    rows = [ROW | {"text": "caf\u00e9 \u2028"}, OTHER]
+    text = json.dumps(rows, indent=1, ensure_ascii=False)
+    if not is_list:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "train.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match="has no train file") as error:
+        find_split(tmp_path, "train")
+    command = str(error.value.hint).partition(": ")[2]
+    command = command.replace("python ", f"{sys.executable} ")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    columns = read_columns(find_split(tmp_path, "train"))
+    assert columns["text"] == [row["text"] for row in rows]
 
 
 def test_a_model_that_is_nowhere_and_cannot_be_fetched(

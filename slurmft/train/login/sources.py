@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmft.core import interpreter
 from slurmft.core.errors import UsageError
-from slurmft.core.files import other_kind, read_json
+from slurmft.core.files import open_regular, other_kind, read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import datasets_cache, hub_cache, is_hub_offline, is_local
 from slurmft.core.options import flag, options
@@ -680,6 +680,8 @@ def find_split(folder: Path, split: str) -> Path:
         )
         if any(name.lower().endswith(_SPREADSHEETS) for name in os.listdir(folder)):
             hint = f"open the spreadsheet, and save it as CSV (UTF-8): {split}.csv"
+        if (folder / f"{split}.json").is_file():
+            hint = _cure_of_json(folder / f"{split}.json")
         raise NoSplitError(
             f"the data folder {str(folder)!r} has no {split} file: {_contents(folder)}",
             split,
@@ -693,6 +695,24 @@ def find_split(folder: Path, split: str) -> Path:
         )
     _check_shards(files[0])
     return files[0]
+
+
+def _cure_of_json(file: Path) -> str:
+    """Returns how a file .json, which is a list of rows or has a row a line, becomes a .jsonl."""
+    lines = f"{file.stem}.jsonl"
+    try:
+        with open_regular(file) as raw:
+            is_list = raw.read(100).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    except (OSError, ValueError):  # whatever reads it says so
+        is_list = False
+    if not is_list:
+        return f"with a row a line, name it so: mv {file.name} {lines}"
+    code = (
+        "import json; "
+        f"rows = json.load(open('{file.name}', encoding='utf-8-sig')); "
+        f"open('{lines}', 'w').writelines(json.dumps(row) + '\\n' for row in rows)"
+    )
+    return f'write a row a line: python -c "{code}"'
 
 
 def _check_kinds(folder: Path, split: str) -> None:
