@@ -738,6 +738,7 @@ def test_folder_without_a_split_says_what_is_there(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_list", [True, False])
 def test_a_json_says_how_it_becomes_lines(is_list: bool, tmp_path: Path) -> None:
     """The line that is advised makes a file that is read."""
