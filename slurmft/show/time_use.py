@@ -71,8 +71,18 @@ def table(
     for rank, (key, label) in enumerate(LABELS.items()):
         cells = []
         for percents in all_shares:
-            percent = percents.get(key, 0.0)
-            # Without any value a column is left out.
-            cells.append(f"{percent:.1f} %" if percent else "-")
+            cells.append(_cell(key, percents))
         columns.append(ScreenColumn(label, cells, rank))
     return on_screen(columns)
+
+
+def _cell(key: str, percents: Mapping[str, float]) -> str:
+    percent = percents.get(key)
+    # Of a column without any value nothing is shown.
+    if not percent:
+        return "-"
+    text = f"{percent:.1f} %"
+    # Some of the time of such a program may be steps, too.
+    if key == "steps_s" and percents["program_s"]:
+        return f"≥ {text}"
+    return text

@@ -1,0 +1,46 @@
+"""Where the time went, in words and as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmft.cluster.time_use import in_all, key_of
+from slurmft.runs.time_use import Part
+from slurmft.show import time_use
+
+
+def use_of(**seconds: float) -> dict[str, float]:
+    return {key_of(part): seconds.get(part, 0.0) for part in Part}
+
+
+def test_every_part_has_a_label() -> None:
+    assert list(time_use.LABELS) == [key_of(part) for part in Part]
+
+
+@pytest.mark.parametrize("seconds", [1.0, 1e-9, 7.0, 1e9])
+def test_shares_add_up(seconds: float) -> None:
+    """Also where each of them is rounded: thirds and sevenths."""
+    thirds = time_use.shares(use_of(steps=seconds, queue=seconds, lost=seconds))
+    assert thirds["steps_s"] == 33.4
+    sevenths = time_use.shares(
+        use_of(steps=seconds, queue=2 * seconds, waits=4 * seconds)
+    )
+    for found in (thirds, sevenths):
+        assert sum(round(10 * percent) for percent in found.values()) == 1000
+
+
+def test_words_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    first = in_all([use_of(steps=50, queue=50)])
+    second = in_all([use_of(program=50, queue=150)])
+    assert time_use.words(first) == "ETTR 50.0 % of 1:40 min; queue 50.0 %"
+    words = "ETTR unknown of 3:20 min; queue 75.0 %, program 25.0 %"
+    assert time_use.words(second) == words
+    assert time_use.words(in_all([])) == ""
+    both = in_all([first, second])
+    assert both["ettr"] is None
+    head, *lines = time_use.table("run", ["a", "b", "in all"], [first, second, both])
+    assert head.split() == ["run", "time", "ETTR", "queue", "program"]
+    assert lines[0].split() == ["a", "1:40", "min", "50.0", "%", "50.0", "%", "-"]
+    # Some of the program's time may be steps.
+    assert lines[2].split()[-7:] == ["≥", "16.7", "%", "66.6", "%", "16.7", "%"]
