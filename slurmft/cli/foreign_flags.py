@@ -87,7 +87,6 @@ COMMANDS = {
     "scancel": "cancel",
     "delete": "clean",
     "remove": "clean",
-    "rm": "clean",
     "tail": "follow",
     "attach": "follow",
     "log": "logs",
