@@ -107,6 +107,10 @@ class ProgramKind:
         """Returns the gradient that its ranks sum, on CPUs as this node's."""
         return Gradient()
 
+    def check_python(self) -> None:
+        """Checks, before each start, that nobody else can have put the Python there that slurmft
+        has chosen for it; NotOwnError otherwise."""
+
     def newest_checkpoint(self) -> str | None:
         """Returns its newest checkpoint outside of the run directory, in words; None: none."""
         return None

@@ -298,8 +298,7 @@ class Door:
                 self.cure,
             )
         if status.st_mode & _OTHERS_WRITE:
-            command = f"chmod go-w {shlex.quote(str(path))}"
-            raise _writable(path, status.st_mode, command)
+            raise _writable(path, status, "go-w")
 
     def _check_file(self, path: Path, status: os.stat_result) -> None:
         self._check(path, status)
@@ -370,13 +369,18 @@ def _check_above(path: Path, status: os.stat_result) -> None:
     mode = status.st_mode
     # In a sticky folder only the owner of a file renames it.
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise _writable(path, mode, f"chmod o-w {shlex.quote(str(path))}")
+        raise _writable(path, status, "o-w")
 
 
-def _writable(path: Path, mode: int, command: str) -> NotOwnError:
+def _writable(path: Path, status: os.stat_result, change: str) -> NotOwnError:
+    mode = stat.S_IMODE(status.st_mode)
+    problem = f"{_refused()}: others can write {str(path)!r} (mode {mode:04o})"
+    command = f"chmod {change} {shlex.quote(str(path))}"
+    if os.geteuid() in (0, status.st_uid):
+        return NotOwnError(problem, f"if you trust what is there: {command}")
     return NotOwnError(
-        f"{_refused()}: others can write {str(path)!r} (mode {stat.S_IMODE(mode):04o})",
-        f"if you trust what is there: {command}",
+        problem,
+        f"use a folder elsewhere; or ask {owner(status.st_uid)}, who can: {command}",
     )
 
 

@@ -105,16 +105,19 @@ def hold(path: Path) -> TextIO:
 
     Raises:
         BlockingIOError: another process holds it, with what that wrote into it of itself.
+        NotOwnError: another user's file or link has the name.
         OSError: it cannot be written, or there are no locks.
     """
+    from slurmft.core.trusted import own_lock_file  # ranks need it not
+
     with contextlib.ExitStack() as opened:
+        descriptor = own_lock_file(path)
         # Not "w", which would empty the file of whoever holds it.
-        file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - see below
+        file = open(descriptor, "r+", encoding="utf-8", errors="replace")  # noqa: SIM115 - see below
         opened.enter_context(file)
         try:
             lock(file.fileno(), "lockf")
         except BlockingIOError:
-            file.seek(0)
             raise BlockingIOError(file.read() or "another process") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}")

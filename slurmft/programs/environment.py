@@ -1,6 +1,7 @@
 """The environment of a user's own program, on the login node: `--env`, and the checks of
 `--accelerate-config` that need no torch."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -19,8 +20,10 @@ ENVIRONMENTS = trusted.Door(
     "the environments of `--env uv`",
     "`RUNS_DIR/.envs-UID/`",
     "the packages that a program imports",
-    cure="give another folder for runs: --runs-dir",
+    cure="submit anew, with another folder for runs: --runs-dir",
 )
+_KEPT = re.compile(r"\.envs-\d+(-[0-9a-f]{8})?")
+"""Names of the folders that `Door.place` makes for environments."""
 _ERROR_CHARACTERS = 300
 """Characters of uv's output that a message has."""
 _DECIDED_BY_JOB = re.compile(
@@ -91,6 +94,23 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
         last = " ".join(done.stderr.split())[-_ERROR_CHARACTERS:]
         raise UsageError(f"--env uv: uv sync failed: {last}", "try: uv sync --frozen")
     return environment
+
+
+def check_kept(environment: Path) -> None:
+    """Checks, before each start, that an environment of `--env uv` is one that slurmft has made:
+    since the submission, others may have put theirs in its place.
+
+    Raises:
+        NotOwnError: it is another user's, or may be.
+    """
+    kept = environment.parent
+    if not _KEPT.fullmatch(kept.name):  # one that the user has named
+        return
+    with contextlib.suppress(FileNotFoundError):  # whoever starts its Python says so
+        with ENVIRONMENTS.folder(kept) as descriptor:
+            ENVIRONMENTS.check_place(kept, Path(f"/proc/self/fd/{descriptor}"))
+        with ENVIRONMENTS.folder(environment / "bin"):
+            pass
 
 
 def _run_uv(

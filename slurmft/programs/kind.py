@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from slurmft.core import interpreter
@@ -29,6 +30,13 @@ class OwnProgramKind(ProgramKind):
     @property
     def python(self) -> str:
         return self._own.python
+
+    def check_python(self) -> None:
+        if self._own.env is not None:
+            # Here: commands that list runs need not wait for it.
+            from slurmft.programs import environment
+
+            environment.check_kept(Path(self._own.env))
 
     def newest_checkpoint(self) -> str | None:
         checkpoint = self._own.newest_checkpoint()

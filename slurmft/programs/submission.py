@@ -18,7 +18,7 @@ from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.launchers import starts_ranks
 from slurmft.core.options import build
-from slurmft.core.program import Program
+from slurmft.core.program import PREDICT, Program
 from slurmft.core.site import merge, site_defaults
 from slurmft.programs import environment, snapshot
 from slurmft.programs.description import FLAGS, OwnProgram
@@ -153,7 +153,8 @@ def source(config: RunConfig) -> snapshot.Source | None:
     runs_dir = Path(config.job.runs_dir)
     if program is None:
         code = config.program.code
-        if not code:
+        # That of a prediction is in the run of its training, which has frozen it.
+        if not code or config.program.kind == PREDICT:
             return None
         return snapshot.source(Path(code), runs_dir=runs_dir)
     return snapshot.source(

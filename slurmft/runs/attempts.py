@@ -92,10 +92,17 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
 
     Raises:
         SlurmftError: the attempts before made no progress; or something has changed since the
-            submission, with --strict.
+            submission, with --strict; or others may have put in what the program executes.
     """
     number = run.attempt_number() + 1
-    settings = run.load_config().job
+    config = run.load_config()
+    settings = config.job
+    # Here as well as in the tasks: the packages of its Python are asked for below.
+    try:
+        kind_of(config.program).check_python()
+    except SlurmftError as error:
+        run.set_state("failed", error.message, Exit.FAILED)()
+        raise
     stalled = attempts_without_progress(run)
     # Here as well as in `decide`: after a node's death Slurm requeues without asking us.
     if stalled > settings.max_requeues:

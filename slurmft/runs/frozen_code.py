@@ -8,12 +8,14 @@ import hashlib
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_bytes
+from slurmft.core.program import PREDICT, kind_of, trained_by
 from slurmft.core.trusted import Door, sha256_of
 from slurmft.runs.rundir import RunDir
 
@@ -73,13 +75,15 @@ def cache_folder(folder: str) -> str:
 
 
 def check(run: RunDir, config: RunConfig) -> None:
-    """Compares the frozen code with its sums; a run without any passes.
+    """Compares the frozen code with its sums; a run without any passes. Other code that the program
+    executes is examined, too.
 
     Raises:
         ChangedCodeError: a file is gone, or has other content.
         NotOwnError: a file or folder is another user's, or others can write it.
         UnreadableCodeError: a file cannot be read.
     """
+    _check_elsewhere(config, check)
     snapshot = config.submission.snapshot
     if snapshot is None:
         return
@@ -115,9 +119,27 @@ def check_owner(run: RunDir, config: RunConfig) -> None:
     Raises:
         NotOwnError: it is another user's, or others can write it.
     """
+    _check_elsewhere(config, check_owner)
     if config.submission.snapshot is not None:
         with CODE.folder(run.code):
             pass
+
+
+def _check_elsewhere(
+    config: RunConfig, check_code: Callable[[RunDir, RunConfig], None]
+) -> None:
+    """Examines what a program executes that is not in its run; raises as `check`.
+
+    Args:
+        check_code: `check` or `check_owner`.
+    """
+    program = config.program
+    kind_of(program).check_python()
+    # The task of a prediction stays in the run of its training, in whose place others may have put
+    # theirs while the job waited.
+    if program.kind == PREDICT and program.code:
+        trained = RunDir(Path(trained_by(program.settings)))
+        check_code(trained, trained.load_own_config())
 
 
 def _digests(

@@ -28,6 +28,7 @@ from slurmft.cluster.slurm import job_array
 from slurmft.core.files import fingerprint, to_json, write_json
 from slurmft.core.trusted import MARK
 from slurmft.plugins.remote.forward import _hash_of_path
+from slurmft.programs.description import OwnProgram
 from slurmft.runs.rundir import RunDir
 from tests.conftest import Done
 from tests.programs.test_snapshot import taken_by, write_index
@@ -268,6 +269,41 @@ def pull_of_no_run(ada: User, eve: User) -> None:
     assert "has no regular file 'config.json'" in done.err
     assert list((ada.home / "fetched").iterdir()) == []
     assert not (ada.home / "attacked").exists()
+
+
+@attack(
+    GROUP,
+    "gives the name of the folder that `pull` fetches into to another folder of yours, while it "
+    "waits for the cluster",
+    "files come into the folder that was marked; nothing of yours is overwritten or removed",
+)
+def pull_into_another_folder(ada: User, eve: User) -> None:
+    needs_rsync()
+    shared = ada.home / "pulls"
+    thesis = ada.write(shared / "mine" / "state.json", "thesis")
+    run = run_of(eve, "pulled-3")
+    lab = laptop_of(ada, ada.home / "lab")
+    # With the command that starts rsync there: files are about to come.
+    place = shlex.quote(str(shared))
+    swap = f"cd {place} && mv pulled-3 aside && mv mine pulled-3"
+    ssh = _SSH.replace("shift\nexec", f"shift\n[[ $* = rsync* ]] && ({swap})\nexec")
+    ada.write(ada.home / "bin" / "ssh", ssh, 0o755)
+    words = ["pull", "pulled-3", "--on", "lab", "--runs-dir", str(run.path.parent)]
+    words += ["--into", str(shared)]
+    done = ada.slurmft(*words, SLURMFT_CLUSTERS=lab)
+    assert done.code == 0, done.err
+    assert os.listdir(shared / "pulled-3") == [thesis.name]
+    assert (shared / "pulled-3" / thesis.name).read_text() == "thesis"
+    assert (shared / "aside" / "origin.json").exists()
+    assert (shared / "aside" / "records.jsonl").exists()
+    # Nor where what comes is no run, and has to go.
+    (shared / "pulled-3").rename(shared / "mine")
+    shutil.rmtree(shared / "aside")
+    run.config.rename(run.path / "c.json")
+    run.config.symlink_to("c.json")
+    done = ada.slurmft(*words, SLURMFT_CLUSTERS=lab)
+    assert "what was fetched of it stays: it was replaced meanwhile" in done.err
+    assert (shared / "pulled-3" / thesis.name).read_text() == "thesis"
 
 
 @attack(
@@ -1397,6 +1433,7 @@ def frozen_code(ada: User, eve: User) -> None:
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from slurmft.core.program import Program
 from slurmft.programs import snapshot
 from slurmft.runs import frozen_code
 from slurmft.runs.rundir import RunDir
@@ -1436,7 +1473,10 @@ for name, change_run in CASES.items():
     run.path.mkdir()
     facts = snapshot.take(found, run)
     change_run()
-    config = SimpleNamespace(submission=SimpleNamespace(snapshot=facts))
+    program = Program(kind="mine", name="x", module="x")
+    config = SimpleNamespace(
+        program=program, submission=SimpleNamespace(snapshot=facts)
+    )
     try:
         frozen_code.check(run, config)
         print(f"{{name}}: as it was")
@@ -1473,6 +1513,98 @@ def predict(ada: User, eve: User) -> None:
         ada.slurmft("predict", str(run.path), str(rows)), f"'{run.path}' belongs to eve"
     )
     assert not (ada.home / "attacked").exists()
+
+
+def assert_no_start(ada: User, run: RunDir, fact: str) -> None:
+    """Neither `resume` nor a process of the job starts a run."""
+    done = ada.slurmft("resume", str(run.path), "--cluster", "local")
+    assert_refused(done, fact)
+    for words in (
+        ("-m", "slurmft.node.task", str(run.path)),
+        ("-m", run.load_config().program.module, str(run.path)),
+    ):
+        done = ada.run(
+            sys.executable, *words, SLURM_JOB_NODELIST="n1", SLURM_JOB_ID="1"
+        )
+        assert done.code != 0
+        assert fact in done.err
+    assert run.get_state().state == "failed"
+    assert not (ada.home / "attacked").exists()
+
+
+@attack(
+    GROUP,
+    "puts a run of theirs in the place of the training whose task your `predict` executes, before "
+    "its job starts, or you `resume` it",
+    "refused; nothing of it runs",
+)
+def training_of_a_prediction(ada: User, eve: User) -> None:
+    trained = run_of(eve, "trained-2", state="finished")
+    eve.write(trained.code / "evil.py", f"open('{ada.home}/attacked', 'w')")
+    run = run_of(ada, "predict-2")
+    config = json.loads(run.config.read_text())
+    config["program"] |= {"kind": "predict", "code": str(trained.code)}
+    config["program"]["settings"] |= {
+        "task": "evil:Task",
+        "model": str(trained.model),
+    }
+    run.config.write_text(json.dumps(config))
+    assert_no_start(ada, run, f"'{trained.path}' belongs to eve")
+
+
+@attack(
+    GROUP,
+    "puts an environment of theirs where `--env uv` keeps that of your run, before its job starts, "
+    "or you `resume` it",
+    "refused; nothing of it runs",
+)
+def environment_of_a_run(ada: User, eve: User) -> None:
+    run = run_of(ada, "uv-1")
+    kept = run.path.parent / f".envs-{ada.uid}"
+    script = f"#!/bin/sh\ntouch {ada.home}/attacked\n"
+    python = eve.write(kept / "key" / "bin" / "python", script, 0o755)
+    words = (str(python), "-c", "pass")
+    own = OwnProgram(argv=words, folder=str(ada.home), file="", per="process")
+    own = dataclasses.replace(own, env=str(kept / "key"))
+    config = run.load_config()
+    config = dataclasses.replace(config, program=own.program("uv"))
+    run.config.write_text(config.to_json())
+    assert_no_start(ada, run, f"'{kept}' belongs to eve")
+    # The batch script asks that Python for its packages.
+    begin = f"""
+from slurmft.runs import attempts, rundir
+attempts.begin(rundir.RunDir.open({str(run.path)!r}), ["n1"], "1")
+"""
+    done = ada.run(sys.executable, "-c", begin)
+    assert f"'{kept}' belongs to eve" in done.err
+    assert not (ada.home / "attacked").exists()
+
+
+@attack(
+    GROUP,
+    "puts a run of theirs in the place of yours while you `resume` it, with a link to a file of "
+    "yours as its lock",
+    "not followed; your file stays",
+)
+def link_as_the_lock_of_a_run(ada: User, eve: User) -> None:
+    run = run_of(eve, "locked-1")
+    run.path.chmod(0o777)
+    thesis = ada.write(ada.home / "thesis", "mine")
+    (run.path / "resume.lock").symlink_to(thesis)
+    code = f"""
+import pathlib
+from slurmft import locks
+from slurmft.core.errors import SlurmftError
+try:
+    locks.hold(pathlib.Path({str(run.path / "resume.lock")!r}))
+except SlurmftError as error:
+    print(error.message)
+"""
+    eve.own(run.path)
+    assert "which belongs to eve (uid 21002), has the name of a lock" in ada.python(
+        code
+    )
+    assert thesis.read_text() == "mine"
 
 
 @attack(

@@ -129,6 +129,20 @@ def test_file_that_others_can_write(own_file: Path, up: int, mode: int) -> None:
     assert f"chmod {'o-w' if up == 2 else 'go-w'} {path}" in str(error.value)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, whose the folder is")
+def test_folder_of_root_that_all_can_write(
+    own_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is advised to change the mode of a folder that is not theirs."""
+    top = own_file.parents[1]
+    top.chmod(0o777)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    with pytest.raises(SlurmftError) as error:
+        CONFIG.read(own_file)
+    cure = f"use a folder elsewhere; or ask root (uid 0), who can: chmod o-w {top}"
+    assert error.value.hint == cure
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
 @pytest.mark.parametrize("up", [0, 1])
 def test_file_of_another_user(own_file: Path, up: int) -> None:

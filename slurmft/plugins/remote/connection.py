@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from slurmft.core.errors import Exit, SlurmftError, UsageError
-from slurmft.core.trusted import Door, NotOwnError
+from slurmft.core.trusted import Door, NotOwnError, for_children
 from slurmft.plugins.remote.clusters import Cluster, word
 
 SOCKETS = Door(
@@ -174,6 +174,7 @@ class Connection:
         devices, FIFOs and the like stay there, and so do owners and set-uid bits.
 
         Args:
+            into: it may lead through a descriptor of this process.
             names: paths of files below the folder; None: it comes whole.
 
         Raises:
@@ -188,7 +189,7 @@ class Connection:
             command += ["--from0", "--files-from=-"]
             names_with_zeros = "\0".join(names)
         # With a slash, rsync means what is in a folder.
-        target = f"{into}/"
+        target = f"{for_children(into)}/"
         self._rsync([*command, f"{source}/", target], "fetch from", names_with_zeros)
 
     def _rsync(self, arguments: Sequence[str], action: str, names: str = "") -> None:

@@ -28,7 +28,7 @@ from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import parse_json, read_json, write_json
 from slurmft.core.site import OPTIONS_OF_ON
-from slurmft.core.text import screen_width
+from slurmft.core.text import screen_width, shown
 from slurmft.plugins.remote.clusters import Cluster, clusters_file, named, word
 from slurmft.plugins.remote.connection import Connection, own_folders, was_cut
 from slurmft.programs import snapshot
@@ -122,11 +122,21 @@ def _on_each(clusters: list[Cluster], argv: list[str]) -> int:
     with ThreadPoolExecutor(len(clusters)) as pool:
         answers = list(pool.map(answer_of, clusters))
     # In the order in which the clusters were named, whoever answered first.
-    values = {}
+    values: dict[str, Any] = {}
     texts = []
     errors = []
+    codes = []
     for cluster, answer in zip(clusters, answers, strict=True):
-        values[cluster.name] = _parse_json(answer.stdout)
+        codes.append(answer.code)
+        values[cluster.name] = None
+        try:
+            values[cluster.name] = answer.json(cluster.name)
+        except SlurmftError as error:
+            # Otherwise it did not answer, and its stderr says why.
+            if "--json" in argv and not answer.code:
+                codes.append(error.code)
+                lines = f"error: {error}".splitlines()
+                errors += [f"{cluster.name}: {line}" for line in lines]
         texts.append(f"{cluster.name}\n{answer.stdout.rstrip()}")
         for line in answer.stderr.splitlines():
             errors.append(f"{cluster.name}: {line}")
@@ -139,13 +149,7 @@ def _on_each(clusters: list[Cluster], argv: list[str]) -> int:
     for line in errors:
         print(line, file=sys.stderr)
     # 0 only where all clusters have answered.
-    return max(answer.code for answer in answers)
-
-
-def _parse_json(text: str) -> Any:
-    with contextlib.suppress(ValueError):
-        return parse_json(text)
-    return None  # the cluster did not answer: stderr says why
+    return max(codes)
 
 
 class Answer(NamedTuple):
@@ -154,6 +158,22 @@ class Answer(NamedTuple):
     code: int
     stdout: str
     stderr: str
+
+    def json(self, cluster: str) -> Any:
+        """Returns what a command with --json has printed.
+
+        Raises:
+            SlurmftError: it is no JSON.
+        """
+        try:
+            return parse_json(self.stdout)
+        except ValueError:
+            first_line, _, _ = self.stdout.partition("\n")
+            raise SlurmftError(
+                f"the answer of {cluster} is no JSON; it begins with {shown(first_line)!r}",
+                "where ~/.bashrc or ~/.profile print that there, let them do so in terminals "
+                "alone: [ -t 1 ] && ...",
+            ) from None
 
 
 class Forwarded:

@@ -84,18 +84,22 @@ def configure(
         settings["adapter"] = str(run.model)
         if is_local(str(train.model)):
             contents[str(train.model)] = "base model"
+    # What a container shows, besides the folder of this run.
+    paths = [*contents, str(output.parent)]
+    trainer = train.program()
+    if trainer.code:
+        # Its code is executed where it is, and compared with the sums there.
+        paths.append(str(run.path))
     # By the fingerprints the job sees whether file or model has changed since its submission.
     inputs = {}
     for path, what in contents.items():
         inputs[path] = fingerprint.of(Path(path)) | {"what": what}
-    trainer = train.program()
     program = Program(
         kind=PREDICT,
         name=f"predict-{trainer.name}",
         module=trainer.module,
         needs_hub=not is_local(str(train.model)),
-        # What a container shows, besides the run's folder: that of the output, too.
-        paths=(*contents, str(output.parent)),
+        paths=tuple(paths),
         code=trainer.code,
         inputs=inputs,
         settings=trainer.settings | dataclasses.asdict(predict) | settings,

@@ -52,6 +52,19 @@ def test_a_program_runs_there_with_its_words_as_typed(laptop: Laptop) -> None:
     assert (laptop.folder / "my report" / "report.html").stat().st_size > 1000
 
 
+def test_login_shell_that_prints_a_greeting(laptop: Laptop) -> None:
+    laptop.name("lab", "lab2", setup=["echo Welcome to the lab"])
+    assert laptop.slurmft("run", "--on", "lab", "--", "train.py").code == 0
+    greeting = "is no JSON; it begins with 'Welcome to the lab'"
+    pulled = laptop.slurmft("pull", "last", "--on", "lab")
+    assert f"error: the answer of lab {greeting}" in pulled.err
+    assert "hint: where ~/.bashrc or ~/.profile print that" in pulled.err
+    listed = laptop.slurmft("list", "--on", "lab,lab2", "--json")
+    assert listed.code == 1
+    assert json.loads(listed.out) == {"lab": None, "lab2": None}
+    assert f"lab2: error: the answer of lab2 {greeting}" in listed.err
+
+
 def test_exit_codes_and_errors_come_back(laptop: Laptop) -> None:
     (laptop.folder / "train.py").write_text("raise SystemExit('no such class: 7')\n")
     done = laptop.slurmft(*FOLLOWED)

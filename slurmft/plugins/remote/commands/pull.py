@@ -11,19 +11,19 @@ examples:
 
 import contextlib
 import glob
-import json
 import os
 import shlex
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slurmft.cli import command as command_line
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
-from slurmft.core import permissions, removal
+from slurmft.core import filesystem, permissions, removal
+from slurmft.core.below import is_new
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import OWN
 from slurmft.core.run_files import FINAL_STATES
@@ -61,8 +61,13 @@ def parser() -> Parser:
     return command
 
 
-def _prepared(top: Path, came_from: Origin) -> Path:
-    """Returns the folder that takes a run, marked before any of its files comes.
+@contextlib.contextmanager
+def _prepared(top: Path, came_from: Origin) -> Iterator[tuple[Path, Path]]:
+    """Opens the folder that takes a run for the block, marked before any of its files comes.
+
+    Yields:
+        Its path; and one through this process's descriptor of it: where others can rename, another
+        folder may have the name by the time that files come.
 
     Raises:
         UsageError: the run's name is none, or something else has its place.
@@ -72,34 +77,51 @@ def _prepared(top: Path, came_from: Origin) -> Path:
     if name.startswith(".") or not name:
         raise UsageError(f"{where!r} has no name that a run could have", "rename it")
     into = top / name
-    if os.path.lexists(into):
-        before = origin.origin_of(into)
-        is_of_place = before is not None and (before.cluster, before.path) == (
-            came_from.cluster,
-            came_from.path,
-        )
-        if into.is_symlink() or not is_of_place:
-            raise UsageError(
-                f"{str(into)!r} is there, and did not come from {where}",
-                "give another folder: --into",
-            )
+    other = UsageError(
+        f"{str(into)!r} is there, and did not come from {where}",
+        "give another folder: --into",
+    )
+    if os.path.lexists(into) and (into.is_symlink() or not _came_from(into, came_from)):
+        raise other
     permissions.settle(share_with_group=False)
-    permissions.make_folder(into, share_with_group=False, exist_ok=True)
+    try:
+        permissions.make_folder(into, share_with_group=False, exist_ok=True)
+    except OSError as error:
+        reason = filesystem.reason(error, into)
+        hint = "give another folder: --into"
+        raise UsageError(f"cannot make {str(into)!r}: {reason}", hint) from None
     # Where others can write the folder above, one of them may have made it.
-    with PULLED.folder(into):
-        origin.mark(into, came_from)
-    return into
+    with PULLED.folder(into) as folder:
+        opened = Path(f"/proc/self/fd/{folder}")
+        if not is_new(folder) and not _came_from(opened, came_from):
+            raise other
+        origin.mark(opened, came_from)
+        yield into, opened
 
 
-def _check_fetched(into: Path, came_from: Origin) -> None:
+def _came_from(run: Path, came_from: Origin) -> bool:
+    """Returns whether a run was fetched from the same place before."""
+    before = origin.origin_of(run)
+    return before is not None and (before.cluster, before.path) == (
+        came_from.cluster,
+        came_from.path,
+    )
+
+
+def _check_fetched(into: Path, opened: Path, came_from: Origin) -> None:
     """Raises SlurmftError where what was fetched is no run, and removes it."""
     with contextlib.suppress(OSError):
-        if stat.S_ISREG(RunDir(into).config.lstat().st_mode):
+        if stat.S_ISREG(RunDir(opened).config.lstat().st_mode):
             return
-    removal.discard(into, removal.exactly(into.name), at_once=True)
+    outcome = "what was fetched of it is removed"
+    try:
+        form = removal.exactly(into.name)
+        removal.remove(into, form, at_once=True, inode=opened.stat().st_ino)
+    except OSError as error:
+        outcome = f"what was fetched of it stays: {error.strerror or error}"
     raise SlurmftError(
         f"{came_from.cluster}:{came_from.path} has no regular file {RunDir(into).config.name!r}: "
-        "it is no run, and what was fetched of it is removed",
+        f"it is no run, and {outcome}",
         "slurmft list --on shows the runs there",
     )
 
@@ -112,7 +134,7 @@ def _status_there(status: Forwarded) -> dict[str, Any]:
         text = answer.stderr.strip().removeprefix("error: ")
         error, _, hint = text.partition("\nhint: ")
         raise SlurmftError(error, hint or None, answer.code)
-    facts: dict[str, Any] = json.loads(answer.stdout)
+    facts: dict[str, Any] = answer.json(status.cluster.name)
     return facts
 
 
@@ -198,6 +220,40 @@ def _fetch_outputs(
     return f"{len(sizes):,} files, {in_bytes(sum(sizes.values()))}"
 
 
+def _fetch(
+    status: Forwarded,
+    facts: Mapping[str, Any],
+    came_from: Origin,
+    into: Path,
+    opened: Path,
+    checkpoints: bool,
+) -> None:
+    """Fetches a run into a folder that `_prepared` has opened, and says what came."""
+    options = _rsync_options(checkpoints)
+    status.connection.fetch(came_from.path, opened, *options)
+    # Again: a file system without upper and lower case may have taken another for the mark.
+    origin.mark(opened, came_from)
+    _check_fetched(into, opened, came_from)
+    print(f"fetched from {came_from.cluster}: {into}")
+    if not came_from.is_own:
+        owner = came_from.owner or "an unknown user"
+        print(
+            f"it belongs to {owner} there: slurmft resume shows first what it executes"
+        )
+    if (opened / "model").is_dir():
+        print(f"its model: {into / 'model'}")
+    # Somebody else's program may have named any folder.
+    is_program = facts["program"].get("kind") == OWN
+    if came_from.is_own and is_program:
+        outputs = _fetch_outputs(status, facts, opened / "outputs", checkpoints)
+        if outputs:
+            print(f"its outputs: {outputs}: {into / 'outputs'}")
+        checkpoint_dir = facts["program"]["settings"].get("checkpoint_dir")
+        # What a script saves at its end may be there, too.
+        if checkpoint_dir and not checkpoints:
+            print(f"left there: {checkpoint_dir}; --checkpoints fetches it")
+
+
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     if arguments.on is None:
@@ -218,30 +274,7 @@ def main(argv: list[str]) -> int:
         "pull", arguments.run, "--on", arguments.on
     )
     # A second pull of a run goes on in the same folder, and fetches what is new.
-    into = _prepared(arguments.into, came_from)
-    options = _rsync_options(arguments.checkpoints)
-    status.connection.fetch(came_from.path, into, *options)
-    # Again: a file system without upper and lower case may have taken another for the mark.
-    origin.mark(into, came_from)
-    _check_fetched(into, came_from)
-    print(f"fetched from {clusters[0].name}: {into}")
-    if not came_from.is_own:
-        owner = came_from.owner or "an unknown user"
-        print(
-            f"it belongs to {owner} there: slurmft resume shows first what it executes"
-        )
-    if (into / "model").is_dir():
-        print(f"its model: {into / 'model'}")
-    # Somebody else's program may have named any folder.
-    is_program = facts["program"].get("kind") == OWN
-    if came_from.is_own and is_program:
-        place = into / "outputs"
-        outputs = _fetch_outputs(status, facts, place, arguments.checkpoints)
-        if outputs:
-            print(f"its outputs: {outputs}: {place}")
-        checkpoint_dir = facts["program"]["settings"].get("checkpoint_dir")
-        # What a script saves at its end may be there, too.
-        if checkpoint_dir and not arguments.checkpoints:
-            print(f"left there: {checkpoint_dir}; --checkpoints fetches it")
+    with _prepared(arguments.into, came_from) as (into, opened):
+        _fetch(status, facts, came_from, into, opened, arguments.checkpoints)
     print(f"  slurmft report {shlex.quote(str(into))}")
     return Exit.OK
