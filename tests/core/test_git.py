@@ -146,7 +146,11 @@ def test_submodules_that_have_changed(tree: Path, tmp_path: Path) -> None:
 
 
 def add_submodule(tree: Path, name: str) -> None:
-    commit = run_git(tree, "rev-parse", "HEAD")
+    """Adds an entry of a submodule, with the commit of the repository there, if there is one."""
+    place = tree
+    if (tree / name / ".git").is_dir():
+        place = tree / name
+    commit = run_git(place, "rev-parse", "HEAD")
     entry = f"160000,{commit},{name}"
     run_git(tree, "update-index", "--add", "--cacheinfo", entry)
 

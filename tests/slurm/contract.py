@@ -567,13 +567,16 @@ echo $?
         """A job of a higher partition that finds no node has others requeued, who are told by
         SIGTERM."""
         step = f"trap 'echo told > {site.folder}/preempted; exit 0' TERM; "
-        step += "while :; do sleep 0.1; done"
+        step += f"echo >> {site.folder}/ready; while :; do sleep 0.1; done"
         step_file = site.write("preempted.sh", step)
         text = "#!/bin/bash\ntrap : TERM\n"
         text += f"[ -e {site.folder}/preempted ] || srun bash {step_file}\n"
         low = site.submit("--nodes=4", "--exclusive", site.write("low.sh", text))
         site.await_running(low)
         until(lambda: "RUNNING|0:0" in site.accounted(low))
+        # Before its trap, the signal would kill a task without a word.
+        ready = site.folder / "ready"
+        until(lambda: ready.exists() and len(ready.read_text()) == 4)
         high = site.submit(
             "--partition=urgent", "--nodes=4", "--exclusive", site.sleeps, "0"
         )
