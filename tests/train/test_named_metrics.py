@@ -722,7 +722,7 @@ def test_each_metric_of_a_task_may_decide(name: str) -> None:
             )
             assert config.named_metrics == ()
             # Without the defaults of options that other tasks do not read.
-            others = dict.fromkeys(TASKS[name].reads)
+            others: dict[str, Any] = dict.fromkeys(TASKS[name].reads)
             sources.check_packages(replace(config, task="emotion", **others))
     config = TrainConfig.resolve(
         task="emotion", metric=(f"evaluate-metric/{names[0]}",)
