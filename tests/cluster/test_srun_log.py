@@ -60,3 +60,27 @@ def test_the_first_that_ended_is_the_cause(
     assert srun_log.cause_of(log, 2) == cause
     assert srun_log.cause_of(log, 3) == ""
     assert srun_log.cause_of(tmp_path / "absent", 2) == ""
+
+
+OVER_LIMIT = """\
+slurmstepd-n1: error: StepId=1.0 exceeded memory limit (932265984 > 734003200), being killed
+slurmstepd-n1: error: Exceeded job memory limit
+"""
+"""As Slurm 22.05 wrote it into the log of the job, with JobAcctGatherParams=OverMemoryKill."""
+
+
+def test_limit_that_slurm_itself_compares_with(tmp_path: Path) -> None:
+    log = tmp_path / "1_0_log.err"
+    assert srun_log.over_limit(log) == ""
+    log.write_text(OVER_LIMIT)
+    cause = srun_log.over_limit(log)
+    assert cause == "the task of n1 was killed: out of memory"
+    assert srun_log.is_out_of_memory(cause)
+    # That was another attempt.
+    log.write_text(f"{OVER_LIMIT}slurmft: requeue: {cause}\nslurmstepd-n1: error: x\n")
+    assert srun_log.over_limit(log) == ""
+    end = (
+        "slurmstepd-n1: error: *** JOB 1 ON n1 CANCELLED AT 2026 DUE TO PREEMPTION ***"
+    )
+    log.write_text(f"{OVER_LIMIT}{end}\n")
+    assert srun_log.over_limit(log) == ""

@@ -94,7 +94,7 @@ def test_ranks_that_fail_together_are_one_failure(tmp_path: Path) -> None:
     assert memory_failures.count(run) == 2
     # Slurm has killed the task: no process was left to count.
     error.out_of_memory = True
-    run.add(Failure.of("as srun reports", error, attempt=3))
+    run.add(Failure.of("as Slurm reports", error, attempt=3))
     assert memory_failures.count(run) == 3
 
 

@@ -129,7 +129,7 @@ def record_out_of_memory(run: RunDir, killed_by: str) -> None:
 
     Args:
         run: the run.
-        killed_by: what ended the tasks, as srun says it.
+        killed_by: what ended the tasks, as Slurm says it.
     """
     failure = run.root_failure(current_attempt())
     is_explained = failure is not None and not failure.secondary
@@ -138,7 +138,7 @@ def record_out_of_memory(run: RunDir, killed_by: str) -> None:
     hint = "use less memory, by a smaller --batch-size, or ask for more, by --mem"
     error = SlurmftError(killed_by, hint)
     error.out_of_memory = True
-    run.add(Failure.of("as srun reports", error, retry=True))
+    run.add(Failure.of("as Slurm reports", error, retry=True))
 
 
 def raised_memory(run: RunDir) -> int | None:
@@ -228,7 +228,11 @@ def end_attempt(run: RunDir, code: int) -> int:
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     job_id = own_job_id(os.environ)
     srun_says = srun_log.path(run.submitit, job_id)
-    killed_by = srun_log.cause_of(srun_says, current_attempt())
+    job_log = run.submitit / f"{job_id}_0_log.err"
+    # Slurm's own word on memory says more than the signal that srun saw.
+    killed_by = srun_log.over_limit(job_log) or srun_log.cause_of(
+        srun_says, current_attempt()
+    )
     # Slurm says so of every task of a step in which a process was killed for its memory, also where
     # the ranks have started again, taken less and finished.
     if srun_log.is_out_of_memory(killed_by) and run.result.exists():

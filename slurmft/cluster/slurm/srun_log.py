@@ -16,6 +16,13 @@ _ABORTED = ("srun: Job step aborted", "srun: forcing job termination")
 _OUT_OF_MEMORY = ("Out Of Memory", "oom_kill event", "oom-kill event")
 _RAN_OUT = "out of memory"
 """The words for it in a cause."""
+_OVER_LIMIT = re.compile(
+    r"slurmstepd-?(\S*): error: StepId=\S+ exceeded memory limit \(\d+ > \d+\)"
+)
+"""What a node says where Slurm itself compares (JobAcctGatherParams=OverMemoryKill): srun reports
+the signal alone."""
+_STARTED_AGAIN = re.compile(r"slurmft: requeue: |\*\*\* JOB .+ DUE TO ")
+"""Where an attempt ends in the log of a job, which is appended to."""
 _SIGNALS = {signal.strsignal(each): each.name for each in signal.Signals}
 """As srun writes a signal -> its name."""
 _MOST_CHARACTERS = 2**16
@@ -62,6 +69,21 @@ def cause(text: str, attempt: int) -> str:
             memory = f" ({_RAN_OUT})"
         return f"the task of {host} was killed by {name}{memory}"
     return ""
+
+
+def over_limit(job_log: Path) -> str:
+    """Returns that Slurm has killed a task of the last attempt for its memory, by the log of the
+    job; "" where it has not."""
+    try:
+        text = read_text(job_log)[-_MOST_CHARACTERS:]
+    except (OSError, UnicodeDecodeError):
+        return ""
+    *_, of_attempt = _STARTED_AGAIN.split(text)
+    match = _OVER_LIMIT.search(of_attempt)
+    if match is None:
+        return ""
+    host = match[1] or "a node"
+    return f"the task of {host} was killed: {_RAN_OUT}"
 
 
 def is_out_of_memory(cause: str) -> bool:
