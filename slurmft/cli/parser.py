@@ -16,7 +16,7 @@ from slurmft.core.config import RunConfigFacts
 from slurmft.core.errors import Exit, SlurmftWarning, UsageError, nearest, unknown
 from slurmft.core.files import to_json
 from slurmft.core.options import Option, check_not_empty, extensions, own_options
-from slurmft.core.text import screen_width
+from slurmft.core.text import screen_width, shown
 
 if TYPE_CHECKING:
     from slurmft.runs.rundir import RunDir
@@ -260,7 +260,8 @@ class Parser(argparse.ArgumentParser):
             return
         self._typed[option.flag] = value
         # A script may well add flags to those that it was given: the last counts, as usual.
-        remark = f"{option.flag} is given twice: {value!r} counts, {first!r} does not"
+        counts = shown(value)
+        remark = f"{option.flag} is given twice: {counts!r} counts, {shown(first)!r} does not"
         warnings.warn(remark, SlurmftWarning, stacklevel=2)
 
     def _unknown_flag(self, flag: str) -> UsageError:
