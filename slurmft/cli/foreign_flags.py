@@ -1,8 +1,8 @@
 """Flags and commands of other tools, which people type by habit: what slurmft calls them."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from slurmft.core.errors import UsageError
 from slurmft.core.options import Option, named_elsewhere
@@ -118,8 +118,11 @@ COMMANDS = {
 
 
 def is_program(word: str) -> bool:
-    """Whether a word that is no command or flag is a program: a script, or a file that is here."""
-    return Path(word).suffix in (".py", ".sh") or Path(word).is_file()
+    """Returns whether a word that is no command or flag is a program: a script, or a file that can
+    be executed here."""
+    # os.path: it is False for what can be no path.
+    is_executable = os.path.isfile(word) and os.access(word, os.X_OK)
+    return word.endswith((".py", ".sh")) or is_executable
 
 
 def program_hint(words: Sequence[str]) -> str:

@@ -195,8 +195,8 @@ class Parser(argparse.ArgumentParser):
                 flag = word.partition("=")[0]
                 raise self._unknown_flag(flag)
         if rest:
-            _, words = self.split_at_argument(argv)
             is_program = foreign_flags.is_program(rest[0])
+            words = argv[argv.index(rest[0]) :]
             raise self._unexpected(rest[0], words, is_program)
         return arguments
 
@@ -204,7 +204,7 @@ class Parser(argparse.ArgumentParser):
         """Returns the error for a word that this command has no place for.
 
         Args:
-            words: the command line from its first word that is no flag on.
+            words: the command line from the word on.
             is_program: the word is a program of the user's own, as far as one can see.
         """
         hint = f"see {self.prog} --help"

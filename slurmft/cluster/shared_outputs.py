@@ -4,7 +4,7 @@ and results for its own."""
 import os
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from slurmft.runs.rundir import RunDir
 def check(config: RunConfig, run: RunDir | None = None) -> None:
     """Checks that no run which has not ended writes what this one is to write.
 
-    Only the runs in the same folder of runs are known. Of those of a study, the study itself
-    makes sure that they differ.
+    Only the user's own runs in the same folder of runs are known. Of those of a study, the study
+    itself makes sure that they differ.
 
     Args:
         run: the one that resumes.
@@ -36,14 +36,22 @@ def check(config: RunConfig, run: RunDir | None = None) -> None:
     from slurmft.cluster.status import run_statuses  # 10 ms, for few jobs
     from slurmft.runs import scan
 
-    itself = ""
+    left_out = ""
     if run is not None:
-        itself = os.path.realpath(run.path)
+        left_out = os.path.realpath(run.path)
     sharing = []
     options_shared = []
-    for path in _unfinished(runs_dir, itself):
+    for path in scan.newest_first(runs_dir):
+        # What others have written into a shared folder refuses nobody's work.
+        is_left_out = os.path.realpath(path) == left_out
+        if (
+            is_left_out
+            or RunDir(path).get_state().has_ended
+            or not RunDir(path).is_own()
+        ):
+            continue
         for other in scan.read_each([path], [], with_environment=False):
-            if other.is_own:
+            if other.is_own_program:
                 name = _shared(places, _outputs(other.settings))
                 if name is not None:
                     sharing.append(other)
@@ -57,32 +65,24 @@ def check(config: RunConfig, run: RunDir | None = None) -> None:
             f"{flag(name)} {places[name]!r} is also that of the run {status.run.name!r}, which is "
             f"{status.elsewhere or status.state}"
         )
-        # It may have ended long ago, where this machine cannot see it.
-        if not status.is_sure:
+        # It may have ended long ago, where this machine cannot see it; or its submission was
+        # killed, and no job will ever end it.
+        if not status.is_sure or not status.job:
             warnings.warn(problem, SlurmftWarning, stacklevel=2)
             continue
         other_run = shlex.quote(str(status.run.path))
         raise UsageError(
             f"{problem}: each would take the other's for its own",
-            f"give another one; or wait for that run: slurmft follow {other_run}",
+            f"give another one; or wait for that run: slurmft follow {other_run}; or end it: "
+            f"slurmft cancel {other_run}",
         )
-
-
-def _unfinished(runs_dir: Path, itself: str) -> Iterator[Path]:
-    """Yields the runs in a folder that have not recorded their end, but for one."""
-    from slurmft.runs import scan
-
-    for place, path in scan.folders(runs_dir, []):
-        if place != itself and not RunDir(path).get_state().has_ended:
-            yield path
 
 
 def _outputs(settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns the real path of each file and folder of a program's that no other run may write, by
     the name of its option."""
-    from slurmft.programs.description import (
-        OWN_FILES,
-    )  # 8 ms: no other program needs it
+    # 8 ms: no other program needs it
+    from slurmft.programs.description import OWN_FILES
 
     places = {}
     folder = str(settings.get("folder", ""))

@@ -34,7 +34,7 @@ def _of(
     run: MeasuredRun, now: float | None, is_running: bool, is_queued: bool
 ) -> TimeUse:
     files = RunDir(run.path)
-    is_training = not run.is_own and not run.is_prediction
+    is_training = not run.is_own_program and not run.is_prediction
     kept_step = None
     # Steps of a run that trains on are not lost yet.
     if not run.is_finished and not is_running:

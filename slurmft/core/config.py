@@ -266,8 +266,8 @@ class JobConfig:
     )
     max_mem: str | None = option(
         None,
-        "most memory a node that a requeue asks for, once, where --mem was too small (default: "
-        "1.5 times --mem)",
+        "most memory a node that a requeue asks for: it asks once for 1.5 times --mem, where that "
+        "was too small",
         affects="nothing",
         at="node",
         metavar="SIZE",

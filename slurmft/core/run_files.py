@@ -40,7 +40,8 @@ class Transition:
     avoided: bool = False
     """The job was requeued before its start, to avoid hosts that failed before."""
     raised_mem_mib: int | None = None
-    """The memory a node that the job was requeued with, where --mem was too small."""
+    """The memory a node that the job asks for from now on, because --mem was too small; 0: Slurm
+    has refused it; None: as before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +59,10 @@ class State(Transition):
     @property
     def raised_mem_mib_since_submission(self) -> int | None:
         """The memory a node that the job asks for instead of --mem; None: --mem."""
-        raised = [each.raised_mem_mib for each in self.since_submission()]
-        return max(filter(None, raised), default=None)
+        for each in reversed(self.since_submission()):
+            if each.raised_mem_mib is not None:
+                return each.raised_mem_mib or None
+        return None
 
     def since_submission(self) -> list[Transition]:
         """Returns what followed the last submission, oldest first."""

@@ -205,7 +205,8 @@ class _Settlement:
         while True:
             known = [*problems, *(str(problem) for _, problem in reports)]
             causes = [problem for problem in known if not _is_effect(problem)]
-            if causes or not known or time.monotonic() > deadline:
+            is_over = self._supervisor.stop_signal or time.monotonic() > deadline
+            if causes or not known or is_over:
                 return next(iter(causes or known), None)
             reports = self._peers.reports(_PROBLEMS, len(reports) + 1, _POLL_S)
 

@@ -25,16 +25,18 @@ def count(run: RunDir) -> int:
     """Returns how many starts of a run's program have ended so; ranks that fail together are one
     failure."""
     failures = 0
-    counted_attempts = set()
+    last_counted = 0
     other_attempts = set()
     for failure in run.all_failures():
         if failure.memory_failures is not None:
             failures = max(failures, failure.memory_failures + 1)
-            counted_attempts.add(failure.attempt)
+            last_counted = max(last_counted, failure.attempt)
         elif failure.out_of_memory:
             # Slurm, or the kernel, has ended slurmft's own process.
             other_attempts.add(failure.attempt)
-    return failures + len(other_attempts - counted_attempts)
+    # A start has counted all that were before it.
+    later_attempts = {number for number in other_attempts if number > last_counted}
+    return failures + len(later_attempts)
 
 
 def check(words: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmft.core.config import STAMP
 from slurmft.core.decode import decode, decode_or_none, read
 from slurmft.core.errors import UsageError
 from slurmft.core.files import is_number, parse_json, read_text
@@ -88,7 +89,7 @@ class MeasuredRun:
         return decode_or_none(self.submission.study, StudyEntry)
 
     @property
-    def is_own(self) -> bool:
+    def is_own_program(self) -> bool:
         """It is a run of a program of the user's own, not a training of slurmft's."""
         kind = self.config["program"].get("kind")
         return bool(kind == OWN)
@@ -126,9 +127,9 @@ class MeasuredRun:
                 held[name] = samples
         return held
 
-    @property
     def held_in_words(self) -> str:
-        """ "2 samples at a time of --batch-size 8"; empty where memory has held all"""
+        """Returns words such as "2 samples at a time of --batch-size 8"; "" where memory has held
+        all."""
         notes = []
         for name, samples in self.held_samples.items():
             notes.append(
@@ -276,6 +277,21 @@ def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
                 )
         except OSError as error:
             problems.append(f"{str(folder)!r} cannot be read: {error.strerror}")
+
+
+def newest_first(runs_dir: Path) -> list[Path]:
+    """Returns the folders in a folder that are named as runs are, the newest first."""
+    try:
+        names = os.listdir(runs_dir)
+    except OSError:  # no run has made it yet
+        return []
+    stamps = {}
+    for name in names:
+        match = STAMP.search(name)
+        if match is not None:
+            stamps[name] = match[0]
+    newest = sorted(stamps, key=lambda name: stamps[name], reverse=True)
+    return [runs_dir / name for name in newest]
 
 
 _MOST_DEPTH = 32

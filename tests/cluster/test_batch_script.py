@@ -194,6 +194,7 @@ class Slurm:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.refuses = False
+        self.refuses_memory = False
 
     def call(self, *command: str, timeout_s: float = 0) -> str:
         self.calls.append(" ".join(command))
@@ -201,6 +202,8 @@ class Slurm:
             return "RUNNING|None\n"
         if command[0] == "sinfo" and "--exact" in command:
             return "3|4000\n1|8000\n"
+        if self.refuses_memory and command[-1].startswith("MinMemoryNode"):
+            raise SlurmftError("scontrol failed (exit 1): Requested node configuration")
         if self.refuses and command[:2] == ("scontrol", "requeue"):
             raise SlurmftError(
                 "scontrol failed (exit 1): Requested operation not supported"
@@ -353,6 +356,27 @@ def test_memory_that_was_too_small_is_raised(
     assert [str(last.raised_mem_mib)] == (raised or ["None"])
     words = f"; --mem {job.get('mem')} was too small: now {last.raised_mem_mib} MiB"
     assert (words in last.reason) == bool(raised)
+
+
+def test_memory_that_slurm_does_not_raise(make: Make, slurm: Slurm) -> None:
+    """The next start takes less: nothing says that it has more."""
+    slurm.refuses_memory = True
+    run = make(mem="2G")
+    fail_by_kernel(run)
+    assert end(run, 1) == Exit.STOPPED
+    state = run.get_state()
+    assert (state.state, state.raised_mem_mib_since_submission) == ("requeued", None)
+    assert "now 3072 MiB" not in state.reason
+
+
+def test_slurm_knows_why_a_rank_was_killed(make: Make, slurm: Slurm) -> None:
+    """Counters of the kernel did not tell it."""
+    run = make(mem="2G")
+    error = SlurmftError("a rank was killed by SIGKILL (out of memory?)")
+    run.add(Failure.of("node n1", error, retry=True, attempt=1))
+    fail_by_slurm(run)
+    assert end(run, 253) == Exit.STOPPED
+    assert memory_changes(slurm) == ["3072"]
 
 
 def test_memory_is_raised_once(make: Make, slurm: Slurm) -> None:

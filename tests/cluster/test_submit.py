@@ -18,6 +18,7 @@ import pytest
 from slurmft.cluster import job_state, launcher, submit, wait
 from slurmft.cluster.job_state import JobState, Phase, Report
 from slurmft.cluster.slurm import commands
+from slurmft.core import trusted
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json
@@ -437,10 +438,23 @@ def test_resume_goes_on_where_the_file_system_has_no_locks(
 
 
 def test_resume_goes_on_where_the_lock_cannot_be_signed(
-    queue: Queue, run: RunDir
+    queue: Queue, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (run.path / "resume.lock").symlink_to("/dev/full")
+    """As on a full disk."""
+
+    def full(path: Path) -> int:
+        return os.open("/dev/full", os.O_RDWR)
+
+    monkeypatch.setattr(trusted, "own_lock_file", full)
     assert resume(run) == "11"
+
+
+def test_resume_refuses_a_link_in_place_of_its_lock(queue: Queue, run: RunDir) -> None:
+    (run.path / "resume.lock").symlink_to("precious")
+    (run.path / "precious").write_text("text")
+    with pytest.raises(trusted.NotOwnError, match="has the name of a lock"):
+        resume(run)
+    assert (run.path / "precious").read_text() == "text"
 
 
 def test_end_of_another_job_says_nothing_of_the_run(queue: Queue, run: RunDir) -> None:

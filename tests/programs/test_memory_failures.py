@@ -96,6 +96,10 @@ def test_ranks_that_fail_together_are_one_failure(tmp_path: Path) -> None:
     error.out_of_memory = True
     run.add(Failure.of("as Slurm reports", error, attempt=3))
     assert memory_failures.count(run) == 3
+    # The next start has counted them all.
+    counted = SlurmftError("out of memory")
+    run.add(Failure.of("rank 0", counted, attempt=4, memory_failures=3))
+    assert memory_failures.count(run) == 4
 
 
 @pytest.mark.processes

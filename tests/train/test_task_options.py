@@ -12,7 +12,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login import sources
 from slurmft.train.login.configure import resolve
 from slurmft.train.login.formats import format_of
-from slurmft.train.recipes import fill
+from slurmft.train.recipes import fill, presets
 from slurmft.train.task_facts import TASKS
 
 BY_TASK = [name for name, each in options(TrainConfig).items() if each.by_task]
@@ -66,9 +66,10 @@ def test_a_column_that_the_task_does_not_read(name: str, task: str) -> None:
     with pytest.raises(UsageError) as error:
         sources._check_columns(train)
     flag = options(TrainConfig)[name].flag
-    assert error.value.message == (
-        f"{flag} a_column cannot be used with --task {task}, which does not read it"
-    )
+    what = f"{flag} a_column cannot be used with --task {task}"
+    if len(presets(task)) > 1:
+        what += f" --preset {train.preset}"
+    assert error.value.message == f"{what}, which does not read it"
 
 
 def test_a_task_of_the_users_may_read_each() -> None:

@@ -663,6 +663,10 @@ _FREE_TEXT = (
 )
 
 
+NO_MORE_MEMORY = "the job gets no more memory"
+"""How a warning of `requeue` begins where Slurm refuses another size of memory."""
+
+
 def requeue(
     job: str, exclude: Sequence[str] = (), mem_mib: int | None = None
 ) -> list[str]:
@@ -690,7 +694,7 @@ def requeue(
         host_list = ",".join(exclude)
         changes[f"{host_list} could not be excluded"] = f"ExcNodeList={host_list}"
     if mem_mib is not None:
-        changes["the job gets no more memory"] = f"MinMemoryNode={mem_mib}"
+        changes[NO_MORE_MEMORY] = f"MinMemoryNode={mem_mib}"
     warnings = []
     for warning, change in changes.items():
         try:

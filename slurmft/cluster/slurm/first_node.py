@@ -7,6 +7,7 @@ end RUN_DIR CODE   requeues the job, or records its end
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -141,11 +142,21 @@ def record_out_of_memory(run: RunDir, killed_by: str) -> None:
     run.add(Failure.of("as Slurm reports", error, retry=True))
 
 
-def raised_memory(run: RunDir) -> int | None:
+def raised_memory(run: RunDir, killed_by: str, exclude: Sequence[str]) -> int | None:
     """Returns the memory a node (MiB) that the next start is to have, because this attempt had too
-    little; None: as much as before. It is raised once between two submissions."""
+    little; None: as much as before. It is raised once between two submissions.
+
+    Args:
+        run: the run.
+        killed_by: what ended the tasks, as Slurm says it.
+        exclude: hosts that the next start is not to have.
+    """
     failure = run.root_failure(current_attempt())
-    if failure is None or not failure.out_of_memory:
+    if failure is None:
+        return None
+    # Counters of the kernel do not always tell why a rank was killed: Slurm may know.
+    is_said_by_slurm = failure.retry and srun_log.is_out_of_memory(killed_by)
+    if not failure.out_of_memory and not is_said_by_slurm:
         return None
     if run.get_state().raised_mem_mib_since_submission:
         return None
@@ -154,7 +165,8 @@ def raised_memory(run: RunDir) -> int | None:
     if _restricts_hosts(job):
         which.append(f"--nodes={os.environ.get('SLURM_JOB_NODELIST', '')}")
     # With more than the nodes have, the job would wait for ever.
-    most_mib = commands.largest_memory_mib(job.nodes, *which)
+    nodes = job.nodes + len(exclude)
+    most_mib = commands.largest_memory_mib(nodes, *which)
     return job.raised_mem_mib(most_mib)
 
 
@@ -201,6 +213,11 @@ def requeue(
     wait_for_plugins()
     for warning in warnings:
         print(f"slurmft: {warning}", file=sys.stderr)
+        # The next start takes less then, and a resume does not ask for it.
+        if warning.startswith(commands.NO_MORE_MEMORY):
+            run.set_state(
+                "requeued", reason, Exit.STOPPED, avoided=avoided, raised_mem_mib=0
+            )()
     return Exit.STOPPED
 
 
@@ -244,7 +261,7 @@ def end_attempt(run: RunDir, code: int) -> int:
         exclude = excludable_hosts(run)
         failure = run.root_failure(current_attempt())
         if exclude or failure is None or not failure.exclude:
-            mem_mib = raised_memory(run)
+            mem_mib = raised_memory(run, killed_by, exclude)
             return requeue(run, outcome.reason, exclude, mem_mib=mem_mib)
         # A host is certainly bad and cannot be excluded: the job would get it again.
         reason = f"{outcome.reason}; no other nodes can be had"

@@ -40,7 +40,7 @@ COST_FIELDS = tuple(
 
 def declarations(run: MeasuredRun) -> dict[str, Option]:
     """Returns the declarations of the options that a run has, by name."""
-    if run.is_own:
+    if run.is_own_program:
         return _OWN_PROGRAM
     return _TRAINING
 

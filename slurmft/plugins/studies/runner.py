@@ -272,7 +272,7 @@ def _changed_inputs(run: MeasuredRun, current: dict[str, Any]) -> list[str]:
 
 def _settings_as_typed(run: MeasuredRun) -> dict[str, Any]:
     """Returns the settings of a run's program as they were before its code was copied."""
-    if not run.is_own:
+    if not run.is_own_program:
         return run.settings
     # The run starts the copy of the file in its own directory, which is another in every run.
     code = str(RunDir(run.path).code)

@@ -1,13 +1,14 @@
 """The sizes of batches that memory held in an earlier run of the same model, for the next one."""
 
-import os
+import itertools
 from pathlib import Path
 from typing import Any
 
-from slurmft.core.config import STAMP, RunConfig
+from slurmft.core.config import RunConfig
 from slurmft.core.errors import UsageError
 from slurmft.core.options import flag, own_options
 from slurmft.core.text import some
+from slurmft.runs import scan
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 from slurmft.train.config import TrainConfig
@@ -20,7 +21,8 @@ def notes(config: RunConfig) -> list[str]:
     """Returns what a submission should know of the newest run of the same model whose memory did
     not hold its batches; nothing where it asks for no more than that memory has held."""
     settings = config.program.settings
-    for path in _newest(Path(config.job.runs_dir)):
+    newest = scan.newest_first(Path(config.job.runs_dir))
+    for path in itertools.islice(newest, _MOST_RUNS):
         run = _limited_run(path, settings.get("model"))
         if run is None or not _asks_for_more(settings, run):
             continue
@@ -28,28 +30,13 @@ def notes(config: RunConfig) -> list[str]:
         others = ""
         if differing:
             others = f"; it had other values of {some(differing)}"
-        held = run.held_in_words
+        held = run.held_in_words()
         return [f"memory of {run.name}, a run of this model, held {held}{others}"]
     return []
 
 
-def _newest(runs_dir: Path) -> list[Path]:
-    """Returns folders in a folder that are named as runs are, the newest first."""
-    try:
-        names = os.listdir(runs_dir)
-    except OSError:  # no run has made it yet
-        return []
-    stamps = {}
-    for name in names:
-        match = STAMP.search(name)
-        if match is not None:
-            stamps[name] = match[0]
-    newest = sorted(stamps, key=lambda name: stamps[name], reverse=True)
-    return [runs_dir / name for name in newest[:_MOST_RUNS]]
-
-
 def _limited_run(path: Path, model: Any) -> MeasuredRun | None:
-    """Returns the user's own run of a model, if its memory did not hold its batches."""
+    """Returns the user's own finished run of a model, if its memory did not hold its batches."""
     run_dir = RunDir(path)
     # The names of others' runs, and what they have written, are not this user's concern.
     if not run_dir.memory.exists() or not run_dir.is_own():
@@ -58,7 +45,8 @@ def _limited_run(path: Path, model: Any) -> MeasuredRun | None:
         run = MeasuredRun.read(path, with_environment=False)
     except UsageError:
         return None
-    if run.value("model") != model or not run.held_samples:
+    # What a run wrote that has not finished may never have fitted.
+    if run.value("model") != model or not run.is_finished or not run.held_samples:
         return None
     return run
 

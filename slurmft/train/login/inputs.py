@@ -37,6 +37,7 @@ from slurmft.train.login.formats import (
 )
 from slurmft.train.login.rows import (
     Chunk,
+    OptionalColumn,
     class_names,
     files_of,
     read_chunks,
@@ -45,7 +46,6 @@ from slurmft.train.login.rows import (
 from slurmft.train.login.sentence_modules import LIBRARY
 from slurmft.train.login.sources import (
     SUFFIXES,
-    column_names,
     find_split,
     may_have_test,
     no_data_file,
@@ -343,16 +343,18 @@ def _note_unread_columns(train: TrainConfig) -> Iterator[str]:
     if not facts(train.task).rows_are_samples:
         return
     path = find_split(Path(str(train.data)), facts(train.task).splits[0])
-    # One row is enough to see the names of the columns.
-    columns = read_columns(files_of(path)[0], most=1)
-    if format_of(train).has_negatives_of_step and "negative" in columns:
+    form = format_of(train)
+    names = [OptionalColumn(name) for name in ("negative", *_WEIGHT_COLUMNS)]
+    # A thousand rows are enough to see whether a column has anything.
+    columns = read_columns(files_of(path)[0], names, most=1)
+    filled = {name for name, cells in columns.items() if any(cells)}
+    if form.has_negatives_of_step and "negative" in filled:
         yield (
             f"{str(path)!r} has a column 'negative', which --preset {train.preset} does not read: "
             "--preset triplets uses it"
         )
-    read = column_names(train)
     for name in _WEIGHT_COLUMNS:
-        if name in columns and name not in read:
+        if name in filled and name not in form.columns:
             yield (
                 f"{str(path)!r} has a column {name!r}, which nothing reads: each row counts once"
             )

@@ -26,6 +26,7 @@ from slurmft.train.login.validation_part import (
     splits_of_data,
 )
 from slurmft.train.own_task import facts
+from slurmft.train.recipes import presets
 from slurmft.train.task_facts import TASKS
 
 SUFFIXES = (
@@ -93,11 +94,20 @@ def _check_data_seed(train: TrainConfig) -> None:
 def _check_columns(train: TrainConfig) -> None:
     """Raises UsageError where a task does not read a column, or one is to hold two things."""
     flags: dict[str, str] = {}
-    read = None
-    for column, name in _columns(train):
-        read = read or _columns_read(train)
+    named = list(_columns(train))
+    read: tuple[str, ...] = ()
+    # Runs that name no column need no format.
+    if named and facts(train.task).splits:
+        # Here: `formats` imports this module.
+        from slurmft.train.login.formats import format_of
+
+        read = format_of(train).columns
+    for column, name in named:
         if train.task in TASKS and column not in read:
             what = f"{name} {column} cannot be used with --task {train.task}"
+            # What is read may be that of another preset.
+            if len(presets(train.task)) > 1:
+                what += f" --preset {train.preset}"
             raise UsageError(f"{what}, which does not read it", "leave it out")
         if column in flags:
             raise UsageError(
@@ -105,21 +115,6 @@ def _check_columns(train: TrainConfig) -> None:
                 "name a column of its own (a copy of it, if both are to be the same)",
             )
         flags[column] = name
-
-
-def _columns_read(train: TrainConfig) -> tuple[str, ...]:
-    """Returns the columns that a task reads of its data; it has none where it generates that."""
-    if not facts(train.task).splits:
-        return ("",)
-    # Here: `formats` imports this module.
-    from slurmft.train.login.formats import format_of
-
-    return format_of(train).columns
-
-
-def column_names(train: TrainConfig) -> set[str]:
-    """Returns the columns that the user's options name."""
-    return {column for column, _ in _columns(train)}
 
 
 def _columns(train: TrainConfig) -> Iterator[tuple[str, str]]:

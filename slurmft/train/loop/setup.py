@@ -214,8 +214,8 @@ class Setup:
 
 
 def _memory_ran_out(run: RunDir, world: World) -> bool:
-    """Returns whether the kernel has killed ranks for their memory since the last start; the same
-    on every rank."""
+    """Returns whether this start must take less, because the kernel or Slurm has killed ranks for
+    their memory since the last one; the same on every rank."""
     if any(world.all_values(float(process.memory_ran_out()))):
         return True
 
@@ -224,10 +224,14 @@ def _memory_ran_out(run: RunDir, world: World) -> bool:
         # Later starts of this attempt have compared the counters themselves.
         if attempt < 2 or run.meetings(attempt) > 1:
             return False
-        requeues = [each for each in run.history() if each.state == "requeued"]
-        # It has more memory now: all samples may fit.
-        if requeues and requeues[-1].raised_mem_mib:
-            return False
+        for each in reversed(run.history()):
+            if each.state == "running" and each.attempt == attempt - 1:
+                break
+            # With more memory, which Slurm may refuse, all samples may fit.
+            if each.raised_mem_mib is not None:
+                if each.raised_mem_mib > 0:
+                    return False
+                break
         failure = run.root_failure(attempt - 1)
         return failure is not None and failure.out_of_memory
 

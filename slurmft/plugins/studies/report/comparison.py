@@ -242,7 +242,7 @@ def _missing_values(run: MeasuredRun) -> str:
     """Returns the required values that a result lacks; "" if it has all."""
     result = dict(run.result or {})
     result["attempts"] = _attempts(run)
-    needed = _NEEDED_OF_PROGRAM if run.is_own else _NEEDED
+    needed = _NEEDED_OF_PROGRAM if run.is_own_program else _NEEDED
     missing = []
     for name, kind in needed.items():
         is_usable = matches(result.get(name), kind)
@@ -401,7 +401,7 @@ def _findings(a: Side, b: Side) -> list[Finding]:
 def _has_own_program(a: Side, b: Side) -> bool:
     """Returns whether a side is a program of the user's own, of which no phases are known."""
     runs = [*a.runs, *b.runs]
-    return any(run.is_own for run in runs)
+    return any(run.is_own_program for run in runs)
 
 
 def _has_repeats(a: Side, b: Side) -> bool:

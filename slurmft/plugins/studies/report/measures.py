@@ -49,7 +49,7 @@ class RunSet:
     @property
     def is_own(self) -> bool:
         """Whether its runs are of a program of the user's own."""
-        return any(run.is_own for run in self.runs)
+        return any(run.is_own_program for run in self.runs)
 
 
 def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]:
@@ -65,7 +65,7 @@ def group_by_study(runs: Sequence[MeasuredRun], title: str = "") -> list[RunSet]
             study = (entry.name, _study_folder(run))
             studies.setdefault(study, []).append(run)
         else:
-            name = str(program.get("name")) if run.is_own else ""
+            name = str(program.get("name")) if run.is_own_program else ""
             others.setdefault(name, []).append(run)
     runsets = []
     for (name, folder), members in studies.items():

@@ -127,8 +127,9 @@ def _series(
         names = ", ".join(restarted)
         notes += (f"restarted, so start-up and rest are not used: {names}",)
     for run, _ in measured:
-        if run.held_in_words:
-            notes += (f"memory of {run.name} held {run.held_in_words}",)
+        held = run.held_in_words()
+        if held:
+            notes += (f"memory of {run.name} held {held}",)
     # Without hosts on record, nothing is known of the nodes.
     simulated = []
     for run, row in measured:
