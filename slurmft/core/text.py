@@ -45,13 +45,16 @@ def shown_with_end(text: str, width: int = 60) -> str:
 
 
 def shown_parts(text: str, width: int = 60) -> str:
-    """Returns those of the first parts of a text, which have two spaces between them, that fit
-    into a line whole. Only a first part that is too long itself is cut."""
+    """Returns the first parts of a text, as many as fit whole into a line; two spaces divide parts.
+    Dots stand for the others, where there is room. Only a first part that is too long is cut."""
     first, *others = text.split("  ")
     line = shown(first, width)
     for part in others:
         longer = f"{line} {part}"
         if len(longer) > width:
+            dots = f"{line} ..."
+            if len(dots) <= width:
+                line = dots
             break
         line = longer
     return line

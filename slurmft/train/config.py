@@ -1019,8 +1019,8 @@ def early_stopping_remark(config: TrainConfig, evaluations: int) -> str | None:
     if patience is None or evaluations > patience + 1:
         return None
     return (
-        f"--early-stopping {patience} cannot end this run early, which has {evaluations:,} "
-        f"evaluation(s): it takes {patience + 2} or more (--evaluate-every, --epochs)"
+        f"--early-stopping {patience} has no effect: this run has at most {evaluations:,} "
+        f"evaluation(s), and {patience + 2} are needed (--evaluate-every, --epochs)"
     )
 
 

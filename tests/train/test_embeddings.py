@@ -636,7 +636,7 @@ def test_ranks() -> None:
     ("preset", "values", "message"),
     [
         ("pairs", {"positive": None}, "row 3 has no text in the column 'positive'"),
-        ("triplets", {"negative": 7}, "row 3 has the text 7, which is no string"),
+        ("triplets", {"negative": 7}, "row 3 has 7 in the column"),
         ("scores", {"score": 4.5}, r"row 3 has the score 4\.5"),
         ("scores", {"score": "-1.1"}, r"row 3 has the score '-1\.1'"),
         ("scores", {"score": "high"}, "row 3 has the label 'high'"),

@@ -350,7 +350,7 @@ OTHER = {"text": "twice", "label": "billing"}
         ("[1, 2]\n", "line 5 is no JSON object: '[1, 2]'\nhint: each line is one row"),
         ("[" * 100_000 + "\n", "line 5 is no JSON object"),
         (json.dumps(ROW | {"text": None}), "row 5 has no text"),
-        (json.dumps(ROW | {"text": 7}), "row 5 has the text 7, which is no string"),
+        (json.dumps(ROW | {"text": 7}), "row 5 has 7 in the column"),
         (json.dumps(ROW | {"label": 7}), "row 5 has the label 7"),
         (json.dumps(ROW | {"label": ["x"]}), "row 5 has the label ['x']"),
         (json.dumps({"text": "lost"}), "1 of 5 rows have no label: row 5"),

@@ -429,7 +429,7 @@ def test_numbers_that_are_not_finite_are_no_values() -> None:
         ("./nowhere", "no such folder", "FILE.py"),
         ("precision", "is not in the cache", "slurmft fetch --metric precision"),
         ("loss:average=micro", "is not in the cache",
-         "the task's own loss takes no arguments but better=: --metric loss; if"),
+         "--metric loss; or, for that of evaluate: slurmft fetch"),
         ("{scripts}/both", "several numbers, none of which is known to decide: left, right",
          "both.py:value=left"),
     ],

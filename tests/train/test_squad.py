@@ -400,7 +400,7 @@ def evaluate(task: Task, data: TokenData, model: Path) -> dict[str, float]:
         ({"answers": {"text": ["word1"]}}, "they are written as"),
         (
             {"context": 3},
-            "has the text 3, which is no string, in the column 'context'\nhint: write it in quotes",
+            "has 3 in the column 'context', which is no text\nhint: write it in quotes",
         ),
         ({"question": "joy " * 20}, "question 'q1' has 20 tokens"),
     ],

@@ -310,7 +310,7 @@ OWN = {"text": "joy", "label": "a"}
             "labels are 0 to 1, or not_equivalent, equivalent",
         ),
         ("mrpc", [GOOD | {"label": [1]}], "row 1 has the label [1]"),
-        ("mrpc", [GOOD | {"sentence2": 3}], "row 1 has the text 3, which is no string"),
+        ("mrpc", [GOOD | {"sentence2": 3}], "row 1 has 3 in the column"),
         ("mrpc", [{"sentence1": "joy", "label": 1}], "has no column 'sentence2'"),
         ("stsb", [GOOD, GOOD | {"label": "four"}], "row 2 has the label 'four'"),
         ("text-classification", [OWN, OWN | {"label": 1.5}], "has the label"),

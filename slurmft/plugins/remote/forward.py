@@ -38,6 +38,8 @@ InputType: TypeAlias = Callable[[str], str]
 """`input_path` or `input_file`: what a parser says of an argument that names a file to read."""
 _NOT_FOUND = 127
 """A shell's exit code for a command that is not there."""
+# A Python without slurmft ends sooner; what ran longer had it.
+_START_S = 20
 _DETACHED = 130
 """The exit code after Ctrl-C."""
 
@@ -207,10 +209,13 @@ class Forwarded:
         self._redirect_output()
         self._send()
         with self._request() as facts:
+            began = time.monotonic()
             done = self.connection.run(self._script(facts))
+            took_s = time.monotonic() - began
             if was_cut(done) or self._was_killed(done.returncode):
                 raise self.connection.no_connection(done)
-            if done.returncode == _NOT_FOUND or self._lacks_slurmft(done.returncode):
+            lacks_slurmft = took_s < _START_S and self._lacks_slurmft(done.returncode)
+            if done.returncode == _NOT_FOUND or lacks_slurmft:
                 raise UsageError(
                     f"{self.cluster.name} cannot start {self.cluster.start}",
                     f"install slurmft there; python or uv in {clusters_file()} says where it is",

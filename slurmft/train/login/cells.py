@@ -397,8 +397,7 @@ def check_texts(
                 flags = "--text-column, --text-pair-column, --label-column"
                 cure += f", or choose another column with {flags}"
             raise UsageError(
-                f"{where!r}: row {row} has the text {value!r}, which is no string, in the column "
-                f"{column!r}",
+                f"{where!r}: row {row} has {value!r} in the column {column!r}, which is no text",
                 cure,
             )
         if not value or value.isspace():

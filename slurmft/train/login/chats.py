@@ -91,8 +91,8 @@ def _message_of(given: dict[str, Any]) -> dict[str, Any]:
         message["tool_calls"] = [_call_of(call) for call in message["tool_calls"]]
     if isinstance(message.get("content"), list):
         message["content"] = _content_of(message["content"])
-    elif "content" in message:
-        message["content"] + ""  # TypeError where it is no text
+    elif not isinstance(message.get("content", ""), str):
+        raise TypeError
     return message
 
 

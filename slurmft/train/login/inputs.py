@@ -45,10 +45,10 @@ from slurmft.train.login.rows import (
 )
 from slurmft.train.login.sentence_modules import LIBRARY
 from slurmft.train.login.sources import (
-    SUFFIXES,
     find_split,
     may_have_test,
     no_data_file,
+    suffix_of,
 )
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
 from slurmft.train.login.validation_part import Part
@@ -327,7 +327,7 @@ def look(
 def look_at_file(train: TrainConfig, path: Path) -> tuple[Split, list[str]]:
     """Returns the contents of one file, which is read as training data; and warnings of what looks
     like a mistake. Raises as `check`."""
-    if not path.name.endswith(SUFFIXES):
+    if suffix_of(path.name) is None:
         raise no_data_file(path)
     form = format_of(train)
     split = replace(_read_file(str(path), _fingerprint(path)["sha256"], form, None))

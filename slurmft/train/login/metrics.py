@@ -74,10 +74,11 @@ def _is_here(spec: MetricSpec, own_metrics: Sequence[str]) -> bool:
         f"{', '.join(own_metrics)}"
     )
     if spec.name in own_metrics:
-        cure = (
-            f"the task's own {spec.name} takes no arguments but better=: --metric {spec.name}; if "
-            f"one of evaluate is meant: slurmft fetch --metric {spec.name}"
+        absent = (
+            f"--metric {spec.text!r}: the task's own {spec.name} takes no arguments (but better=), "
+            "and that of evaluate is not in the cache of scripts"
         )
+        cure = f"--metric {spec.name}; or, for that of evaluate: slurmft fetch --metric {spec.name}"
     if is_hub_offline():
         problem = f"{absent}, and the hub is not asked (offline)"
         raise UsageError(problem, cure)

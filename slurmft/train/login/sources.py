@@ -42,6 +42,14 @@ SUFFIXES = (
     ".txt.gz",
 )
 
+
+def suffix_of(name: str) -> str | None:
+    """Returns the ending of a file of rows, as `SUFFIXES` has it, whatever its case; None: it is no
+    file of rows."""
+    fitting = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
+    return max(fitting, key=len, default=None)
+
+
 _LAYER_COUNTS = ("num_hidden_layers", "n_layers", "n_layer")
 """Names of the number of layers in configurations of models."""
 
@@ -257,10 +265,10 @@ def _check_splits(train: TrainConfig, folder: Path) -> None:
 def _folder(flag: str, name: str) -> Path:
     path = absolute(name)
     if path.is_file() and flag == "--data":
-        if not path.name.endswith(SUFFIXES):
+        suffix = suffix_of(path.name)
+        if suffix is None:
             raise no_data_file(path)
-        suffix = max(filter(path.name.endswith, SUFFIXES), key=len)
-        folder = path.name.removesuffix(suffix)
+        folder = path.name[: -len(suffix)]
         make = shlex.join(["mkdir", folder])
         copy = shlex.join(["cp", name, f"{folder}/train{suffix}"])
         raise UsageError(
@@ -572,7 +580,7 @@ def _files_so_named(folder: Path, split: str) -> list[Path]:
         patterns = set()
         for path in place.glob(f"{split}-*-of-*"):
             pattern = _pattern(path)
-            if pattern and path.name.endswith(SUFFIXES):
+            if pattern and suffix_of(path.name):
                 patterns.add(pattern)
         files += sorted(patterns)
     # A Dataset has no name: it is training data.
@@ -701,7 +709,7 @@ def _cure_of_json(file: Path) -> str:
     except (OSError, ValueError):  # whatever reads it says so
         is_list = False
     if not is_list:
-        return f"with a row a line, name it so: mv {file.name} {lines}"
+        return f"if each line of it is a row: mv {file.name} {lines}"
     code = (
         "import json; "
         f"rows = json.load(open('{file.name}', encoding='utf-8-sig')); "

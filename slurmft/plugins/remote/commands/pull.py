@@ -248,10 +248,17 @@ def _fetch(
         outputs = _fetch_outputs(status, facts, opened / "outputs", checkpoints)
         if outputs:
             print(f"its outputs: {outputs}: {into / 'outputs'}")
-        checkpoint_dir = facts["program"]["settings"].get("checkpoint_dir")
+        settings = facts["program"]["settings"]
+        checkpoint_dir = settings.get("checkpoint_dir")
         # What a script saves at its end may be there, too.
         if checkpoint_dir and not checkpoints:
-            print(f"left there: {checkpoint_dir}; --checkpoints fetches it")
+            line = f"left there: {checkpoint_dir}"
+            # Outputs are looked for in the folder that was sent alone.
+            folder = str(settings.get("folder", ""))
+            place = os.path.normpath(os.path.join(folder, checkpoint_dir))
+            if place.startswith(f"{folder}/"):
+                line += "; --checkpoints fetches it"
+            print(line)
 
 
 def main(argv: list[str]) -> int:
