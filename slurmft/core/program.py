@@ -108,8 +108,8 @@ class ProgramKind:
         return Gradient()
 
     def check_python(self) -> None:
-        """Checks, before each start, that nobody else can have put the Python there that slurmft
-        has chosen for it; NotOwnError otherwise."""
+        """Raises NotOwnError where others may have replaced the Python that slurmft has chosen for
+        the program. Asked before each start."""
 
     def newest_checkpoint(self) -> str | None:
         """Returns its newest checkpoint outside of the run directory, in words; None: none."""

@@ -104,7 +104,7 @@ def hold(path: Path) -> TextIO:
     The lock is lockf's on all file systems: a server and the clients of its NFS see each other's.
 
     Raises:
-        BlockingIOError: another process holds it, with what that wrote into it of itself.
+        BlockingIOError: another process holds it; the text is what that process wrote into it.
         NotOwnError: another user's file or link has the name.
         OSError: it cannot be written, or there are no locks.
     """

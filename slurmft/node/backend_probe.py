@@ -139,7 +139,7 @@ if __name__ == "__main__":
     try:
         main(json.loads(sys.argv[1]))
     except Exception:
-        # The cause: destructors of lost connections would abort, and it would seem to be that.
+        # Now: destructors of lost connections may abort the process, and hide the cause.
         traceback.print_exc()
         sys.stderr.flush()
         code = 1

@@ -11,6 +11,8 @@ from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
 from slurmft.node.hardware import cgroups, memory_mib
 
+LESS_OR_MORE = "use less memory (smaller batches), or ask for more: --mem"
+"""The cure where memory has run out."""
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -90,8 +92,7 @@ def killed(
     gib = memory_mib(root) / 1024
     error = SlurmftError(
         f"{text}: the kernel reports that memory ran out (limit: {gib:.1f} GiB)",
-        "use less memory, by a smaller --batch-size, or ask for more, by --mem; "
-        f"{hint}",
+        f"{LESS_OR_MORE}; {hint}",
     )
     error.out_of_memory = True
     return error

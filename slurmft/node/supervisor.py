@@ -174,7 +174,7 @@ class Supervisor:
         if not self._has_recorded_stop and self.run.get_state().state == "running":
             self._has_recorded_stop = True
             reason = f"the job received {Signals(self.stop_signal).name}"
-            # srun stops the tasks that are left.
+            # Then the signal is srun's, which stops the tasks that are left.
             if self.peers.heard(FAILED):
                 reason = "a task has failed"
             self.run.set_state("stopping", reason)

@@ -21,7 +21,7 @@ from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.core.trusted import NotOwnError
-from slurmft.node import rendezvous, sealed, signals
+from slurmft.node import memory_kills, rendezvous, sealed, signals
 from slurmft.runs import log_times
 from slurmft.runs.attempts import (
     SUPERSEDED,
@@ -136,8 +136,7 @@ def record_out_of_memory(run: RunDir, killed_by: str) -> None:
     is_explained = failure is not None and not failure.secondary
     if is_explained or not srun_log.is_out_of_memory(killed_by):
         return
-    hint = "use less memory, by a smaller --batch-size, or ask for more, by --mem"
-    error = SlurmftError(killed_by, hint)
+    error = SlurmftError(killed_by, memory_kills.LESS_OR_MORE)
     error.out_of_memory = True
     run.add(Failure.of("as Slurm reports", error, retry=True))
 

@@ -72,8 +72,8 @@ def cause(text: str, attempt: int) -> str:
 
 
 def over_limit(job_log: Path) -> str:
-    """Returns that Slurm has killed a task of the last attempt for its memory, by the log of the
-    job; "" where it has not."""
+    """Returns the cause where Slurm killed a task of the last attempt for its memory, by the log of
+    the job; "" elsewhere."""
     try:
         text = read_text(job_log)[-_MOST_CHARACTERS:]
     except (OSError, UnicodeDecodeError):

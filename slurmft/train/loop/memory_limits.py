@@ -19,7 +19,7 @@ from slurmft.train.loop.step_plan import Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryLimits(SampleLimits):
-    """The limits of a run, on its ranks."""
+    """Limits of a run, which all ranks share."""
 
     @classmethod
     def read(cls, run: RunDir) -> "MemoryLimits":
