@@ -87,7 +87,7 @@ def test_words(tmp_path: Path) -> None:
         "it was killed by SIGKILL: the kernel reports that memory ran out (limit: 1.5 GiB)"
     )
     assert error.hint is not None
-    assert "--batch-size" in error.hint
+    assert "smaller batches" in error.hint
     assert error.hint.endswith("log: rank-000.log")
     assert killed("it", signal.SIGSEGV, before, "log", tmp_path).message == (
         "it was killed by SIGSEGV"
