@@ -353,16 +353,17 @@ class TimeParts(TypedDict):
     queue_s: float
     """From a submission or a requeue to the start of the job."""
     start_s: float
-    """From the start of a job, or from a failure, until the ranks train or the job has ended."""
+    """From the start of a job until the ranks train; after a failure, until they train again, or
+    the job is over."""
     lost_s: float
     """Steps and evaluations after the checkpoint that the run went on from."""
     saves_s: float
-    """While the ranks wait for a checkpoint, or for the model at the end."""
+    """While the ranks wait for a checkpoint; at a stop and at the end, until the job is over."""
     evaluations_s: float
     waits_s: float
     """Of an average rank for the slowest one, in forward passes."""
     hangs_s: float
-    """From the last step of ranks that hung until the watchdog ended them."""
+    """From the last sign of ranks that hung until the watchdog ended them."""
     program_s: float
     """A program ran that does not tell its steps."""
 
@@ -378,7 +379,8 @@ class TimeUse(TimeParts):
 
     total_s: float
     ettr: float | None
-    """The share of steps that count, from 0 to 1. null: the program does not tell its steps."""
+    """The share of steps that count, from 0 to 1. null: a program ran that does not tell its steps;
+    `steps_s` is the least they took."""
     attempts: list[AttemptTime]
 
 

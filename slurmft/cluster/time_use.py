@@ -1,12 +1,14 @@
 """Where the time of runs went, and which share of it were steps that count (ETTR)."""
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from slurmft.cluster.job_state import Phase
 from slurmft.cluster.status import AttemptTime, RunStatus, TimeUse
+from slurmft.core.run_records import Record, Resume, Saved
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
@@ -16,9 +18,10 @@ _QUEUED = (Phase.PENDING, Phase.REQUEUED)
 
 
 def of_status(status: RunStatus) -> TimeUse:
-    """Returns where the time of a run went, until now where its job waits or runs."""
+    """Returns where the time of a run went: until now where its job waits or runs, until its last
+    record where that is over or nobody can be asked."""
     now = None
-    if status.is_alive:
+    if status.is_alive and status.is_sure:
         now = time.time()
     is_running = status.outcome == "running"
     return _of(status.run, now, is_running, status.state in _QUEUED)
@@ -35,13 +38,14 @@ def _of(
 ) -> TimeUse:
     files = RunDir(run.path)
     is_training = not run.is_own_program and not run.is_prediction
+    records = list(RecordReader(files.records).read_sparsely())
     kept_step = None
     # Steps of a run that trains on are not lost yet.
     if not run.is_finished and not is_running:
-        kept_step = _kept_step(files, is_training)
+        kept_step = _kept_step(files, records, is_training)
     past = Past(
         history=run.state.history,
-        records=RecordReader(files.records).read_sparsely(),
+        records=records,
         failures=files.all_failures(),
         now=now,
         is_queued=is_queued,
@@ -51,7 +55,9 @@ def _of(
     return _time_use(attempts_of(past))
 
 
-def _kept_step(files: RunDir, is_training: bool) -> int | None:
+def _kept_step(
+    files: RunDir, records: Sequence[Record], is_training: bool
+) -> int | None:
     """Returns the step that a run goes on from; None: it is not known."""
     names = []
     with contextlib.suppress(OSError):
@@ -59,6 +65,11 @@ def _kept_step(files: RunDir, is_training: bool) -> int | None:
     if names:
         _, step, *_ = names[-1].split("-")  # step-00000120
         return int(step)
+    # `slurmft pull` leaves the folder where the run was: the records say what is in it.
+    if not os.path.isdir(files.checkpoints):
+        for record in reversed(records):
+            if isinstance(record, (Saved, Resume)):
+                return record.step
     # Another program may have checkpoints elsewhere.
     if is_training:
         return 0

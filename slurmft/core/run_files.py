@@ -153,7 +153,7 @@ class Failure:
     meetings: int | None = None
     """How many meetings the rank had seen; None where it is not the failure of a rank itself."""
     hang_s: float | None = None
-    """Seconds without a step, of a hang."""
+    """Seconds without a heartbeat, of a hang."""
     time: float = field(default_factory=now)
     checkpoint: str | None = None
     """The checkpoint that a program of the user's own could not start from."""

@@ -205,7 +205,7 @@ class Met(Record):
 class PhaseBegun(Record):
     """What the ranks do from now on: train, evaluate or save.
 
-    They train after `start`, `resume`, `epoch` and `checkpoint`, without such a record.
+    There is no such record where `phase_after` says it.
     """
 
     phase: str
@@ -240,11 +240,21 @@ _KINDS: dict[str, tuple[type[Record], ...]] = {
 }
 """Event -> what a record of it is: the first that it fits. The last one fits all that are whole."""
 
-TRAINS_AFTER = ("start", "resume", "epoch", "checkpoint")
-"""Events after which the ranks train, until a record says otherwise."""
-
 EVENTS: dict[type[Record], str] = {kinds[-1]: event for event, kinds in _KINDS.items()}
 """What all whole records of an event are -> the event."""
+
+
+_ENDED_PHASES = {"epoch": "evaluate", "checkpoint": "save"}
+"""Event -> the phase that it ends."""
+
+
+def phase_after(phase: str, event: str) -> str:
+    """Returns what the ranks do after an event, until a record of a phase says otherwise."""
+    # Another phase goes on: a thread may write a checkpoint while the ranks evaluate.
+    ends_phase = _ENDED_PHASES.get(event) == phase
+    if ends_phase or event in ("start", "resume"):
+        return "train"
+    return phase
 
 
 def record_of(value: Any) -> Record | None:

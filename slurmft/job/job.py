@@ -38,7 +38,7 @@ from slurmft.core import hooks
 from slurmft.core.files import to_json, write_json
 from slurmft.core.program import OWN
 from slurmft.core.run_files import current_attempt
-from slurmft.core.run_records import TRAINS_AFTER, record_of
+from slurmft.core.run_records import phase_after, record_of
 from slurmft.job import checkpoints, process
 from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
@@ -452,8 +452,7 @@ class Job:
                 rows = self._step_windows.take(rows)
             else:  # the steps before it come first
                 rows = [*self._step_windows.end(), *rows]
-            if event in TRAINS_AFTER:
-                self._phase = "train"
+            self._phase = phase_after(self._phase, event)
             self._records.write(*rows)
             warnings: list[str] = []
             for row in rows:

@@ -53,7 +53,7 @@ class Hang:
     certain: bool
     """True if the rank is stopped, so that no other node is the cause."""
     seconds: float
-    """Since its last step."""
+    """Since its last heartbeat."""
 
 
 class Watchdog:

@@ -25,29 +25,22 @@ from slurmft.core.run_records import (
     Start,
     Step,
     Stopping,
+    phase_after,
 )
 
 
 class Part(StrEnum):
-    """A part of the time of a run."""
+    """A part of the time of a run: `TimeParts` says what each of them is."""
 
     STEPS = "steps"
-    """Steps that count: none of them had to be done again."""
     QUEUE = "queue"
-    """From a submission or a requeue to the start of the job."""
     START = "start"
-    """From the start of a job, or from a failure, until the ranks train or the job has ended."""
     LOST = "lost"
-    """Steps and evaluations after the checkpoint that the run went on from."""
     SAVES = "saves"
-    """While the ranks wait for a checkpoint, or for the model at the end."""
     EVALUATIONS = "evaluations"
     WAITS = "waits"
-    """Of an average rank for the slowest one, in forward passes."""
     HANGS = "hangs"
-    """From the last step of ranks that hung until the watchdog ended them."""
     PROGRAM = "program"
-    """A program ran that does not tell its steps."""
 
 
 _OF_PHASE = {
@@ -55,6 +48,7 @@ _OF_PHASE = {
     "evaluate": Part.EVALUATIONS,
     "save": Part.SAVES,
 }
+_PHASE_OF = {part: phase for phase, part in _OF_PHASE.items()}
 _CAN_BE_LOST = (Part.STEPS, Part.EVALUATIONS)
 
 
@@ -95,7 +89,19 @@ def attempts_of(past: Past) -> list[AttemptParts]:
     _divide(attempts, signs, past)
     lives = [life for attempt in attempts for life in attempt.lives]
     _mark_lost(lives, past.kept_step)
-    return [attempt.parts() for attempt in attempts]
+    return _by_number([attempt.parts() for attempt in attempts])
+
+
+def _by_number(attempts: Sequence[AttemptParts]) -> list[AttemptParts]:
+    """Returns one row of each number: a job may be cancelled in the queue before an attempt."""
+    rows: dict[int, AttemptParts] = {}
+    for attempt in attempts:
+        row = rows.setdefault(attempt.number, attempt)
+        if row is not attempt:
+            for part, part_s in attempt.seconds.items():
+                row.seconds[part] += part_s
+    # An attempt that is to start has none while nobody knows how long it has waited.
+    return [row for row in rows.values() if any(row.seconds.values())]
 
 
 class _Sign(NamedTuple):
@@ -118,13 +124,19 @@ class _Life:
     attempt: "_Attempt"
     end: float = math.inf
     trains_since: float | None = None
+    stops: bool = False
+    """The ranks have agreed to save and to end."""
     first_step: float = math.inf
-    """The step after which it began; infinite: it has not told."""
+    """The step after which it began; infinite: unknown."""
     marks: list[tuple[int, float]] = field(default_factory=list)
     """Steps, and when they were done; both ascending."""
     waits: list[tuple[float, float]] = field(default_factory=list)
     """Times, and the seconds that an average rank has waited since the one before."""
     waits_until_step: float = math.inf
+
+    def begin_after(self, step: int) -> None:
+        self.first_step = step
+        self.waits_until_step = step
 
     def add_mark(self, step: int, time: float) -> None:
         if not self.marks or step >= self.marks[-1][0]:
@@ -277,10 +289,10 @@ def _attempts(past: Past, signs: Sequence[_Sign]) -> list[_Attempt]:
         if past.is_queued:
             queued = running.end
     if queued is not None:
-        now = time
-        if past.now is not None:
-            now = max(queued, past.now)
-        attempts.append(_waiting(attempts, queued, now))
+        now = past.now
+        if now is None:
+            now = time
+        attempts.append(_waiting(attempts, queued, max(queued, now)))
     return attempts
 
 
@@ -357,29 +369,25 @@ class _Division:
                 self._begin_life()
             case Start():
                 self._train(time)
-            case Resume(step=step) if not life.marks:
-                # Since the start, the state was restored.
-                if self._part is Part.STEPS:
-                    self._part = Part.START
-                life.trains_since = None
-                self._train(time)
-                self._begin_steps(step, time)
+            case Resume(step=step):
+                self._resume(step, time)
             case Step(step=step, steps=steps):
-                if life.trains_since is None:
-                    self._train(time)
+                began = self._train(time)
                 if math.isinf(life.first_step):
-                    self._begin_steps(max(0, step - steps), life.trains_since or time)
+                    life.begin_after(max(0, step - steps))
+                if not life.marks:
+                    life.add_mark(int(life.first_step), began)
                 life.add_mark(step, time)
-            case Saved(step=step):
+            case Saved(step=step, event=event):
                 life.add_mark(step, time)
-                if self._part is Part.SAVES:
-                    self._enter(Part.STEPS, time)
+                self._end_phase(event, time)
             case Stopping(step=step):
                 life.add_mark(step, time)
                 if life.trains_since is not None:
                     self._enter(Part.SAVES, time)
-            case Epoch() if self._part is Part.EVALUATIONS:
-                self._enter(Part.STEPS, time)
+                    life.stops = True
+            case Epoch(event=event):
+                self._end_phase(event, time)
             case PhaseBegun(phase=phase) if life.trains_since is not None:
                 self._begin_phase(phase, time)
             case Ranks():
@@ -412,22 +420,47 @@ class _Division:
         self._since = time
         self._part = part
 
-    def _train(self, time: float) -> None:
-        if self._life.trains_since is None:
-            self._life.trains_since = time
-            self._enter(Part.STEPS, time)
-
-    def _begin_steps(self, step: int, time: float) -> None:
+    def _train(self, time: float) -> float:
+        """Begins the steps, unless they have begun; returns since when the life trains."""
         life = self._life
-        life.first_step = step
-        life.waits_until_step = step
+        if self._part is self._first_part:
+            self._enter(Part.STEPS, time)
+        if life.trains_since is None:
+            life.trains_since = time
+        return life.trains_since
+
+    def _resume(self, step: int, time: float) -> None:
+        life = self._life
+        if not life.marks:
+            life.begin_after(step)
+        # A program has yet to load its checkpoint, which may be that of its next training.
+        if life.marks or life.trains_since is None:
+            if not life.stops:
+                self._enter(self._first_part, time)
+            return
+        # Since the start, the trainer has restored its state.
+        if self._part is Part.STEPS:
+            self._part = self._first_part
+        life.trains_since = time
+        self._enter(Part.STEPS, time)
         life.add_mark(step, time)
 
     def _begin_phase(self, phase: str, time: float) -> None:
+        if self._life.stops:
+            return
         # Programs say that they may save: without a checkpoint they did not.
         if phase == "train" and self._part is Part.SAVES:
             self._part = Part.STEPS
         self._enter(_OF_PHASE.get(phase, self._part), time)
+
+    def _end_phase(self, event: str, time: float) -> None:
+        """Ends the phase that an event ends, as its writer knows."""
+        phase = _PHASE_OF.get(self._part)
+        if phase is None or self._life.stops:
+            return
+        next_phase = phase_after(phase, event)
+        if next_phase != phase:
+            self._enter(_OF_PHASE[next_phase], time)
 
     def _count_waits(self, ranks: Ranks, time: float) -> None:
         life = self._life

@@ -220,6 +220,12 @@ def test_phases_are_recorded_where_they_change(tmp_path: Path) -> None:
     found = [row.get("phase", row["event"]) for row in rows]
     # The trainer records its checkpoints by itself.
     assert found == ["met", "evaluate", "epoch", "save", "train"]
+    # An evaluation that is recorded while they save ends no save.
+    job.alive("save")
+    job.evaluated(accuracy=0.5)
+    job.step(42)
+    phases = [row["phase"] for row in RecordReader(run.records).read_values("phase")]
+    assert phases[-2:] == ["save", "train"]
 
 
 def test_records_of_many_steps_are_few(tmp_path: Path) -> None:

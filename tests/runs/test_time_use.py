@@ -5,13 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurmft.core.run_files import FINAL_STATES, Failure, Transition
 from slurmft.core.run_records import Record, record_of
+from slurmft.job.job import Job
+from slurmft.runs.records import RecordReader
 from slurmft.runs.time_use import AttemptParts, Part, Past, attempts_of
+from tests.support.made_runs import write_run
 
 T0 = 1_000_000.0
 
@@ -282,6 +286,98 @@ def test_a_program_that_says_that_it_may_save() -> None:
     assert of(past) == [parts(start=10, evaluations=5, saves=5, steps=40)]
 
 
+def test_a_program_loads_its_checkpoint_before_its_first_step() -> None:
+    """The integrations record a resume before the Trainer loads; also for a second training."""
+    first = [met(0), resume(5, 10), rec(40, "step", step=11), rec(50, "step", step=20)]
+    past = Past(
+        history=states((0, "submitted"), (0, "running"), (100, "finished")),
+        records=first,
+        is_training=False,
+    )
+    assert of(past) == [parts(start=40, steps=60)]
+    second = [resume(60, 30), rec(90, "step", step=31)]
+    assert of(replace(past, records=first + second)) == [parts(start=70, steps=30)]
+    # Where that life failed, the one before it had lost what it did after step 10.
+    again = [
+        met(0),
+        rec(10, "step", step=10),
+        rec(30, "step", step=30),
+        met(35),
+        resume(40, 10),
+    ]
+    assert of(replace(past, records=again)) == [parts(start=10 + 70, lost=20)]
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_stop_is_a_save_until_the_job_is_over(is_training: bool) -> None:
+    """Whatever is recorded after it: the ranks that come next start anew."""
+    records = [
+        met(0), start(10), *steps(11, 30, (1, 20)), rec(30, "stopping", step=20, reason="x"),
+        phase(31, "evaluate"), evaluated(33), phase(34, "save"), saved(40, 20), phase(41, "train"),
+    ]  # fmt: skip
+    past = Past(
+        history=states((0, "submitted"), (0, "running"), (60, "requeued"), (70, "running"),
+                       (100, "finished")),
+        records=[*records, met(75, 2), start(80), resume(80, 20), *steps(81, 100, (21, 40))],
+        is_training=is_training,
+    )  # fmt: skip
+    assert of(past) == [
+        parts(start=10, steps=20, saves=30),
+        parts(queue=10, start=10, steps=20),
+    ]
+
+
+def test_writer_and_reader_agree_on_what_ends_a_phase(tmp_path: Path) -> None:
+    """Whatever a program calls, in whichever order: what its calls say is what the reader takes."""
+    generator = random.Random(3)
+    for number in range(40):
+        run = write_run(tmp_path / str(number), state="running")
+        run.records.write_text("")
+        job = Job(run)
+        job.step(1, loss=1.0)
+        phases = []
+        events: list[str] = []
+        for n in range(2, 12):
+            call = generator.choice(["step", "evaluate", "save", "epoch", "checkpoint"])
+            match call:
+                case "step":
+                    job.step(n, loss=1.0)
+                case "epoch":
+                    job.evaluated(acc=0.5)
+                case "checkpoint":
+                    job.record("checkpoint", checkpoint="x", step=n)
+                case _:
+                    job.alive(call)
+            events.append(call)
+            phases.append(job._phase)
+            rows = list(RecordReader(run.records).read_sparsely())
+            # A second is between two records; the last one is followed by a long time.
+            rows = [replace(row, time=T0 + index) for index, row in enumerate(rows)]
+            end = 1_000
+            past = Past(
+                history=states((0, "submitted"), (0, "running"), (end, "finished")),
+                records=rows,
+            )
+            (found,) = of(past)
+            part = {"train": "steps", "evaluate": "evaluations", "save": "saves"}[
+                phases[-1]
+            ]
+            assert found[part] >= end - 20, (events, phases, found)
+
+
+def test_a_number_has_one_row() -> None:
+    cancelled = states((0, "submitted"), (10, "cancelled"), (50, "submitted"),
+                       (60, "running"), (80, "failed"))  # fmt: skip
+    (only,) = attempts_of(Past(history=cancelled, records=[]))
+    assert only.number == 1
+    assert only.seconds[Part.QUEUE] == 10 + 10
+    assert only.seconds[Part.START] == 20
+    # It is not known how long it has waited for its next start.
+    requeued = states((0, "submitted"), (5, "running"), (20, "requeued"))
+    rows = attempts_of(Past(history=requeued, records=[]))
+    assert [row.number for row in rows] == [1]
+
+
 # --- clocks ---------------------------------------------------------------------------------------
 
 
@@ -349,6 +445,7 @@ def test_parts_of_any_history_add_up() -> None:
             kept_step=generator.choice([None, 0, 20]),
         )
         attempts = attempts_of(past)
+        assert len({each.number for each in attempts}) == len(attempts), past
         for each in attempts:
             assert min(each.seconds.values()) >= -1e-6, past
         assert total(attempts) == pytest.approx(_time_that_counts(past)), past

@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from slurmft.core.files import write_json
+from slurmft.core.run_records import Saved, Stopping
 from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.train.loop.checkpoint import FORM
@@ -183,6 +184,10 @@ def test_where_the_time_of_a_killed_run_went(
     code, text = job.end()
     assert code == 0, text
     assert steps_twice(job.run) > 0
+    # What a stop has saved is known without the folder of checkpoints, too.
+    (stopping,) = RecordReader(job.run.records).read(Stopping)
+    saved = RecordReader(job.run.records).read(Saved)
+    assert stopping.step in [each.step for each in saved]
     facts = json.loads(slurmft("status", str(job.run.path), "--json").out)
     use = facts["time_use"]
     keys = [key for key in use["attempts"][0] if key.endswith("_s")]

@@ -61,18 +61,20 @@ class Checkpointing:
         checkpoint = self._take(is_best)
         self._saver.start(checkpoint, is_best)
         copy_s = time.monotonic() - began
-        self._job.record(
-            "checkpoint",
-            checkpoint=checkpoint.name,
-            step=checkpoint.step,
-            copy_s=copy_s,
-        )
+        self._record(checkpoint, copy_s=copy_s)
+
+    def _record(self, checkpoint: Checkpoint, **seconds: float) -> None:
+        name = checkpoint.name
+        step = checkpoint.step
+        self._job.record("checkpoint", checkpoint=name, step=step, **seconds)
 
     def save_last(self) -> None:
         """Saves the state that all ranks stopped in, after the same step."""
         # The kill may come lead_s after the signal: half of that is left for the steps before.
         patience_s = self._job.config.job.lead_s / 2
-        self._saver.save(self._take(), patience_s)
+        checkpoint = self._take()
+        if self._saver.save(checkpoint, patience_s):
+            self._record(checkpoint)
 
     def wait(self) -> None:
         """Waits until no save is under way."""
