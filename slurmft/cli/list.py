@@ -126,6 +126,18 @@ def _chosen(arguments: argparse.Namespace, top: Path) -> Listing:
     return Listing(runs_dir=str(top), runs=rows, problems=problems)
 
 
+def _tables(runs: Sequence[ListedRun], arguments: argparse.Namespace) -> list[str]:
+    """Returns the tables that the flags ask for; without such a flag, that of the runs."""
+    tables = []
+    if arguments.cost:
+        names = [run["name"] for run in runs]
+        run_costs = [run["cost"] for run in runs]
+        tables.append("\n".join(costs.table(names, run_costs)))
+    if arguments.ettr:
+        tables.append("\n".join(_time_table(runs)))
+    return tables or [run_table.table(runs)]
+
+
 def _time_table(runs: Sequence[ListedRun]) -> list[str]:
     """Returns where the time of each run went, and that of all."""
     from slurmft.cluster.time_use import in_all
@@ -191,13 +203,6 @@ def main(argv: list[str]) -> int:
     runs = listing["runs"]
     if not runs:
         print(f"no such runs in {listing['runs_dir']}")
-    elif arguments.cost:
-        names = [run["name"] for run in runs]
-        run_costs = [run["cost"] for run in runs]
-        lines = costs.table(names, run_costs)
-        print("\n".join(lines))
-    elif arguments.ettr:
-        print("\n".join(_time_table(runs)))
     else:
-        print(run_table.table(runs))
+        print("\n\n".join(_tables(runs, arguments)))
     return Exit.OK

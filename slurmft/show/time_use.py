@@ -36,6 +36,19 @@ def shares(use: Mapping[str, Any]) -> dict[str, float]:
     return {key: value / 10 for key, value in tenths.items()}
 
 
+def ettr(percents: Mapping[str, float]) -> str:
+    """Returns the ETTR of shares: "83.2"; "≥ 16.7" beside a program that does not tell its steps;
+    "" where it is unknown, as of such a program alone."""
+    if not percents:
+        return ""
+    text = f"{percents['steps_s']:.1f}"
+    if not percents["program_s"]:
+        return text
+    if not percents["steps_s"]:
+        return ""
+    return f"≥ {text}"
+
+
 def words(use: Mapping[str, Any]) -> str:
     """ "ETTR 83.2 % of 2:05:00 h; queue 10.1 %, start 6.7 %"; "" where no time has passed."""
     percents = shares(use)
@@ -45,10 +58,7 @@ def words(use: Mapping[str, Any]) -> str:
     for key, percent in percents.items():
         if percent and key != "steps_s":
             parts.append(f"{LABELS[key]} {percent:.1f} %")
-    ettr = f"{percents['steps_s']:.1f} %"
-    if use["ettr"] is None:
-        ettr = "unknown"
-    head = f"ETTR {ettr} of {duration(use['total_s'])}"
+    head = f"ETTR {_cell('steps_s', percents)} of {duration(use['total_s'])}"
     if not parts:
         return head
     return f"{head}; {', '.join(parts)}"
@@ -77,12 +87,14 @@ def table(
 
 
 def _cell(key: str, percents: Mapping[str, float]) -> str:
-    percent = percents.get(key)
-    # Of a column without any value nothing is shown.
-    if not percent:
+    if not percents:
         return "-"
-    text = f"{percent:.1f} %"
-    # Some of the time of such a program may be steps, too.
-    if key == "steps_s" and percents["program_s"]:
-        return f"≥ {text}"
-    return text
+    text = f"{percents[key]:.1f}"
+    if key == "steps_s":
+        text = ettr(percents)
+        if not text:
+            return "unknown"
+    # Of a column without any value nothing is shown.
+    elif not percents[key]:
+        return "-"
+    return f"{text} %"

@@ -479,6 +479,17 @@ def test_list_for_programs(
         list_command.main(["--state", "runing"])
 
 
+def test_list_has_every_table_that_a_flag_asks_for(
+    three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = []
+    for flags in (["--cost"], ["--ettr"], ["--cost", "--ettr"]):
+        assert list_command.main(flags) == 0
+        tables.append(capsys.readouterr().out)
+    costs, times, both = tables
+    assert both == f"{costs}\n{times}"
+
+
 def test_status(
     three: Path, queue: FakeQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:

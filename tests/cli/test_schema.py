@@ -36,7 +36,7 @@ READING: dict[str, list[list[str]]] = {
     "data": [["tickets"]],
     "doctor": [["--quick", "--cluster", "local"]],
     "doctor locks": [["."]],
-    "list": [[], ["--cost"], ["--ettr"]],
+    "list": [[], ["--cost"], ["--ettr"], ["--cost", "--ettr"]],
     "logs": [[FAILED], [LOCAL]],
     "plan": [[FINISHED, "two"]],
     "report": [[FINISHED, OWN_RUN, "--compare"]],

@@ -42,5 +42,12 @@ def test_words_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     head, *lines = time_use.table("run", ["a", "b", "in all"], [first, second, both])
     assert head.split() == ["run", "time", "ETTR", "queue", "program"]
     assert lines[0].split() == ["a", "1:40", "min", "50.0", "%", "50.0", "%", "-"]
+    assert lines[1].split()[3:5] == ["unknown", "75.0"]
     # Some of the program's time may be steps.
     assert lines[2].split()[-7:] == ["≥", "16.7", "%", "66.6", "%", "16.7", "%"]
+    assert time_use.words(both).startswith("ETTR ≥ 16.7 % of ")
+    # Of known time none may be steps, which is not unknown.
+    queue = in_all([use_of(queue=50)])
+    assert time_use.words(queue) == "ETTR 0.0 % of 50 s; queue 100.0 %"
+    _, line = time_use.table("run", ["a"], [queue])
+    assert line.split() == ["a", "50", "s", "0.0", "%", "100.0", "%"]

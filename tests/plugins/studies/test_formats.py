@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slurmft.cluster import time_use
+from slurmft.cluster.time_use import in_all, key_of
 from slurmft.plugins.studies.report.formats import as_csv, as_markdown, as_text
+from slurmft.plugins.studies.report.measures import Row, RunSet
+from slurmft.plugins.studies.report.tables import time_tables
 from slurmft.plugins.studies.table import Table, column
+from slurmft.runs.time_use import Part
 
 HOSTILE = "<script>alert('x')</script> & 50% $(rm) a_b {c} ~ ^ \\d | \"q\" #1"
 
@@ -63,3 +69,24 @@ def test_rows_with_long_names_keep_their_first_measures() -> None:
     text = as_text(Table("t", columns), width=70)
     assert "2.5" in text
     assert "left out here, in CSV: rest" in text
+
+
+def test_an_unknown_share_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that does not tell its steps; beside a training, its ETTR is a least one."""
+    training: Any = SimpleNamespace(name="training", is_finished=True)
+    program: Any = SimpleNamespace(name="program", is_finished=True)
+    parts = dict.fromkeys(map(key_of, Part), 0.0)
+    uses = {
+        "training": in_all([parts | {"steps_s": 30.0, "queue_s": 70.0}]),
+        "program": in_all([parts | {"program_s": 100.0}]),
+    }
+    monkeypatch.setattr(time_use, "of_records", lambda run: uses[run.name])
+    rows = []
+    for runs in ([training], [program], [training, program], []):
+        rows.append(Row(cell={}, runs=runs, devices=None, state="", common={}))
+    (table,) = time_tables(rows, RunSet("a", "a", [], []))
+    (ettr,) = [each for each in table.columns if each.key == "ETTR (%)"]
+    assert [value.text for value in ettr.values] == ["30.0", "n/a", "≥ 15.0", "n/a"]
+    assert [value.raw for value in ettr.values] == [30.0, None, None, None]
+    lines = as_text(table).splitlines()
+    assert any("≥ 15.0" in line for line in lines)

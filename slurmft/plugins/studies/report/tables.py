@@ -16,6 +16,7 @@ from slurmft.plugins.studies.report.measures import (
     label,
 )
 from slurmft.plugins.studies.table import (
+    NOTHING,
     Column,
     Table,
     Value,
@@ -148,14 +149,26 @@ def time_tables(rows: Sequence[Row], runset: RunSet) -> list[Table]:
     columns.append(column("hours", hours, decimals_of(hours)))
     for rank, (key, name) in enumerate(show_time_use.LABELS.items()):
         # A part that no run has, such as hangs, is no column.
-        percents = [shares.get(key) for shares in all_shares]
-        if any(percents):
-            columns.append(column(f"{name} (%)", percents, 1, rank=rank))
+        if any(shares.get(key) for shares in all_shares):
+            values = [_share(key, shares) for shares in all_shares]
+            columns.append(Column(f"{name} (%)", values, rank=rank))
     notes = [
         "of the time from submission to end, all attempts; ETTR: steps that count; lost: steps "
         "that were done again; waits: for the slowest rank, in forward passes"
     ]
     return [Table(f"{runset.title}: where the time went", columns, notes)]
+
+
+def _share(key: str, shares: Mapping[str, float]) -> Value:
+    """Returns a part of the time, in percent."""
+    value = Value.of(shares.get(key), 1)
+    if key != "steps_s":
+        return value
+    text = show_time_use.ettr(shares)
+    # A least value is none to compute with, as in JSON.
+    if text == value.text:
+        return value
+    return Value(None, text or NOTHING)
 
 
 # --- classes --------------------------------------------------------------------------------------
