@@ -4,15 +4,19 @@ and results for its own."""
 import os
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.options import flag
 from slurmft.core.program import OWN
 from slurmft.runs.rundir import RunDir
+
+if TYPE_CHECKING:
+    from slurmft.cluster.status import RunStatus
+    from slurmft.runs.scan import MeasuredRun
 
 
 def check(config: RunConfig, run: RunDir | None = None) -> None:
@@ -34,16 +38,56 @@ def check(config: RunConfig, run: RunDir | None = None) -> None:
     if not places or not runs_dir.is_dir():
         return
     from slurmft.cluster.status import run_statuses  # 10 ms, for few jobs
+
+    sharing = []
+    options_shared = []
+    for other in _unfinished(runs_dir, run):
+        name = _shared(places, _outputs(other.settings))
+        if name is not None:
+            sharing.append(other)
+            options_shared.append(name)
+    # Asked about these alone: most submissions share nothing, and need no answer from Slurm.
+    statuses = run_statuses(sharing)
+    for status, name in zip(statuses, options_shared, strict=True):
+        if status.is_alive:
+            _refuse(status, f"{flag(name)} {places[name]!r}")
+
+
+def _refuse(status: "RunStatus", output: str) -> None:
+    """Raises UsageError for an output that a run writes, too; warns where that run may have ended.
+
+    Args:
+        status: of that run.
+        output: the option and its value.
+    """
+    problem = (
+        f"{output} is also that of the run {status.run.name!r}, which is "
+        f"{status.elsewhere or status.state}"
+    )
+    # It may have ended long ago, where this machine cannot see it; or its submission was killed,
+    # and no job will ever end it.
+    if not status.is_sure or not status.job:
+        warnings.warn(problem, SlurmftWarning, stacklevel=3)
+        return
+    run = shlex.quote(str(status.run.path))
+    raise UsageError(
+        f"{problem}: each would take the other's for its own",
+        f"give another one; or wait for that run: slurmft follow {run}; or end it: slurmft cancel "
+        f"{run}",
+    )
+
+
+def _unfinished(runs_dir: Path, run: RunDir | None) -> "Iterator[MeasuredRun]":
+    """Yields the user's own runs of programs in a folder that have not recorded their end, but for
+    the run that resumes."""
     from slurmft.runs import scan
 
     left_out = ""
     if run is not None:
         left_out = os.path.realpath(run.path)
-    sharing = []
-    options_shared = []
     for path in scan.newest_first(runs_dir):
-        # What others have written into a shared folder refuses nobody's work.
         is_left_out = os.path.realpath(path) == left_out
+        # What others have written into a shared folder refuses nobody's work.
         if (
             is_left_out
             or RunDir(path).get_state().has_ended
@@ -52,30 +96,7 @@ def check(config: RunConfig, run: RunDir | None = None) -> None:
             continue
         for other in scan.read_each([path], [], with_environment=False):
             if other.is_own_program:
-                name = _shared(places, _outputs(other.settings))
-                if name is not None:
-                    sharing.append(other)
-                    options_shared.append(name)
-    # Asked about these alone: most submissions share nothing, and need no answer from Slurm.
-    statuses = run_statuses(sharing)
-    for status, name in zip(statuses, options_shared, strict=True):
-        if not status.is_alive:
-            continue
-        problem = (
-            f"{flag(name)} {places[name]!r} is also that of the run {status.run.name!r}, which is "
-            f"{status.elsewhere or status.state}"
-        )
-        # It may have ended long ago, where this machine cannot see it; or its submission was
-        # killed, and no job will ever end it.
-        if not status.is_sure or not status.job:
-            warnings.warn(problem, SlurmftWarning, stacklevel=2)
-            continue
-        other_run = shlex.quote(str(status.run.path))
-        raise UsageError(
-            f"{problem}: each would take the other's for its own",
-            f"give another one; or wait for that run: slurmft follow {other_run}; or end it: "
-            f"slurmft cancel {other_run}",
-        )
+                yield other
 
 
 def _outputs(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -172,18 +172,20 @@ class Job:
             if transition.state == "running":
                 self.began_at = float(transition.time)
         if self.is_main:
-            job = self.config.job
-            every_s = job.checkpoint_every_s
-            self._checkpoints = Checkpoints(run, every_s, job.keep_checkpoints)
-            self._stop.before_exit = lambda: self._checkpoints.wait(
-                _LAST_WRITE_AT_TERM_S
-            )
-            self._records = RecordWriter(run.records)
-            self._step_windows = StepWindows()
-            self._progress = Progress()
-            self._recorders = hooks.recorders(run)
+            self._begin_records(run)
         if self.world_size == 1:  # `join`, which imports torch, is never called
             self._meet()
+
+    def _begin_records(self, run: RunDir) -> None:
+        """Prepares what the main rank alone writes."""
+        job = self.config.job
+        every_s = job.checkpoint_every_s
+        self._checkpoints = Checkpoints(run, every_s, job.keep_checkpoints)
+        self._stop.before_exit = lambda: self._checkpoints.wait(_LAST_WRITE_AT_TERM_S)
+        self._records = RecordWriter(run.records)
+        self._step_windows = StepWindows()
+        self._progress = Progress()
+        self._recorders = hooks.recorders(run)
 
     @property
     def is_main(self) -> bool:

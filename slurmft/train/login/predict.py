@@ -1,6 +1,7 @@
 """Batch inference with the model of a finished run: what its job needs, checked at submission."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,12 @@ def configure(
         settings["adapter"] = str(run.model)
         if is_local(str(train.model)):
             contents[str(train.model)] = "base model"
+    trainer = train.program()
     # What a container shows, besides the folder of this run.
     paths = [*contents, str(output.parent)]
-    trainer = train.program()
     if trainer.code:
         # Its code is executed where it is, and compared with the sums there.
         paths.append(str(run.path))
-    # By the fingerprints the job sees whether file or model has changed since its submission.
-    inputs = {}
-    for path, what in contents.items():
-        inputs[path] = fingerprint.of(Path(path)) | {"what": what}
     program = Program(
         kind=PREDICT,
         name=f"predict-{trainer.name}",
@@ -101,11 +98,23 @@ def configure(
         needs_hub=not is_local(str(train.model)),
         paths=tuple(paths),
         code=trainer.code,
-        inputs=inputs,
+        inputs=_fingerprints(contents),
         settings=trainer.settings | dataclasses.asdict(predict) | settings,
     )
     job = build(JobConfig, values)
     return RunConfig(program=program, job=with_absolute_paths(job))
+
+
+def _fingerprints(contents: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Returns by what the job sees whether a file or model has changed since its submission.
+
+    Args:
+        contents: path -> what is there.
+    """
+    fingerprints = {}
+    for path, what in contents.items():
+        fingerprints[path] = fingerprint.of(Path(path)) | {"what": what}
+    return fingerprints
 
 
 # --- the model ------------------------------------------------------------------------------------
