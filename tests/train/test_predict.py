@@ -487,7 +487,7 @@ def test_a_prediction_keeps_no_option_of_adapters(
     ("task", "columns", "message"),
     [
         ("text-classification", {"text": ["a", " ", ""]}, "2 of 3 rows have no text"),
-        ("text-classification", {"text": ["a", 3]}, "row 2 has the text 3"),
+        ("text-classification", {"text": ["a", 3]}, "row 2 has 3 in the column"),
         ("text-classification", {"body": ["a"]}, "has no column 'text'"),
         ("token-classification", {"tokens": [["a"], []]}, "1 of 2 rows have no text"),
         ("token-classification", {"tokens": ["a b"]}, "no list of words"),
