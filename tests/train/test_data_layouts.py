@@ -178,7 +178,7 @@ def test_classes_have_the_names_that_the_data_has(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": 7, "label": "billing"}, "00002.jsonl': row 3 has the text 7"),
+        ({"text": 7, "label": "billing"}, "00002.jsonl': row 3 has 7 in the column"),
         (
             {"text": "joy", "label": ""},
             r"1 of 12 rows have no label: row 3 of train-00001-of-00002.jsonl",

@@ -157,7 +157,7 @@ def test_rows_that_are_wrong_have_their_numbers(
         lambda: inputs.check(localize(config)),
         lambda: prepare(data, tiny_model),
     ):
-        with pytest.raises(UsageError, match="row 41 has the text 7"):
+        with pytest.raises(UsageError, match="row 41 has 7 in the column"):
             read()
 
 
