@@ -567,7 +567,7 @@ echo $?
         """A job of a higher partition that finds no node has others requeued, who are told by
         SIGTERM."""
         step = f"trap 'echo told > {site.folder}/preempted; exit 0' TERM; "
-        step += f"echo >> {site.folder}/ready; while :; do sleep 0.1; done"
+        step += f"echo >> {site.folder}/trapped; while :; do sleep 0.1; done"
         step_file = site.write("preempted.sh", step)
         text = "#!/bin/bash\ntrap : TERM\n"
         text += f"[ -e {site.folder}/preempted ] || srun bash {step_file}\n"
@@ -575,8 +575,8 @@ echo $?
         site.await_running(low)
         until(lambda: "RUNNING|0:0" in site.accounted(low))
         # Before its trap, the signal would kill a task without a word.
-        ready = site.folder / "ready"
-        until(lambda: ready.exists() and len(ready.read_text()) == 4)
+        trapped = site.folder / "trapped"
+        until(lambda: trapped.exists() and len(trapped.read_text()) == 4)
         high = site.submit(
             "--partition=urgent", "--nodes=4", "--exclusive", site.sleeps, "0"
         )

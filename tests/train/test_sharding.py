@@ -263,7 +263,7 @@ def test_full_disk(train: Trains, tmp_path: Path) -> None:
 @pytest.mark.extra("training")
 def test_best_model_comes_back(train: Trains) -> None:
     """A learning rate at which later epochs are worse."""
-    flags = ("--early-stopping", "1", "--max-steps", "20", "--warmup-steps", "0")
+    flags = ("--max-steps", "20", "--warmup-steps", "0")
     done = train("--nodes", "2", *flags, "--shard", "full", "--learning-rate", "0.3")
     found = [record["metrics"]["accuracy"] for record in records(done.run, "epoch")]
     assert found[-1] <= max(found)
