@@ -86,7 +86,7 @@ def test_early_stopping_that_cannot_be(
     warned = [text for text in texts if "--early-stopping" in text]
     assert len(warned) == (evaluations is not None)
     if evaluations is not None:
-        assert f"which has {evaluations} evaluation(s)" in warned[0]
+        assert f"at most {evaluations} evaluation(s)" in warned[0]
 
 
 @pytest.mark.parametrize(
