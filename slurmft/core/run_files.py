@@ -1,6 +1,7 @@
 """The JSON files of a run as dataclasses: what the toolkit writes, and reads by `core.decode`."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time as now
 from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
@@ -59,10 +60,16 @@ class State(Transition):
     @property
     def raised_mem_mib_since_submission(self) -> int | None:
         """The memory a node that the job asks for instead of --mem; None: --mem."""
-        for each in reversed(self.since_submission()):
-            if each.raised_mem_mib is not None:
-                return each.raised_mem_mib or None
-        return None
+        return _last_raise(self.since_submission())
+
+    def raised_mem_mib_since(self, attempt: int) -> int | None:
+        """Returns the memory a node that was asked for after an attempt began; None: no other."""
+        after: list[Transition] = []
+        for each in self.history:
+            after.append(each)
+            if each.state == "running" and each.attempt == attempt:
+                after.clear()
+        return _last_raise(after)
 
     def since_submission(self) -> list[Transition]:
         """Returns what followed the last submission, oldest first."""
@@ -72,6 +79,13 @@ class State(Transition):
                 return self.history[index + 1 :]
         # The file was damaged once: its history begins with what was recorded after that.
         return self.history
+
+
+def _last_raise(transitions: Sequence[Transition]) -> int | None:
+    for each in reversed(transitions):
+        if each.raised_mem_mib is not None:
+            return each.raised_mem_mib or None
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ ENVIRONMENTS = trusted.Door(
     "the packages that a program imports",
     cure="submit anew, with another folder for runs: --runs-dir",
 )
-_KEPT = re.compile(r"\.envs-\d+(-[0-9a-f]{8})?")
+_UV_FOLDER = re.compile(r"\.envs-\d+(-[0-9a-f]{8})?")
 """Names of the folders that `Door.place` makes for environments."""
 _ERROR_CHARACTERS = 300
 """Characters of uv's output that a message has."""
@@ -96,19 +96,19 @@ def _uv_environment(start: Path, job: JobConfig, make: bool) -> Path:
     return environment
 
 
-def check_kept(environment: Path) -> None:
+def check_uv_environment(environment: Path) -> None:
     """Checks, before each start, that an environment of `--env uv` is one that slurmft has made:
     since the submission, others may have put theirs in its place.
 
     Raises:
         NotOwnError: it is another user's, or may be.
     """
-    kept = environment.parent
-    if not _KEPT.fullmatch(kept.name):  # one that the user has named
+    folder = environment.parent
+    if not _UV_FOLDER.fullmatch(folder.name):  # one that the user has named
         return
     with contextlib.suppress(FileNotFoundError):  # whoever starts its Python says so
-        with ENVIRONMENTS.folder(kept) as descriptor:
-            ENVIRONMENTS.check_place(kept, Path(f"/proc/self/fd/{descriptor}"))
+        with ENVIRONMENTS.folder(folder) as descriptor:
+            ENVIRONMENTS.check_place(folder, Path(f"/proc/self/fd/{descriptor}"))
         with ENVIRONMENTS.folder(environment / "bin"):
             pass
 

@@ -36,7 +36,7 @@ class OwnProgramKind(ProgramKind):
             # Here: commands that list runs need not wait for it.
             from slurmft.programs import environment
 
-            environment.check_kept(Path(self._own.env))
+            environment.check_uv_environment(Path(self._own.env))
 
     def newest_checkpoint(self) -> str | None:
         checkpoint = self._own.newest_checkpoint()

@@ -153,3 +153,14 @@ def test_table_of_trainers_arguments_is_that_of_the_errors() -> None:
                 assert hint is not None, flag
             rows += 1
     assert rows > 15
+
+
+def test_data_is_no_program(tmp_path: Path) -> None:
+    """What can be executed is one, and what is called like a script."""
+    data = tmp_path / "rows.csv"
+    data.touch()
+    assert not foreign_flags.is_program(str(data))
+    assert not foreign_flags.is_program("x" * 5000)
+    data.chmod(0o755)
+    assert foreign_flags.is_program(str(data))
+    assert foreign_flags.is_program("train.py")

@@ -367,6 +367,7 @@ def test_memory_that_slurm_does_not_raise(make: Make, slurm: Slurm) -> None:
     state = run.get_state()
     assert (state.state, state.raised_mem_mib_since_submission) == ("requeued", None)
     assert "now 3072 MiB" not in state.reason
+    assert state.raised_mem_mib_since(1) is None
 
 
 def test_slurm_knows_why_a_rank_was_killed(make: Make, slurm: Slurm) -> None:

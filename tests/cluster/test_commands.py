@@ -648,6 +648,9 @@ def test_memory_that_so_many_nodes_have(slurm: Callable[..., Slurm]) -> None:
     slurm(sinfo="2|64000\n4|128000+\n")
     sizes = [commands.largest_memory_mib(nodes) for nodes in (1, 4, 5, 6, 7)]
     assert sizes == [128000, 128000, 64000, 64000, 0]
+    # Whoever asks is about to requeue a job.
+    slurm(sinfo="2|64000\nn/a|n/a\n")
+    assert commands.largest_memory_mib(2) == 64000
     slurm(sinfo=failed(NO_CONTROLLER))
     assert commands.largest_memory_mib(1) == 0
 

@@ -137,6 +137,22 @@ def test_run_that_has_lost_its_state_is_resumed(queue: Queue, run: RunDir) -> No
     assert [s.state for s in run.history()] == ["submitted"]
 
 
+def test_more_memory_counts_for_the_starts_that_follow(run: RunDir) -> None:
+    """Also where another requeue comes in between; a start that had it, and a refusal, end that."""
+    run.set_state("submitted")
+    run.set_state("running", attempt=1)
+    assert run.get_state().raised_mem_mib_since(1) is None
+    run.set_state("requeued", raised_mem_mib=3072)
+    run.set_state("requeued", avoided=True)
+    assert run.get_state().raised_mem_mib_since(1) == 3072
+    run.set_state("running", attempt=2)
+    run.set_state("requeued")
+    assert run.get_state().raised_mem_mib_since(2) is None
+    run.set_state("requeued", raised_mem_mib=4608)
+    run.set_state("requeued", raised_mem_mib=0)
+    assert run.get_state().raised_mem_mib_since(2) is None
+
+
 def test_memory_that_a_requeue_has_asked_for_stays(queue: Queue, run: RunDir) -> None:
     """Until the user asks for another size."""
     resume(run, mem="2G")

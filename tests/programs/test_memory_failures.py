@@ -102,15 +102,20 @@ def test_ranks_that_fail_together_are_one_failure(tmp_path: Path) -> None:
     assert memory_failures.count(run) == 4
 
 
-@pytest.mark.processes
-def test_program_that_takes_less_until_it_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a checkpoint, and on all ranks alike."""
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with a program that needs memory."""
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
     write(folder, "own.py", NEEDS_MEMORY)
+    return folder
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("project")
+def test_program_that_takes_less_until_it_fits() -> None:
+    """Without a checkpoint, and on all ranks alike."""
     done = slurmft(
         *("run", "--cluster", "local", "--follow", "--nproc-per-node", "2", "--"),
         *("own.py", "{halved:4}", "{doubled:3}"),
@@ -126,14 +131,9 @@ def test_program_that_takes_less_until_it_fits(
 
 
 @pytest.mark.processes
-def test_program_that_cannot_take_less_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("project")
+def test_program_that_cannot_take_less_ends() -> None:
     """It fails in the same way once more: that may not go on for ever."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    write(folder, "own.py", NEEDS_MEMORY)
     words = ("run", "--cluster", "local", "--follow", "--", "own.py", "8", "1")
     done = slurmft(*words, imported=True)
     assert done.code == 1
@@ -144,13 +144,8 @@ def test_program_that_cannot_take_less_ends(
 
 @pytest.mark.processes
 @pytest.mark.extra("faults")
-def test_kernel_that_ends_a_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    write(folder, "own.py", TAKES_MEMORY)
+def test_kernel_that_ends_a_program(project: Path) -> None:
+    write(project, "own.py", TAKES_MEMORY)
     words = ("--follow", "--nproc-per-node", "1", "--", "own.py", "{halved:4}")
     with limited(3 * 2**30) as enter:
         done = slurmft("run", "--cluster", "local", *words, enter=enter)

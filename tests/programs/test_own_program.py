@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import slurmft as api
 from slurmft.core import fingerprint
-from slurmft.core.errors import UsageError
+from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.node.watchdog import process_state
 from slurmft.programs import submission
 from slurmft.programs.description import OwnProgram
@@ -190,6 +191,31 @@ def test_outputs_of_a_run_that_has_not_ended_are_refused(here: Path) -> None:
     until(lambda: second.state == "cancelled")
     first.resume()
     first.cancel()
+
+
+def test_outputs_of_what_no_job_writes_and_of_others(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A submission that was killed is a warning: nothing would ever end it. What somebody else has
+    written into the folder of runs is none."""
+    write(here, "wait.py", "import time\ntime.sleep(60)\n")
+
+    def submit() -> None:
+        run = api.run("wait.py", cluster="local", per="process", checkpoint_dir="out")
+        run.cancel()
+        until(lambda: run.state == "cancelled")
+
+    submit()
+    [path] = Path("runs").iterdir()
+    killed = RunDir.create(RunDir(path).load_own_config())
+    killed.set_state("submitted")
+    name = killed.path.name
+    with pytest.warns(SlurmftWarning, match=f"also that of the run '{name}'"):
+        submit()
+    monkeypatch.setattr(RunDir, "is_own", lambda self: False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        submit()
 
 
 def test_attached(here: Path) -> None:

@@ -823,3 +823,13 @@ def test_weights_of_rows_that_nothing_reads_are_told(
     is_weight = "parcel" not in column
     assert remarks(task="text-classification") == [expected] * is_weight
     assert remarks(task="text-regression", label_column=column) == []
+
+
+def test_columns_that_nobody_reads_may_be_anything(tmp_path: Path) -> None:
+    """As those without a name that a spreadsheet writes behind the table."""
+    rows = "".join(f"text {n},{n % 2},,\n" for n in range(40))
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.csv").write_text(f"text,label,,\n{rows}")
+    flags = {"task": "text-classification", "data": str(tmp_path), "model": "a/model"}
+    with warnings.catch_warnings(record=True):
+        assert configure(flags).program.inputs

@@ -110,8 +110,10 @@ def parse_largest_memory(text: str, nodes: int) -> int:
     """Reads lines of `sinfo --exact --format=%D|%m`: nodes, and the MiB that each has."""
     sizes = []
     for line in text.splitlines():
-        count, _, size = line.strip().partition("|")
-        sizes += [int(size.rstrip("+"))] * int(count)
+        match = re.fullmatch(r"(\d+)\|(\d+)\+?", line.strip(), re.ASCII)
+        # A Slurm that says it in another way must not cost the requeue.
+        if match is not None:
+            sizes += [int(match[2])] * int(match[1])
     sizes.sort(reverse=True)
     if len(sizes) < nodes:
         return 0

@@ -224,14 +224,9 @@ def _memory_ran_out(run: RunDir, world: World) -> bool:
         # Later starts of this attempt have compared the counters themselves.
         if attempt < 2 or run.meetings(attempt) > 1:
             return False
-        for each in reversed(run.history()):
-            if each.state == "running" and each.attempt == attempt - 1:
-                break
-            # With more memory, which Slurm may refuse, all samples may fit.
-            if each.raised_mem_mib is not None:
-                if each.raised_mem_mib > 0:
-                    return False
-                break
+        # With more memory all samples may fit.
+        if run.get_state().raised_mem_mib_since(attempt - 1):
+            return False
         failure = run.root_failure(attempt - 1)
         return failure is not None and failure.out_of_memory
 

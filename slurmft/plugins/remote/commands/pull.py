@@ -40,6 +40,7 @@ ELSEWHERE = Elsewhere.HERE
 
 # Large, and of no use without the job: only a resume needs them. rsync: below the run's folder.
 _LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")
+_ELSEWHERE = "give another folder: --into"
 _NEVER = ("/submissions", f"/{MARK}")
 """Links by which a job has the run there; and what marks folders that slurmft has made here."""
 _LATEST_OUTPUT_S = 60
@@ -77,26 +78,27 @@ def _prepared(top: Path, came_from: Origin) -> Iterator[tuple[Path, Path]]:
     if name.startswith(".") or not name:
         raise UsageError(f"{where!r} has no name that a run could have", "rename it")
     into = top / name
-    other = UsageError(
-        f"{str(into)!r} is there, and did not come from {where}",
-        "give another folder: --into",
-    )
     if os.path.lexists(into) and (into.is_symlink() or not _came_from(into, came_from)):
-        raise other
+        raise _taken(into, where)
     permissions.settle(share_with_group=False)
     try:
         permissions.make_folder(into, share_with_group=False, exist_ok=True)
     except OSError as error:
         reason = filesystem.reason(error, into)
-        hint = "give another folder: --into"
-        raise UsageError(f"cannot make {str(into)!r}: {reason}", hint) from None
+        raise UsageError(f"cannot make {str(into)!r}: {reason}", _ELSEWHERE) from None
     # Where others can write the folder above, one of them may have made it.
     with PULLED.folder(into) as folder:
         opened = Path(f"/proc/self/fd/{folder}")
         if not is_new(folder) and not _came_from(opened, came_from):
-            raise other
+            raise _taken(into, where)
         origin.mark(opened, came_from)
         yield into, opened
+
+
+def _taken(into: Path, where: str) -> UsageError:
+    """Returns the error for a folder that a run cannot be fetched into: it has another."""
+    problem = f"{str(into)!r} is there, and did not come from {where}"
+    return UsageError(problem, _ELSEWHERE)
 
 
 def _came_from(run: Path, came_from: Origin) -> bool:

@@ -87,7 +87,7 @@ def of_runs(runset: RunSet, beside_them: Sequence[PublishedTable]) -> Section:
     changed = list(changes(rows, runset.fields))
     tables = [_with_notes(speed_table(rows, runset), changed)]
     # a program of the user's own has no phases that slurmft knows
-    if not runset.is_own:
+    if not runset.is_own_program:
         tables.append(phase_table(rows, runset))
     if not runset.study:
         tables += class_tables(rows)

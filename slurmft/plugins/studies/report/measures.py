@@ -47,7 +47,7 @@ class RunSet:
         return [run for _, runs in self.cells for run in runs]
 
     @property
-    def is_own(self) -> bool:
+    def is_own_program(self) -> bool:
         """Whether its runs are of a program of the user's own."""
         return any(run.is_own_program for run in self.runs)
 
@@ -345,7 +345,7 @@ MEASURES = {measure.key: measure for measure in (*SPEED, METRIC, *TIMES)}
 
 def measures_of(runset: RunSet) -> list[Measure]:
     """Returns what its runs measure: of a program of the user's own, the time and its metrics."""
-    if runset.is_own:
+    if runset.is_own_program:
         wall_time, *_ = SPEED
         return [wall_time, *other_metrics(runset)]
     return [*MEASURES.values(), *other_metrics(runset)]
@@ -362,7 +362,7 @@ def other_metrics(runset: RunSet) -> list[Measure]:
         primary.add(str(result.get("primary_metric")))
         if isinstance(result["metrics"], dict):
             names |= dict.fromkeys(result["metrics"])
-    if not runset.is_own and len(primary) == 1:  # its column has the name
+    if not runset.is_own_program and len(primary) == 1:  # its column has the name
         names.pop(primary.pop(), None)
     return [_metric(name) for name in names]
 
@@ -450,7 +450,7 @@ def rows_of(runset: RunSet) -> list[Row]:
     rows.sort(key=lambda row: _sortable(others(row, runset.fields)))
     # The throughput of a training says how it scales even where nobody declared its work to be
     # fixed. The time of a program of the user's own does not: its work is unknown.
-    is_training_without_scaling = runset.scaling is None and not runset.is_own
+    is_training_without_scaling = runset.scaling is None and not runset.is_own_program
     if runset.scaling in ("strong", "weak") or is_training_without_scaling:
         for row in rows:
             _scale(row, rows, runset)
@@ -578,9 +578,9 @@ def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
 def _speed(row: Row, runset: RunSet) -> float:
     """Returns the work a second of all devices of a row; 0: unknown."""
     devices = row.devices or 0
-    if runset.scaling == "strong" or runset.is_own:
+    if runset.scaling == "strong" or runset.is_own_program:
         # Of a program of the user's own, no phases are known.
-        time = "wall_s" if runset.is_own else "train_s"
+        time = "wall_s" if runset.is_own_program else "train_s"
         seconds = row.median(time)
         if not seconds:
             return 0.0

@@ -107,7 +107,7 @@ def charts_of(
 ) -> list[Chart]:
     """Returns all plots of a set of runs that have data."""
     curves = _curves(rows, runset.fields)
-    if runset.is_own:
+    if runset.is_own_program:
         return _over_field(rows, runset) + curves
     return _over_devices(rows, runset, published) + curves
 

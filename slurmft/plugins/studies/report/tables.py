@@ -31,7 +31,7 @@ from slurmft.show import time_use as show_time_use
 def speed_table(rows: Sequence[Row], runset: RunSet) -> Table:
     """Returns the times, throughput, speedup and metrics of the rows."""
     columns = _leading(rows, runset.fields)
-    if runset.is_own:
+    if runset.is_own_program:
         for measure in measures.measures_of(runset):
             columns.append(_medians(measure, rows))
         columns += _scaled(rows)
@@ -346,7 +346,7 @@ def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
             "; ±: the repeat farthest from the median (CSV: smallest and largest)"
         )
     times_note = "time: from the job's start to its end"
-    if not runset.is_own:
+    if not runset.is_own_program:
         times_note += "; train: optimizer steps only"
     notes = [f"{rows_note}. {times_note}"]
     if _has_baselines(rows):
@@ -385,6 +385,6 @@ def _with_other_batches(rows: Sequence[Row], fields: Sequence[str]) -> list[str]
 
 def _compared_by(runset: RunSet) -> str:
     """Returns the quantity whose ratio is the speedup: see `measures._speed`."""
-    if runset.is_own:
+    if runset.is_own_program:
         return "time"
     return "training time" if runset.scaling == "strong" else "training throughput"
