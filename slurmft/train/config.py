@@ -1056,19 +1056,16 @@ def _check_task_reads(train: TrainConfig) -> None:
     read each."""
     if train.task not in TASKS:
         return
-    for name, each in options(TrainConfig).items():
-        value = getattr(train, name, None)
-        if (
-            not each.by_task
-            or not each.is_set(value)
-            or name in TASKS[train.task].reads
-        ):
+    declared = options(TrainConfig)
+    by_task = {name for name, each in declared.items() if each.by_task}
+    for name in by_task.difference(TASKS[train.task].reads):
+        value = getattr(train, name)
+        if not declared[name].is_set(value):
             continue
+        what = f"{declared[name].flag} {value} cannot be used with --task {train.task}"
         readers = [task for task, facts in TASKS.items() if name in facts.reads]
-        raise UsageError(
-            f"{each.flag} {value} cannot be used with --task {train.task}, which does not read it",
-            f"leave it out; it is for {some(readers)}",
-        )
+        cure = f"leave it out; it is for {some(readers)}"
+        raise UsageError(f"{what}, which does not read it", cure)
 
 
 def _check_has_validation(task: str) -> None:
