@@ -1058,7 +1058,7 @@ def _check_task_reads(train: TrainConfig) -> None:
         return
     declared = options(TrainConfig)
     by_task = {name for name, each in declared.items() if each.by_task}
-    for name in by_task.difference(TASKS[train.task].reads):
+    for name in sorted(by_task.difference(TASKS[train.task].reads)):
         value = getattr(train, name)
         if not declared[name].is_set(value):
             continue
