@@ -591,7 +591,12 @@ def test_job_goes_on_after_signals_and_leaves_no_orphans_when_it_is_killed(
     os.kill(pid["pid"], signal.SIGKILL)
     followed = slurmft("follow", str(job.run.path))
     assert followed.code == 1
-    assert "ended without recording why" in followed.out + followed.err
+    # One rank may see the end of another one, and record it, before it is killed itself.
+    failures = job.run.all_failures()
+    assert all(failure.secondary for failure in failures)
+    reasons = [failure.message for failure in failures]
+    reason = next(iter(reasons), "ended without recording why")
+    assert reason in followed.out + followed.err
     assert_gone(job.run)
 
 
