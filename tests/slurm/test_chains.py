@@ -26,12 +26,13 @@ exit "$(cat "$1")"
 
 def submit(cluster: FakeSlurm, folder: Path, file: str, *flags: str) -> Done:
     """A run that ends when a file is there."""
-    (folder / "waits.sh").write_text(WAITS)
-    (folder / "waits.sh").chmod(0o755)
+    program = folder / "waits.sh"
+    # Once: while it is written, no job that has been submitted before can start it.
+    if not program.exists():
+        program.write_text(WAITS)
+        program.chmod(0o755)
     place = ("--runs-dir", str(folder / "runs"), "--time", "5", *flags)
-    return slurmft(
-        cluster, "run", *place, "--", str(folder / "waits.sh"), str(folder / file)
-    )
+    return slurmft(cluster, "run", *place, "--", str(program), str(folder / file))
 
 
 def run_of(done: Done) -> RunDir:

@@ -100,6 +100,7 @@ def requeue(job: Job) -> None:
         )
     if job.is_running:
         job.state = "COMPLETING"
+        job.is_requeued = True
         job.requests.append(["end", "requeue"])
     else:
         job.state = "PENDING"
@@ -137,7 +138,7 @@ def _update(words: Sequence[str]) -> int:
                     case "ExcNodeList":
                         job.excluded = hostlist.expand(value) if value else []
                     case "MinMemoryNode":
-                        if not job.is_pending:
+                        if not (job.is_pending or job.is_requeued):
                             raise RefusedError(
                                 f"Job is no longer pending execution for job {job.shown_id}"
                             )

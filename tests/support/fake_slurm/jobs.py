@@ -96,6 +96,8 @@ class Job:
     cancelled_by: int | None = None
     requests: list[list[Any]] = field(default_factory=list)
     """Orders to the job's runner: ["signal", number, scope], or ["end", why]."""
+    is_requeued: bool = False
+    """It runs, and will be pending once it has ended: Slurm counts it as pending from now on."""
     runner: int = 0
     """The process that runs the job; 0: none."""
     starts: list[Start] = field(default_factory=list)

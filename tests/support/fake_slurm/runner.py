@@ -139,6 +139,7 @@ class Runner:
 def _note_end(job: Job, ends_as: str, code: int) -> None:
     job.ended = time.time()
     job.runner = 0
+    job.is_requeued = False
     job.requests = []
     job.exit_code = max(code, 0)
     job.signal = max(-code, 0)
