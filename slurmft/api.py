@@ -231,13 +231,22 @@ def run(*words: str | os.PathLike[str], **given: Any) -> Run:
     known = options(JobConfig) | FLAGS
     flags = checked_options("run()", given, known)
     config = submission.configure(command, flags, known)
-    return submit_config(config, call_text("run", given, command))
+    return submit_config(config, call_text("run", given, command), flags, known)
 
 
-def submit_config(config: RunConfig, call: str) -> Run:
-    """Submits the job of a configuration; `call` is the Python call, for the records."""
+def submit_config(
+    config: RunConfig, call: str, flags: Iterable[str], known: Mapping[str, Option]
+) -> Run:
+    """Submits the job of a configuration.
+
+    Args:
+        call: the Python call, for the records.
+        flags: names of the options in it.
+        known: name -> declaration of the options that it can have.
+    """
     # Before the provenance, which reads the commit and all of slurmft's modules.
     cluster = cluster_submit.check(config)
+    cluster_submit.warn_of_unread(config, cluster, flags, known)
     provenance = cluster_submit.provenance_of(call)
     return Run(cluster_submit.submit_with(config, cluster, provenance).path)
 

@@ -8,7 +8,7 @@ found by the entry points `slurmft.commands` (see `slurmft.core.plugins`).
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, TypedDict
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from slurmft.cli.parser import Parser
     from slurmft.core.config import RunConfig
+    from slurmft.core.options import Option
 
 _SECTIONS = {
     "training": "slurmft.train.",
@@ -191,15 +192,25 @@ def pasted(path: PathLike[str]) -> str:
 
 
 def submit_or_show(
-    config: "RunConfig", arguments: "Namespace", name: str, argv: list[str]
+    config: "RunConfig",
+    arguments: "Namespace",
+    name: str,
+    argv: list[str],
+    declared: Mapping[str, "Option"],
 ) -> int:
     """Submits a run, says where it is, and follows it with --follow; with --dry-run shows what
-    would be submitted. Returns the exit code."""
+    would be submitted. Returns the exit code.
+
+    Args:
+        declared: name -> declaration of the options of the command.
+    """
     # not above: --help need not wait for these
     from slurmft.cli.parser import print_json
     from slurmft.cluster import launcher, submit
 
     cluster = submit.check(config)
+    typed_names = [name for name in declared if name in arguments]
+    submit.warn_of_unread(config, cluster, typed_names, declared)
     if arguments.dry_run and arguments.json:
         print(config.to_json())
         return Exit.OK

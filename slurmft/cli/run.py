@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     declared = options(JobConfig) | FLAGS
     flags = typed_options(arguments, declared)
     config = submission.configure(program, flags, declared, not arguments.dry_run)
-    return submit_or_show(config, arguments, "run", argv)
+    return submit_or_show(config, arguments, "run", argv, declared)
 
 
 def _check_separator(command: Parser, argv: list[str]) -> None:

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ from slurmft.cluster import container, dependency, shared_outputs
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
-from slurmft.core import fingerprint, hooks, permissions, trusted
+from slurmft.core import fingerprint, hooks, permissions, plugins, trusted
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError, SlurmftWarning, UsageError
 from slurmft.core.files import read_bytes, write_bytes, write_text
 from slurmft.core.job_variables import outside_of_jobs
-from slurmft.core.options import options
+from slurmft.core.options import Option, options, unread
 from slurmft.core.program import OWN, kind_of
 from slurmft.core.run_files import Submission
 from slurmft.core.site import origins, site_files
@@ -58,6 +58,28 @@ def check(config: RunConfig, run: RunDir | None = None) -> str:
     if job.container is None and not job.setup:
         ccl.check(job.backend, kind_of(config.program).python)
     return cluster
+
+
+def warn_of_unread(
+    config: RunConfig,
+    cluster: str,
+    flags: Iterable[str],
+    declared: Mapping[str, Option],
+) -> None:
+    """Warns of each flag that was typed and has no effect because of other options.
+
+    Args:
+        cluster: the one that `check` returns.
+        flags: names of the options that were typed.
+        declared: name -> declaration of the options of the command.
+    """
+    values = config.program.settings | config.job.values() | {"cluster": cluster}
+    launcher = plugins.find(plugins.LAUNCHERS, cluster)
+    # Another package's launcher may read what Slurm reads.
+    if launcher is None or launcher.package != plugins.OURS:
+        del values["cluster"]
+    for remark in unread(flags, declared, values):
+        warnings.warn(remark, SlurmftWarning, stacklevel=3)
 
 
 def warn_of_renaming(run: Path) -> None:
@@ -363,7 +385,9 @@ def _resumed(
         flags = {"mem": f"{raised_mib}M"} | flags
     job = with_absolute_paths(old.job.replaced(flags))
     config = dataclasses.replace(old, job=job)
-    return config, check(config, run)
+    cluster = check(config, run)
+    warn_of_unread(config, cluster, flags, options(JobConfig))
+    return config, cluster
 
 
 def _alone(run: RunDir) -> contextlib.AbstractContextManager[Any]:

@@ -51,6 +51,8 @@ _CPU_KEYS = {
 }
 """sbatch options that decide how many CPUs of a node a job gets."""
 
+_SLURM = (Needs("cluster", ("slurm",)),)
+"""The rule of options that Slurm alone reads."""
 _ALL_OF_DOCTOR: tuple[Command, ...] = ("doctor", "doctor node", "doctor locks")
 """Commands that examine nodes: they have the flags that say which nodes."""
 
@@ -176,6 +178,7 @@ class JobConfig:
         at="job",
         metavar="NAME",
         usual=True,
+        read_with=_SLURM,
         sbatch="partition",
         scontrol="Partition",
         commands=_ALL_OF_DOCTOR,
@@ -189,6 +192,7 @@ class JobConfig:
         at="job",
         metavar="NAME",
         usual=True,
+        read_with=_SLURM,
         sbatch="account",
         scontrol="Account",
         commands=_ALL_OF_DOCTOR,
@@ -201,6 +205,7 @@ class JobConfig:
         affects="nothing",
         at="job",
         metavar="NAME",
+        read_with=_SLURM,
         sbatch="qos",
         scontrol="QOS",
         commands=_ALL_OF_DOCTOR,
@@ -231,6 +236,7 @@ class JobConfig:
         least=1,
         counts="devices",
         usual=True,
+        read_with=_SLURM,
         sbatch="gpus-per-node",
         commands=("doctor",),
         elsewhere=(
@@ -247,6 +253,7 @@ class JobConfig:
         least=1,
         most=65_533,  # Slurm has 16 bits for it, cuts larger numbers, and takes them
         usual=True,
+        read_with=_SLURM,
         sbatch="cpus-per-task",
         commands=("doctor",),
         elsewhere=("c",),
@@ -259,6 +266,7 @@ class JobConfig:
         at="job",
         metavar="SIZE",
         usual=True,
+        read_with=_SLURM,
         sbatch="mem",
         scontrol="MinMemoryNode",
         commands=("doctor",),
@@ -272,6 +280,7 @@ class JobConfig:
         at="node",
         metavar="SIZE",
         needs=(Needs("mem"),),
+        read_with=(Needs("requeue", (True,)),),
     )
     constraint: str | None = option(
         None,
@@ -279,6 +288,7 @@ class JobConfig:
         affects="speed",
         at="job",
         metavar="EXPR",
+        read_with=_SLURM,
         sbatch="constraint",
         scontrol="Features",
         commands=_ALL_OF_DOCTOR,
@@ -290,6 +300,7 @@ class JobConfig:
         # Other jobs on a node compete for its memory bandwidth, its caches and its network.
         affects="speed",
         at="job",
+        read_with=_SLURM,
         sbatch="exclusive",
     )
     reservation: str | None = option(
@@ -298,6 +309,7 @@ class JobConfig:
         affects="nothing",
         at="job",
         metavar="NAME",
+        read_with=_SLURM,
         sbatch="reservation",
         scontrol="Reservation",
         commands=_ALL_OF_DOCTOR,
@@ -309,6 +321,7 @@ class JobConfig:
         at="job",
         metavar="TEXT",
         may_be_empty=True,
+        read_with=_SLURM,
         sbatch="comment",
     )
     sbatch: tuple[str, ...] = option(
@@ -319,6 +332,7 @@ class JobConfig:
         at="job",
         metavar="KEY=VALUE",
         executes=True,  # some name files that Slurm executes, or writes
+        read_with=_SLURM,
         takes_flags=True,
         elsewhere=(
             "nodelist",
@@ -356,6 +370,7 @@ class JobConfig:
         affects="speed",
         at="node",
         choices=RUNTIMES,
+        read_with=(Needs("container"),),
     )
     # --- how nodes and ranks meet
 

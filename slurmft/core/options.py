@@ -20,7 +20,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
@@ -112,6 +112,9 @@ class Option:
     """A number that every value is smaller than, or the name of the option that has it."""
     needs: tuple[Needs, ...] = ()
     excludes: tuple[Excludes, ...] = ()
+    read_with: tuple[Needs, ...] = ()
+    """Rules of which one must hold, or nothing reads the value. Nothing is refused: a recipe or a
+    site file may have the value for other runs. Whoever types it is warned: see `unread`."""
     path: Path | None = None
     """For paths: an input is read, and sent along by --on; an output is written by the run, and
     belongs to it alone; "there" is a place on the nodes, which means nothing elsewhere."""
@@ -563,11 +566,49 @@ def _check_excluded(
 
 def _typed(declared: Option, value: Any) -> str:
     """An option with a value as a user types it; without a value, with the word for it."""
-    if declared.value_type is bool:
+    if declared.value_type is bool or declared.is_repeatable:
         return declared.flag
     if value is None:
         value = declared.metavar or declared.placeholder
     return f"{declared.flag} {value}"
+
+
+def unread(
+    names: Iterable[str], declared: Mapping[str, Option], values: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yields a sentence for each option that has no effect because of the values of others.
+
+    Args:
+        names: the options that were typed.
+        declared: name -> declaration of the options of the command.
+        values: name -> value; a rule about an option that is not among them holds.
+    """
+    for name in names:
+        each = declared[name]
+        if not each.is_set(values.get(name)):
+            continue
+        states = [_state_without(rule, declared, values) for rule in each.read_with]
+        # One rule that holds is enough.
+        if states and all(states):
+            yield f"{_typed(each, values[name])} has no effect {' and '.join(states)}"
+
+
+def _state_without(
+    rule: Needs, declared: Mapping[str, Option], values: Mapping[str, Any]
+) -> str:
+    """Returns the value of the other option in words where a rule does not hold; "": it does."""
+    if rule.other not in values:
+        return ""
+    other = declared[rule.other]
+    value = values[rule.other]
+    if _applies(other, value, rule.values):
+        return ""
+    # A switch that is on by default is turned off by --no-.
+    if other.default is True:
+        return f"with {flag('no_' + other.name)}"
+    if value in (None, False):
+        return f"without {other.flag}"
+    return f"with {_typed(other, value)}"
 
 
 def texts(config: Any) -> list[tuple[str, str]]:

@@ -163,6 +163,7 @@ class OwnProgram:
         at="submission",
         metavar="MIB",
         least=0,
+        read_with=(Needs("snapshot", ("auto", "git", "folder")),),
     )
 
     def __post_init__(self) -> None:

@@ -18,5 +18,6 @@ def submit(**given: Any) -> Run:
         UsageError: no such option, or a value that cannot be right.
         SlurmftError: the job was refused.
     """
-    config = configure(checked_options("submit()", given, OPTIONS))
-    return submit_config(config, call_text("submit", given))
+    flags = checked_options("submit()", given, OPTIONS)
+    config = configure(flags)
+    return submit_config(config, call_text("submit", given), flags, OPTIONS)

@@ -379,6 +379,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         above=0,
+        read_with=(Needs("optimizer", ("muon", "auto")),),
         predicts="reset",
     )
     lr_rule: str = option(
@@ -397,6 +398,7 @@ class TrainConfig:
         at="rank",
         metavar="SAMPLES",
         least=1,
+        read_with=(Needs("lr_rule"), Needs("optimizer", ("auto",))),
         predicts="reset",
     )
     max_global_batch_size: int | None = option(
@@ -437,6 +439,7 @@ class TrainConfig:
         at="rank",
         least=0,
         most=1,
+        read_with=(Needs("warmup_steps", (None,)),),
     )
     weight_decay: float = option(
         0.01,

@@ -210,7 +210,13 @@ def test_help_shows_the_usual_flags(command: Any) -> None:
 def test_json_of_a_submission(tmp_path: Path) -> None:
     """And of a dry run, and of a resume that is only shown."""
     flags = ("--cluster", "local", "--max-steps", "2000", "--runs-dir", str(tmp_path))
-    dry = json.loads(slurmft("submit", *flags, "--dry-run", "--json").out)
+    unread = ("--optimizer", "adamw", "--muon-learning-rate", "0.02", "--mem", "3G")
+    submission = slurmft("submit", *flags, *unread, "--dry-run", "--json")
+    assert submission.err.splitlines() == [
+        "warning: --muon-learning-rate 0.02 has no effect with --optimizer adamw",
+        "warning: --mem 3G has no effect with --cluster local",
+    ]
+    dry = json.loads(submission.out)
     assert dry["program"]["settings"]["max_steps"] == 2000
     assert list(tmp_path.iterdir()) == []
     both = slurmft("submit", *flags, "--json", "--follow")

@@ -25,6 +25,7 @@ from slurmft.core.options import (
     option,
     options,
     own_options,
+    unread,
 )
 from slurmft.programs.description import OwnProgram
 from tests.support import CHECKOUT
@@ -35,6 +36,12 @@ CONFIGURATIONS = (
     *plugins.load_all(plugins.OPTIONS),
 )
 """The options of a job, and those of every program and plug-in that is installed."""
+ALL = {
+    name: each
+    for config in CONFIGURATIONS
+    for name, each in own_options(config).items()
+}
+"""Name -> declaration of each of them."""
 
 
 _WORDS_OF_CODE = (
@@ -86,6 +93,13 @@ def problems(config: type[Any]) -> Iterator[str]:
         for other in others:
             if other not in known:
                 yield f"{where}: {other} is no option of {config.__name__}"
+        for rule in each.read_with:
+            if rule.other not in ALL:
+                yield f"{where}: {rule.other} is no option"
+        # Slurm alone reads what sbatch carries, but for what all launchers read, too.
+        is_of_slurm = each.sbatch and name not in ("nodes", "time", "job_name")
+        if is_of_slurm and [rule.other for rule in each.read_with] != ["cluster"]:
+            yield f"{where} does not say that Slurm alone reads it"
         for need in each.needs:
             if each.predicts != "reset" and known[need.other].predicts == "reset":
                 yield f"{where} must be reset in predictions, as {need.other} is, which it needs"
@@ -239,6 +253,55 @@ def test_values_that_cannot_be_right(
 )
 def test_values_that_are_right(values: dict[str, Any]) -> None:
     assert dataclasses.asdict(Car(**values)).items() >= values.items()
+
+
+def other_value(each: Option) -> Any:
+    """A value of an option that is not its default."""
+    if each.value_type is bool:
+        return not each.default
+    if each.choices:
+        return next(choice for choice in each.choices if choice != each.default)
+    return {str: "x", int: 7, float: 0.7}[each.value_type]
+
+
+@pytest.mark.parametrize("name", [name for name, each in ALL.items() if each.read_with])
+def test_an_option_that_nothing_reads_because_of_others(name: str) -> None:
+    each = ALL[name]
+    values = {name: other_value(each)}
+    for rule in each.read_with:
+        other = ALL[rule.other]
+        candidates = [other.default, other_value(other), *other.choices]
+        unfit = [value for value in candidates if value not in rule.values]
+        values[other.name] = unfit[0]
+    (remark,) = unread([name], ALL, values)
+    assert remark.startswith(each.flag)
+    assert " has no effect with" in remark
+    # Nobody typed it; or it is not set.
+    assert not list(unread([], ALL, values))
+    assert not list(unread([name], ALL, values | {name: each.default}))
+    # Each rule is enough.
+    for rule in each.read_with:
+        fit = rule.values[0] if rule.values else other_value(ALL[rule.other])
+        assert not list(unread([name], ALL, values | {rule.other: fit}))
+
+
+def test_what_is_said_of_an_option_that_nothing_reads() -> None:
+    values = {
+        "reference_batch_size": 64,
+        "lr_rule": "none",
+        "optimizer": "adamw",
+        "stage_dir": "/x",
+        "stage_env": False,
+        "max_mem": "9G",
+        "requeue": False,
+    }
+    names = ["reference_batch_size", "stage_dir", "max_mem"]
+    assert list(unread(names, ALL, values)) == [
+        "--reference-batch-size 64 has no effect with --lr-rule none and "
+        "with --optimizer adamw",
+        "--stage-dir /x has no effect without --stage-env",
+        "--max-mem 9G has no effect with --no-requeue",
+    ]
 
 
 def test_what_a_declaration_says_of_its_field() -> None:

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from slurmft.core.options import option
+from slurmft.core.options import Needs, option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,4 +30,5 @@ class MpiOptions:
         affects="speed",
         at="submission",
         choices=("auto", "intel", "openmpi"),
+        read_with=(Needs("cluster", ("mpirun",)),),
     )

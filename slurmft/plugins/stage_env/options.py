@@ -5,7 +5,7 @@
 from dataclasses import dataclass
 
 from slurmft.core.errors import UsageError
-from slurmft.core.options import option
+from slurmft.core.options import Needs, option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,7 @@ class StageOptions:
         affects="speed",
         at="node",
         metavar="DIR",
+        read_with=(Needs("stage_env"),),
         path="there",
     )
 

@@ -61,6 +61,7 @@ def main(argv: list[str]) -> int:
     arguments, run = parser().parse_run(argv)
     from slurmft.train.login import predict  # --help need not wait for it
 
+    declared = options(TrainConfig) | options(PredictConfig) | options(JobConfig)
     names = {*_PREDICT_OPTIONS, *options(PredictConfig), *_JOB_OPTIONS}
     flags = typed_options(arguments, names)
     if arguments.runs_dir:
@@ -78,4 +79,4 @@ def main(argv: list[str]) -> int:
     config = predict.configure(
         run, file, output, overwrite, flags, is_agreed=is_dry_run
     )
-    return submit_or_show(config, arguments, "predict", argv)
+    return submit_or_show(config, arguments, "predict", argv, declared)

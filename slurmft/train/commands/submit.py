@@ -47,4 +47,4 @@ def main(argv: list[str]) -> int:
     # To stderr, so that --json and --dry-run stay what they are.
     for note in fitting_sizes.notes(config):
         print(f"note: {note}", file=sys.stderr)
-    return submit_or_show(config, arguments, "submit", argv)
+    return submit_or_show(config, arguments, "submit", argv, OPTIONS)
