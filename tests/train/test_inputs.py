@@ -279,7 +279,7 @@ WRONG_FILES: dict[str, tuple[str | bytes, str, str]] = {
     "duplicates": (csv_of(ROWS), "are in the training data", "take them out"),
     "case": (
         csv_of(ROWS + [(text, label.title()) for text, label in ROWS]),
-        "differ only by white space or case",
+        "differ only by white space, case or Unicode",
         ".str.lower()",
     ),
     "large": (
@@ -473,10 +473,26 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
     words, said = check(data)
     assert words[0].startswith("7 rows, 4 classes")
     assert said[:1] == [
-        f"{str(data / 'train.csv')!r} has labels that differ only by white space or case, and are "
-        "classes of their own: 'delivery' (2 rows), 'delivery ' (2 rows), 'Delivery' (1 rows); "
-        "write each in one way, as pandas' .str.strip().str.lower() does"
+        f"{str(data / 'train.csv')!r} has labels that differ only by white space, case or "
+        "Unicode normal form, and are classes of their own: 'delivery' (2 rows), 'delivery ' "
+        "(2 rows), 'Delivery' (1 rows); "
+        "write each in one way, as pandas' .str.strip().str.lower().str.normalize('NFC') does"
     ]
+
+
+def test_labels_of_another_unicode_form(tmp_path: Path) -> None:
+    """An accent may be a character of its own: nobody sees it."""
+    data = folder_of(tmp_path / "data", TICKETS + "x,caf\xe9\ny,cafe\u0301\n")
+    _, (remark, *_) = check(data)
+    assert r"'caf\xe9' (1 rows), 'cafe\u0301' (1 rows); write each in one way" in remark
+    data = folder_of(
+        tmp_path / "other", TICKETS + "x,caf\xe9\n", "text,label\ny,cafe\u0301\n"
+    )
+    with pytest.raises(UsageError) as error:
+        check(data)
+    assert str(error.value.hint).startswith(
+        r"it is not 'caf\xe9', but 'cafe\u0301': write each in one way"
+    )
 
 
 def test_numbers_in_csv(tmp_path: Path) -> None:
@@ -667,9 +683,10 @@ def test_dry_run_shows_the_data_and_imports_nothing_heavy(tmp_path: Path) -> Non
         "'Billing' 1 (20 %); words: median 1" in done.out
     )
     assert done.err.splitlines()[:1] == [
-        f"warning: {str(data / 'train.csv')!r} has labels that differ only by white space or case, "
-        "and are classes of their own: 'billing' (2 rows), 'Billing' (1 rows); "
-        "write each in one way, as pandas' .str.strip().str.lower() does"
+        f"warning: {str(data / 'train.csv')!r} has labels that differ only by white space, case or "
+        "Unicode normal form, and are classes of their own: 'billing' (2 rows), 'Billing' "
+        "(1 rows); "
+        "write each in one way, as pandas' .str.strip().str.lower().str.normalize('NFC') does"
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.errors import SlurmftError, SlurmftWarning, UsageError
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
@@ -38,6 +38,25 @@ LEARN = (
 def config_of(task: str, data: Path, model: Path, **given: Any) -> TrainConfig:
     return localize(
         TrainConfig.resolve(task=task, data=str(data), model=str(model), **given)
+    )
+
+
+def test_a_label_twice_in_a_row(tmp_path: Path, tiny_model: Path) -> None:
+    """It counts once, and a warning names the row."""
+    rows = [
+        {"text": "a", "labels": ["joy"]},
+        {"text": "b", "labels": ["joy", "fear", "joy"]},
+    ]
+    write_splits(tmp_path / "data", {"train": rows, "validation": rows[:1]})
+    train = config_of("multi-label", tmp_path / "data", tiny_model, batch_size=1)
+    with pytest.warns(SlurmftWarning) as caught:
+        facts = inputs.check(train)
+    what = next(iter(facts.values()))["what"]
+    assert str(what).startswith("2 rows, 2 classes: 'joy' 2 (67 %), 'fear' 1 (33 %)")
+    remarks = [str(warning.message) for warning in caught]
+    assert (
+        "nothing reads the second of two equal labels of a row: row 2 is the first that has it"
+        in " ".join(remarks)
     )
 
 

@@ -6,8 +6,9 @@ Rows are counted from 1; the header of a .csv is none.
 import itertools
 import math
 import re
+import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from slurmft.core.errors import UsageError
@@ -27,6 +28,7 @@ _WHOLE_FLOAT = re.compile(r"-?\d+\.0+")
 _AS_FLOATS = (
     "pandas writes them so where a cell was empty: .astype('Int64') writes 1, not 1.0"
 )
+_ONE_WAY = "write each in one way, as pandas' .str.strip().str.lower().str.normalize('NFC') does"
 _ROWS_NAMED = 5
 
 
@@ -181,8 +183,8 @@ class Labels:
         return first_type
 
     def oddities(self) -> Iterator[str]:
-        """Yields warnings of labels that differ by white space or case alone, or look like
-        floats."""
+        """Yields warnings of labels that differ by white space, case or Unicode normal form alone,
+        or look like floats."""
         texts = [value for kind, value in self.counts if kind is str]
         # All labels, not some: "1.0" among words is a name like others.
         floats = [text for text in texts if _WHOLE_FLOAT.fullmatch(text)]
@@ -195,22 +197,34 @@ class Labels:
             )
         by_normal_form = defaultdict(list)
         for text in texts:
-            with_single_blanks = " ".join(text.split())
-            normal_form = with_single_blanks.casefold()
-            by_normal_form[normal_form].append(text)
+            by_normal_form[_normal_form(text)].append(text)
         described = []
         for variants in by_normal_form.values():
             if len(variants) == 1:
                 continue
+            # An accent looks the same as a character of its own.
+            quote: Callable[[str], str] = repr
+            if len({_composed(text) for text in variants}) < len(variants):
+                quote = ascii
             for text in variants:
                 count = self.counts[str, text]
-                described.append(f"{text!r} ({count:,} rows)")
+                described.append(f"{quote(text)} ({count:,} rows)")
         if described:
             yield (
-                f"{self.where!r} has labels that differ only by white space or case, and are "
-                f"classes of their own: {some(described)}; write each in one way, as "
-                "pandas' .str.strip().str.lower() does"
+                f"{self.where!r} has labels that differ only by white space, case or Unicode "
+                f"normal form, and are classes of their own: {some(described)}; {_ONE_WAY}"
             )
+
+
+def _composed(text: str) -> str:
+    """Returns a text in Unicode's normal form NFC: an accent is no character of its own."""
+    return unicodedata.normalize("NFC", text)
+
+
+def _normal_form(label: str) -> str:
+    """Returns what labels have in common that people take for the same."""
+    with_single_blanks = " ".join(label.split())
+    return _composed(with_single_blanks.casefold())
 
 
 def shares(counts: Counter[Any]) -> str:
@@ -279,7 +293,11 @@ def label_ids(
             classes = some(list(names))
             if by_number:
                 classes = f"0 to {len(names) - 1}, or {classes}"
-            raise wrong_label(where, row, value, f"labels are {classes}")
+            hint = f"labels are {classes}"
+            for name in names:
+                if _normal_form(name) == _normal_form(str(value)):
+                    hint = f"it is not {name!a}, but {value!a}: {_ONE_WAY}"
+            raise wrong_label(where, row, value, hint)
         ids.append(label)
     return ids
 

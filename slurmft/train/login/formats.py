@@ -289,12 +289,27 @@ class ManyLabels(Texts):
         _, columns = self.parts(values)
         for row, cells in enumerate(zip(*columns, strict=True), start):
             if not self.names:
-                yield from ((row, label) for label in cells[0])
+                yield from ((row, label) for label in _each_once(cells[0]))
                 continue
             for name, cell in zip(self.names, cells, strict=False):
                 # The cells of a .csv are texts, and the text "0" is true.
                 if int(cell):
                     yield row, name
+
+    def unread(self, values: Columns, start: int = 1) -> Iterator[tuple[int, str]]:
+        if self.names:
+            return
+        _, columns = self.parts(values)
+        for row, labels in enumerate(columns[0], start):
+            if len(_each_once(labels)) < len(labels):
+                yield row, "the second of two equal labels of a row"
+
+
+def _each_once(labels: Sequence[Any]) -> list[Any]:
+    """Returns the labels of a row without those that it has had before."""
+    # By type, too: 1 is not True. No dictionary: what is no label may be a list.
+    typed = [(type(label), label) for label in labels]
+    return [label for i, (_, label) in enumerate(typed) if typed[i] not in typed[:i]]
 
 
 # --- texts that are compared ----------------------------------------------------------------------
