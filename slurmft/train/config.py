@@ -351,6 +351,31 @@ class TrainConfig:
             "grad_accum",
         ),
     )
+    global_batch_size: int | None = option(
+        None,
+        "samples of an optimizer step, on any number of processes: micro-steps of --batch-size "
+        "make it up (default: processes x batch size x accumulation)",
+        affects="both",
+        at="rank",
+        metavar="SAMPLES",
+        least=1,
+        excludes=(
+            Excludes(
+                "gradient_accumulation_steps",
+                why="the number of micro-steps follows from it",
+            ),
+            Excludes(
+                "max_global_batch_size", why="each of them sets the size of a step"
+            ),
+        ),
+        predicts="reset",
+        counts="batch",
+        elsewhere=(
+            "effective_batch_size",
+            "total_batch_size",
+            "global_train_batch_size",
+        ),
+    )
     optimizer: str = option(
         "adamw",
         "muon takes few steps far (AdamW for embeddings and head); auto: muon where the global "
@@ -850,6 +875,30 @@ class TrainConfig:
     def own_metrics(self) -> tuple[str, ...]:
         """Names of the metrics that the task itself computes, and of its loss."""
         return (*own_task.metrics(self.task, self.preset), LOSS)
+
+    def step_size(self, processes: int) -> int:
+        """Returns the samples of an optimizer step, where the data has as many."""
+        samples = self.unlimited_step_size(processes)
+        if self.max_global_batch_size is not None:
+            return min(samples, self.max_global_batch_size)
+        return samples
+
+    def unlimited_step_size(self, processes: int) -> int:
+        """Returns the samples of an optimizer step without --max-global-batch-size."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        micro_batches = processes * self.gradient_accumulation_steps
+        return micro_batches * (self.batch_size or 1)
+
+    def check_processes(self, processes: int) -> None:
+        """Raises UsageError where processes would have no sample of a step."""
+        samples = self.global_batch_size
+        if samples is not None and samples < processes:
+            raise UsageError(
+                f"--global-batch-size {samples} is fewer than the {processes} processes: each "
+                "needs a sample",
+                f"give {processes} or more, or fewer --nodes or --nproc-per-node",
+            )
 
     @property
     def saves_adapter(self) -> bool:

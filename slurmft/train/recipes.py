@@ -91,6 +91,10 @@ def fill(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("lora"):
         for name in recipe.keys() & {"learning_rate", "muon_learning_rate"}:
             recipe[name] *= _LORA_FACTOR
+    # The size of a step that is given goes before what a recipe says of it.
+    if given.get("global_batch_size"):
+        recipe.pop("max_global_batch_size", None)
+        recipe.pop("gradient_accumulation_steps", None)
     return recipe | given
 
 

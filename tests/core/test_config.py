@@ -29,7 +29,7 @@ TRAIN_FLAGS = """task task_option recipe as_published preset model data mix vali
 data_seed text_column text_pair_column
 label_column tools_column max_length max_target_length source_prefix num_beams doc_stride
 epochs max_steps batch_size eval_batch_size
-gradient_accumulation_steps optimizer learning_rate muon_learning_rate lr_rule
+gradient_accumulation_steps global_batch_size optimizer learning_rate muon_learning_rate lr_rule
 reference_batch_size max_global_batch_size lr_schedule warmup_steps warmup_ratio weight_decay
 adam_beta1 adam_beta2 adam_epsilon max_grad_norm
 precision tf32 batching grad_comm shard cpu_offload activation_checkpointing

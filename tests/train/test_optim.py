@@ -368,12 +368,45 @@ def test_limit_of_the_global_batch(
     )
     assert (of.global_batch_size, of.parts) == (size, parts)
     assert of.steps_per_epoch == -(-16_000 // size)
-    assert of.is_limited == (size < 256 * world_size * micro_steps)
+    requested = 256 * world_size * micro_steps
+    assert of.limited_from == (requested if size < requested else None)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "micro_steps", "largest"),
+    [(1, 13, 254), (4, 4, 207), (16, 1, 207), (3301, 1, 2)],
+)
+def test_global_batch_that_is_set(
+    world_size: int, micro_steps: int, largest: int
+) -> None:
+    """Micro-steps make it up, on any number of processes; a recipe's limit is for others."""
+    config = TrainConfig.of(
+        configure({"recipe": "mn4-emotion", "global_batch_size": 3302}).program
+    )
+    assert config.max_global_batch_size is None
+    of = plan(world_size, train=config)
+    assert (of.global_batch_size, of.limited_from) == (3302, None)
+    assert (of.micro_steps, of.largest_part) == (micro_steps, largest)
+    assert of.learning_rate == pytest.approx(2e-3 * 3302 / 1024)
+    assert of.steps_per_epoch == 5
+
+
+def test_global_batch_of_fewer_samples_than_processes() -> None:
+    refused = "--global-batch-size 7 is fewer than the 8 processes"
+    with pytest.raises(UsageError, match=refused) as error:
+        configure({"global_batch_size": 7, "nodes": 4, "nproc_per_node": 2})
+    assert str(error.value.hint).startswith("give 8 or more, or fewer --nodes")
 
 
 @pytest.mark.parametrize(
     ("values", "fact", "cure"),
     [
+        (
+            {"global_batch_size": 8, "gradient_accumulation_steps": 2},
+            "--global-batch-size 8 cannot be used with --gradient-accumulation-steps 2: the number "
+            "of micro-steps follows from it",
+            "leave it, or leave --global-batch-size out",
+        ),
         ({"optimizer": "adam"}, "unknown --optimizer 'adam'", "did you mean adamw?"),
         ({"lr_rule": "cubic"}, "unknown --lr-rule 'cubic'", "none, sqrt, linear"),
         ({"optimizer": "auto"}, "--optimizer auto needs", "--reference-batch-size"),

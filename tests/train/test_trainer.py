@@ -73,29 +73,52 @@ def four_ranks(
     return done
 
 
+LIMITED = (
+    *("--nproc-per-node", "2", "--batch-size", "16"),
+    *("--gradient-accumulation-steps", "4", "--max-global-batch-size", "64"),
+)
+LIMITED_WORDS = "global batch 64 (not 128: --max-global-batch-size), 8 steps"
+# Nine parts of 7 and 8 samples.
+UNEVEN = (
+    *("--nproc-per-node", "3", "--batch-size", "10"),
+    *("--global-batch-size", "64"),
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (LIMITED, LIMITED_WORDS),
+        pytest.param(
+            UNEVEN, "global batch 64, 8 steps", marks=pytest.mark.extra("training")
+        ),
+    ],
+    ids=["limited", "uneven"],
+)
 def test_losses_do_not_depend_on_the_number_of_ranks(
-    four_ranks: Done, tmp_path: Path, tiny_data: Path, tiny_model: Path
+    four_ranks: Done,
+    tmp_path: Path,
+    tiny_data: Path,
+    tiny_model: Path,
+    sizes: tuple[str, ...],
+    words: str,
 ) -> None:
-    """Also not where the last batch leaves ranks with unequal shares, nor with micro-steps, of
-    which a limit leaves two."""
+    """Also not where the last batch leaves ranks with unequal shares, nor with micro-steps."""
     one = train(
         tmp_path,
         *(*emotion(tiny_data, tiny_model), *EXACT),
         *(
             "--nodes",
             "1",
-            "--nproc-per-node",
-            "2",
             "--epochs",
             "2",
             "--learning-rate",
             "0.01",
         ),
-        *("--batch-size", "16", "--gradient-accumulation-steps", "4"),
-        *("--max-global-batch-size", "64"),
+        *sizes,
     )
     assert one.code == 0, one.err
-    assert "global batch 64 (not 128: --max-global-batch-size), 8 steps" in one.out
+    assert words in one.out
     steps, expected = records(four_ranks.run, "step"), records(one.run, "step")
     assert len(steps) == 8
     for step, other in zip(steps, expected, strict=True):

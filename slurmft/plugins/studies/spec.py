@@ -6,10 +6,10 @@ A cell is one combination of values of [grid] with one of [[cells]]. Repeat r of
 `strong`: the total work is fixed (samples and epochs). `weak`: the work of each process is fixed
 (`max_steps` and `batch_size`). `none`: the study does not compare numbers of processes.
 
-`global_batch_size` replaces `batch_size`: the samples of an optimizer step, divided among the
-processes. `published` is relative to the file. Of a program of one's own, [fixed] has options of
-the job alone; in [grid] and [[cells]] all other names are those of placeholders
-(`slurmft.plugins.studies.programs`).
+`global_batch_size` without `batch_size`: the samples of an optimizer step, divided among the
+processes; with both, micro-steps make them up. `published` is relative to the file. Of a program of
+one's own, [fixed] has options of the job alone; in [grid] and [[cells]] all other names are those
+of placeholders (`slurmft.plugins.studies.programs`).
 """
 
 import itertools
@@ -85,7 +85,7 @@ class Study:
     published: Path | None
     """The file of published figures; in a study's folder, the copy that is there."""
     fixed: dict[str, Any]
-    """Settings of all cells, which may include `global_batch_size`."""
+    """Settings of all cells."""
     program: dict[str, Any]
     """Its table [program]; empty: the study trains."""
     cells: tuple[Cell, ...]
@@ -232,7 +232,7 @@ def _published(path: Path, name: str) -> Path | None:
 
 
 def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Converts settings to the types of their options; `global_batch_size` stays as it is."""
+    """Converts settings to the types of their options."""
     for key, value in values.items():
         if key == "runs_dir":
             what = f"{where}: {key} = {value!r} is not possible in a study"
@@ -242,17 +242,7 @@ def _settings(where: str, values: dict[str, Any]) -> dict[str, Any]:
                 f"{where}: {key!r} is a key of the study itself",
                 "move it above the first [table]",
             )
-        if key == GLOBAL_BATCH_SIZE and (type(value) is not int or value < 1):
-            raise UsageError(
-                f"{where}: {GLOBAL_BATCH_SIZE} must be a whole number, not {value!r}",
-                "the samples of an optimizer step, of all processes",
-            )
-    # No option of a training has this name: `divide_batch` makes a batch size of it.
-    options = {}
-    for key, value in values.items():
-        if key != GLOBAL_BATCH_SIZE:
-            options[key] = value
-    return values | typed_values(where, options, OPTIONS)
+    return typed_values(where, values, OPTIONS)
 
 
 # --- cells ----------------------------------------------------------------------------------------
@@ -353,9 +343,7 @@ def _check_varied(where: str, field: str, fixed: dict[str, Any]) -> None:
         hint = "all runs of a study have the same: give it in [fixed], or as a flag"
         raise UsageError(f"{where} varies {field}", hint)
     if field in fixed:
-        holder = (
-            "fixed" if field in OPTIONS or field == GLOBAL_BATCH_SIZE else "program"
-        )
+        holder = "fixed" if field in OPTIONS else "program"
         raise UsageError(
             f"{where} varies {field}, but [{holder}] has {field} = {fixed[field]!r}",
             "leave one of them out",
@@ -437,7 +425,8 @@ def divide_batch(values: dict[str, Any], filled: dict[str, Any]) -> dict[str, An
     Args:
         filled: the values with what recipe and site file add, such as the number of processes.
     """
-    if GLOBAL_BATCH_SIZE not in values:
+    # With a batch size, too, the number of micro-steps follows from both.
+    if GLOBAL_BATCH_SIZE not in values or "batch_size" in values:
         return values
     samples = values[GLOBAL_BATCH_SIZE]
     # Its default, the devices of a node, is known on the node only.
@@ -471,11 +460,6 @@ def check_work(study: Study) -> None:
     if study.program:
         return
     named = {*study.fixed, *study.varied}
-    if {"batch_size", GLOBAL_BATCH_SIZE} <= named:
-        raise UsageError(
-            f"{study.path}: {GLOBAL_BATCH_SIZE} and batch_size contradict each other",
-            "leave one of them out",
-        )
     # On one number of processes there is no scaling to contradict.
     varied_options = []
     for name in study.varied:

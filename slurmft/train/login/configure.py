@@ -46,15 +46,16 @@ def configure(flags: dict[str, Any]) -> RunConfig:
         check_in_cache(train)
         check_splits_in_cache(train)
     _warn_of_early_stopping(train)
+    # As far as flags say it: else each node's hardware decides.
+    processes_per_node = job.nproc_per_node or job.gpus_per_node or 1
+    processes = job.nodes * processes_per_node
+    train.check_processes(processes)
     program = train.program()
     has_modules = facts(train.task).library == LIBRARY
     if program.paths or has_modules:
         # other runs need not wait for it
         from slurmft.train.login import inputs
 
-        # As far as flags say it: else each node's hardware decides.
-        processes_per_node = job.nproc_per_node or job.gpus_per_node or 1
-        processes = job.nodes * processes_per_node
         checked_inputs = inputs.check(train, processes)
         program = dataclasses.replace(program, inputs=checked_inputs)
     # An image may have what this environment lacks.

@@ -224,7 +224,7 @@ def check(train: TrainConfig, processes: int = 1) -> dict[str, dict[str, Any]]:
             # The level is that of who called `configure`.
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
     if format_of(train).has_negatives_of_step:
-        check_step(train, _step_samples(train, processes), LEAST_ROWS)
+        check_step(train, train.step_size(processes), LEAST_ROWS)
     if train.model is not None and facts(train.task).library == LIBRARY:
         for remark in sentence_modules.check(train):
             warnings.warn(remark, SlurmftWarning, stacklevel=3)
@@ -708,11 +708,14 @@ def _warnings_of_run(
             f"{what} has {rows:,} rows for {processes:,} processes",
             "fewer --nodes or --nproc-per-node; each process needs a row",
         )
-    step_samples = _step_samples(train, processes)
+    step_samples = train.step_size(processes)
     if rows < step_samples:
+        size = "--batch-size"
+        if train.global_batch_size is not None:
+            size = "--global-batch-size"
         yield (
             f"{what} has {rows:,} rows, fewer than the {step_samples:,} of an "
-            "optimizer step: an epoch is one step (smaller --batch-size)"
+            f"optimizer step: an epoch is one step (smaller {size})"
         )
     if format_of(train).has_negatives_of_step:
         check_step(train, min(rows, step_samples), LEAST_ROWS)
@@ -720,15 +723,6 @@ def _warnings_of_run(
             yield f"{what} has {rows:,} rows: {left_out(rows % step_samples)}"
     if classes and train.model is not None and is_local(train.model):
         yield from _head_warning(Path(train.model), classes)
-
-
-def _step_samples(train: TrainConfig, processes: int) -> int:
-    """Returns the samples of an optimizer step, where the data has as many."""
-    batch_size = train.batch_size or 1
-    step_samples = batch_size * processes * train.gradient_accumulation_steps
-    if train.max_global_batch_size:
-        return min(step_samples, train.max_global_batch_size)
-    return step_samples
 
 
 def _head_warning(model: Path, classes: Sequence[str]) -> Iterator[str]:

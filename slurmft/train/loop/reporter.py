@@ -140,7 +140,7 @@ class Reporter:
             "precision": plan.precision,
             "backend": self._world.backend,
             "global_batch_size": plan.global_batch_size,
-            "limited_from": plan.requested_batch_size if plan.is_limited else None,
+            "limited_from": plan.limited_from,
             "total_steps": plan.total_steps,
             "imports_s": import_times(ranks),
             "optimizer": plan.optimizer,

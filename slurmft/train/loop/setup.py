@@ -109,6 +109,9 @@ class Setup:
             plan=plan,
             memory_limits=limits,
         )
+        # A run that continues keeps its batch on more processes, too.
+        if checkpoint is None:
+            config.check_processes(world.size)
         setup.tell_limits()
         setup.tell_early_stopping()
         setup.say_notes()

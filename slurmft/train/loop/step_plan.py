@@ -57,31 +57,22 @@ class Plan:
         return math.ceil(self.step_samples / self.parts)
 
     @property
-    def requested_batch_size(self) -> int:
-        """Samples that ranks and micro-steps would make."""
-        return (
-            self.config.batch_size
-            * self.world_size
-            * self.config.gradient_accumulation_steps
-        )
-
-    @property
     def global_batch_size(self) -> int:
         """Samples of one optimizer step."""
         if self.resumed_batch_size:
             return self.resumed_batch_size
-        limit = self.config.max_global_batch_size
-        if limit is None:
-            return self.requested_batch_size
-        return min(self.requested_batch_size, limit)
+        return self.config.step_size(self.world_size)
 
     @property
-    def is_limited(self) -> bool:
-        """True where --max-global-batch-size made steps smaller."""
+    def limited_from(self) -> int | None:
+        """Samples that steps were to have, where --max-global-batch-size made them smaller."""
         # A resumed run keeps its batch size, whatever this number of ranks would make.
         if self.resumed_batch_size is not None:
-            return False
-        return self.global_batch_size < self.requested_batch_size
+            return None
+        requested = self.config.unlimited_step_size(self.world_size)
+        if requested == self.global_batch_size:
+            return None
+        return requested
 
     @property
     def step_samples(self) -> int:

@@ -122,7 +122,12 @@ def test_predictions_answer_what_if() -> None:
     assert fit.predict(8, 8, replace(WORK, epochs=4)).total_s.median > 1.5 * base
     # more steps
     assert fit.predict(8, 8, replace(WORK, batch_size=4)).total_s.median > base
-    assert replace(WORK, kept_global_batch=32).steps(8) == 4000
+    kept = replace(WORK, kept_global_batch=32)
+    assert kept.steps(8) == 4000
+    assert [kept.micro_steps_of_step(devices) for devices in (1, 8)] == [1, 1]
+    # Of a run with --global-batch-size.
+    accumulated = replace(kept, kept_global_batch=100, accumulates=True)
+    assert [accumulated.micro_steps_of_step(n) for n in (1, 2, 4)] == [4, 2, 1]
 
 
 def test_what_no_run_shows_is_named() -> None:

@@ -87,6 +87,15 @@ def test_a_global_batch_is_divided_by_the_processes(tmp_path: Path) -> None:
     assert sizes == {1: 32, 4: 8}
 
 
+def test_micro_steps_make_up_a_global_batch(tmp_path: Path) -> None:
+    """With a batch size, too, both are those of the training."""
+    text = "[fixed]\nglobal_batch_size = 64\nbatch_size = 8\n[grid]\nnodes = [1, 3]\n"
+    found = configurations(parse(text, tmp_path), tmp_path / "s")
+    for config in found.values():
+        train = TrainConfig.of(config.program)
+        assert (train.batch_size, train.global_batch_size) == (8, 64)
+
+
 @pytest.mark.parametrize(
     ("fixed", "words"),
     [
@@ -130,15 +139,6 @@ def test_site_file_and_repeatable_values(
         ("[grid]\ncluster = ['local', 'slurm']", "varies cluster"),
         ("[grid]\nruns_dir = ['a']", "runs_dir = 'a' is not possible in a study"),
         ("[fixed]\nnodes = 1\n[grid]\nnodes = [1]", "[fixed] has nodes = 1"),
-        (
-            "[fixed]\nbatch_size = 8\n[grid]\nglobal_batch_size = [64]",
-            "batch_size contradict",
-        ),
-        (
-            "[fixed]\nbatch_size = 8\nglobal_batch_size = 8\n[grid]\nnodes = [1]",
-            "contradict",
-        ),
-        ("[grid]\nbatch_size = [1]\nglobal_batch_size = [8]", "contradict"),
         ("[grid]\nglobal_batch_size = [1.5]", "must be a whole number, not 1.5"),
         (
             "[grid]\nnodes = [1]\n[[cells]]\nnodes = 2",

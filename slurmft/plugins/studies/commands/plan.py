@@ -60,6 +60,9 @@ def _work(arguments: argparse.Namespace, measured: Workload) -> Workload:
         value = getattr(arguments, field.name, None)
         if value is not None:
             changes[field.name] = value
+    # Their number no longer follows from the global batch.
+    if arguments.micro_steps is not None:
+        changes["accumulates"] = False
     return dataclasses.replace(measured, **changes)
 
 

@@ -174,7 +174,7 @@ def planned(study: Study, cell: Cell, common: Mapping[str, Any]) -> Cell:
     for name, value in (dict(common) | values).items():
         if value is not None:
             fields[name] = value
-    if GLOBAL_BATCH_SIZE in values:
+    if GLOBAL_BATCH_SIZE in values and "batch_size" not in values:
         fields.pop("batch_size", None)  # it is for other numbers of processes
         with contextlib.suppress(UsageError):  # the number of processes is not known
             fields["batch_size"] = spec.divide_batch(values, fields)["batch_size"]
@@ -632,6 +632,9 @@ def number_of(value: Any) -> float:
 
 def batches_of(row: Row) -> tuple[float, float]:
     """Returns the samples of an optimizer step: per process, and global."""
+    global_batch = number_of(row.value(GLOBAL_BATCH_SIZE))
+    if global_batch and row.devices:
+        return global_batch / row.devices, global_batch
     micro_steps = number_of(row.value("gradient_accumulation_steps")) or 1
     per_process = number_of(row.value("batch_size")) * micro_steps
     return per_process, per_process * (row.devices or 0)

@@ -62,6 +62,9 @@ class Workload:
     tokens_per_sample: float | None = None
     kept_global_batch: int | None = None
     """Global batch size where it stays, whatever the number of devices."""
+    accumulates: bool = False
+    """True if it is made up of as many micro-steps of `batch_size` as the devices need, rather than
+    of `micro_steps` smaller ones."""
 
     @property
     def evaluations(self) -> float:
@@ -73,6 +76,14 @@ class Workload:
         step_samples = self.global_batch_size(devices)
         steps_per_epoch = math.ceil(self.train_samples / step_samples)
         return self.epochs * steps_per_epoch
+
+    def micro_steps_of_step(self, devices: int) -> int:
+        """Returns the micro-steps of an optimizer step."""
+        if not self.accumulates:
+            return self.micro_steps
+        # Rounded up, as in the training.
+        step_samples = self.global_batch_size(devices)
+        return math.ceil(step_samples / (self.batch_size * devices))
 
     def global_batch_size(self, devices: int) -> int:
         """Returns the samples of an optimizer step."""
@@ -116,7 +127,8 @@ class _Setting:
 
     @property
     def micro_steps(self) -> float:
-        return self.work.steps(self.devices) * self.work.micro_steps
+        micro_steps = self.work.micro_steps_of_step(self.devices)
+        return self.work.steps(self.devices) * micro_steps
 
     @property
     def waits(self) -> float:

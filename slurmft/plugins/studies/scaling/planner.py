@@ -347,7 +347,9 @@ def _describe_work(work: Workload) -> str:
     batch = f"{work.batch_size:,} a device"
     if work.kept_global_batch:
         batch = f"{work.kept_global_batch:,} in all"
-    if work.micro_steps > 1:
+    if work.accumulates:
+        batch += f", {work.batch_size:,} at a time on a device"
+    elif work.micro_steps > 1:
         batch += f" x {work.micro_steps} micro-steps"
     return (
         f"planned: {work.train_samples:,} samples x {work.epochs} epoch(s), batch {batch}, "

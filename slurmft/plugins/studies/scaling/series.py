@@ -192,16 +192,24 @@ def _workload(run: MeasuredRun, result: Mapping[str, Any]) -> Workload:
     # A run may have ended before all the epochs that were asked for, and within one.
     epochs = math.ceil(max(evaluated_at, default=0)) or evaluations
     global_batch_size = result["global_batch_size"]
-    samples_per_micro_step = devices * (run.value("batch_size") or 1)
+    kept_global_batch = run.value("global_batch_size")
+    # That of --batch-size auto is in the result.
+    batch_size = result.get("batch_size") or run.value("batch_size") or 1
+    samples_per_micro_step = devices * batch_size
     # Rounded up, as in the training: a global batch that was limited need be no multiple.
     micro_steps = max(1, math.ceil(global_batch_size / samples_per_micro_step))
+    # Micro-steps make up a global batch that was asked for, on any number of devices.
+    if kept_global_batch is None:
+        batch_size = max(1, round(global_batch_size / (devices * micro_steps)))
     in_evaluations = result["evaluate_samples"] - run.test_samples
     return Workload(
         tokens_per_sample=_tokens_per_sample(result),
         train_samples=round(result["train_samples"] / epochs),
-        batch_size=max(1, round(global_batch_size / (devices * micro_steps))),
+        batch_size=batch_size,
         epochs=epochs,
         micro_steps=micro_steps,
+        kept_global_batch=kept_global_batch,
+        accumulates=kept_global_batch is not None,
         evaluate_samples=round(in_evaluations / evaluations),
         evaluations_per_epoch=evaluations / epochs,
     )
