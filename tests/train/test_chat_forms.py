@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from slurmft.core.errors import UsageError
 from slurmft.train.data.tables import IGNORED
 from slurmft.train.login import chats, inputs
+from slurmft.train.login.formats import Chats
 from tests.support.models import CHAT_TEMPLATE, write_decoder
 from tests.train.test_language import ANSWER, USER, config_of, task_of, write_rows
 
@@ -210,6 +211,16 @@ def test_messages_that_are_none(
     data = write_rows(tmp_path / "data", {"messages": [USER, ANSWER]}, row)
     with pytest.raises(UsageError, match=f"row 2 has {problem}"):
         inputs.check(config_of(data, model))
+
+
+@pytest.mark.parametrize("check", ["check", "check_inputs"])
+def test_number_of_a_message_behind_a_system_column(check: str) -> None:
+    """Messages have their numbers in the row, whatever stands beside them."""
+    form = Chats(("messages", "system", "tools", "functions"))
+    null = {"role": "user", "content": None}
+    columns = [[[USER, ANSWER, null, ANSWER]], ["be brief"], [None], [None]]
+    with pytest.raises(UsageError, match="row 1 has no content, or null, in message 3"):
+        getattr(form, check)(columns, "train")
 
 
 @pytest.mark.parametrize("tools", ["{", "word1", ["word1"], {"name": "word1"}])

@@ -310,7 +310,8 @@ def test_index_of_pandas(tmp_path: Path) -> None:
     rows = pandas.DataFrame({"text": ["a", "b", "c"], "label": [1, 2, 3]})
     dates = pandas.to_datetime(["2020-01-01", "2021-01-01"])
     pairs = pandas.MultiIndex.from_tuples([("a", 1), ("b", 2)])
-    for index in ([7, 3], ["x", "y"], dates, pairs):
+    numbers = (pandas.RangeIndex(2, 6, 2), pandas.RangeIndex(7, 9))
+    for index in ([7, 3], ["x", "y"], dates, pairs, *numbers):
         part = rows.iloc[[0, 2]].set_axis(index)
         part.to_parquet(tmp_path / "new.parquet")
         columns = read_columns(tmp_path / "new.parquet")

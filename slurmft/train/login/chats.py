@@ -96,9 +96,10 @@ def _message_of(given: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def check_contents(messages: Messages) -> None:
-    """Raises FormError where a message of `messages_of` has neither a content nor a tool call."""
-    for place, message in enumerate(messages, start=1):
+def check_contents(messages: Messages, first: int = 1) -> None:
+    """Raises FormError where a message of `messages_of` has neither a content nor a tool call. The
+    first one has the number `first` in its row: 0 if it is of the column 'system'."""
+    for place, message in enumerate(messages, start=first):
         if "content" not in message and "tool_calls" not in message:
             raise FormError(
                 f"no content, or null, in message {place}, of the role {message['role']!r}"

@@ -543,7 +543,8 @@ class Chats(RowFormat):
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         empty = []
         for row, messages in enumerate(self._checked(values, where, start), start):
-            self._check_contents(messages, where, row)
+            first = _number_of_first(messages, values[0][row - start])
+            self._check_contents(messages, where, row, first)
             # What a user or a system says may be empty; there must be something to learn.
             answers = [each for each in messages if each["role"] == "assistant"]
             if not answers:
@@ -577,7 +578,8 @@ class Chats(RowFormat):
         for row, conversation in enumerate(self._checked(values, where), start=1):
             # The turn that is predicted may be null already.
             messages = prompt_messages(conversation)
-            self._check_contents(messages, where, row)
+            first = _number_of_first(conversation, values[0][row - 1])
+            self._check_contents(messages, where, row, first)
             if all(is_empty(text_of(message)) for message in messages):
                 empty.append(row)
         return empty
@@ -616,10 +618,10 @@ class Chats(RowFormat):
         return messages
 
     def _check_contents(
-        self, messages: Sequence[dict[str, Any]], where: str, row: int
+        self, messages: Sequence[dict[str, Any]], where: str, row: int, first: int
     ) -> None:
         try:
-            check_contents(messages)
+            check_contents(messages, first)
         except FormError as error:
             raise self._wrong(where, row, str(error)) from None
 
@@ -640,6 +642,12 @@ class Chats(RowFormat):
             f'"content": "..."}}]}}, or in the form of ShareGPT; roles are {", ".join(ROLES)}; for '
             "prompts and completions there is --preset completion",
         )
+
+
+def _number_of_first(messages: Sequence[Any], conversation: Sequence[Any]) -> int:
+    """Returns what number the first of these messages has in the conversation of its row: 0 for a
+    system turn that stands beside it."""
+    return 1 - (len(messages) - len(conversation))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from slurmft.core import removal
 from slurmft.core.errors import UsageError, nearest, one_line
-from slurmft.core.files import open_regular, to_json
+from slurmft.core.files import open_regular, parse_json, to_json
 from slurmft.core.removal import aside_of
 from slurmft.core.text import shown, some
 
@@ -611,13 +611,41 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
 
     try:
         file = pyarrow.parquet.ParquetFile(raw)
-        chosen = _chosen(str(path), names, file.schema_arrow.names)
+        schema = file.schema_arrow
+        index_name, index = _index_of_numbers(schema.metadata)
+        columns = [*schema.names]
+        # Other programs keep the description when they take rows out.
+        is_whole = len(index) == file.metadata.num_rows
+        if index_name and is_whole and index_name not in columns:
+            columns.append(index_name)
+        chosen = _chosen(str(path), names, columns)
         yield chosen
-        present = [name for name in chosen if name in file.schema_arrow.names]
+        present = [name for name in chosen if name in schema.names]
+        rows_before = 0
         for batch in file.iter_batches(_CHUNK_ROWS, columns=present):
+            if index_name in chosen and index_name not in present:
+                end = rows_before + batch.num_rows
+                numbers = pyarrow.array(index[rows_before:end], pyarrow.int64())
+                batch = batch.append_column(index_name, numbers)
+                rows_before = end
             yield from _rows_of_batch(batch, chosen)
     except pyarrow.ArrowException as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}", _COPY_AGAIN) from None
+
+
+def _index_of_numbers(metadata: Mapping[bytes, bytes] | None) -> tuple[str, range]:
+    """Returns the name and the numbers of a pandas index that a file describes and holds in no
+    column, as that of every second row; no numbers where there is none, or it counts all rows."""
+    # Anybody may have written it, and rows are read without it.
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        facts = parse_json((metadata or {})[b"pandas"])
+        # Of other indexes it has the names of columns.
+        (index,) = facts["index_columns"]
+        numbers = range(index["start"], index["stop"], index["step"])
+        name = index["name"]
+        if name or (numbers.start, numbers.step) != (0, 1):
+            return str(name or "__index_level_0__"), numbers
+    return "", range(0)
 
 
 def _arrow(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
