@@ -8,6 +8,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.hub import NotOnHubError
 from slurmft.train.config import TrainConfig
 from slurmft.train.login.rows import Chunk
+from slurmft.train.login.sources import fetch_command
 from slurmft.train.login.validation_part import Part
 
 _ROWS_AT_ONCE = 1000
@@ -23,7 +24,11 @@ def cached_split(
     Raises:
         UsageError: the data set is not in the cache, has no such split, or lacks a column.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"  # before the libraries are imported
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from huggingface_hub import constants
+
+    # It has read the variable where its caches were looked for, and would ask the hub.
+    constants.HF_HUB_OFFLINE = True
     import datasets
 
     from slurmft.train import tasks
@@ -37,10 +42,11 @@ def cached_split(
         else:
             rows = task.rows(name)
     except NotOnHubError as error:
-        model = train.model or "MODEL"
+        # Without its flag: a source of --mix is read as the data of a configuration.
+        reason = error.message.partition(": ")[2]
         raise UsageError(
-            f"{train.data!r} is no folder, and not in the cache: {error.message}",
-            f"slurmft fetch {model} {train.data} --task {train.task}; or give its folder",
+            f"{train.data!r} is no folder, and not in the cache: {reason}",
+            f"{fetch_command(train)}; or give its folder",
         ) from error
     columns = [rows.column(column) for column in task.form.columns]
     names = ()

@@ -108,6 +108,17 @@ def test_data_that_is_no_file(tmp_path: Path) -> None:
             data.main([str(shards), "--task", "text-classification"])
 
 
+@pytest.mark.parametrize(
+    "flags", [("--mix", "a/b:0.2"), ("--validation-fraction", "0.1")]
+)
+def test_options_of_data_sets_are_not_for_one_file(
+    flags: tuple[str, str], tmp_path: Path
+) -> None:
+    file = write(tmp_path / "data") / "train.jsonl"
+    with pytest.raises(UsageError, match=f"{flags[0]} is for a data set, and "):
+        data.main([str(file), *flags])
+
+
 def test_data_that_cannot_be_read(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     assert_two_lines(slurmft("data", str(folder)), "has no column 'text'")
@@ -124,6 +135,7 @@ def test_data_of_the_hubs_cache(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from datasets import ClassLabel, Dataset, Features, Value
+    from huggingface_hub import constants
 
     features = Features(
         {"text": Value("string"), "label": ClassLabel(names=["low", "high"])}
@@ -136,6 +148,7 @@ def test_data_of_the_hubs_cache(
         return Dataset.from_dict(rows, features)
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data.main(["me/texts"])
     out = capsys.readouterr().out
@@ -144,6 +157,8 @@ def test_data_of_the_hubs_cache(
     with pytest.raises(Exception, match="is no folder, and not in the cache") as error:
         data.main(["me/others"])
     assert "slurmft fetch" in str(error.value)
+    # huggingface_hub reads the variable once, and retries for half a minute.
+    assert constants.HF_HUB_OFFLINE
     # What is wrong with a data set that is there is not hidden behind that.
     with pytest.raises(UsageError) as wrong:
         data.main(["me/texts", "--text-column", "body"])

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,12 @@ from slurmft.train.login import inputs
 from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.configure import configure
 from slurmft.train.login.rows import read_columns
-from slurmft.train.login.sources import check_in_cache, find_split, localize
+from slurmft.train.login.sources import (
+    check_in_cache,
+    fetch_command,
+    find_split,
+    localize,
+)
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_model, write_pairs, write_splits
 
@@ -800,9 +806,18 @@ def test_data_that_is_nowhere_and_cannot_be_fetched(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UsageError, match="--data 'data/tickets' is no folder") as error:
         configure(flags | {"data": "data/tickets"})
-    assert f"slurmft fetch {tiny_model} data/tickets --task text-" in str(
-        error.value.hint
+    start = f"slurmft fetch {shlex.quote(str(tiny_model))} data/tickets --task text-"
+    assert start in str(error.value.hint)
+    # What was typed of how the data is read, and nothing of the recipe's.
+    typed = {"text_column": "my text", "validation_fraction": 0.1, "mix": ("a/b:0.2",)}
+    assert fetch_command(
+        TrainConfig.resolve(**flags, data="data/tickets", **typed)
+    ) == (
+        f"{start}classification --mix a/b:0.2 --validation-fraction 0.1 "
+        "--text-column 'my text'"
     )
+    train = TrainConfig.resolve(task="squad", preset="v2", model=None)
+    assert fetch_command(train).endswith("--task squad --preset v2")
     with pytest.raises(UsageError, match="--data 'rajpurkar/squad' is no folder here"):
         configure({"task": "squad", "model": str(tiny_model)})
     # As the datasets library names the folder of ada/MyTexts.

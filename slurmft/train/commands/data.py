@@ -17,7 +17,7 @@ from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser, input_path, print_json, typed_options
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.filesystem import absolute
-from slurmft.core.options import options
+from slurmft.core.options import flag, options
 from slurmft.core.text import aligned, shown
 from slurmft.train import own_task
 from slurmft.train.cached_split import cached_split
@@ -227,6 +227,20 @@ def _lengths(splits: list[Split]) -> list[str]:
     return lines
 
 
+def _check_is_of_files(train: TrainConfig) -> None:
+    """Raises UsageError for options of whole data sets, where one file is looked at."""
+    declared = options(TrainConfig)
+    for name in _FLAGS:
+        # What concerns training alone, of the options of this command, is about splits.
+        if declared[name].predicts != "reset":
+            continue
+        if declared[name].is_set(getattr(train, name)):
+            raise UsageError(
+                f"{flag(name)} is for a data set, and {train.data!r} is one file",
+                f"give the folder of its splits, or leave {flag(name)} out",
+            )
+
+
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
     from slurmft.train.login.configure import resolve  # --help need not wait for it
@@ -245,6 +259,7 @@ def main(argv: list[str]) -> int:
         )
     file = absolute(train.data or "")
     if file.is_file():
+        _check_is_of_files(train)
         split, warnings = look_at_file(train, file)
         splits = [split]
     else:

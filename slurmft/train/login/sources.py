@@ -26,7 +26,7 @@ from slurmft.train.login.validation_part import (
     splits_of_data,
 )
 from slurmft.train.own_task import facts
-from slurmft.train.recipes import presets
+from slurmft.train.recipes import fill, presets
 from slurmft.train.task_facts import TASKS
 
 SUFFIXES = (
@@ -152,10 +152,28 @@ def check_in_cache(train: TrainConfig) -> None:
         named.insert(0, ("--data", train.data))
     for flag_name, name in named:
         if not is_local(name) and not _data_in_cache(name):
-            fetch = f"slurmft fetch {model or 'MODEL'} {train.data} --task {train.task}"
-            if flag_name == "--mix":
-                fetch += "".join(f" --mix {shlex.quote(text)}" for text in train.mix)
+            fetch = fetch_command(train)
             raise _in_no_cache(flag_name, name, datasets_cache(), fetch)
+
+
+def fetch_command(train: TrainConfig) -> str:
+    """Returns the command that downloads what a run loads, as a user types it."""
+    words = ["slurmft", "fetch", train.model or "MODEL"]
+    if train.data is not None:
+        words.append(train.data)
+    words += ["--task", train.task]
+    default = fill({"task": train.task})
+    recipe = fill({"task": train.task, "preset": train.preset})
+    for name, each in options(TrainConfig).items():
+        value = getattr(train, name)
+        # The preset itself is not the one that it has by default.
+        usual = (default if name == "preset" else recipe).get(name)
+        if "fetch" not in each.commands or not each.is_set(value) or value == usual:
+            continue
+        values = value if each.is_repeatable else (value,)
+        for one in values:
+            words += [each.flag, str(one)]
+    return shlex.join(words)
 
 
 def _in_no_cache(flag_name: str, name: str, cache: Path, fetch: str) -> UsageError:
