@@ -56,9 +56,9 @@ def make_folder(path: Path, share_with_group: bool, exist_ok: bool = False) -> N
             raise
 
 
-def make_above(path: Path) -> None:
+def make_above(path: Path) -> list[Path]:
     """Makes the folders above a path that are missing, as the umask has them, but never for others
-    to write.
+    to write; returns those that were missing, the nearest first.
 
     Raises:
         OSError: they cannot be made.
@@ -72,6 +72,7 @@ def make_above(path: Path) -> None:
         # Another process may make it, too.
         with contextlib.suppress(FileExistsError):
             _make(folder, 0o755 & ~current_umask(), may_be_used=True)
+    return missing
 
 
 def _make(path: Path, mode: int, may_be_used: bool) -> None:

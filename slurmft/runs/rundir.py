@@ -132,6 +132,8 @@ class RunDir:
         self.path = path
         self._inode: int | None = None
         """Of the folder that `make` has made."""
+        self._made_above: list[Path] = []
+        """Folders above it that `make` has made, the nearest first."""
 
     @classmethod
     def create(cls, config: RunConfig, mark: str = "") -> "RunDir":
@@ -194,6 +196,7 @@ class RunDir:
             OSError: they cannot be made; nothing is left of them.
         """
         share = config.job.share_with_group
+        self._made_above = permissions.make_above(self.path)
         try:
             permissions.make_folder(self.path, share)
         except FileExistsError:
@@ -323,12 +326,16 @@ class RunDir:
             return False
 
     def discard(self) -> None:
-        """Removes the run: its job never came to be. Another folder that has its name by now
-        stays."""
+        """Removes the run, and the folders above it that were made for it alone: its job never came
+        to be. Another folder that has its name by now stays."""
         # The error that led here is the one to report.
         with contextlib.suppress(trusted.NotOwnError, OSError):
             inode = self._inode or self._inode_of_own()
             removal.remove(self.path, RUN, at_once=True, inode=inode)
+        with contextlib.suppress(OSError):
+            for folder in self._made_above:
+                # Whoever has put something into it meanwhile keeps it.
+                folder.rmdir()
 
     def _inode_of_own(self) -> int:
         """Returns the inode of the folder, if it holds a configuration that nobody else can have

@@ -99,7 +99,7 @@ def test_runs_dir_below_a_folder_that_everybody_can_write(tmp_path: Path) -> Non
     shared.chmod(0o777)
     with pytest.raises(NotOwnError, match=r"others can write '.*shared' \(mode 0777\)"):
         make(shared / "me")
-    assert not list((shared / "me/runs").iterdir())
+    assert list(shared.iterdir()) == []
     shared.chmod(0o1777)
     assert make(shared / "me").config.exists()
 
@@ -250,6 +250,18 @@ def test_what_is_only_told_of_a_run_that_is_gone(
         "No such file or directory): failed: the loss is nan" in capsys.readouterr().err
     )
     assert not run.path.exists()
+
+
+def test_a_run_that_is_discarded_leaves_no_folder_above_it(tmp_path: Path) -> None:
+    top = tmp_path / "scratch" / "runs"
+    make(top).discard()
+    assert list(tmp_path.iterdir()) == []
+    # What was there before, or is used meanwhile, stays.
+    first = make(top)
+    make(top).discard()
+    (top / "other").touch()
+    first.discard()
+    assert [path.name for path in top.iterdir()] == ["other"]
 
 
 @pytest.mark.parametrize("is_open_anew", [False, True])
