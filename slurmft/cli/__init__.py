@@ -8,7 +8,7 @@ found by the entry points `slurmft.commands` (see `slurmft.core.plugins`).
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, TypedDict
@@ -197,12 +197,14 @@ def submit_or_show(
     name: str,
     argv: list[str],
     declared: Mapping[str, "Option"],
+    submitted: Callable[[], object] = lambda: None,
 ) -> int:
     """Submits a run, says where it is, and follows it with --follow; with --dry-run shows what
     would be submitted. Returns the exit code.
 
     Args:
         declared: name -> declaration of the options of the command.
+        submitted: called as soon as the run is submitted; not in a dry run.
     """
     # not above: --help need not wait for these
     from slurmft.cli.parser import print_json
@@ -219,6 +221,7 @@ def submit_or_show(
         return Exit.OK
     submission = submit.provenance(name, argv)
     run = submit.submit_with(config, cluster, submission)
+    submitted()
     job = launcher.job_of(run)
     if arguments.json:
         facts = Submitted(

@@ -22,7 +22,6 @@ from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import (
     BAD_CHECKPOINT,
     CHECKPOINT,
-    CONFIG,
     HALF_CHECKPOINT,
     RUN,
     RunDir,
@@ -73,6 +72,16 @@ class _Candidate:
     """Why it may be removed."""
     form: re.Pattern[str]
     """The form of its name."""
+    inode: int | None
+
+    @classmethod
+    def of(cls, kind: str, path: Path, why: str, form: re.Pattern[str]) -> "_Candidate":
+        """Returns a candidate with its inode. That is taken first: who can rename may put another
+        folder in the place of the one that is examined."""
+        inode = None
+        with contextlib.suppress(OSError):
+            inode = path.lstat().st_ino
+        return cls(kind, path, why, form, inode)
 
 
 def _in_run(status: RunStatus, older_s: float) -> Iterator[_Candidate]:
@@ -89,7 +98,7 @@ def _in_run(status: RunStatus, older_s: float) -> Iterator[_Candidate]:
             word = status.state
         idle_days = idle_s / 86400
         why = f"{word}; no activity for {idle_days:.0f} days"
-        yield _Candidate("runs", files.path, why, RUN)
+        yield _Candidate.of("runs", files.path, why, RUN)
     if has_finished and files.model.is_dir() and files.checkpoints.is_dir():
         why = "the run has finished; its model is kept"
         # A link to a larger disk stays, and in the folder there what slurmft has not made.
@@ -97,10 +106,10 @@ def _in_run(status: RunStatus, older_s: float) -> Iterator[_Candidate]:
             yield from _named("checkpoints", files.checkpoints, CHECKPOINT, why)
         else:
             form = removal.exactly(files.checkpoints.name)
-            yield _Candidate("checkpoints", files.checkpoints, why, form)
+            yield _Candidate.of("checkpoints", files.checkpoints, why, form)
     if has_finished and files.tokens.is_dir():
         form = removal.exactly(files.tokens.name)
-        yield _Candidate("tokens", files.tokens, "the run has finished", form)
+        yield _Candidate.of("tokens", files.tokens, "the run has finished", form)
     for folder in (files.path, files.failures, files.submitit):
         yield from _named("leftovers", folder, removal.ASIDE, _LEFT)
     yield from _named("leftovers", files.checkpoints, HALF_CHECKPOINT, _LEFT)
@@ -113,7 +122,7 @@ def _named(
 ) -> Iterator[_Candidate]:
     """Yields what has a name of a form in a folder."""
     for path in removal.matching(folder, form):
-        yield _Candidate(kind, path, why, form)
+        yield _Candidate.of(kind, path, why, form)
 
 
 def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
@@ -127,9 +136,10 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
         # Not even named: nobody expects anything of it to go.
         if status.is_alive and status.job:
             continue
+        inode = _guarded_inode(status.run.path)
         if not _is_own(status.run.path, top):
             skipped["run(s) of other users"] += 1
-        elif not _is_guarded(status.run.path):
+        elif inode is None:
             skipped["run(s) that others can have written: remove them yourself"] += 1
         elif status.elsewhere and not status.is_sure:
             skipped["run(s) of other clusters or hosts: clean them there"] += 1
@@ -138,6 +148,9 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
         else:
             checkpoints = RunDir(status.run.path).checkpoints
             of_run = list(_of_kinds(_in_run(status, older_s), kinds))
+            # Another folder has its name by now: these are not what was examined.
+            if _guarded_inode(status.run.path) != inode:
+                continue
             if trusted.is_open_to_renames(checkpoints):
                 of_run = [each for each in of_run if each.path.parent != checkpoints]
                 skipped[
@@ -177,7 +190,7 @@ def _item(candidate: _Candidate) -> Item:
         bytes=size_of(candidate.path),
         form=candidate.form,
         # `remove` compares it again after the rename.
-        inode=_inode(candidate.path),
+        inode=candidate.inode,
     )
 
 
@@ -191,7 +204,7 @@ def _in_shared_caches(older_s: float) -> Iterator[_Candidate]:
                 why = _LEFT
             # The cache has chosen it by its name.
             form = removal.exactly(path.name)
-            yield _Candidate("token-cache", path, why, form)
+            yield _Candidate.of("token-cache", path, why, form)
 
 
 def _of_kinds(
@@ -233,22 +246,13 @@ def _is_own(path: Path, top: Path) -> bool:
         return False
 
 
-def _is_guarded(run: Path) -> bool:
-    """Returns whether nobody else can have written what makes a folder a run: its checkpoints and
-    tokens may be other things of this user's."""
-    config = RunDir(run).config
+def _guarded_inode(run: Path) -> int | None:
+    """Returns the inode of a run of which nobody else can have written what makes it one; None:
+    others can have, and its checkpoints and tokens may be other things of this user's."""
     try:
-        with CONFIG.folder(run) as folder:
-            os.close(CONFIG.open(config, folder))
+        return RunDir(run).inode_of_own()
     except (trusted.NotOwnError, OSError):
-        return False
-    return True
-
-
-def _inode(path: Path) -> int | None:
-    with contextlib.suppress(OSError):
-        return path.lstat().st_ino
-    return None
+        return None
 
 
 def remove(item: Item) -> str | None:
@@ -267,12 +271,12 @@ def remove(item: Item) -> str | None:
 def remove_all(before: Plan, now: Plan) -> list[Item]:
     """Removes what may be removed both before and now: meanwhile a run may have been resumed.
     SlurmftError where some of it could not be removed; the rest is gone."""
-    # Sizes and reasons may differ between the two plans: the path says what goes.
-    paths = {item.path for item in now.items}
+    # Sizes and reasons may differ between the two plans.
+    present = {(item.path, item.inode) for item in now.items}
     removed: list[Item] = []
     problems: list[str] = []
     for item in before.items:
-        if item.path in paths:
+        if (item.path, item.inode) in present:
             problem = remove(item)
             if problem:
                 problems.append(problem)

@@ -75,6 +75,12 @@ def discard(path: Path, form: re.Pattern[str] = ASIDE, at_once: bool = False) ->
         remove(path, form, at_once)
 
 
+def discard_empty(folder: Path) -> None:
+    """Removes a folder that holds nothing, as far as that is possible."""
+    with contextlib.suppress(OSError), descent.opened(folder.parent) as above:
+        os.rmdir(folder.name, dir_fd=above)
+
+
 def sweep(folder: Path, form: re.Pattern[str]) -> list[str]:
     """Removes all of a form from a folder; returns a line for what stays."""
     left = []

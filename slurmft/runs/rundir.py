@@ -330,14 +330,13 @@ class RunDir:
         to be. Another folder that has its name by now stays."""
         # The error that led here is the one to report.
         with contextlib.suppress(trusted.NotOwnError, OSError):
-            inode = self._inode or self._inode_of_own()
+            inode = self._inode or self.inode_of_own()
             removal.remove(self.path, RUN, at_once=True, inode=inode)
-        with contextlib.suppress(OSError):
-            for folder in self._made_above:
-                # Whoever has put something into it meanwhile keeps it.
-                folder.rmdir()
+        for folder in self._made_above:
+            # Whoever has put something into it meanwhile keeps it.
+            removal.discard_empty(folder)
 
-    def _inode_of_own(self) -> int:
+    def inode_of_own(self) -> int:
         """Returns the inode of the folder, if it holds a configuration that nobody else can have
         written.
 

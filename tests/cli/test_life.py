@@ -655,6 +655,27 @@ def test_leftovers_stay_where_others_rename(
     assert cleanup.plan(runs, ["runs"], 0).left_out == []
 
 
+def test_what_takes_the_place_of_what_was_examined_stays(
+    messy: dict[str, RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another folder has its name while the size is counted, which may take minutes."""
+    tokens = messy["finished"].tokens
+
+    def exchange(path: Path) -> int:
+        tokens.rename(tmp_path / "away")
+        tokens.mkdir()
+        (tokens / "thesis.tex").touch()
+        return 0
+
+    monkeypatch.setattr(cleanup, "size_of", exchange)
+    (item,) = cleanup.plan(tmp_path / "runs", ["tokens"], 30 * DAY_S).items
+    assert "it was replaced meanwhile" in str(cleanup.remove(item))
+    monkeypatch.setattr(cleanup, "size_of", lambda path: 0)
+    now = cleanup.plan(tmp_path / "runs", ["tokens"], 30 * DAY_S)
+    assert cleanup.remove_all(cleanup.Plan([item], []), now) == []
+    assert (tokens / "thesis.tex").exists()
+
+
 def test_what_others_own_stays(
     messy: dict[str, RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from slurmft.runs.rundir import RunDir
 from slurmft.train import own_task
 from slurmft.train.commands import predict
 from slurmft.train.config import TrainConfig
+from slurmft.train.login import predict as login_predict
 from tests.support.made_runs import write_run
 
 LAB = Origin(cluster="lab", path="/runs/r", owner="eve", user="ada", time=1e9)
@@ -174,3 +176,33 @@ def test_a_dry_run_of_predict_records_no_consent(
         with pytest.raises(UsageError, match="it would be executed"):
             predict.main([*command, names])
         assert not run.is_own()
+
+
+def test_a_prediction_keeps_the_yes_once_it_is_submitted(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\na\n")
+    names = ",".join(origin.executed(run.load_config()))
+    monkeypatch.setattr(login_predict, "executes_code", lambda run: True)
+    monkeypatch.setattr(login_predict, "trained_run", lambda run: run)
+    monkeypatch.setattr(login_predict, "configure", lambda *_, **__: None)
+
+    def refuse(*_: object) -> int:
+        assert run.is_own()
+        raise UsageError("no cluster")
+
+    monkeypatch.setattr(predict, "submit_or_show", refuse)
+    with pytest.raises(UsageError, match="no cluster"):
+        predict.main([str(run.path), str(rows), "--yes", names])
+    assert not run.is_own()
+
+    def follow(*arguments: Any) -> int:
+        submitted = arguments[-1]
+        submitted()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predict, "submit_or_show", follow)
+    with pytest.raises(KeyboardInterrupt):
+        predict.main([str(run.path), str(rows), "--yes", names])
+    assert run.is_own()

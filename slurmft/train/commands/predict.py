@@ -12,6 +12,7 @@ columns stay, and `prediction` is added: a label, with its `probability`; a numb
 text; an answer; entities. A job that was stopped resumes with the rows that are left.
 """
 
+import contextlib
 from pathlib import Path
 
 from slurmft.cli import foreign, submit_or_show
@@ -73,10 +74,14 @@ def main(argv: list[str]) -> int:
     # A model of slurmft's own tasks is weights and words; a task of somebody's own is code.
     run = predict.trained_run(run)
     is_dry_run = arguments.dry_run
-    if predict.executes_code(run):
-        foreign.ask(run, arguments.yes, records=not is_dry_run)
-    overwrite = arguments.overwrite
-    config = predict.configure(
-        run, file, output, overwrite, flags, is_agreed=is_dry_run
-    )
-    return submit_or_show(config, arguments, "predict", argv, declared)
+    with contextlib.ExitStack() as until_submitted:
+        if predict.executes_code(run):
+            agreed = foreign.agreed(run, arguments.yes, records=not is_dry_run)
+            until_submitted.enter_context(agreed)
+        overwrite = arguments.overwrite
+        config = predict.configure(
+            run, file, output, overwrite, flags, is_agreed=is_dry_run
+        )
+        return submit_or_show(
+            config, arguments, "predict", argv, declared, until_submitted.close
+        )
