@@ -17,6 +17,7 @@ from slurmft.cluster.job_state import Phase
 from slurmft.cluster.status import RunStatus, run_statuses
 from slurmft.core import hooks, removal, trusted
 from slurmft.core.errors import SlurmftError
+from slurmft.core.terminal import ProgressLine
 from slurmft.runs import resolve
 from slurmft.runs.disk_space import size_of
 from slurmft.runs.rundir import (
@@ -175,7 +176,12 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
         if _is_own(candidate.path, candidate.path):
             candidates.append(candidate)
     # Sizes last: each costs a walk through a folder, and most candidates are dropped above.
-    items = [_item(candidate) for candidate in candidates]
+    items = []
+    progress = ProgressLine()
+    for candidate in candidates:
+        progress.show(f"counting bytes: {len(items)} of {len(candidates)} things")
+        items.append(_item(candidate))
+    progress.clear()
     left_out = resolve.problem_lines(problems)
     for reason, count in skipped.items():
         left_out.append(f"{count} {reason}")

@@ -10,11 +10,13 @@ import contextlib
 import json
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 # Behind it, the carriage return of lines that end as on Windows.
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m|\r(?=\n)")
+_PROGRESS_EVERY_S = 1.0
 _COMMAND = re.compile(
     # C0 without tab and newline, C1: a CSI of one character
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"
@@ -73,6 +75,27 @@ def overwritten(text: str) -> None:
     if stream.isatty():
         # Escape [K clears the line; the carriage return lets the next text begin at its start.
         print(f"\x1b[K{plain(text)}\r", end="", file=stream, flush=True)
+
+
+class ProgressLine:
+    """A line on stderr about work that takes more than a second, where stderr is a terminal."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + _PROGRESS_EVERY_S
+        self._is_shown = False
+
+    def show(self, text: str) -> None:
+        """Shows how far the work has come, once a second."""
+        now = time.monotonic()
+        if now >= self._due:
+            overwritten(text)
+            self._due = now + _PROGRESS_EVERY_S
+            self._is_shown = True
+
+    def clear(self) -> None:
+        """Removes the line."""
+        if self._is_shown:
+            overwritten("")
 
 
 @contextlib.contextmanager

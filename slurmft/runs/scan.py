@@ -26,6 +26,7 @@ from slurmft.core.run_files import (
     StudyEntry,
 )
 from slurmft.core.run_records import Epoch
+from slurmft.core.terminal import ProgressLine
 from slurmft.core.text import shown, some
 from slurmft.runs.records import R, RecordReader
 from slurmft.runs.rundir import RunDir, unreadable
@@ -244,11 +245,14 @@ def read_each(
 ) -> list[MeasuredRun]:
     """The runs in run directories; `problems` takes a line for each that cannot be read."""
     runs = []
-    for path in paths:
+    progress = ProgressLine()
+    for number, path in enumerate(paths, start=1):
+        progress.show(f"reading runs: {number:,}")
         try:
             runs.append(MeasuredRun.read(path, with_environment))
         except UsageError as error:
             problems.append(error.message)
+    progress.clear()
     return runs
 
 
@@ -258,25 +262,31 @@ def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
     that cannot be read."""
     # By its real path, a run that links lead to several times is one run, and links may lead back.
     seen = set()
-    unread = [(top, 0)]
+    progress = ProgressLine()
+    unread = [(top, 0, os.path.realpath(top))]
     while unread:
-        folder, depth = unread.pop()
-        place = os.path.realpath(folder)
+        folder, depth, place = unread.pop()
         if place in seen:
             continue
         seen.add(place)
+        progress.show(f"searching {str(top)!r} for runs: {len(seen):,} folders")
         try:
             if _is_run(folder):
                 yield place, folder
             elif depth < _MOST_DEPTH:
                 # The first comes out first.
-                unread += [(below, depth + 1) for below in reversed(_below(folder))]
+                for below, is_link in reversed(_below(folder)):
+                    place_below = os.path.join(place, below.name)
+                    if is_link:
+                        place_below = os.path.realpath(below)
+                    unread.append((below, depth + 1, place_below))
             else:
                 problems.append(
                     f"{str(folder)!r} is not searched: it is {depth} folders down"
                 )
         except OSError as error:
             problems.append(f"{str(folder)!r} cannot be read: {error.strerror}")
+    progress.clear()
 
 
 def newest_first(runs_dir: Path) -> list[Path]:
@@ -309,8 +319,8 @@ def _is_run(folder: Path) -> bool:
     return True
 
 
-def _below(folder: Path) -> list[Path]:
-    """Returns the folders in a folder that may hold runs."""
+def _below(folder: Path) -> list[tuple[Path, bool]]:
+    """Returns the folders in a folder that may hold runs, and whether each is a link."""
     below = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -319,7 +329,7 @@ def _below(folder: Path) -> list[Path]:
                 below.append(entry)
     # Links last: a run that has a link beside it comes by its own name.
     below.sort(key=lambda entry: (entry.is_symlink(), entry.path))
-    return [Path(entry.path) for entry in below]
+    return [(Path(entry.path), entry.is_symlink()) for entry in below]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurmft.core import terminal
 from slurmft.core.errors import UsageError
 from slurmft.core.run_files import StudyEntry
 from slurmft.core.run_records import Step
@@ -40,6 +41,24 @@ def test_folders_within_folders_and_links_that_lead_nowhere(tmp_path: Path) -> N
     assert len(problems) == 3
     assert sum("config.json' cannot be read: " in problem for problem in problems) == 2
     assert sum("it is 32 folders down" in problem for problem in problems) == 1
+
+
+def test_a_long_search_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(terminal, "_PROGRESS_EVERY_S", -1.0)
+    monkeypatch.setattr(terminal, "overwritten", lines.append)
+    write_run(tmp_path / "a" / "run")
+    find([tmp_path])
+    assert lines == [
+        f"searching {str(tmp_path)!r} for runs: 1 folders",
+        f"searching {str(tmp_path)!r} for runs: 2 folders",
+        f"searching {str(tmp_path)!r} for runs: 3 folders",
+        "",
+        "reading runs: 1",
+        "",
+    ]
 
 
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:

@@ -394,7 +394,7 @@ def test_progress_of_a_long_check(
         "text,label\n" + "late,delivery\ntwice,billing\n" * 2000
     )
     made = stream()
-    monkeypatch.setattr(inputs, "_PROGRESS_EVERY_S", -1.0)
+    monkeypatch.setattr(terminal, "_PROGRESS_EVERY_S", -1.0)
     monkeypatch.setattr(sys, "stderr", made)
     if stream is Terminal:
         monkeypatch.setattr(sys, "stdout", Terminal())

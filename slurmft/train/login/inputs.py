@@ -15,7 +15,7 @@ from slurmft.core import fingerprint
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import read_json
 from slurmft.core.hub import is_local
-from slurmft.core.terminal import overwritten
+from slurmft.core.terminal import ProgressLine
 from slurmft.core.text import some
 from slurmft.train import metric_spec, mix_spec
 from slurmft.train.config import TrainConfig
@@ -57,7 +57,6 @@ from slurmft.train.own_task import facts
 
 CHECK_S = 10.0
 """How long the check of a file may take: about a gigabyte. The ranks read the rest."""
-_PROGRESS_EVERY_S = 0.5
 _WEIGHT_COLUMNS = ("weight", "weights", "sample_weight", "sample_weights")
 """Columns by which other libraries weigh rows."""
 _MUCH_SHARED = 0.01
@@ -553,7 +552,7 @@ def _read_split(
     split = Split(where, Labels(where), Texts(apart=form.texts_apart))
     rows_before = 0
     began = time.monotonic()
-    progress_s = 0.0
+    progress = ProgressLine()
     for chunk in chunks:
         values = chunk.columns
         count = len(values[0])
@@ -574,11 +573,8 @@ def _read_split(
         if share < 1 and elapsed_s > CHECK_S:
             split.share = share
             break
-        if elapsed_s > progress_s + _PROGRESS_EVERY_S:
-            progress_s = elapsed_s
-            overwritten(f"checking {os.path.basename(where)!r}: {share:.0%}")
-    if progress_s:  # remove the line of progress
-        overwritten("")
+        progress.show(f"checking {os.path.basename(where)!r}: {share:.0%}")
+    progress.clear()
     split.labels.check_empty()
     # Some empty texts are a warning, nothing but empty ones a wrong column.
     if len(split.without_text) >= split.rows:

@@ -17,6 +17,7 @@ import pytest
 from slurmft.plugins.studies.report.measures import (
     SCALED,
     Row,
+    RunSet,
     group_by_study,
     rows_of,
     state_of,
@@ -127,6 +128,25 @@ def test_weak_scaling_is_a_ratio_of_throughputs_a_device(tmp_path: Path) -> None
     one, four = rows_in(tmp_path / "s")
     assert scaled(one) == [1, 1]
     assert scaled(four) == pytest.approx([4, 1])
+
+
+def test_rows_of_many_cells_ask_each_run_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row was compared with each, and asked all runs what they are."""
+    template = write_run(tmp_path / "run")
+    run = scan.MeasuredRun.read(template.path)
+    cells = [({"learning_rate": n / 1000}, [run]) for n in range(1, 101)]
+    runset = RunSet("many", "Many", ["learning_rate"], cells)
+    asked: list[Path] = []
+
+    def is_own_program(self: scan.MeasuredRun) -> bool:
+        asked.append(self.path)
+        return False
+
+    monkeypatch.setattr(scan.MeasuredRun, "is_own_program", property(is_own_program))
+    assert len(rows_of(runset)) == 100
+    assert len(asked) < 1000
 
 
 def test_rows_are_compared_with_their_like(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def collect_sections(
     runsets = group_by_study(runs, title or f"Runs in {names}")
     sections = _run_sections(runsets, table_files, title)
     sections += [of_published(tables, title) for tables in table_files]
-    return _with_distinct_keys(sections), problems
+    return _with_distinct_keys(sections), resolve.problem_lines(problems)
 
 
 def _with_peak(run: MeasuredRun, tflop_per_s: float) -> MeasuredRun:

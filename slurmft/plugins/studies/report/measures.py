@@ -5,9 +5,10 @@ are known.
 """
 
 import contextlib
+import functools
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,8 @@ from slurmft.runs.scan import MeasuredRun
 # --- sets of runs ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: a cached property needs a place.
+@dataclass(frozen=True)
 class RunSet:
     """The runs of one table, grouped by cell."""
 
@@ -46,7 +48,8 @@ class RunSet:
     def runs(self) -> list[MeasuredRun]:
         return [run for _, runs in self.cells for run in runs]
 
-    @property
+    # Each pair of rows asks for it.
+    @functools.cached_property
     def is_own_program(self) -> bool:
         """Whether its runs are of a program of the user's own."""
         return any(run.is_own_program for run in self.runs)
@@ -452,8 +455,10 @@ def rows_of(runset: RunSet) -> list[Row]:
     # fixed. The time of a program of the user's own does not: its work is unknown.
     is_training_without_scaling = runset.scaling is None and not runset.is_own_program
     if runset.scaling in ("strong", "weak") or is_training_without_scaling:
-        for row in rows:
-            _scale(row, rows, runset)
+        for group in _comparable(rows, runset.fields):
+            measured = [row for row in group if row.devices and _speed(row, runset)]
+            for row in group:
+                _scale(row, measured, runset)
     return rows
 
 
@@ -561,8 +566,20 @@ def _state(run: MeasuredRun) -> tuple[str, str]:
 # --- speedup and efficiency -----------------------------------------------------------------------
 
 
-def _scale(row: Row, rows: Sequence[Row], runset: RunSet) -> None:
-    base = _baseline(row, rows, runset)
+def _comparable(rows: Iterable[Row], fields: Sequence[str]) -> Iterable[list[Row]]:
+    """Returns the rows in groups that differ in devices and batch sizes alone."""
+    groups = defaultdict(list)
+    for row in rows:
+        values = others(row, fields)
+        for name in BATCH_FIELDS:
+            values.pop(name, None)
+        # Values may be lists, which are keys of no dictionary.
+        groups[repr(values)].append(row)
+    return groups.values()
+
+
+def _scale(row: Row, measured: Sequence[Row], runset: RunSet) -> None:
+    base = _baseline(row, measured)
     if base is None or not row.devices or not base.devices:
         return
     row.baseline = base
@@ -590,18 +607,13 @@ def _speed(row: Row, runset: RunSet) -> float:
     return devices * (row.median("train_samples_per_s_per_device") or 0.0)
 
 
-def _baseline(row: Row, rows: Iterable[Row], runset: RunSet) -> Row | None:
-    """Finds the row with the fewest devices among rows equal in all else.
+def _baseline(row: Row, measured: Sequence[Row]) -> Row | None:
+    """Returns the row with the fewest devices of those that have a speed and equal this one in
+    all else.
 
     Of rows with as few devices, the one with the nearest batch size, per process or global: fewer
     devices count more than an equal batch size, as in published tables.
     """
-
-    def rest(other: Row) -> dict[str, Any]:
-        fields = others(other, runset.fields)
-        for name in BATCH_FIELDS:
-            fields.pop(name, None)
-        return fields
 
     def distance(other: Row) -> tuple[int, float]:
         process_batch, global_batch = batches_of(row)
@@ -610,12 +622,7 @@ def _baseline(row: Row, rows: Iterable[Row], runset: RunSet) -> Row | None:
         global_distance = _batch_distance(global_batch, other_global_batch)
         return other.devices or 0, min(process_distance, global_distance)
 
-    candidates = []
-    for other in rows:
-        is_measured = other.devices and _speed(other, runset)
-        if is_measured and rest(other) == rest(row):
-            candidates.append(other)
-    return min(candidates, key=distance, default=None)
+    return min(measured, key=distance, default=None)
 
 
 def _batch_distance(a: float, b: float) -> float:
