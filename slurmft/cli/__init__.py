@@ -208,7 +208,7 @@ def submit_or_show(
     """
     # not above: --help need not wait for these
     from slurmft.cli.parser import print_json
-    from slurmft.cluster import launcher, submit
+    from slurmft.cluster import dry_run, launcher, submit
 
     cluster = submit.check(config)
     typed_names = [name for name in declared if name in arguments]
@@ -217,7 +217,7 @@ def submit_or_show(
         print(config.to_json())
         return Exit.OK
     if arguments.dry_run:
-        print(submit.dry_run(config, cluster))
+        print(dry_run.text(config, cluster))
         return Exit.OK
     submission = submit.provenance(name, argv)
     run = submit.submit_with(config, cluster, submission)

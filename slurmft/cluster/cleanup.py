@@ -176,7 +176,7 @@ def plan(top: Path, kinds: Sequence[str], older_s: float) -> Plan:
         if _is_own(candidate.path, candidate.path):
             candidates.append(candidate)
     # Sizes last: each costs a walk through a folder, and most candidates are dropped above.
-    items = []
+    items: list[Item] = []
     progress = ProgressLine()
     for candidate in candidates:
         progress.show(f"counting bytes: {len(items)} of {len(candidates)} things")

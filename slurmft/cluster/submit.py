@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import re
 import shlex
 import signal
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import slurmft
 from slurmft import locks
-from slurmft.cluster import container, dependency, shared_outputs
+from slurmft.cluster import container, dependency, dry_run, shared_outputs
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
@@ -28,12 +27,10 @@ from slurmft.core.errors import SlurmftError, SlurmftWarning, UsageError
 from slurmft.core.files import read_bytes, write_bytes, write_text
 from slurmft.core.job_variables import outside_of_jobs
 from slurmft.core.options import Option, options, unread
-from slurmft.core.program import OWN, kind_of
+from slurmft.core.program import kind_of
 from slurmft.core.run_files import Submission
-from slurmft.core.site import origins, site_files
-from slurmft.core.text import in_bytes
-from slurmft.node import ccl, start
-from slurmft.node.rendezvous import Rendezvous
+from slurmft.core.site import site_files
+from slurmft.node import ccl
 from slurmft.runs import frozen_code, request
 from slurmft.runs.rundir import RunDir
 
@@ -144,69 +141,6 @@ def _git_facts() -> dict[str, Any] | None:
     if commit is None:
         return None
     return dataclasses.asdict(commit)
-
-
-def dry_run(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
-    """Returns the text of a dry run: configuration, job, and the command of the first node. `run`:
-    the one that resumes."""
-    config = dependency.settled(config, cluster, config.job.runs_dir)
-    shared_outputs.check(config, run)
-    if run is None:
-        name = f"{config.name}-<time>-<random>"
-        run = RunDir(Path(config.job.runs_dir) / name)
-    lines = [f"# configuration, written to {run.config}", config.to_json()]
-    lines += _site_lines(config)
-    if config.program.inputs:
-        lines.append("# what it reads, as it is now")
-        for path, facts in config.program.inputs.items():
-            size = in_bytes(facts["bytes"])
-            lines.append(f"{path}: {facts['what']}, {size}")
-        lines.append("")
-    launcher = cluster_launcher.get(cluster)
-    lines.append(launcher.plan(config, run))
-    # Where a launcher starts the ranks, its plan is the whole command.
-    if not launcher.STARTS_RANKS:
-        lines += node_command(config, run, cluster)
-    lines += ["", "dry run: nothing was submitted"]
-    return "\n".join(lines)
-
-
-def _site_lines(config: RunConfig) -> list[str]:
-    """Returns which options come from which site file."""
-    names = [*options(JobConfig), *config.program.settings]
-    lines = []
-    for file, keys in origins(names).items():
-        lines.append(f"{file}: {', '.join(keys) or 'nothing for this job'}")
-    if lines:
-        return ["# site files; later ones and flags have precedence", *lines, ""]
-    return []
-
-
-def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
-    """The torchrun command of the first node, with its title."""
-    # The rendezvous, as far as it is known before the job has nodes.
-    head = "127.0.0.1"
-    job_id = "$JOB_ID"
-    if cluster == "slurm":
-        head = "$HEAD"
-        job_id = "$SLURM_JOB_ID.0"
-    hosts = (head,) * config.job.nodes
-    nproc = str(config.job.nproc_per_node or "$NPROC")
-    meeting = Rendezvous(
-        hosts=hosts, node_rank=0, port="$PORT", check_port=0, id=job_id
-    )
-    arguments = start.node_command(config, run.path, meeting, nproc)
-    command = shlex.join(arguments)
-    lines = [
-        "# the task of each node then runs (here: of the first; NPROC: its GPUs or CPU sockets)",
-        # our variables, and no path
-        re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),
-    ]
-    if config.program.kind == OWN:
-        from slurmft.programs import submission  # 8 ms: no other program needs it here
-
-        lines += submission.description(config)
-    return lines
 
 
 def submit(config: RunConfig, cluster: str, mark: str = "") -> RunDir:
@@ -365,7 +299,7 @@ def show_resume(run: RunDir, flags: dict[str, Any]) -> str:
     """Returns the text of a dry run of `resume`; raises as it would. Of a run from elsewhere, its
     user has agreed to this dry run."""
     config, cluster = _resumed(run, flags, is_agreed=True)
-    return dry_run(config, cluster, run)
+    return dry_run.text(config, cluster, run)
 
 
 def _resumed(

@@ -337,6 +337,16 @@ def test_dry_run_shows_everything_and_does_nothing(
         env=fake_sbatch,
     )
     assert done.code == 0
+    # What a newcomer looks for comes first.
+    assert done.out.splitlines()[:4] == [
+        "# what would be submitted",
+        "  what     synthetic",
+        "  where    Slurm: 3 node(s), partition gpu",
+        "  time     the limit of the partition (--time)",
+    ]
+    assert done.out.splitlines()[4].startswith(
+        "  a node   4 GPU(s); all CPUs; a process"
+    )
     for text in (
         '"batch_size": 32',
         "#SBATCH --nodes=3",

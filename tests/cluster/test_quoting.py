@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slurmft.cli import next_commands
-from slurmft.cluster import submit, wait
+from slurmft.cluster import dry_run, submit, wait
 from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.core import interpreter
@@ -175,7 +175,7 @@ def test_commands_for_kubernetes(shell: Shell, folder: str) -> None:
 def test_only_our_own_variables_are_variables(name: str) -> None:
     """The torchrun command of a dry run: paths stay as they are."""
     config = config_of(f"/r{name}")
-    text = submit.node_command(
+    text = dry_run.node_command(
         config, RunDir(Path(config.job.runs_dir) / "a"), "slurm"
     )[1]
     echo = "printf '%s\\0' " + text

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from slurmft.cluster import dry_run
 from slurmft.cluster.slurm.sbatch_options import request
-from slurmft.cluster.submit import dry_run
 from slurmft.core import site
 from slurmft.core.config import JobConfig, RunConfig, time_limit_min
 from slurmft.core.errors import UsageError
@@ -377,7 +377,7 @@ def test_layers_of_site_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (job.partition, job.account, job.nodes) == ("gpu", "mine", 2)
     assert job.setup == ("module load slurm", "module load cuda", "ulimit -c 0")
     assert site.job_default("partition") == "gpu"
-    text = dry_run(configure({}), "local")
+    text = dry_run.text(configure({}), "local")
     assert f"{centre}: partition, nodes, setup\n{module}: partition, account" in text
     assert f"{user}: account, setup" in text
     # One of them alone may be wrong: it is named.

@@ -353,6 +353,7 @@ def test_dry_run(here: Path) -> None:
     write(here, "train.py", "")
     done = run("--dry-run", "--", "train.py", "--x", "1", follow=False)
     assert done.code == 0
+    assert "train.py' --x 1\n  where " in done.out
     assert f"in {here}" in done.out
     assert "train.py" in done.out
     assert "--x 1" in done.out
