@@ -112,6 +112,12 @@ class Supervisor:
         # The child ends with 0 in both cases; its ranks know that they have stopped early.
         if (watchdog.folder / "stopped").exists():
             return int(Exit.STOPPED)
+        # Slurm reports that memory ran out of a task in which a process was killed for it, and no
+        # exit code: also where the ranks have started again, and finished.
+        if self.memory_kills.more() is not False:
+            # Without the mark, at worst, the run starts once more.
+            with contextlib.suppress(OSError):
+                self.run.ended_well(current_attempt(), node_rank).touch()
         return int(Exit.OK)
 
     def _watch(

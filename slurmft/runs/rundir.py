@@ -347,6 +347,11 @@ class RunDir:
             os.close(CONFIG.open(self.config, folder))
             return os.fstat(folder).st_ino
 
+    def ended_well(self, attempt: int, task: int) -> Path:
+        """The mark of a task of Slurm's that has ended well, although a process of it may have been
+        killed for its memory."""
+        return self.submitit / f"attempt_{attempt}_task_{task}_ended_well"
+
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:03d}.log"
 

@@ -403,6 +403,24 @@ def test_run_that_finished_after_memory_ran_out(make: Make, slurm: Slurm) -> Non
     assert run.get_state().state == "finished"
 
 
+@pytest.mark.parametrize(
+    ("marks", "state"),
+    [([(1, 0)], "finished"), ([], "requeued"), ([(1, 1), (2, 0)], "requeued")],
+    ids=["mark", "none", "others"],
+)
+def test_program_that_finished_after_memory_ran_out(
+    make: Make, slurm: Slurm, marks: list[tuple[int, int]], state: str
+) -> None:
+    """It has no result: its task has left a mark."""
+    run = make()
+    fail_by_kernel(run)
+    fail_by_slurm(run)
+    for attempt, task in marks:
+        run.ended_well(attempt, task).touch()
+    end(run, 253)
+    assert run.get_state().state == state
+
+
 def test_other_failures_raise_no_memory(make: Make, slurm: Slurm) -> None:
     run = make(mem="2G")
     assert end(run, 137) == Exit.STOPPED

@@ -62,6 +62,28 @@ def test_the_first_that_ended_is_the_cause(
     assert srun_log.cause_of(tmp_path / "absent", 2) == ""
 
 
+@pytest.mark.parametrize(
+    ("messages", "tasks"),
+    [
+        (OOM, {1}),
+        (OOM.replace("task 1:", "tasks 0-2,5:"), {0, 1, 2, 5}),
+        (OOM + "srun: error: n4: task 0: Out Of Memory\n", {0, 1}),
+        # Another one has not ended well.
+        (OOM + EXITED, set()),
+        (OOM + KILLED, set()),
+        (ABORTED + OOM, set()),
+        ("", set()),
+    ],
+)
+def test_tasks_whose_memory_ran_out(
+    messages: str, tasks: set[int], tmp_path: Path
+) -> None:
+    log = srun_log.path(tmp_path, "7")
+    log.write_text(f"attempt 1\n{KILLED}attempt 2\n{messages}")
+    assert srun_log.tasks_out_of_memory(log, 2) == tasks
+    assert srun_log.tasks_out_of_memory(log, 3) == set()
+
+
 OVER_LIMIT = """\
 slurmstepd-n1: error: StepId=1.0 exceeded memory limit (932265984 > 734003200), being killed
 slurmstepd-n1: error: Exceeded job memory limit

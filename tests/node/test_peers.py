@@ -17,7 +17,7 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.program import Program
 from slurmft.core.run_files import ATTEMPT, Failure
-from slurmft.node import signals
+from slurmft.node import memory_kills, signals
 from slurmft.node import supervisor as node_supervisor
 from slurmft.node.peers import FAILED, HANG, Peers
 from slurmft.node.rendezvous import answer_checks, check_reachable
@@ -192,6 +192,30 @@ def test_a_child_that_ends_at_once_was_stopped(
     assert task.end() == 9
     state = run.get_state()
     assert (state.state, state.reason) == ("stopping", "the job received SIGTERM")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "ran_out", "is_left"),
+    [
+        ("", True, True),
+        ("", None, True),
+        ("", False, False),
+        ("exit(1)", True, False),
+    ],
+)
+def test_task_that_ends_well_after_memory_ran_out_leaves_a_mark(
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    ran_out: bool | None,
+    is_left: bool,
+) -> None:
+    """Slurm says of it that memory ran out, and no exit code."""
+    monkeypatch.setattr(memory_kills.MemoryKills, "more", lambda _: ran_out)
+    run.submitit.mkdir(exist_ok=True)
+    Supervised(run, Peers(), code, rdzv_timeout_s=0).end()
+    assert run.ended_well(1, 1).exists() == is_left
 
 
 @pytest.mark.processes

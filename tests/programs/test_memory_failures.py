@@ -152,3 +152,5 @@ def test_kernel_that_ends_a_program(project: Path) -> None:
     assert done.code == 0, done.err
     assert "fits" in done.run.rank_log(0).read_text()
     assert memory_failures.count(done.run) == 1
+    # Slurm would report the kill, and no exit code.
+    assert done.run.ended_well(1, 0).exists()

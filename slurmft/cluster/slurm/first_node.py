@@ -141,6 +141,22 @@ def record_out_of_memory(run: RunDir, killed_by: str) -> None:
     run.add(Failure.of("as Slurm reports", error, retry=True))
 
 
+def has_finished(run: RunDir, srun_says: Path) -> bool:
+    """Returns whether the tasks of this attempt, for which Slurm reports that memory ran out, have
+    ended well all the same.
+
+    Args:
+        run: the run.
+        srun_says: the log of srun.
+    """
+    if run.result.exists():
+        return True
+    # A program of one's own need not record a result.
+    attempt = current_attempt()
+    tasks = srun_log.tasks_out_of_memory(srun_says, attempt)
+    return bool(tasks) and all(run.ended_well(attempt, task).exists() for task in tasks)
+
+
 def raised_memory(run: RunDir, killed_by: str, exclude: Sequence[str]) -> int | None:
     """Returns the memory a node (MiB) that the next start is to have, because this attempt had too
     little; None: as much as before. It is raised once between two submissions.
@@ -251,7 +267,7 @@ def end_attempt(run: RunDir, code: int) -> int:
     )
     # Slurm says so of every task of a step in which a process was killed for its memory, also where
     # the ranks have started again, taken less and finished.
-    if srun_log.is_out_of_memory(killed_by) and run.result.exists():
+    if srun_log.is_out_of_memory(killed_by) and has_finished(run, srun_says):
         code = Exit.OK
         killed_by = ""
     record_out_of_memory(run, killed_by)

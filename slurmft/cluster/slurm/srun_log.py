@@ -4,13 +4,15 @@ Its exit code does not say that: when one task is killed, srun ends the others b
 returns the largest code; when srun itself is to end, it kills them all.
 """
 
+import contextlib
 import re
 import signal
 from pathlib import Path
 
 from slurmft.core.files import read_text
+from slurmft.core.text import numbers
 
-_TASK = re.compile(r"srun: error: (\S+): tasks? [\d,\[\]-]+: (.+)")
+_TASK = re.compile(r"srun: error: (\S+): tasks? ([\d,\[\]-]+): (.+)")
 _ABORTED = ("srun: Job step aborted", "srun: forcing job termination")
 """How srun begins to end its tasks because it was told to: by a signal to it, or by Slurm."""
 _OUT_OF_MEMORY = ("Out Of Memory", "oom_kill event", "oom-kill event")
@@ -34,28 +36,49 @@ def path(submitit: Path, job: str) -> Path:
     return submitit / f"{job}_srun_log.err"
 
 
-def cause_of(log: Path, attempt: int) -> str:
-    """Returns what ended the tasks of an attempt, as srun says it; "" where it does not say that a
-    signal did."""
+def messages_of(log: Path, attempt: int) -> str:
+    """Returns the messages of srun in an attempt; "" where there are none."""
     try:
         text = read_text(log)[-_MOST_CHARACTERS:]
     except (OSError, UnicodeDecodeError):
         return ""
-    return cause(text, attempt)
-
-
-def cause(text: str, attempt: int) -> str:
-    """Reads the messages of srun; the script writes the attempt's number before them."""
+    # The script writes the attempt's number before them.
     _, head, messages = text.rpartition(f"attempt {attempt}\n")
     if not head:
         return ""
+    return messages
+
+
+def tasks_out_of_memory(log: Path, attempt: int) -> set[int]:
+    """Returns the tasks of an attempt of which srun says that memory ran out; none, where another
+    task has ended otherwise."""
+    tasks = set()
+    for line in messages_of(log, attempt).splitlines():
+        if line.startswith(_ABORTED):
+            return set()
+        match = _TASK.match(line)
+        if match is None:
+            continue
+        _, numbers_of_tasks, status = match.groups()
+        if status not in _OUT_OF_MEMORY:
+            return set()
+        # Of a range without an end, as a line may be cut, nothing is known.
+        with contextlib.suppress(ValueError):
+            tasks.update(numbers(numbers_of_tasks.strip("[]")))
+    return tasks
+
+
+def cause_of(log: Path, attempt: int) -> str:
+    """Returns what ended the tasks of an attempt, as srun says it; "" where it does not say that a
+    signal did."""
+    messages = messages_of(log, attempt)
     for line in messages.splitlines():
         if line.startswith(_ABORTED):
             return "srun was ended by a signal, and ended the tasks"
         match = _TASK.match(line)
         if match is None:
             continue
-        host, words = match.groups()
+        host, _, words = match.groups()
         status = words.removesuffix(" (core dumped)")
         if status in _OUT_OF_MEMORY:
             return f"the task of {host} was killed: {_RAN_OUT}"
