@@ -53,10 +53,10 @@ def parser() -> Parser:
     command = Parser("slurmft clean", __doc__).add_runs_dir()
     add = command.add_argument
     only = (
-        "only this kind, repeatable; runs: whole directories of runs that did not finish; "
-        "token-cache: in $HF_HOME, for all your runs"
+        f"only this kind, of {', '.join(KINDS)}; repeatable; runs: whole directories of runs that "
+        "did not finish; token-cache: in $HF_HOME, for all your runs"
     )
-    add("--only", action="append", choices=KINDS, help=only)
+    add("--only", action="append", choices=KINDS, metavar="KIND", help=only)
     older_than = (
         "how long ago a run that is removed as a whole last changed, or an entry of the token "
         "cache was last used (default: 30d)"
@@ -97,7 +97,7 @@ def as_json(top: Path, plan: Plan, is_removed: bool) -> Removal:
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
-    older_s = duration_s(arguments.older_than, "--older-than")
+    older_s = duration_s(arguments.older_than, "--older-than", needs_unit=True)
     top = resolve.folder(arguments.runs_dir)
     # Not as argparse's default, to which `append` would add the kinds that are typed.
     kinds = arguments.only or KINDS

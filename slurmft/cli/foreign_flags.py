@@ -2,14 +2,18 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from slurmft.core import plugins
 from slurmft.core.errors import UsageError
 from slurmft.core.options import Option, named_elsewhere
 
 _CHOSEN = "--nodes and --nproc-per-node say how many; slurmft chooses ranks, addresses and ports"
 _RESUME = "`slurmft resume RUN` continues a run from its newest checkpoint"
 _ALWAYS = "a run always trains, evaluates and saves"
+_LOGS = "`slurmft logs RUN` shows what a job prints; its run keeps it"
+_TOKENIZED = "texts are tokenized once, before the training; no workers read them"
+_FOLLOW = "--follow waits for the end of the run, and shows its progress"
 
 SENTENCES = {
     "resume_from_checkpoint": _RESUME,
@@ -33,31 +37,133 @@ SENTENCES = {
     "ntasks": _CHOSEN,
     "n": _CHOSEN,
     "array": "`slurmft study run` starts several runs",
-    "output": "`slurmft logs RUN` shows what a job prints; its run keeps it",
-    "o": "`slurmft logs RUN` shows what a job prints; its run keeps it",
-    "error": "`slurmft logs RUN` shows what a job prints; its run keeps it",
-    "e": "`slurmft logs RUN` shows what a job prints; its run keeps it",
+    "output": _LOGS,
+    "o": _LOGS,
+    "error": _LOGS,
+    "e": _LOGS,
+    "wait": _FOLLOW,
+    "W": _FOLLOW,
+    "chdir": "a job runs in the folder where you submit it: cd there first",
+    "D": "a job runs in the folder where you submit it: cd there first",
+    "parsable": "--json prints the id of the job, and the run",
+    "signal": "always so: a run stops and saves before its time limit",
+    "world_size": _CHOSEN,
+    "standalone": _CHOSEN,
+    "multi_gpu": "always so: a process a GPU, on all nodes",
+    "use_cpu": "always so where no GPU is: --profile cpu",
+    "cpu": "always so where no GPU is: --profile cpu",
+    "no_cuda": "always so where no GPU is: --profile cpu",
+    "dataloader_num_workers": _TOKENIZED,
+    "num_workers": _TOKENIZED,
+    "tokenizer": "the tokenizer is that of the model",
+    "tokenizer_name": "the tokenizer is that of the model",
+    "padding": "texts are packed, or padded to the longest of a batch; nothing is to be set",
+    "pad_to_max_length": "texts are packed, or padded to the longest of a batch",
+    "hub_model_id": "`slurmft push RUN NAME` uploads the model of a run",
+    "torch_compile": "there is none: slurmft help performance says what makes a run fast",
+    "config": "options of a site are in a site file: slurmft help sites",
     "wrap": "`slurmft run -- COMMAND` submits a program of your own",
 }
 """Name of a flag elsewhere, without hyphens before it and with underscores in it, for which there
 is no flag here -> what to do instead."""
 
 
-def hint(flag: str, options: Mapping[str, Option]) -> str | None:
+def hint(
+    flag: str, options: Mapping[str, Option], flags: Collection[str] = ()
+) -> str | None:
     """Returns what a flag of another tool is called here; None where it is unknown, or the command
     has nothing of the kind.
 
     Args:
         flag: as it was typed, such as "--num_train_epochs".
         options: those of the command: they declare their names elsewhere.
+        flags: all flags of the command, with their hyphens.
     """
     ours = named_elsewhere(flag, options)
     if ours is not None:
         return f"that is {ours.flag} here"
+    name = flag.lstrip("-").replace("-", "_")
+    for argument in ARGUMENTS.get(name, ()):
+        if f"--{argument}" in flags:
+            return f"that is --{argument} here"
+    if name == "json":
+        return "this command prints no JSON; slurmft schema lists those that do"
+    if "sbatch" in options:
+        option = _SHORT_OF_SBATCH.get(name, name)
+        if option in OF_SBATCH:
+            return f"it is sbatch's: --sbatch {option.replace('_', '-')}=VALUE"
     # What they say is about training, of commands that start a job.
     if "nodes" in options:
-        name = flag.lstrip("-").replace("-", "_")
         return SENTENCES.get(name) or SENTENCES.get(name.lower())
+    return None
+
+
+OF_SBATCH = frozenset((
+    "begin", "bb", "bbf", "clusters", "core_spec", "cpu_freq", "cpus_per_gpu", "deadline",
+    "delay_boot", "distribution", "exclude", "export", "extra_node_info", "gpu_bind",
+    "gpu_freq", "gpus_per_socket", "gres_flags", "hint", "licenses", "mem_bind", "mem_per_gpu",
+    "mincpus", "network", "nice", "nodefile", "nodelist", "ntasks_per_gpu", "ntasks_per_socket",
+    "oversubscribe", "power", "prefer", "priority", "propagate", "switches", "thread_spec",
+    "threads_per_core", "time_min", "tmp", "tres_per_task", "wckey"
+))  # fmt: skip
+"""Options of sbatch, with a value, for which there is no flag: --sbatch takes them."""
+_SHORT_OF_SBATCH = {
+    "b": "begin",
+    "w": "nodelist",
+    "x": "exclude",
+    "L": "licenses",
+    "M": "clusters",
+    "m": "distribution",
+    "s": "oversubscribe",
+}
+
+ARGUMENTS = {
+    "f": ("follow",),
+    "n": ("tail", "newest"),
+    "lines": ("tail",),
+    "limit": ("newest", "tail"),
+    "last": ("newest", "tail"),
+    "head": ("newest",),
+    "max": ("newest",),
+    "y": ("yes",),
+    "force": ("yes",),
+    "o": ("output",),
+    "out": ("output",),
+    "status": ("state",),
+    "format": ("json",),
+    "v": ("debug",),
+    "verbose": ("debug",),
+    "order": ("sort",),
+    "days": ("older-than",),
+    "batch": ("eval-batch-size",),
+    "per_device_eval_batch_size": ("eval-batch-size",),
+    "simulate": ("dry-run",),
+    "test_only": ("dry-run",),
+}
+"""Names by habit of flags that declare none of their own -> ours; the first that a command has
+counts."""
+
+
+def hint_to_submission(flag: str, remark: str) -> str | None:
+    """Returns which command has a flag that is one of a submission; None where none has it.
+
+    Args:
+        remark: what else to say, of the command where it was typed; "": nothing.
+    """
+    from slurmft.cli import command_parser  # which imports this module's users
+
+    # Without the trainer there is no `submit`.
+    for command in ("submit", "run"):
+        if plugins.find(plugins.COMMANDS, command) is None:
+            continue
+        parser = command_parser([command])
+        assert parser is not None  # both have one
+        ours = named_elsewhere(flag, parser.options)
+        for each in parser.options.values():
+            if each.flag == flag.replace("_", "-"):
+                ours = each
+        if ours is not None:
+            return f"that is {ours.flag} of slurmft {command}{remark}"
     return None
 
 
@@ -101,6 +207,8 @@ COMMANDS = {
     "inference": "predict",
     "generate": "predict",
     "evaluate": "predict",
+    "eval": "predict",
+    "test": "predict",
     "sync": "pull",
     "upload": "push",
     "check": "doctor",
@@ -108,10 +216,15 @@ COMMANDS = {
     "compare": "report",
     "plot": "report",
     "sweep": "study",
+    "tune": "study",
+    "hpo": "study",
+    "grid": "study",
     "config": "help sites",
     "init": "help getting-started",
     "docs": "help pages",
     "version": "--version",
+    "-V": "--version",
+    "-v": "--version",
 }
 """What people type as a command by habit -> our command. `slurmft download` is none: it may be
 `fetch` or `pull`."""
@@ -136,8 +249,11 @@ def unknown_command(words: Sequence[str]) -> UsageError | None:
     calls one, or a program; None where it is neither."""
     name = words[0]
     hint = None
-    if is_program(name):
-        hint = program_hint(words)
+    # As in `torchrun --nproc_per_node 4 train.py`: what is before it is for another tool.
+    starts = [index for index, word in enumerate(words) if is_program(word)]
+    is_launcher = COMMANDS.get(name) in ("submit", "run")
+    if starts and (starts[0] == 0 or is_launcher):
+        hint = program_hint(words[starts[0] :])
     elif name in COMMANDS:
         hint = f"that is slurmft {COMMANDS[name]} here"
     if hint is None:

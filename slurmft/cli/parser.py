@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from slurmft.runs.rundir import RunDir
 
 
+SCREEN_LINES = 46
+"""The most lines of a help that was not asked for in full."""
+SHORT_EXAMPLES = 3
+"""Examples in a help that is longer than that."""
+_ALL_FLAGS = "show all flags, in full"
+
+
 class Parser(argparse.ArgumentParser):
     """argparse that raises our errors, takes no abbreviations, and suggests the near flag."""
 
@@ -39,12 +46,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(command, allow_abbrev=False)
         self.explain(more)
         self.formatter_class = functools.partial(
-            _Formatter, width=width - 2, max_help_position=28
+            _Formatter, width=width - 2, max_help_position=min(28, width * 2 // 5)
         )
         self.options: dict[str, Option] = {}
         """Declarations of the flags that `add_options` has added."""
         self.hidden: set[str] = set()
-        """Names of the options that --help leaves out."""
+        """Names of the options that a short help leaves out."""
+        self.shows_all = False
+        """Whether the help is whole, however long: --help-all was typed."""
         self.printed: tuple[Any, ...] = ()
         """Types of what --json prints."""
         self._typed: dict[str, str] = {}
@@ -56,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         )
         on = "run the command there, by ssh; see slurmft help from-a-laptop"
         self.add_argument("--on", metavar="CLUSTER", help=on)
-        # Where --help leaves nothing out, it is the same, and has no line of its own.
+        # Where the whole help fits a screen, this has no line of its own.
         self._help_all = self.add_argument(
             "--help-all", action=_HelpAll, nargs=0, help=argparse.SUPPRESS
         )
@@ -64,15 +73,13 @@ class Parser(argparse.ArgumentParser):
     def explain(self, text: str) -> None:
         """Sets what the help says besides flags and the first paragraph: its examples stand before
         the flags, which may be many, all other paragraphs behind them."""
-        begin = [self._about]
-        others = []
+        self._examples = ""
+        self._end: list[str] = []
         for block in text.split("\n\n"):
             if block.startswith("examples"):
-                begin.append(block)
-            else:
-                others.append(block)
-        self.description = wrapped("\n\n".join(begin))
-        self._end = "\n\n".join(others)
+                self._examples = block
+            elif block:
+                self._end.append(block)
 
     def add_run(self, default: str | None = None) -> Self:
         """Adds the argument that names a run, and the folder where it is looked for; without a
@@ -156,23 +163,77 @@ class Parser(argparse.ArgumentParser):
                 section.add_argument(each.flag, dest=name, **settings)
                 self.options[name] = each
 
-    def show_usual(self, *others: str) -> Self:
-        """Lets --help show the usual options and these others; --help-all shows all."""
+    def show_usual(self, *others: str, without: Collection[str] = ()) -> Self:
+        """Lets a short help show the usual options and these others, without some; --help-all shows
+        all."""
         unusual = {name for name, each in self.options.items() if not each.usual}
-        self.hidden = unusual - set(others)
-        self._help_all.help = "show all flags of this command, and exit"
+        self.hidden = unusual - set(others) | set(without)
+        self._help_all.help = _ALL_FLAGS
         return self
 
     def format_help(self) -> str:
-        """Returns the help, no wider than 80 columns, without the hidden options."""
-        # Here rather than where they are added: --help-all empties `hidden`, and calls this.
+        """Returns the help, no wider than 80 columns: the whole one if it fits a screen, or was
+        asked for, else a short one."""
+        page = self._page([self._about, self._examples])
+        for block in self._end:
+            page += f"\n{wrapped(block)}\n"
+        if self.shows_all or page.count("\n") <= SCREEN_LINES:
+            return page
+        return self._short_page()
+
+    def _short_page(self) -> str:
+        """Returns the help with the usual flags, in a line each where they fit, and the first
+        examples; of the paragraphs at its end, those for which the screen has room."""
+        whole = [action.help for action in self._actions]
+        usage = self.usage
         for action in self._actions:
-            if action.dest in self.hidden:
-                action.help = argparse.SUPPRESS
-        text = super().format_help()
-        if self._end:
-            text += f"\n{wrapped(self._end)}\n"
-        return text
+            action.help = self._short_text(action)
+        self._help_all.help = _ALL_FLAGS
+        self.usage = self._short_usage()
+        try:
+            page = self._page([self._about, _first_examples(self._examples)])
+        finally:
+            self.usage = usage
+            for action, text in zip(self._actions, whole, strict=True):
+                action.help = text
+        for block in self._end:
+            longer = f"{page}\n{wrapped(block)}\n"
+            if longer.count("\n") <= SCREEN_LINES:
+                page = longer
+        return page
+
+    def _page(self, begin: list[str]) -> str:
+        """Returns the help up to the last flag.
+
+        Args:
+            begin: the blocks before the flags; empty ones are left out.
+        """
+        self.description = wrapped("\n\n".join(filter(None, begin)))
+        return super().format_help()
+
+    def _short_text(self, action: argparse.Action) -> str | None:
+        """Returns what a short help says of a flag or an argument."""
+        # --debug is for developers, and who reads this knows --help.
+        is_left_out = action.dest in {*self.hidden, "help", "debug"}
+        if is_left_out or action.help in (None, argparse.SUPPRESS):
+            return argparse.SUPPRESS
+        return first_clause(str(action.help))
+
+    def _short_usage(self) -> str:
+        """Returns the usage line with what must be typed alone."""
+        if self.usage is not None:
+            # argparse wraps the lines that it has made itself alone.
+            line = self.usage % {"prog": self.prog}
+            margin = " " * len("usage: ")
+            return textwrap.fill(line, _help_width() - 8, subsequent_indent=margin)
+        words = ["%(prog)s [FLAG ...]"]
+        for action in self._actions:
+            name = str(action.metavar or action.dest)
+            if action.required:
+                words += [*action.option_strings[-1:], name]
+            elif not action.option_strings:
+                words.append(f"[{name}]")
+        return " ".join(words)
 
     def arguments(self) -> Iterator[argparse.Action]:
         """All flags and arguments that were added, with what argparse knows of each."""
@@ -267,14 +328,31 @@ class Parser(argparse.ArgumentParser):
     def _unknown_flag(self, flag: str) -> UsageError:
         """Returns the error for a flag that this command does not have."""
         flags = self._long_flags()
-        hint = self._hint_to_argument(flag) or foreign_flags.hint(flag, self.options)
-        # Without hyphens: they are in all, and would make short flags alike.
-        near = nearest(flag.strip("-"), [name.strip("-") for name in flags])
-        if hint is None and near is not None:
-            hint = f"did you mean --{near}?"
+        hint = self._hint_to_argument(flag)
+        hint = hint or foreign_flags.hint(flag, self.options, flags)
+        name = flag.strip("-")
+        # Without hyphens: they are in all, and would make short flags alike. Of one letter, every
+        # short name is near.
+        if hint is None and len(name) > 1:
+            near = nearest(name, [each.strip("-") for each in flags])
+            if near is not None and near.replace("-", "_") == name.replace("-", "_"):
+                hint = f"did you mean --{near}?"
+            else:
+                hint = foreign_flags.hint_to_submission(flag, self._keeps())
+            if hint is None and near is not None:
+                hint = f"did you mean --{near}?"
         return UsageError(
             f"unknown flag {flag!r}", hint or f"{self.prog} --help-all lists its flags"
         )
+
+    def _keeps(self) -> str:
+        """Returns what to say of a flag of a submission where this command is about a run, or
+        starts a program."""
+        if "run" in {action.dest for action in self._actions}:
+            return "; a run keeps its settings"
+        if "per" in self.options:
+            return "; those of the program stand behind it: -- PROGRAM --flag"
+        return ""
 
     def _hint_to_argument(self, flag: str) -> str | None:
         """Returns how what was typed as a flag is typed here, where it is an argument."""
@@ -362,6 +440,26 @@ def _wrapped_example(line: str, width: int) -> list[str]:
     return [" \\\n".join(lines), *comment_lines]
 
 
+def first_clause(text: str) -> str:
+    """Returns the beginning of a help text, and the default at its end, if it is short."""
+    match = re.fullmatch(r"(.*?)( \(default: [^ )]{1,12}\))?", text, re.DOTALL)
+    assert match is not None  # it matches every text
+    clause, default = match.groups(default="")
+    return re.split(r"[;:] | \(", clause, maxsplit=1)[0] + default
+
+
+def _first_examples(block: str) -> str:
+    """Returns a block of examples with the first few of them."""
+    lines: list[str] = []
+    count = 0
+    for line in block.splitlines():
+        # Further lines of an example are indented more.
+        count += bool(re.match(" {2}[^ ]", line))
+        if count <= SHORT_EXAMPLES:
+            lines.append(line)
+    return "\n".join(lines)
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Help in which a flag is not broken at its hyphens: "--hang-" is no flag."""
 
@@ -374,7 +472,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 class _HelpAll(argparse.Action):
     def __call__(self, parser: Any, *_: Any) -> None:
-        parser.hidden = set()
+        parser.shows_all = True
         parser.print_help()
         parser.exit()
 

@@ -42,6 +42,7 @@ def explain(reason: str, job: str = "JOB") -> Waiting | None:
     return None
 
 
+_AGAIN = "slurmft cancel {job}, then slurmft resume {job}"
 _FEWER = "ask for less (--nodes, --time), or for another partition: sinfo -s"
 _ASK = "what is allowed: sacctmgr show association user=$USER; sacctmgr show qos"
 _RELEASE = "scontrol release {job}"
@@ -82,7 +83,8 @@ _REASONS: tuple[tuple[str, str, bool, str], ...] = (
     # --- nodes ---
     (r"Nodes required for job are DOWN|NodeDown|.*UnavailableNodes:",
      "nodes that it needs are down, drained or reserved", True,
-     "with --nodelist or --constraint, ask for others: sinfo -R says why they are away"),
+     "sinfo -R says why they are away; for others, submit it without --sbatch nodelist=... or "
+     "with another --constraint"),
     (r"ReqNodeNotAvail.*[Mm]aintenance",
      "it would not end before maintenance begins", True,
      "a shorter --time may start before it: scontrol show reservation"),
@@ -95,10 +97,10 @@ _REASONS: tuple[tuple[str, str, bool, str], ...] = (
     (r"FrontEndDown", "the front end is down", True, ""),
     # --- the partition ---
     (r"PartitionTimeLimit", "its time is beyond the partition's limit", False,
-     "a shorter --time, or another partition: sinfo -s"),
+     f"{_AGAIN} with a shorter --time, or another --partition: sinfo -s"),
     (r"PartitionNodeLimit",
      "it asks for more nodes than the partition gives a job, or than are up", True,
-     _FEWER),
+     f"unless the partition gives a job fewer: then {_AGAIN} with fewer --nodes"),
     (r"PartitionConfig", "the partition does not give a job what it asks for", False,
      _FEWER),
     (r"PartitionDown|PartitionInactive", "the partition is closed", True,

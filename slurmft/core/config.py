@@ -76,7 +76,7 @@ class JobConfig:
     )
     nodes: int = option(
         1,
-        "number of nodes, each with one Slurm task and one torchrun",
+        "number of nodes; each has one Slurm task and one torchrun",
         # Every process adds a batch of its own to a step: more of them train otherwise.
         affects="both",
         at="job",
@@ -99,11 +99,11 @@ class JobConfig:
         at="node",
         least=1,
         counts="devices",
-        usual=True,
         published=("processes_per_node",),
         commands=("doctor", "doctor node", "render"),
         elsewhere=(
             "num_processes",
+            "devices",
             "nproc",
             "nprocs",
             "ppn",
@@ -120,8 +120,8 @@ class JobConfig:
     )
     cluster: str = option(
         "auto",
-        "auto: Slurm where sbatch is on the PATH, else simulated nodes on this machine; or another "
-        "launcher",
+        "what runs the job; auto: Slurm where sbatch is on the PATH, else simulated nodes on this "
+        "machine; or another launcher",
         affects="speed",
         at="submission",
         metavar="auto|slurm|local|LAUNCHER",
@@ -142,12 +142,11 @@ class JobConfig:
 
     runs_dir: str = option(
         "runs",
-        "folder for run directories, which every node sees",
+        "folder for run directories; every node sees it",
         affects="nothing",
         at="submission",
         metavar="DIR",
         path="output",
-        usual=True,
         identifies=True,
         commands=("doctor",),
         elsewhere=("output_dir",),
@@ -241,6 +240,8 @@ class JobConfig:
         commands=("doctor",),
         elsewhere=(
             "gpus",
+            "gpu",
+            "num_gpus",
             "gres",
             "gpus_per_task",
         ),
@@ -256,7 +257,10 @@ class JobConfig:
         read_with=_SLURM,
         sbatch="cpus-per-task",
         commands=("doctor",),
-        elsewhere=("c",),
+        elsewhere=(
+            "c",
+            "cpus",
+        ),
     )
     mem: str | None = option(
         None,
@@ -334,16 +338,10 @@ class JobConfig:
         executes=True,  # some name files that Slurm executes, or writes
         read_with=_SLURM,
         takes_flags=True,
-        elsewhere=(
-            "nodelist",
-            "exclude",
-            "open_mode",
-            "export",
-        ),
     )
     setup: tuple[str, ...] = option(
         (),
-        'shell line that runs before the job, such as "module load cuda"; repeatable',
+        'shell line to run before the job: "module load cuda", or another; repeatable',
         # Other modules are other libraries, which may round otherwise.
         affects="both",
         at="node",
@@ -769,9 +767,7 @@ def time_limit_min(text: str) -> int:
         return _UNLIMITED_MIN
     match = _TIME.fullmatch(text.strip())
     if not match:
-        raise UsageError(
-            f"invalid time limit: --time {text!r}", "use M, HH:MM:SS or D-HH:MM:SS"
-        )
+        raise UsageError(f"invalid time limit: --time {text!r}", _time_hint(text))
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part]
     # As sbatch reads them: behind days, or before two others, the first number is hours.
@@ -828,8 +824,24 @@ def _check_memory(job: JobConfig) -> None:
 _SECONDS_OF_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def duration_s(text: str, what: str) -> float:
+def _time_hint(text: str) -> str:
+    """Returns how a time limit is written; one with units, as "2h", is translated."""
+    match = re.fullmatch(r"(\d+) ?([mhd])[a-z]*", text.strip().lower())
+    if match is None:
+        return "use M, HH:MM:SS or D-HH:MM:SS"
+    number, unit = match.groups()
+    if unit == "m":
+        return f"minutes have no unit: {number}"
+    if unit == "h":
+        return f"write it as {int(number):02}:00:00"
+    return f"write it as {int(number)}-00"
+
+
+def duration_s(text: str, what: str, *, needs_unit: bool = False) -> float:
     """Returns the seconds of "90s", "10m", "2h", "3d", or of a bare number.
+
+    Args:
+        needs_unit: a bare number other than 0 is refused: it may be meant as days.
 
     Raises:
         UsageError: the text, which belongs to the flag `what`, has none of these forms.
@@ -840,6 +852,11 @@ def duration_s(text: str, what: str) -> float:
             f"{what} {text!r} is not a duration", "write it as 90s, 10m, 2h or 3d"
         )
     number, unit = match.groups()
+    if needs_unit and not unit and float(number) > 0:
+        raise UsageError(
+            f"{what} {text!r} has no unit",
+            f"{number}d are days, {number}h hours, {number}m minutes",
+        )
     return float(number) * _SECONDS_OF_UNIT[unit]
 
 

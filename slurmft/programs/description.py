@@ -64,12 +64,11 @@ class OwnProgram:
         metavar="FILE",
         path="input",
         executes=True,  # it decides how ranks are started, and with which variables
-        usual=True,
     )
     per: str = option(
         "auto",
-        "start a torchrun on each node, or the program once a node, a process or a GPU; auto: "
-        "torchrun for Python, else node",
+        "how the program is started: by a torchrun on each node, or once a node, a process or a "
+        "GPU; auto: torchrun for Python, else node",
         affects="both",
         at="node",
         choices=PERS,
@@ -93,7 +92,6 @@ class OwnProgram:
         affects="nothing",
         at="node",
         metavar="NAME",
-        usual=True,
         commands=("render",),
     )
     checkpoint_dir: str | None = option(
@@ -108,7 +106,7 @@ class OwnProgram:
     )
     resume_args: str | None = option(
         None,
-        "arguments from the second start on, where there is a checkpoint, {latest}: "
+        "arguments from the second start on: where there is a checkpoint, {latest}, "
         "'--resume_from_checkpoint {latest}', '--init_from=resume'",
         affects="nothing",
         at="node",
@@ -127,7 +125,6 @@ class OwnProgram:
         at="node",
         metavar="FILE",
         path="output",
-        usual=True,
         commands=("render",),
     )
     result_file: str | None = option(

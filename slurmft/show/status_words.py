@@ -51,7 +51,12 @@ def note(facts: Mapping[str, Any]) -> str:
     if expected_start:
         # squeue writes 2026-11-22T14:05:00.
         clock = expected_start.replace("T", " ")
-        details.append(f"Slurm guesses a start at {clock}")
+        is_certain = waiting is not None and waiting["reason"].startswith("BeginTime")
+        # Before the time that the user, or a requeue, has set, it cannot start: that is no guess.
+        if is_certain:
+            details.append(f"that is {clock}")
+        else:
+            details.append(f"Slurm guesses a start at {clock}")
     requeues = facts["requeues"]
     if requeues == 1:
         details.append("requeued once")

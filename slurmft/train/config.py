@@ -56,7 +56,7 @@ class TrainConfig:
 
     task: str = option(
         "synthetic",
-        f"what to train: {', '.join(TASKS)}, or a class of your own",
+        f"what to train, as in slurmft help tasks: {', '.join(TASKS)}, or a class of your own",
         affects="both",
         at="rank",
         metavar="NAME|MODULE:CLASS",
@@ -119,13 +119,14 @@ class TrainConfig:
         elsewhere=(
             "model_name_or_path",
             "model_name",
+            "pretrained",
             "base_model",
         ),
     )
     data: str | None = option(
         None,
-        "hub id, or folder with train and validation as .jsonl, .csv or .parquet, also in shards, "
-        "or of save_to_disk",
+        "hub id, or folder with train and validation: .jsonl, .csv or .parquet, also in shards, or "
+        "of save_to_disk",
         affects="both",
         at="rank",
         metavar="ID|DIR",
@@ -136,6 +137,7 @@ class TrainConfig:
             "dataset_name",
             "train_file",
             "validation_file",
+            "test_file",
             "data_dir",
         ),
     )
@@ -148,13 +150,12 @@ class TrainConfig:
         metavar="ID|DIR:SHARE[,COLUMN=NAME,...]",
         path="input",
         predicts="reset",
-        usual=True,
         commands=("data", "fetch"),
         elsewhere=("dataset_mixer",),
     )
     validation_fraction: float | None = option(
         None,
-        "part of the training data that is the validation split, where there is none",
+        "part of the training data to validate on; where there is no validation split",
         affects="both",
         at="rank",
         metavar="FRACTION",
@@ -325,6 +326,7 @@ class TrainConfig:
             "per_gpu_train_batch_size",
             "train_batch_size",
             "micro_batch_size",
+            "batch",
             "bs",
         ),
     )
@@ -510,12 +512,15 @@ class TrainConfig:
         least=0,
         elsewhere=(
             "clip_grad",
+            "gradient_clip",
+            "gradient_clip_val",
             "gradient_clipping",
         ),
     )
     precision: str = option(
         "auto",
-        "auto: bf16 where the hardware computes it natively, else fp16 on GPUs, fp32 on CPUs",
+        "what is computed in; auto: bf16 where the hardware computes it natively, else fp16 on "
+        "GPUs, fp32 on CPUs",
         affects="both",
         at="rank",
         choices=PRECISIONS,
@@ -571,6 +576,7 @@ class TrainConfig:
         predicts="reset",
         elsewhere=(
             "fsdp",
+            "strategy",
             "deepspeed",
             "use_fsdp",
             "use_deepspeed",
@@ -625,7 +631,6 @@ class TrainConfig:
             Excludes("lora", why="adapters train in place of all weights but the head"),
         ),
         predicts="reset",
-        usual=True,
     )
     lora: int | None = option(
         None,
@@ -640,6 +645,8 @@ class TrainConfig:
         elsewhere=(
             "lora_r",
             "lora_rank",
+            "peft",
+            "use_peft",
             "use_lora",
         ),
     )
@@ -716,7 +723,10 @@ class TrainConfig:
         # Weights in 4 bits get no gradients: adapters beside them do.
         needs=_LORA,
         predicts="reset",
-        elsewhere=("use_4bit",),
+        elsewhere=(
+            "use_4bit",
+            "quantize",
+        ),
     )
     seed: int = option(
         42,
@@ -729,6 +739,10 @@ class TrainConfig:
         most=2**32 - 1,
         # A study repeats its cells instead: each repeat has a seed of its own.
         varies=False,
+        elsewhere=(
+            "seed_everything",
+            "random_seed",
+        ),
     )
     class_weights: str = option(
         "none",

@@ -94,12 +94,70 @@ def _import_class(name: str) -> Any:
         return target
     entry = plugins.find(plugins.TASKS, name)
     if entry is None:
-        raise unknown(
-            "--task",
-            name,
-            [*plugins.entries(plugins.TASKS), "package.module:Class"],
-        )
+        raise _unknown_task(name)
     return entry.load()
+
+
+_ELSEWHERE = {
+    "sentiment": "text-classification",
+    "sentiment-analysis": "text-classification",
+    "sequence-classification": "text-classification",
+    "nli": "text-classification",
+    "multilabel": "multi-label",
+    "ner": "token-classification",
+    "pos": "token-classification",
+    "tagging": "token-classification",
+    "qa": "squad",
+    "question-answering": "squad",
+    "extractive-qa": "squad",
+    "summarization": "seq2seq",
+    "text2text-generation": "seq2seq",
+    "clm": "causal-lm",
+    "language-modeling": "causal-lm",
+    "pretraining": "causal-lm",
+    "text-generation": "sft",
+    "instruct": "sft",
+    "instruction-tuning": "sft",
+    "chat": "sft",
+    "similarity": "embeddings",
+    "feature-extraction": "embeddings",
+    "sentence-transformers": "embeddings",
+    "retrieval": "embeddings",
+    "cross-encoder": "reranker",
+    "ranking": "reranker",
+    "text-ranking": "reranker",
+}
+"""What other tools call a task -> our name."""
+_NO_TASKS = {
+    "glue": "each of its tasks by its name: --task mrpc, --task qqp, ...",
+    "translation": "that is --recipe translation here",
+    **dict.fromkeys(
+        ("dpo", "ppo", "grpo", "orpo", "kto", "rlhf", "reward"),
+        "preferences are learnt by no task: a script of your own can, by slurmft run",
+    ),
+    **dict.fromkeys(
+        ("mlm", "masked-lm", "fill-mask"),
+        "no task has masked tokens: a script of your own can, by slurmft run",
+    ),
+}
+"""What other tools call a task, and is none here -> what to do."""
+
+
+def _unknown_task(name: str) -> UsageError:
+    """Returns the error for a task that is unknown; its hint knows the names of other tools."""
+    plain = name.lower().replace("_", "-")
+    hint = _NO_TASKS.get(plain)
+    if plain in _ELSEWHERE:
+        hint = f"that is --task {_ELSEWHERE[plain]} here"
+    for ours in plugins.entries(plugins.TASKS):
+        if plain.replace("-", "") == ours.replace("-", ""):
+            hint = f"did you mean {ours}?"
+    if hint is not None:
+        return UsageError(f"unknown --task {name!r}", hint)
+    # `unknown` shows some of them: slurmft help tasks has all.
+    return unknown(
+        "--task", name, ["package.module:Class", *plugins.entries(plugins.TASKS)]
+    )
 
 
 def facts(name: str) -> TaskFacts:

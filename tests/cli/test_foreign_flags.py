@@ -74,9 +74,52 @@ def test_command_names_no_flag_that_it_does_not_have(typed: str) -> None:
     flags = flags_of(run.parser())
     with pytest.raises(UsageError) as error:
         run.parser().parse([f"--{typed}", "3"])
-    for word in str(error.value.hint).split():
+    # Those of another command are called so.
+    hint = re.sub(r"that is --\S+ of slurmft submit", "", str(error.value.hint))
+    hint = hint.removesuffix("-- PROGRAM --flag")
+    for word in hint.split():
         if word.startswith("--") and word != "--":
             assert word.rstrip("?,;") in flags
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "hint"),
+    [
+        ("list", "-n", "that is --newest here"),
+        ("list", "--format", "that is --json here"),
+        ("logs", "-n", "that is --tail here"),
+        ("logs", "-f", "that is --follow here"),
+        ("clean", "-y", "that is --yes here"),
+        ("predict", "--batch", "that is --eval-batch-size here"),
+        ("predict", "--model", "that is --model of slurmft submit; a run keeps its settings"),
+        ("resume", "--lr", "that is --learning-rate of slurmft submit; a run keeps its settings"),
+        ("submit", "--batch", "that is --batch-size here"),
+        ("submit", "--gradient-clip", "that is --max-grad-norm here"),
+        ("submit", "-w", "it is sbatch's: --sbatch nodelist=VALUE"),
+        ("submit", "--begin", "it is sbatch's: --sbatch begin=VALUE"),
+        ("fetch", "--json", "this command prints no JSON; slurmft schema lists those that do"),
+        # Of one letter, every short flag is near.
+        ("status", "-x", "slurmft status --help-all lists its flags"),
+    ],
+)  # fmt: skip
+def test_flag_by_habit(command: str, typed: str, hint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load_command(command).parser().parse(["last", "rows.csv", typed, "3"])
+    assert error.value.hint == hint
+
+
+def test_options_of_sbatch_are_no_flags() -> None:
+    assert {
+        f"--{name.replace('_', '-')}" for name in foreign_flags.OF_SBATCH
+    }.isdisjoint(SUBMIT)
+    names = {name for name, _ in ELSEWHERE} | foreign_flags.SENTENCES.keys()
+    assert names.isdisjoint(foreign_flags.OF_SBATCH)
+
+
+def test_script_behind_the_command_of_another_launcher() -> None:
+    with pytest.raises(UsageError) as error:
+        load_command("torchrun", "--nproc_per_node", "4", "train.py", "--lr", "1")
+    assert str(error.value.hint).endswith(": slurmft run -- train.py --lr 1")
 
 
 @pytest.mark.parametrize("name", sorted(foreign_flags.COMMANDS))

@@ -514,7 +514,7 @@ def test_status(
     assert cli_status.main(["last"]) == 0
     shown = capsys.readouterr().out
     for text in (
-        "requeued: it may not start before a time (BeginTime); Slurm guesses a start at",
+        "requeued: it may not start before a time (BeginTime); that is",
         "start        starts by itself",
         "job 21 (slurm), on n1",
         "step 20/20 (100 %), epoch 1.00, loss 0.1000",

@@ -1,11 +1,15 @@
 """Slurm's reasons for waiting, in words; the queue of a pending job."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from slurmft.cluster import pending
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands, queue_facts
 from slurmft.core.errors import SlurmftError
+from slurmft.show import status_words
 
 # "JOB REASON CODES" of Slurm 25.11, and the texts that the controller itself writes.
 REASONS = """
@@ -93,6 +97,63 @@ def test_nodes() -> None:
         "reserved; it needs 4"
     )
     assert queue_facts.parse_nodes("", "gpu", 4) is None
+
+
+def test_limits_of_a_partition() -> None:
+    text = "short|1-2|5:00\nshort|1-2|5:00\n"
+    assert queue_facts.parse_partition_limits(text, 3) == (
+        "the partition short gives a job at most 2 node(s), for 5:00; it asks for 3 node(s)"
+    )
+    open_end = queue_facts.parse_partition_limits("long|1-infinite|infinite\n", 9)
+    assert open_end is not None
+    assert "any number of nodes, for infinite" in open_end
+    assert queue_facts.parse_partition_limits("", 3) is None
+
+
+def test_licenses() -> None:
+    text = (
+        "LicenseName=matlab Total=2 Used=2 Free=0 Reserved=0 Remote=no\n"
+        "LicenseName=other Total=5 Used=1 Free=4 Reserved=0 Remote=no\n"
+    )
+    assert queue_facts.parse_licenses(text) == "licenses in use: 2 of 2 matlab"
+    assert queue_facts.parse_licenses("No licenses configured in Slurm.\n") is None
+
+
+def test_nodes_that_a_job_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "call", lambda *words: "idle|3\ndrng|1\n")
+    report = Report(
+        name="PENDING",
+        reason="ReqNodeNotAvail, UnavailableNodes:n[3-4]",
+        partition="gpu",
+        nodes=2,
+    )
+    text = queue_facts.of_job("77", report).text
+    assert text is not None
+    assert text.endswith("it needs 2; away are n[3-4]")
+
+
+def waiting_facts(reason: str) -> dict[str, Any]:
+    waiting = pending.explain(reason)
+    assert waiting is not None
+    return dataclasses.asdict(waiting)
+
+
+def test_a_time_to_begin_is_no_guess() -> None:
+    facts: dict[str, Any] = {
+        "state": "pending",
+        "reason": "BeginTime",
+        "waiting": waiting_facts("BeginTime"),
+        "expected_start": "2026-11-22T14:05:00",
+        "requeues": 0,
+    }
+    assert status_words.note(facts) == (
+        "it may not start before a time (BeginTime); that is 2026-11-22 14:05:00"
+    )
+    facts |= {
+        "reason": "Priority",
+        "waiting": waiting_facts("Priority"),
+    }
+    assert "Slurm guesses a start at 2026-11-22 14:05:00" in status_words.note(facts)
 
 
 def test_own_jobs_and_reservations() -> None:

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -187,7 +188,7 @@ def test_labels_of_a_csv_that_are_floats(tmp_path: Path) -> None:
         (
             TICKETS.encode() + b"caf\xe9,billing\n",
             "'{}': line 6 is not UTF-8: it has the byte 0xe9\nhint: if 'café' is right there, the "
-            "file is Windows-1252 (latin-1): iconv -f WINDOWS-1252 -t UTF-8 train.csv > new.csv",
+            "file is Windows-1252 (latin-1): iconv -f WINDOWS-1252 -t UTF-8 ",
         ),
         (TICKETS.encode("utf-16"), "'{}': line 1 is not UTF-8 but UTF-16, as Excel's"),
         (TICKETS.encode("utf-16le"), "'{}': line 1 is not UTF-8 but UTF-16LE"),
@@ -270,7 +271,7 @@ WRONG_FILES: dict[str, tuple[str | bytes, str, str]] = {
     "header": (
         csv_of(ROWS, header=False),
         "begins with a row, without the names of columns: the parcel 0 came late, delivery",
-        "sed -i '1i text,label' train.csv",
+        "sed -i '1i text,label' data/train.csv",
     ),
     "class": (csv_of([("late", "x")] * 9), "has the one label 'x'", "add rows of others"),
     "floats": (
@@ -281,6 +282,22 @@ WRONG_FILES: dict[str, tuple[str | bytes, str, str]] = {
     "empty": ("", "has no rows", "it is empty"),
     "names": ("text,label\n", "has no rows", "add rows"),
     "spreadsheet": (SPREADSHEET, "is a spreadsheet", "save it as CSV (UTF-8)"),
+    "old-mac": (
+        csv_of(ROWS).replace("\n", "\r"),
+        "has a carriage return within a cell",
+        r"tr '\r' '\n' < data/train.csv > new && mv new data/train.csv",
+    ),
+    "pointer": (
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        "is a pointer of git-lfs",
+        "git lfs pull",
+    ),
+    "page": ("<!DOCTYPE html>\n<html>\n", "is a web page", "download the file itself"),
+    "numbers": (
+        csv_of([(text, n) for n, (text, _) in enumerate(ROWS)]),
+        "has another label in every row",
+        "--task text-regression",
+    ),
     "packed": (gzip.compress(b"text,label\n"), "is a .gz", "add .gz to its name"),
     "duplicates": (csv_of(ROWS), "are in the training data", "take them out"),
     "case": (
@@ -300,9 +317,13 @@ WRONG_FILES: dict[str, tuple[str | bytes, str, str]] = {
 
 @pytest.mark.parametrize("name", WRONG_FILES)
 def test_wrong_files(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each is told before anything is submitted, with its cure, in two lines at most."""
+    monkeypatch.chdir(tmp_path)
     content, fact, cure = WRONG_FILES[name]
     data = folder_of(tmp_path / "data", content)
     if name == "duplicates":
@@ -323,6 +344,29 @@ def test_wrong_files(
         assert console(["data", str(data / "train.csv")]) == code
         out, err = capsys.readouterr()
         assert fact in out + err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["separator", "encoding", "header", "old-mac"])
+def test_cure_of_a_file_works_as_typed(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """From another folder than that of the file, as the submission was."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    folder_of(tmp_path / "my data", WRONG_FILES[name][0])
+    words = ["data", "my data/train.csv"]
+    assert console(words) == 2
+    hint = capsys.readouterr().err.splitlines()[-1]
+    command = re.search(r"\b(python|iconv|sed|tr) .*?(?=; else|$)", hint)
+    assert command is not None
+    subprocess.run(["bash", "-c", command[0]], check=True)
+    # Of the encoding, the file has one class: it can be read, and is no longer misread.
+    assert console(words) == (2 if name == "encoding" else 0)
+    assert "is not UTF-8" not in capsys.readouterr().err
 
 
 def test_errors_about_data_have_a_cure() -> None:
@@ -468,7 +512,8 @@ def test_label_in_validation_alone(tmp_path: Path) -> None:
         check(data)
     where = str(data / "validation.csv")
     assert str(error.value) == (
-        f"{where!r}: row 5 has the label 'question'\nhint: labels are billing, delivery"
+        f"{where!r}: row 5 has the label 'question'\nhint: labels are billing, delivery; "
+        "add rows of this one to the training data, or take it out here"
     )
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
 from slurmft.core.errors import SlurmftError
-from slurmft.core.text import duration
+from slurmft.core.text import duration, shown, some
 
 _PAST = "now-30days"
 """How far back the user's own waits are looked at, in sacct's form."""
@@ -123,7 +123,12 @@ def _nodes(job: str, report: Report) -> str | None:
     if report.partition:
         options.append(f"--partition={report.partition}")
     text = commands.call("sinfo", *options, "--format=%t|%D")
-    return parse_nodes(text, report.partition, report.nodes)
+    sentence = parse_nodes(text, report.partition, report.nodes)
+    # Slurm names those that the job asks for, and cannot have.
+    names = re.search(r"UnavailableNodes:(\S+)", report.reason)
+    if sentence is not None and names is not None:
+        sentence += f"; away are {shown(names[1])}"
+    return sentence
 
 
 def parse_nodes(text: str, partition: str, requested: int) -> str | None:
@@ -150,6 +155,44 @@ def parse_nodes(text: str, partition: str, requested: int) -> str | None:
     if requested:
         needs = f"; it needs {requested}"
     return f"of the {nodes['all']} nodes of {where} {', '.join(parts)}{needs}"
+
+
+def _limits_of_partition(job: str, report: Report) -> str | None:
+    if not report.partition:
+        return None
+    options = ["--noheader", f"--partition={report.partition}", "--format=%R|%s|%l"]
+    return parse_partition_limits(commands.call("sinfo", *options), report.nodes)
+
+
+def parse_partition_limits(text: str, requested: int) -> str | None:
+    """Reads lines of `sinfo --format=%R|%s|%l`: each partition, the sizes of its jobs (1-2,
+    1-infinite) and its time limit."""
+    sentences = []
+    # A partition has a line for each state of its nodes.
+    for line in dict.fromkeys(text.splitlines()):
+        name, sizes, time_limit = line.strip().split("|")
+        _, _, most = sizes.rpartition("-")
+        nodes = f"at most {most} node(s)"
+        if most == "infinite":
+            nodes = "any number of nodes"
+        sentences.append(f"the partition {name} gives a job {nodes}, for {time_limit}")
+    if not sentences:
+        return None
+    return f"{', '.join(dict.fromkeys(sentences))}; it asks for {requested} node(s)"
+
+
+def _licenses(job: str, report: Report) -> str | None:
+    return parse_licenses(commands.call("scontrol", "--oneliner", "show", "licenses"))
+
+
+def parse_licenses(text: str) -> str | None:
+    """Reads `scontrol --oneliner show licenses`; returns those of which none is free."""
+    licenses = re.findall(r"LicenseName=(\S+) Total=(\d+) Used=(\d+) Free=0\b", text)
+    if not licenses:
+        return None
+    # Dozens may be there: the job's own are not in the answer.
+    uses = [f"{used} of {total} {name}" for name, total, used in licenses]
+    return f"licenses in use: {some(uses)}"
 
 
 def _own_jobs(job: str, report: Report) -> str | None:
@@ -195,7 +238,9 @@ def parse_reservations(text: str) -> str | None:
 _QUESTIONS: Sequence[tuple[str, Callable[[str, Report], str | None]]] = (
     ("Priority", _jobs_ahead),
     (r"Reservation|ReqNodeNotAvail.*[Mm]aintenance", _reservations),
-    (r"Resources|ReqNodeNotAvail|Nodes required|PartitionNodeLimit|NodeDown", _nodes),
+    (r"Resources|ReqNodeNotAvail|Nodes required|NodeDown", _nodes),
+    (r"Partition(Node|Time)Limit", _limits_of_partition),
+    ("Licenses", _licenses),
     (r"(Assoc|QOS)?(Max\w*Per(User|Account)|MaxJobs)", _own_jobs),
 )
 """Beginning of a reason -> the question that explains it."""

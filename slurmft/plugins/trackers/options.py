@@ -33,7 +33,11 @@ class TrackerOptions:
         metavar="NAME",
         sends=True,
         commands=("render",),
-        elsewhere=("report_to",),
+        elsewhere=(
+            "report_to",
+            "wandb",
+            "tensorboard",
+        ),
     )
 
     def __post_init__(self) -> None:

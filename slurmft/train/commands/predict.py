@@ -55,7 +55,7 @@ def parser() -> Parser:
     command.add_options(TrainConfig, title, _PREDICT_OPTIONS)
     command.add_options(PredictConfig, "how texts are generated")
     command.add_options(JobConfig, "where to run it", _JOB_OPTIONS)
-    return command.show_usual(*_PREDICT_OPTIONS, *options(PredictConfig))
+    return command.show_usual("eval_batch_size", *options(PredictConfig))
 
 
 def main(argv: list[str]) -> int:

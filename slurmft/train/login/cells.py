@@ -22,6 +22,8 @@ _ONE_CLASS = (
     f"there are two classes or more: add rows of others, or {_CHOOSE_LABEL_COLUMN}"
 )
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+([eE][+-]?\d+)?")
+_DECIMAL = re.compile(r"-?\d+([.,]\d+)?")
+"""Numbers as they are written for people, also with a comma."""
 _MOST_RATINGS = 20
 """Of so many numbers with fractions, each may be a class: ratings in halves have ten."""
 _WHOLE_FLOAT = re.compile(r"-?\d+\.0+")
@@ -130,7 +132,10 @@ class Labels:
         self._check_scale(kind)
         if len(values) == self.rows:
             # Texts, or identifiers of rows: a class has several rows.
-            raise self._no_classes("has another label in every row", part)
+            hint = f"a class has several rows: {_CHOOSE_LABEL_COLUMN}"
+            if kind is int or all(_DECIMAL.fullmatch(str(value)) for value in values):
+                hint += ", or learn the numbers, written as 0.5: --task text-regression"
+            raise self._no_classes("has another label in every row", part, hint)
         # Texts of digits, as a .csv has them: 2 comes before 10.
         if kind is str and all(value.isdecimal() for value in values):
             values.sort(key=int)
@@ -290,10 +295,13 @@ def label_ids(
         elif type(value) is int and 0 <= value < len(ids_by_number):
             label = ids_by_number[value]
         if label is None:
-            classes = some(list(names))
+            hint = f"labels are {some(list(names))}"
             if by_number:
-                classes = f"0 to {len(names) - 1}, or {classes}"
-            hint = f"labels are {classes}"
+                hint = f"labels are 0 to {len(names) - 1}, or {some(list(names))}"
+            else:  # those of the training data
+                hint += (
+                    "; add rows of this one to the training data, or take it out here"
+                )
             for name in names:
                 if _normal_form(name) == _normal_form(str(value)):
                     hint = f"it is not {name!a}, but {value!a}: {_ONE_WAY}"

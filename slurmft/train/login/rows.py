@@ -38,6 +38,11 @@ _BINARY = {
     b"\x1f\x8b": ("a .gz", "add .gz to its name"),
     b"PAR1": ("a .parquet", "name it so"),
     b"ARROW1": ("an .arrow", "name it so"),
+    b"version https://git-lfs": (
+        "a pointer of git-lfs to the file", "fetch the file, in its repository: git lfs pull"
+    ),
+    b"<!DOCTYPE": ("a web page", "download the file itself, not the page that shows it"),
+    b"<html": ("a web page", "download the file itself, not the page that shows it"),
 }  # fmt: skip
 """How files begin that are no text, what they are, and what to do."""
 _COPY_AGAIN = "copy or write it again"
@@ -364,7 +369,7 @@ def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
 
 def _check_is_text(raw: BinaryIO, path: Path) -> None:
     """Raises UsageError for a file of another kind, whose name says that it is text."""
-    beginning = raw.read(8)
+    beginning = raw.read(32)
     raw.seek(0)
     for magic, (kind, cure) in _BINARY.items():
         if beginning.startswith(magic):
@@ -372,6 +377,22 @@ def _check_is_text(raw: BinaryIO, path: Path) -> None:
                 f"{str(path)!r} is {kind}, whatever its name says",
                 cure,
             )
+
+
+def as_argument(path: Path) -> str:
+    """Returns a path as a word of a command to type: from this folder, if it is below."""
+    with contextlib.suppress(ValueError, OSError):
+        path = path.relative_to(Path.cwd())
+    text = str(path)
+    if text.startswith("-"):  # else it would be a flag
+        text = f"./{text}"
+    return shlex.quote(text)
+
+
+def rewritten(command: str, path: Path) -> str:
+    """Returns the line that puts what a command makes of a file into its place."""
+    file = as_argument(path)
+    return f"{command} {file} > new && mv new {file}"
 
 
 def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
@@ -387,7 +408,7 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
             "it was not written or copied to its end: write it anew",
         )
     what = f"{str(path)!r}: line {number} is not UTF-8"
-    convert = f"iconv -f {{}} -t UTF-8 {shlex.quote(path.name)} > new{path.suffix}"
+    convert = rewritten("iconv -f {} -t UTF-8", path)
     has_mark = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if has_mark or line[at] == 0:
         # a byte order mark, by which iconv tells the two below apart
@@ -459,6 +480,13 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
             cells = [*row, *absent]
             yield [cells[place] for place in places]
     except csv.Error as error:
+        if str(error).startswith("new-line character"):
+            lines_anew = rewritten(r"tr '\r' '\n' <", path)
+            raise UsageError(
+                f"{where!r}: line {reader.line_num} has a carriage return within a cell",
+                "if lines end so, as of old Macs and some spreadsheets: "
+                f"{lines_anew}; else write the cell in quotes",
+            ) from None
         problem = f"line {reader.line_num}: {error}"
         # csv reads on to the next quote, or to the end of the file.
         if reader.line_num > first_line or str(error) == "unexpected end of data":
@@ -491,7 +519,7 @@ def _check_header(header: Sequence[str], path: Path, names: Sequence[str]) -> No
             f"{str(path)!r} has no column {missing[0]!r}: it begins with a row, without the names "
             f"of columns: {shown(', '.join(header))}",
             f"write the names above it, in the order of the columns: sed -i '1i {line}' "
-            f"{shlex.quote(path.name)}",
+            f"{as_argument(path)}",
         )
 
 
@@ -512,6 +540,12 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
         UsageError: it seems to be another one.
     """
     if _kind(path) == "tsv":
+        if "," in header and "\t" not in header and header.strip() not in names:
+            csv_path = path.with_name(path.name.replace(".tsv", ".csv"))
+            raise UsageError(
+                f"{str(path)!r}: its cells are separated by commas: {shown(header)!r}",
+                f"name it so: mv {as_argument(path)} {as_argument(csv_path)}",
+            )
         return "\t"
     _check_first_line(header, path)
     # A comma first: a tab may stand within a name of a column.
@@ -538,7 +572,7 @@ def _with_commas(path: Path, separator: str, skipped: int = 0) -> str:
     if skipped:
         options += f", skiprows={skipped}"
     write = f"pandas.read_csv(n, {options}).to_csv(n, index=False)"
-    file = shlex.quote(path.name)
+    file = as_argument(path)
     return f'python -c "import pandas, sys; n = sys.argv[1]; {write}" {file}'
 
 

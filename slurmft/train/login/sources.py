@@ -19,7 +19,7 @@ from slurmft.core.permissions import user_name
 from slurmft.core.text import some
 from slurmft.train import ipex, metric_spec
 from slurmft.train.config import TrainConfig, frozen_layers
-from slurmft.train.login.rows import files_of
+from slurmft.train.login.rows import as_argument, files_of
 from slurmft.train.login.validation_part import (
     VALIDATION,
     has_validation,
@@ -670,13 +670,26 @@ def _check_shards(path: Path) -> None:
         )
 
 
+_UNPACK = {
+    ".zip": "unzip",
+    ".bz2": "bunzip2",
+    ".xz": "unxz",
+    ".zst": "unzstd",
+    ".7z": "7z x",
+}
+"""Ending of a packed file that is not read -> the command that unpacks it."""
+
+
 class NoSplitError(UsageError):
     """The data has no such split."""
 
     def __init__(self, problem: str, split: str, hint: str) -> None:
         hint = hint.rstrip(".")
+        # First: most folders without the file have no such rows.
         if split == VALIDATION:
-            hint += "; --validation-fraction 0.1 takes it from the training data"
+            hint = (
+                f"--validation-fraction 0.1 takes it from the training data; or {hint}"
+            )
         super().__init__(problem, hint)
 
 
@@ -696,9 +709,13 @@ def find_split(folder: Path, split: str) -> Path:
     if not files:
         _check_kinds(folder, split)
         hint = (
-            f"name it {split}.csv, or one of {', '.join(SUFFIXES)}; also in its folder data, as "
-            f"shards ({split}-00000-of-00003.parquet), or {split}/ of save_to_disk"
+            f"name it {split}.csv, .tsv, .jsonl, .parquet, .arrow or .txt, or one of their .gz; "
+            "shards and others: slurmft help own-data"
         )
+        for name in sorted(os.listdir(folder)):
+            stem, ending = os.path.splitext(name)
+            if ending in _UNPACK and stem.startswith(split):
+                hint = f"unpack it: {_UNPACK[ending]} {as_argument(folder / name)}"
         if any(name.lower().endswith(_SPREADSHEETS) for name in os.listdir(folder)):
             hint = f"open the spreadsheet, and save it as CSV (UTF-8): {split}.csv"
         if (folder / f"{split}.json").is_file():
@@ -720,20 +737,23 @@ def find_split(folder: Path, split: str) -> Path:
 
 def _cure_of_json(file: Path) -> str:
     """Returns how a file .json, which is a list of rows or has a row a line, becomes a .jsonl."""
-    lines = f"{file.stem}.jsonl"
+    lines = file.with_suffix(".jsonl")
     try:
         with open_regular(file) as raw:
             is_list = raw.read(100).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     except (OSError, ValueError):  # whatever reads it says so
         is_list = False
     if not is_list:
-        return f"if each line of it is a row: mv {file.name} {lines}"
+        return (
+            f"if each line of it is a row: mv {as_argument(file)} {as_argument(lines)}"
+        )
     code = (
-        "import json; "
-        f"rows = json.load(open('{file.name}', encoding='utf-8-sig')); "
-        f"open('{lines}', 'w').writelines(json.dumps(row) + '\\n' for row in rows)"
+        "import json, sys; old, new = sys.argv[1:]; "
+        "rows = json.load(open(old, encoding='utf-8-sig')); "
+        "open(new, 'w').writelines(json.dumps(row) + '\\n' for row in rows)"
     )
-    return f'write a row a line: python -c "{code}"'
+    names = f"{as_argument(file)} {as_argument(lines)}"
+    return f'write a row a line: python -c "{code}" {names}'
 
 
 def _check_kinds(folder: Path, split: str) -> None:

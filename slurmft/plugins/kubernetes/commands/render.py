@@ -2,12 +2,12 @@
 commands to deploy, watch and delete it; --output writes them as files.
 
 examples:
-  slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
+  slurmft render kubernetes --image example.com/slurmft:1 --claim runs --nodes 4 \\
       --cpu 32 --memory 128Gi --task emotion --secret hub --output deploy
-  slurmft render kubernetes --image registry.example.com/slurmft:1 --claim runs --nodes 4 \\
+  slurmft render kubernetes --image example.com/slurmft:1 --claim runs --nodes 4 \\
       --backend ccl --env CCL_WORKER_COUNT=2 --setup "ulimit -n 65536" --recipe spr-squad
-  slurmft render kubernetes --kind trainjob --image registry.example.com/slurmft:1 --claim runs
-  slurmft render kubernetes --image registry.example.com/mine:1 --claim runs --nodes 4 \\
+  slurmft render kubernetes --kind trainjob --image example.com/slurmft:1 --claim runs
+  slurmft render kubernetes --image example.com/mine:1 --claim runs --nodes 4 \\
       -- /app/train.py --epochs 3
 """
 
@@ -38,6 +38,19 @@ _IN_IMAGE = [name for name, each in FLAGS.items() if "render" in each.commands]
 """Options of a program of the user's own there: its code and environment are the image's."""
 
 
+_WITH_DEFAULTS = (
+    "kind",
+    "namespace",
+    "shm",
+    "min_nodes",
+    "node_selector",
+    "secret",
+    "variables",
+    "image_pull_policy",
+)
+"""Flags of this command alone that few clusters need: a short help leaves them out."""
+
+
 def kubernetes_parser() -> Parser:
     command = Parser("slurmft render kubernetes", __doc__)
     # Of this command alone: the configuration of a run has none of them.
@@ -48,7 +61,8 @@ def kubernetes_parser() -> Parser:
     add("--output", type=Path, metavar="DIR", help="write files instead of printing")
     command.add_options(TrainConfig, "what to train")
     command.add_options(OwnProgram, "or a program of your own, after --", _IN_IMAGE)
-    return command.add_options(JobConfig, "how to run it", _ON_PODS).show_usual()
+    command.add_options(JobConfig, "how to run it", _ON_PODS)
+    return command.show_usual(without=(*_IN_IMAGE, *_WITH_DEFAULTS))
 
 
 def _add_job_flags(add: Callable[..., object]) -> None:
@@ -57,13 +71,18 @@ def _add_job_flags(add: Callable[..., object]) -> None:
         "--kind",
         choices=manifests.KINDS,
         default="pytorchjob",
-        help="(default: pytorchjob)",
+        help="of Kubeflow: PyTorchJob or TrainJob (default: pytorchjob)",
     )
     add(
         "--name",
         help="name of the job and of its run directory (default: slurmft-TASK)",
     )
-    add("--namespace", default="default", metavar="NAME", help="(default: default)")
+    add(
+        "--namespace",
+        default="default",
+        metavar="NAME",
+        help="namespace (default: default)",
+    )
     # Neither has a default that would work: both are of one's own cluster.
     add("--image", required=True, help="image with slurmft: registry/slurmft:tag")
     add(
@@ -84,7 +103,12 @@ def _add_size_flags(add: Callable[..., object]) -> None:
         metavar="N",
         help="CPUs of each pod (default: 8)",
     )
-    add("--memory", default="32Gi", metavar="SIZE", help="of each pod (default: 32Gi)")
+    add(
+        "--memory",
+        default="32Gi",
+        metavar="SIZE",
+        help="memory of each pod (default: 32Gi)",
+    )
     add(
         "--gpus",
         type=whole,
@@ -113,7 +137,7 @@ def _add_pod_flags(add: Callable[..., object]) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="repeatable",
+        help="label of the nodes to use; repeatable",
     )
     add(
         "--secret",

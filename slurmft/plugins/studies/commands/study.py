@@ -104,6 +104,7 @@ def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
     parser = Parser(f"slurmft study {part}", main.__doc__)
     parser.add_argument(
         "study",
+        metavar="STUDY",
         type=input_file,
         help="study file, or the folder of a study",
     )
