@@ -1,6 +1,7 @@
-"""Two runs of programs that write the same files at once: each would take the other's checkpoints
-and results for its own."""
+"""Two runs of programs that write the same files, at once or one after another: each would take the
+other's checkpoints and results for its own."""
 
+import contextlib
 import os
 import shlex
 import warnings
@@ -12,15 +13,46 @@ from slurmft.core.config import RunConfig
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.options import flag
 from slurmft.core.program import OWN
+from slurmft.core.run_files import State
+from slurmft.core.trusted import NotOwnError
+from slurmft.runs import request
 from slurmft.runs.rundir import RunDir
 
 if TYPE_CHECKING:
     from slurmft.cluster.status import RunStatus
     from slurmft.runs.scan import MeasuredRun
 
+_FOLDER = "checkpoint_dir"
+"""Option of the folder of checkpoints."""
+
+
+@contextlib.contextmanager
+def submitting(config: RunConfig, run: RunDir | None = None) -> Iterator[None]:
+    """Checks a run, as `check` does, and lets no other such run be submitted within: of two that
+    are submitted at once, neither would see the other."""
+    runs_dir = Path(config.job.runs_dir)
+    with contextlib.ExitStack() as stack:
+        if _may_share(config):
+            if not runs_dir.is_dir():
+                # The lock makes the folder, and a submission that is refused leaves none.
+                stack.callback(_remove_empty, runs_dir)
+            # Another user's file of that name keeps nobody from submitting.
+            with contextlib.suppress(NotOwnError, OSError):
+                lock = runs_dir / f".outputs-{os.getuid()}"
+                stack.enter_context(request.alone_with(lock))
+        check(config, run)
+        yield
+
+
+def _remove_empty(folder: Path) -> None:
+    """Removes a folder, unless something is in it."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
 
 def check(config: RunConfig, run: RunDir | None = None) -> None:
-    """Checks that no run which has not ended writes what this one is to write.
+    """Checks that no run which has not ended writes what this one is to write; and, of one that
+    resumes, that no other one has written it since.
 
     Only the user's own runs in the same folder of runs are known. Of those of a study, the study
     itself makes sure that they differ.
@@ -29,19 +61,16 @@ def check(config: RunConfig, run: RunDir | None = None) -> None:
         run: the one that resumes.
 
     Raises:
-        UsageError: another run writes the same file or folder.
+        UsageError: another run writes the same file or folder, or has written it.
     """
-    if config.program.kind != OWN or config.submission.study is not None:
+    if not _may_share(config):
         return
     places = _outputs(config.program.settings)
-    runs_dir = Path(config.job.runs_dir)
-    if not places or not runs_dir.is_dir():
-        return
     from slurmft.cluster.status import run_statuses  # 10 ms, for few jobs
 
     sharing = []
     options_shared = []
-    for other in _unfinished(runs_dir, run):
+    for other in _others(Path(config.job.runs_dir), run):
         name = _shared(places, _outputs(other.settings))
         if name is not None:
             sharing.append(other)
@@ -51,6 +80,14 @@ def check(config: RunConfig, run: RunDir | None = None) -> None:
     for status, name in zip(statuses, options_shared, strict=True):
         if status.is_alive:
             _refuse(status, f"{flag(name)} {places[name]!r}")
+        if run is not None:
+            _refuse_files_of(status.run, config, run)
+
+
+def _may_share(config: RunConfig) -> bool:
+    """Returns whether a run writes files that another one may write, too."""
+    is_own = config.program.kind == OWN and config.submission.study is None
+    return is_own and bool(_outputs(config.program.settings))
 
 
 def _refuse(status: "RunStatus", output: str) -> None:
@@ -77,22 +114,69 @@ def _refuse(status: "RunStatus", output: str) -> None:
     )
 
 
-def _unfinished(runs_dir: Path, run: RunDir | None) -> "Iterator[MeasuredRun]":
+def _refuse_files_of(other: "MeasuredRun", config: RunConfig, run: RunDir) -> None:
+    """Raises UsageError where a run that resumes would take files for its own that another one has
+    written since this one was submitted last."""
+    # 8 ms: no other program needs it
+    from slurmft.programs.description import OwnProgram
+
+    program = OwnProgram.of(config.program)
+    began_at = _began_since(other.state, _submitted_at(run))
+    if program is None or began_at is None:
+        return
+    since_ns = int(began_at * 1e9)
+    # A time of the files themselves: the clock of their server may be another one.
+    marked_ns = other.settings.get("since_ns", 0)
+    if marked_ns > program.since_ns:
+        since_ns = marked_ns
+    places = _outputs(other.settings).values()
+    with contextlib.suppress(
+        OSError
+    ):  # what cannot be read here is taken by nobody here
+        for path in program.written_after(since_ns):
+            # The others are this run's: what it wrote before it was submitted last.
+            if not any(_overlap(os.path.realpath(path), place) for place in places):
+                continue
+            raise UsageError(
+                f"{str(path)!r} was written by the run {other.name!r} after this one was "
+                "submitted: it would be taken for this run's",
+                "move what that run has written elsewhere, then resume; or start anew: slurmft run",
+            )
+
+
+def _submitted_at(run: RunDir) -> float:
+    """Returns when a run was submitted last, in Unix seconds."""
+    times = [each.time for each in run.get_state().history if each.state == "submitted"]
+    return max(times, default=0.0)
+
+
+def _began_since(state: State, time: float) -> float | None:
+    """Returns when a run first started after a time; None: it has not."""
+    for each in state.history:
+        if each.state == "running" and each.time > time:
+            return each.time
+    return None
+
+
+def _others(runs_dir: Path, run: RunDir | None) -> "Iterator[MeasuredRun]":
     """Yields the user's own runs of programs in a folder that have not recorded their end, but for
-    the run that resumes."""
+    the run that resumes; and those that have run since that one was submitted."""
     from slurmft.runs import scan
 
     left_out = ""
+    submitted_at = 0.0
     if run is not None:
         left_out = os.path.realpath(run.path)
+        submitted_at = _submitted_at(run)
     for path in scan.newest_first(runs_dir):
-        is_left_out = os.path.realpath(path) == left_out
+        if os.path.realpath(path) == left_out:
+            continue
+        state = RunDir(path).get_state()
+        is_over = state.has_ended
+        if run is not None and _began_since(state, submitted_at) is not None:
+            is_over = False
         # What others have written into a shared folder refuses nobody's work.
-        if (
-            is_left_out
-            or RunDir(path).get_state().has_ended
-            or not RunDir(path).is_own()
-        ):
+        if is_over or not RunDir(path).is_own():
             continue
         for other in scan.read_each([path], [], with_environment=False):
             if other.is_own_program:
@@ -119,4 +203,14 @@ def _shared(places: Mapping[str, str], others: Mapping[str, str]) -> str | None:
     for name, place in places.items():
         if place in others.values():
             return name
+    # What lies in a folder of checkpoints may be taken for one: also the folder of another run.
+    folder = places.get(_FOLDER)
+    other_folder = others.get(_FOLDER)
+    if folder and other_folder and _overlap(folder, other_folder):
+        return _FOLDER
     return None
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Returns whether two paths are the same, or one is in the other."""
+    return os.path.commonpath([path, other]) in (path, other)

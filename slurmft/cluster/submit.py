@@ -183,18 +183,18 @@ def _was_submitted(run: RunDir, cluster: str) -> bool:
 
 
 def _submit_new(config: RunConfig, cluster: str, mark: str) -> RunDir:
-    shared_outputs.check(config)
-    run = create(config, mark)
-    try:
-        _submit_job(run.load_own_config(), run, cluster)
-    except SlurmftError:
-        run.discard()
-        raise
-    except OSError as error:  # a full disk
-        _cancel_unrecorded(run, cluster)
-        run.discard()
-        raise run.unwritable(error) from None
-    return run
+    with shared_outputs.submitting(config):
+        run = create(config, mark)
+        try:
+            _submit_job(run.load_own_config(), run, cluster)
+        except SlurmftError:
+            run.discard()
+            raise
+        except OSError as error:  # a full disk
+            _cancel_unrecorded(run, cluster)
+            run.discard()
+            raise run.unwritable(error) from None
+        return run
 
 
 def _cancel_unrecorded(run: RunDir, cluster: str) -> None:
@@ -286,9 +286,8 @@ def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
         first = dataclasses.replace(first, resumed=all_resumes)
         config = dataclasses.replace(config, submission=first)
         config = dependency.settled(config, cluster, config.job.runs_dir)
-        shared_outputs.check(config, run)
         # All is written before the submission: the job may start at once, and reads it.
-        with _restored(run):
+        with shared_outputs.submitting(config, run), _restored(run):
             run.make_folders()
             write_text(run.config, config.to_json())
             run.set_state("submitted", "resumed")  # before the job can say that it runs

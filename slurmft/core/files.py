@@ -326,6 +326,12 @@ def is_number(value: Any) -> bool:
     return is_plain and abs(value) < 2**63
 
 
+def is_measurement(value: Any) -> bool:
+    """Returns whether a value is a number that a program has measured. A training that diverges
+    measures NaN, infinities, and more than any count."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def fingerprint(path: Path) -> dict[str, Any]:
     """Returns the size and the checksum of a file."""
     import hashlib  # not for every command

@@ -214,10 +214,24 @@ class OwnProgram:
 
     def marked(self) -> "OwnProgram":
         """Returns the description with the time of the newest of its files that are there now."""
-        times = list(self._candidates().values())
-        times += [checkpoints.changed_ns(path) for path in self._own_files()]
         # By the files' own times: the clock of their server may not be that of this machine.
-        return dataclasses.replace(self, since_ns=max(times, default=0))
+        newest_ns = max(self._written().values(), default=0)
+        return dataclasses.replace(self, since_ns=newest_ns)
+
+    def written_after(self, time_ns: int) -> list[Path]:
+        """Returns its checkpoints and files that were written after a time, newest first.
+
+        Raises:
+            OSError: the folder of checkpoints cannot be read.
+        """
+        times = self._written()
+        newer = [path for path, written_ns in times.items() if written_ns > time_ns]
+        return sorted(newer, key=lambda path: times[path], reverse=True)
+
+    def _written(self) -> dict[Path, int]:
+        """Returns what may be its checkpoints, and its files, each with when it was written."""
+        files = {path: checkpoints.changed_ns(path) for path in self._own_files()}
+        return self._candidates() | files
 
     def has_finished(self) -> bool:
         """Returns whether it has written its --finished-file."""

@@ -42,7 +42,14 @@ def run_of(runs_dir: Path, request: str) -> RunDir | None:
 @contextlib.contextmanager
 def alone(runs_dir: Path, request: str) -> Iterator[None]:
     """Lets one process at a time submit what a request asks for: the first may still be at it."""
-    path = runs_dir / f".request-{request[:6]}"
+    with alone_with(runs_dir / f".request-{request[:6]}"):
+        yield
+
+
+@contextlib.contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """Lets one process at a time do what it does while it holds a file, and removes that at the
+    end."""
     permissions.make_above(path)
     with _locked(path):
         try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,16 @@ def test_stop_and_resume(here: Path, given: str) -> None:
     assert "score 0.5000" in slurmft("list", "--runs-dir", "runs").out
 
 
+def test_result_of_a_program_that_diverged(here: Path) -> None:
+    text = "open('r.json', 'w').write('{\"loss\": NaN, \"perplexity\": 1e25, \"n\": true}')\n"
+    write(here, "diverges.py", text)
+    done = run("--result-file", "r.json", "--per", "process", "--", "diverges.py")
+    assert done.code == 0, done.err
+    assert done.result["metrics"] == {"loss": None, "perplexity": 1e25}
+    assert re.search(r"loss +nan\n +perplexity +1\.0000e\+25\n", done.out), done.out
+    assert "1.0000e+25" in slurmft("list", "--runs-dir", "runs").out
+
+
 def test_finished_in_spite_of_the_signal(here: Path) -> None:
     """With --finished-file, an exit code of 0 after the signal is an end."""
     text = (
@@ -177,6 +189,9 @@ def test_outputs_of_a_run_that_has_not_ended_are_refused(here: Path) -> None:
         {"checkpoint_dir": "link/"},
         {"finished_file": "other/../result.json"},
         {"result_file": str(here / "result.json")},
+        # Each would take the other's folder for a checkpoint.
+        {"checkpoint_dir": "out/seed-2"},
+        {"checkpoint_dir": "."},
     ]
     for outputs in sharing:
         with pytest.raises(UsageError, match=f"{first.path.name}', which is"):
@@ -191,6 +206,52 @@ def test_outputs_of_a_run_that_has_not_ended_are_refused(here: Path) -> None:
     until(lambda: second.state == "cancelled")
     first.resume()
     first.cancel()
+
+
+def test_outputs_that_another_run_has_written_since_are_refused(here: Path) -> None:
+    """A run that resumed would continue the other's training, and take its result."""
+    text = (
+        "import pathlib, sys\n"
+        "pathlib.Path('out').mkdir(exist_ok=True)\n"
+        "for name in sys.argv[1:]: pathlib.Path(name).write_text('1')\n"
+        "sys.exit(3)\n"
+    )
+    write(here, "writes.py", text)
+
+    def failed(*written: str) -> api.Run:
+        flags = {"cluster": "local", "per": "process"}
+        outputs = {"checkpoint_dir": "out", "result_file": "result.json"}
+        run = api.run("writes.py", *written, **flags, **outputs)
+        until(lambda: run.state == "failed")
+        return run
+
+    first = failed("out/step-1.pt", "result.json")
+    second = failed()
+    first.resume()
+    until(lambda: first.state == "failed")
+    for name in ("out/step-1.pt", "result.json"):
+        second = failed(name)
+        with pytest.raises(UsageError) as refusal:
+            first.resume()
+        message = refusal.value.message
+        assert message.startswith(repr(str(here / name))), message
+        assert repr(second.path.name) in message
+        (here / name).rename(here / "moved")
+    first.resume()
+    until(lambda: first.state == "failed")
+
+
+def test_two_submissions_at_once_with_the_same_outputs(here: Path) -> None:
+    """Neither run is there when the other one is checked."""
+    write(here, "wait.py", "import time\ntime.sleep(60)\n")
+    flags = ("--per", "process", "--checkpoint-dir", "out", "--", "wait.py")
+    with ThreadPoolExecutor(3) as pool:
+        tries = [pool.submit(run, *flags, follow=False, imported=False) for _ in "123"]
+    codes = sorted(each.result().code for each in tries)
+    assert codes == [0, 2, 2], [each.result().err for each in tries]
+    [path] = Path("runs").glob("*")
+    assert not list(Path("runs").glob(".outputs-*"))
+    slurmft("cancel", str(path))
 
 
 def test_outputs_of_what_no_job_writes_and_of_others(

@@ -21,8 +21,9 @@ class Attached:
         """Trainings that have begun: a script may train several models."""
         self.steps_before = 0
         """Steps of the trainings that have ended: those of the job go on from there."""
-        self.saved: dict[str, list[str]] = {}
-        """Number of a training -> its checkpoints, oldest first; on the main rank."""
+        self.saved: dict[str, dict[str, str]] = {}
+        """Number of a training -> its checkpoints, oldest first, and their signatures; on the main
+        rank."""
         self.metrics: dict[str, float] | None = None
         """The result, if the process comes to its end: of a training that has."""
         # Neither library has a hook for the end of a script, or for an error before the training.

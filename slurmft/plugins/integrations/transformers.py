@@ -2,11 +2,14 @@
 
 Trainer saves its checkpoints itself, into its output_dir. When all ranks have, the run directory
 gets a small one, which names it. A later attempt resumes from the newest that was named: one that
-was half-written when a node died never was.
+was half-written when a node died never was. Where another run with the same output_dir has written
+over it, its signature is another one.
 """
 
 import functools
+import hashlib
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,13 @@ from transformers.trainer_callback import TrainerCallback
 
 from slurmft.core import removal
 from slurmft.core.decode import read
-from slurmft.core.files import is_number, read_json, write_json
+from slurmft.core.files import is_measurement, read_json, write_json, write_text
 from slurmft.plugins.integrations.attached import add_to_all, attached
 
 _SAVED = "trainer.json"
 """Name of the file that names Trainer's checkpoints."""
+_MARK = "slurmft.txt"
+"""Name of a file in each of Trainer's checkpoints, with a text that no other one has."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 """Names of Trainer's checkpoints."""
 _STEP_NUMBERS = ("loss", "learning_rate", "grad_norm")
@@ -156,33 +161,37 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         with self._job.checkpoint(self._step(state)) as folder:
             if folder:
                 path = Path(args.output_dir, f"checkpoint-{state.global_step}")
-                paths = self._note(path)
+                signatures = self._note(path)
                 write_json(folder / _SAVED, self._process.saved)
         # With a strategy of its own, Trainer removes old ones itself (save_total_limit).
         if folder and args.save_strategy == "no":
             keep = self._job.config.job.keep_checkpoints
-            for old in paths[:-keep]:
-                removal.discard(Path(old), _CHECKPOINT)
+            for old, signature in list(signatures.items())[:-keep]:
+                # Another run may have written one of its own there.
+                if _signature(Path(old)) == signature:
+                    removal.discard(Path(old), _CHECKPOINT)
         if self._stops:
             self._process.stop()
         self._job.alive("train")
 
-    def _note(self, checkpoint: Path) -> list[str]:
-        """Adds a checkpoint to those of this training, which it returns, and drops those that are
-        gone, or that it has overwritten."""
+    def _note(self, checkpoint: Path) -> dict[str, str]:
+        """Adds a checkpoint to those of this training, which it returns, oldest first, with their
+        signatures; and drops those that are gone, or that it has overwritten."""
         new_path = str(checkpoint.absolute())
         saved = {}
-        for training, paths in self._process.saved.items():
-            kept = []
-            for path in paths:
+        for training, signatures in self._process.saved.items():
+            kept = {}
+            for path, signature in signatures.items():
                 if path != new_path and Path(path).is_dir():
-                    kept.append(path)
+                    kept[path] = signature
             saved[training] = kept
+        if checkpoint.is_dir():
+            write_text(checkpoint / _MARK, f"{secrets.token_hex(16)}\n")
         this_training = str(self._process.trainings)  # text: a key of JSON
-        paths = saved.setdefault(this_training, [])
-        paths.append(new_path)
+        signatures = saved.setdefault(this_training, {})
+        signatures[new_path] = _signature(checkpoint)
         self._process.saved = saved
-        return paths
+        return signatures
 
     def begin(self, callbacks: list[Any]) -> str | None:
         """Begins a training; returns its newest whole checkpoint, the same on all ranks."""
@@ -206,20 +215,41 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Returns the newest whole checkpoint of this training that `newest` names."""
         # Once a process: the trainings after the first one know it already.
         if newest and not self._process.saved:
-            saved = read(newest / _SAVED, dict[str, list[str]])
+            saved = read(newest / _SAVED, dict[str, dict[str, str]])
             self._process.saved = saved or {}
         this_training = str(self._process.trainings)
-        paths = self._process.saved.get(this_training, [])
-        for path in reversed(paths):
-            # the last that Trainer writes
-            if read_json(Path(path, TRAINER_STATE_NAME), most_bytes=None):
+        signatures = self._process.saved.get(this_training, {})
+        for path, signature in reversed(signatures.items()):
+            problem = _problem(Path(path), signature)
+            if not problem:
                 _, _, number = path.rpartition("-")  # .../checkpoint-500
                 step = self._process.steps_before + int(number)
                 self._job.record("resume", step=step, checkpoint=path)
                 return path
-            self._job.warn(f"{path} is not whole any more: it is not used")
+            self._job.warn(f"{path} {problem}: it is not used")
             self._job.remove_checkpoints()  # those to come have smaller numbers
         return None
+
+
+def _problem(checkpoint: Path, signature: str) -> str:
+    """Returns why a training cannot resume from a checkpoint, in words; "" where it can."""
+    # the last file that Trainer writes
+    if not read_json(checkpoint / TRAINER_STATE_NAME, most_bytes=None):
+        return "is not whole any more"
+    if _signature(checkpoint) != signature:
+        return "was written again, by another run with the same output_dir"
+    return ""
+
+
+def _signature(checkpoint: Path) -> str:
+    """Returns what is another text once another run has written into a checkpoint."""
+    digest = hashlib.sha256()
+    for name in (_MARK, TRAINER_STATE_NAME):
+        try:
+            digest.update((checkpoint / name).read_bytes())
+        except OSError:
+            return ""
+    return digest.hexdigest()
 
 
 def _metrics(logs: dict[str, Any]) -> dict[str, float]:
@@ -227,7 +257,7 @@ def _metrics(logs: dict[str, Any]) -> dict[str, float]:
     metrics = {}
     for name, value in logs.items():
         is_of_evaluation = name.startswith("eval_") and not name.endswith(_NO_METRICS)
-        if is_of_evaluation and is_number(value):
+        if is_of_evaluation and is_measurement(value):
             metrics[name.removeprefix("eval_")] = value
     return metrics
 

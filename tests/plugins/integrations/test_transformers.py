@@ -266,6 +266,23 @@ def test_killed_run_resumes_from_the_newest_whole_checkpoint(
     assert run.checkpoint_names()[-1] == "step-00000060"
 
 
+def test_checkpoints_that_another_run_has_written_again_are_not_taken(
+    start: Start, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """Two runs have one output_dir: the first would continue the training of the second."""
+    run = make_run(tmp_path / "first", checkpoint_every_steps=4)
+    other = make_run(tmp_path / "other", checkpoint_every_steps=4)
+    for each, rate in ((run, 1e-3), (other, 1e-2)):
+        assert start(each, "1:14", "SIGKILL", learning_rate=rate).end() < 0
+    finish(start, run)
+    texts = [event["text"] for event in events(run, "warning")]
+    for name in ("checkpoint-8", "checkpoint-12"):
+        problem = f"{name} was written again, by another run with the same output_dir"
+        assert any(problem in text for text in texts), texts
+    assert events(run, "resume") == []
+    assert history(tmp_path) == undisturbed()
+
+
 def test_scripts_own_schedule_is_kept(
     start: Start, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
