@@ -24,7 +24,7 @@ from slurmft.cli.parser import Parser, count, print_json
 from slurmft.cluster import status
 from slurmft.cluster.job_state import Phase
 from slurmft.core.errors import Exit, unknown
-from slurmft.core.files import is_number
+from slurmft.core.files import is_measurement
 from slurmft.runs import resolve
 from slurmft.runs.resolve import problem_lines
 from slurmft.runs.scan import MeasuredRun
@@ -89,7 +89,7 @@ def in_order(runs: Sequence[ListedRun], key: str) -> list[ListedRun]:
             value = metrics.get(key)
         # Numbers are compared by their size, all other values by their text.
         size: float = 0
-        if is_number(value):
+        if is_measurement(value):
             size = value
         return value is not None, size, str(value)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeAlias, TypeVar
 
-from slurmft.core.files import is_number, parse_json, read_text
+from slurmft.core.files import is_measurement, is_number, parse_json, read_text
 
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]
@@ -23,6 +23,11 @@ Decoder = Callable[[Any], Any]
 NullIsNaN: TypeAlias = Annotated[float, "null is NaN"]
 """A number as the toolkit writes it: JSON has no NaN, and null in its place. Unlike None, which
 stands for a field that is absent."""
+Measurement: TypeAlias = Annotated[float | None, "null is NaN, or too large"]
+"""A number that a program has measured. NaN and what is too large to calculate with are None: they
+hide no other measurement beside them."""
+_LARGEST_MEASUREMENT = 1e100
+"""Its square, and sums of such, are finite."""
 
 
 class DecodeError(ValueError):
@@ -108,6 +113,8 @@ def _decoder(kind: Any) -> Decoder:
     # Before all other Annotated types: what it is annotated with is no range.
     if kind == NullIsNaN:
         return _number_or_nan
+    if kind == Measurement:
+        return _measurement
     if origin is Annotated:
         return _bounded(*arguments)
     # Tuples are tuple[X, ...]: the second argument is the dots.
@@ -157,13 +164,22 @@ def _number(kind: type[int] | type[float]) -> Decoder:
     return decode_number
 
 
-_float = _number(float)
+def _measurement(value: Any) -> Any:
+    if value is None:
+        return None
+    if not is_measurement(value):
+        raise DecodeError(f"{reprlib.repr(value)} is no number")
+    # NaN is not below it either.
+    if not abs(value) < _LARGEST_MEASUREMENT:
+        return None
+    return value
 
 
 def _number_or_nan(value: Any) -> Any:
-    if value is None:
+    measurement = _measurement(value)
+    if measurement is None:
         return math.nan
-    return _float(value)
+    return measurement
 
 
 def _bounded(kind: Any, bounds: range) -> Decoder:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from time import time as now
 from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
+from slurmft.core.decode import Measurement
 from slurmft.core.errors import Exit, SlurmftError
 
 ATTEMPT = "SLURMFT_ATTEMPT"
@@ -15,7 +16,7 @@ FINAL_STATES = ("finished", "failed", "cancelled")
 # Eight bits, as the kernel keeps them: a larger number may become 0, a success.
 ExitCode: TypeAlias = Annotated[int, range(256)]
 Count: TypeAlias = Annotated[int, range(1, 2**31)]
-Metrics: TypeAlias = dict[str, float | None]
+Metrics: TypeAlias = dict[str, Measurement]
 """Name -> value; None stands for NaN and infinities, which JSON lacks."""
 
 

@@ -168,7 +168,13 @@ def number(value: float | None) -> str:
     """Returns a number with four digits; None, as JSON has NaN, is "nan"."""
     if value is None:
         return "nan"
+    if abs(value) >= _LONG:
+        return f"{value:.4e}"
     return f"{value:.4f}"
+
+
+_LONG = 1e15
+"""From here on digits are no longer counted by eye."""
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmft.core import interpreter
 from slurmft.core.decode import decode_or_none
-from slurmft.core.files import is_number, read_json
+from slurmft.core.files import is_measurement, read_json
 from slurmft.core.options import build
 from slurmft.core.program import Program, ProgramKind
 from slurmft.programs.description import OWN_FILES, OwnProgram, in_words
@@ -64,7 +64,9 @@ class OwnProgramKind(ProgramKind):
         if path is not None:
             values = read_json(path) or {}
         # Text and lists in it are the program's own business.
-        metrics = {name: value for name, value in values.items() if is_number(value)}
+        metrics = {
+            name: value for name, value in values.items() if is_measurement(value)
+        }
         if not metrics:
             raise LookupError(
                 f"--result-file {self._own.result_file!r}: no numbers were written there"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from slurmft.core import run_files
+from slurmft.core import run_files, run_records
 from slurmft.core.decode import (
     DecodeError,
     decode,
@@ -76,6 +76,26 @@ def test_wrong_field(name: str, value: Any) -> None:
         decode_leniently(WHOLE | {name: value}, Outer) if name != "text" else Outer("a")
     )
     assert getattr(lenient, name) == getattr(Outer("a"), name)
+
+
+def test_measurements() -> None:
+    """One of a training that diverges hides no other one."""
+    result = {"metrics": {"f1": 0.5, "perplexity": 1e25, "mse": 1e300, "n": 10**400}}
+    result["metrics"]["loss"] = float("nan")
+    metrics = decode_leniently(result, run_files.Result).metrics
+    assert metrics == {
+        "f1": 0.5,
+        "perplexity": 1e25,
+        "mse": None,
+        "n": None,
+        "loss": None,
+    }
+    step = decode({"event": "step", "step": 1, "loss": 1e25}, run_records.Step)
+    assert step.loss == 1e25
+    others: tuple[Any, ...] = ("1", True, [])
+    for other in others:
+        damaged = {"metrics": {"f1": other}}
+        assert decode_leniently(damaged, run_files.Result).metrics is None
 
 
 def test_missing_field() -> None:
