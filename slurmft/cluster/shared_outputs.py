@@ -30,24 +30,14 @@ _FOLDER = "checkpoint_dir"
 def submitting(config: RunConfig, run: RunDir | None = None) -> Iterator[None]:
     """Checks a run, as `check` does, and lets no other such run be submitted within: of two that
     are submitted at once, neither would see the other."""
-    runs_dir = Path(config.job.runs_dir)
     with contextlib.ExitStack() as stack:
         if _may_share(config):
-            if not runs_dir.is_dir():
-                # The lock makes the folder, and a submission that is refused leaves none.
-                stack.callback(_remove_empty, runs_dir)
             # Another user's file of that name keeps nobody from submitting.
             with contextlib.suppress(NotOwnError, OSError):
-                lock = runs_dir / f".outputs-{os.getuid()}"
+                lock = Path(config.job.runs_dir, f".outputs-{os.getuid()}")
                 stack.enter_context(request.alone_with(lock))
         check(config, run)
         yield
-
-
-def _remove_empty(folder: Path) -> None:
-    """Removes a folder, unless something is in it."""
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def check(config: RunConfig, run: RunDir | None = None) -> None:

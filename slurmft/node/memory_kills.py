@@ -89,13 +89,19 @@ def killed(
         return SlurmftError(f"{text} (out of memory?)", hint)
     if not ran_out:
         return SlurmftError(text, hint)
+    return with_cause(SlurmftError(text, hint), root)
+
+
+def with_cause(error: SlurmftError, root: Path = Path("/")) -> SlurmftError:
+    """Returns an error with the cause that the kernel has killed a process for its memory."""
     gib = memory_mib(root) / 1024
-    error = SlurmftError(
-        f"{text}: the kernel reports that memory ran out (limit: {gib:.1f} GiB)",
-        f"{LESS_OR_MORE}; {hint}",
+    caused = SlurmftError(
+        f"{error.message}: the kernel reports that memory ran out (limit: {gib:.1f} GiB)",
+        f"{LESS_OR_MORE}; {error.hint}",
+        error.code,
     )
-    error.out_of_memory = True
-    return error
+    caused.out_of_memory = True
+    return caused
 
 
 def _is_more(now: int | None, before: int | None) -> bool:

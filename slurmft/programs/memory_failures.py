@@ -2,6 +2,7 @@
 instead of the sizes that did not fit."""
 
 import re
+import signal
 from collections.abc import Sequence
 
 from slurmft.core.errors import UsageError
@@ -10,15 +11,35 @@ from slurmft.runs.rundir import RunDir
 VARIABLE = "SLURMFT_MEMORY_FAILURES"
 """The environment variable with their number, for the program."""
 _RAN_OUT = re.compile(
-    r"out of memory|OutOfMemoryError|RESOURCE_EXHAUSTED|\bMemoryError\b", re.IGNORECASE
+    r"out of memory|OutOfMemoryError|RESOURCE_EXHAUSTED|MemoryError\b|can't allocate memory|"
+    r"cannot allocate memory|_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
 )
-"""The errors of torch, JAX, TensorFlow and Python."""
+"""The errors of torch on GPUs and CPUs, JAX, TensorFlow, Python, numpy and the kernel."""
+_PROCESS_KILLED = re.compile(
+    r"\bKilled\b|SIGKILL|\bsignal:? 9\b|exitcode:? -9\b|exited unexpectedly|terminated abruptly",
+    re.IGNORECASE,
+)
+"""What a shell, torchrun, Accelerate, a DataLoader or a pool says of a process of its own that was
+killed."""
+_KILLED_BY_SHELL = 128 + signal.SIGKILL
+"""The exit code of a shell whose last command was killed."""
 _PLACEHOLDER = re.compile(r"\{(memory_failures|(halved|doubled):([^{}]*))\}")
 
 
 def is_one(error: str) -> bool:
     """Returns whether a program's error, its last lines, says that memory ran out."""
     return _RAN_OUT.search(error) is not None
+
+
+def says_killed(code: int, output: str) -> bool:
+    """Returns whether a program that failed says that a process which it had started was killed.
+
+    Args:
+        code: its exit code.
+        output: the end of its output.
+    """
+    return code == _KILLED_BY_SHELL or _PROCESS_KILLED.search(output) is not None
 
 
 def count(run: RunDir) -> int:

@@ -33,7 +33,7 @@ from slurmft.job.process import (
     record_failure,
     redirect_output,
 )
-from slurmft.node import heartbeat, sealed, signals
+from slurmft.node import heartbeat, memory_kills, sealed, signals
 from slurmft.node.hardware import host_name
 from slurmft.node.heartbeat import OUTPUT, Heart
 from slurmft.node.memory_kills import MemoryKills, killed
@@ -414,9 +414,18 @@ class OwnProcess:
             port = os.environ.get("MASTER_PORT", "")
             hint = f"another process had port {port}: a new start takes another; {hint}"
         error = SlurmftError(redact(message), hint, code)
-        ran_out = memory_failures.is_one(text)
+        if self._lost_process(code, output):
+            error = memory_kills.with_cause(error)
+        ran_out = error.out_of_memory or memory_failures.is_one(text)
         self._record(error, trace, secondary, is_taken, ran_out)
         return code
+
+    def _lost_process(self, code: int, output: list[str]) -> bool:
+        """Returns whether the kernel has killed a process that the program had started, because
+        memory ran out, and the program has failed of that."""
+        end = "\n".join(output[-_LINES_OF_LOADING:])
+        says_so = memory_failures.says_killed(code, end)
+        return says_so and self._memory_kills.more() is True
 
     def _failed_alone(self, error: SlurmftError) -> int:
         """Records that --strict has ended the program: another start would end in the same way."""

@@ -49,13 +49,16 @@ def alone(runs_dir: Path, request: str) -> Iterator[None]:
 @contextlib.contextmanager
 def alone_with(path: Path) -> Iterator[None]:
     """Lets one process at a time do what it does while it holds a file, and removes that at the
-    end."""
-    permissions.make_above(path)
+    end, with the folders that were made for it and are empty."""
+    folders = permissions.make_above(path)
     with _locked(path):
         try:
             yield
         finally:
             removal.discard(path, removal.exactly(path.name))
+            with contextlib.suppress(OSError):  # others have put something into it
+                for folder in folders:
+                    folder.rmdir()
 
 
 def _locked(path: Path) -> IO[bytes]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.run_files import Failure
@@ -75,12 +77,37 @@ def test_placeholder_without_a_size(word: str) -> None:
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", True),
         ("jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory", True),
         ("MemoryError", True),
-        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate", False),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 2 GiB", True),
+        ("OSError: [Errno 12] Cannot allocate memory", True),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED", True),
         ("RuntimeError: the loss is nan", False),
     ],
 )
 def test_errors(error: str, expected: bool) -> None:
     assert memory_failures.is_one(error) is expected
+
+
+def test_error_of_torch_on_cpus() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**50)
+    assert memory_failures.is_one(f"RuntimeError: {raised.value}")
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "expected"),
+    [
+        (137, "it.sh: line 4: 20401 Killed   python3 train.py", True),
+        (1, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", True),
+        (1, "traceback : Signal 9 (SIGKILL) received by PID 7", True),
+        (1, "BrokenProcessPool: A process in the pool was terminated abruptly", True),
+        (1, "ValueError: 9 classes, and the signal has 8", False),
+        (143, "Terminated", False),
+    ],
+)  # fmt: skip
+def test_end_of_a_process_of_the_program(
+    code: int, output: str, expected: bool
+) -> None:
+    assert memory_failures.says_killed(code, output) is expected
 
 
 def test_ranks_that_fail_together_are_one_failure(tmp_path: Path) -> None:
@@ -154,3 +181,20 @@ def test_kernel_that_ends_a_program(project: Path) -> None:
     assert memory_failures.count(done.run) == 1
     # Slurm would report the kill, and no exit code.
     assert done.run.ended_well(1, 0).exists()
+
+
+@pytest.mark.processes
+@pytest.mark.extra("faults")
+def test_kernel_that_ends_a_process_of_a_program(project: Path) -> None:
+    """The program is a shell, which only reports that its Python was killed."""
+    write(project, "own.py", TAKES_MEMORY)
+    shell = write(project, "own.sh", f'#!/bin/sh\n{sys.executable} own.py "$1"\n')
+    shell.chmod(0o755)
+    words = ("--follow", "--nproc-per-node", "1", "--", "./own.sh", "{halved:4}")
+    with limited(3 * 2**30) as enter:
+        done = slurmft("run", "--cluster", "local", *words, enter=enter)
+    assert done.code == 0, done.err
+    assert memory_failures.count(done.run) == 1
+    (failure,) = done.run.all_failures()
+    assert "exit code 137" in failure.message
+    assert "the kernel reports that memory ran out" in failure.message

@@ -1,7 +1,7 @@
 """Memory that is too small: the run goes on with fewer samples at a time, and to the same losses.
 
-The device is made up: a task of the user's own raises torch's error for batches of more rows. The
-kernel's way to end a process is real.
+The device of a training is made up: a task of the user's own raises torch's error for batches of
+more rows. What the kernel refuses to an evaluation, and how it ends a process, is real.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from slurmft.train.login import fitting_sizes
 from slurmft.train.loop.memory_limits import MemoryLimits
+from slurmft.train.loop.out_of_memory import of_host_too
 from tests.conftest import Done, records, slurmft
 from tests.support.control_group import limited
 from tests.support.models import write_model, write_reviews
@@ -43,6 +45,8 @@ class Small(Stars):
             limit = self.options.train_rows
         self.held = bytearray(self.options.row_mib * len(batch.targets["labels"]) << 20)
         if self.batches > self.options.after and len(batch.targets["labels"]) > limit:
+            if not torch.is_grad_enabled():
+                torch.empty(2**50)  # more than the kernel gives to any process
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return super().loss(output, batch)
 """
@@ -122,6 +126,18 @@ def test_evaluation_goes_on_with_fewer_samples(project: Path) -> None:
         f"{samples}"
         for samples in (4, 2)
     ]
+
+
+def test_error_of_the_host() -> None:
+    with (
+        pytest.raises(torch.OutOfMemoryError, match=r"for 4194304\.0 GiB more"),
+        of_host_too(),
+    ):
+        torch.empty(2**50)
+    with pytest.raises(torch.OutOfMemoryError, match="limit on it"), of_host_too():
+        raise MemoryError
+    with pytest.raises(RuntimeError, match="another"), of_host_too():
+        raise RuntimeError("another")
 
 
 @pytest.mark.extra("training")

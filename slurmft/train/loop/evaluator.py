@@ -25,6 +25,7 @@ from slurmft.train.loop import memory_limits
 from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.memory_limits import MemoryLimits
 from slurmft.train.loop.named_metrics import NamedMetrics
+from slurmft.train.loop.out_of_memory import of_host_too
 from slurmft.train.loop.setup import Setup
 from slurmft.train.loop.state import State, Tensors
 from slurmft.train.loop.timers import PhaseClock
@@ -344,7 +345,8 @@ class Evaluator:
             part, batch = waiting.pop(0)
             if len(part) <= self.most_samples:
                 try:
-                    evaluated = self._evaluate(data, batch)
+                    with of_host_too():
+                        evaluated = self._evaluate(data, batch)
                 except torch.OutOfMemoryError:
                     if len(part) == 1:
                         self.most_samples = 1

@@ -1,5 +1,9 @@
-"""A device's memory is too small: the ranks start again with fewer samples at a time; where that
-cannot be, the error says what needs less."""
+"""The memory of a device, or of the host, is too small: the ranks start again with fewer samples at
+a time; where that cannot be, the error says what needs less."""
+
+import contextlib
+import re
+from collections.abc import Iterator
 
 import torch
 
@@ -10,6 +14,31 @@ from slurmft.train.loop.loaded_model import LoadedModel
 from slurmft.train.loop.memory_limits import MemoryLimits
 from slurmft.train.loop.position import Position
 from slurmft.train.loop.setup import Setup
+
+_HOST_IS_FULL = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")
+"""What torch says, as a RuntimeError, where the kernel gives this process no more memory."""
+
+
+@contextlib.contextmanager
+def of_host_too() -> Iterator[None]:
+    """Raises torch.OutOfMemoryError also where it is the host's memory that was too small for what
+    is done within: a limit of the site's (ulimit -v) is met there."""
+    try:
+        yield
+    except MemoryError as error:
+        raise _of_host("") from error
+    except RuntimeError as error:
+        match = _HOST_IS_FULL.search(str(error))
+        if match is None:
+            raise
+        gib = int(match[1]) / 2**30
+        raise _of_host(f" for {gib:.1f} GiB more") from error
+
+
+def _of_host(size: str) -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError(
+        f"the host's memory, or a limit on it (ulimit -v), was too small{size}"
+    )
 
 
 def answered(

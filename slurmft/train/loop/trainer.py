@@ -29,7 +29,7 @@ from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import Generators
 from slurmft.train.loop.learner import Learner
 from slurmft.train.loop.named_metrics import Deciding, NamedMetrics
-from slurmft.train.loop.out_of_memory import answered
+from slurmft.train.loop.out_of_memory import answered, of_host_too
 from slurmft.train.loop.position import Position
 from slurmft.train.loop.reporter import Reporter
 from slurmft.train.loop.saving import PatientSave, save_model
@@ -71,7 +71,8 @@ def run(job: Job, imports_s: float | None = None) -> None:
             changes=changes,
         )
     try:
-        trainer.run()
+        with of_host_too():
+            trainer.run()
     except Stopped:
         # A stop signal reaches any rank; all agreed to stop after the same step.
         trainer.checkpointing.save_last()

@@ -36,7 +36,7 @@ from slurmft.train.loop.checkpointing import Checkpointing, Stopped
 from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.learner import make_accelerator
 from slurmft.train.loop.loaded_model import LoadedModel
-from slurmft.train.loop.out_of_memory import answered
+from slurmft.train.loop.out_of_memory import answered, of_host_too
 from slurmft.train.loop.position import Position
 from slurmft.train.loop.saving import PatientSave
 from slurmft.train.loop.setup import Setup, has_finished
@@ -77,7 +77,8 @@ def run(job: Job) -> None:
         head.before = evaluator.done
         job.say(f"{head.before:,} of {head.rows:,} rows were predicted before")
     try:
-        values = evaluator.predictions(setup.data, checkpointing.stop_or_save)
+        with of_host_too():
+            values = evaluator.predictions(setup.data, checkpointing.stop_or_save)
         predicted = head.rows - head.before
         finish(setup, kind, values, predicted, clock.seconds["evaluate"])
     except Stopped:
