@@ -56,9 +56,8 @@ def alone_with(path: Path) -> Iterator[None]:
             yield
         finally:
             removal.discard(path, removal.exactly(path.name))
-            with contextlib.suppress(OSError):  # others have put something into it
-                for folder in folders:
-                    folder.rmdir()
+            for folder in folders:
+                removal.discard_empty(folder)
 
 
 def _locked(path: Path) -> IO[bytes]:

@@ -1766,13 +1766,15 @@ def default_list(ada: User, eve: User) -> None:
         "from slurmft.runs import request\n"
         f"run = Path({str(top)!r}, 'project', 'runs', 'run')\n"
         "permissions.make_folder(run, share_with_group=True)\n"
-        f"with request.alone(Path({str(top)!r}, 'by on', 'runs'), 'abcdef'): pass\n"
+        f"runs = Path({str(top)!r}, 'by on', 'runs')\n"
+        "with request.alone(runs, 'abcdef'):\n"
+        "    permissions.make_folder(runs / 'run', share_with_group=True)\n"
         "permissions.settle(True)\n"
         "(run / 'checkpoints').mkdir(); (run / 'config.json').touch()"
     )
     ada.python(code)
     made = [path for path in top.rglob("*") if path.name != "x"]
-    assert len(made) == 7
+    assert len(made) == 8
     for path in made:
         assert not path.stat().st_mode & 0o022
         assert not os.listxattr(path)

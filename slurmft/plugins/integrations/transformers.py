@@ -23,7 +23,7 @@ from slurmft.plugins.integrations.attached import add_to_all, attached
 
 _SAVED = "trainer.json"
 """Name of the file that names Trainer's checkpoints."""
-_MARK = "slurmft.txt"
+_MARK = "slurmft-mark.txt"
 """Name of a file in each of Trainer's checkpoints, with a text that no other one has."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 """Names of Trainer's checkpoints."""

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from slurmft.core.decode import matches
+from slurmft.core.decode import NullIsNaN, decode_or_none, matches
 from slurmft.core.errors import UsageError
-from slurmft.core.files import is_number
 from slurmft.core.run_records import Record, Start, Step
 from slurmft.plugins.studies import cells, stats
 from slurmft.plugins.studies.report.findings import (
@@ -559,9 +558,11 @@ def _metric_values(name: str, side: Side) -> Array:
     """Returns a metric of each run, shape (repeats,); NaN where it is no number."""
     numbers = []
     for metrics in side.results("metrics"):
-        value = metrics.get(name)
         # What is not finite is null in JSON: as NaN it keeps its place among the repeats.
-        numbers.append(value if is_number(value) else math.nan)
+        number = decode_or_none(metrics.get(name), NullIsNaN)
+        if number is None:
+            number = math.nan
+        numbers.append(float(number))
     return np.array(numbers)
 
 
