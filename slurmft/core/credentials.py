@@ -1,7 +1,8 @@
 """Tokens and passwords: what looks like one goes into no file, no log, no argument of a process.
 
 They reach the ranks through the environment alone (`sbatch` and `srun` hand it on), or from the
-file that `hf auth login` wrote.
+file that `hf auth login` wrote. Only under mpirun, whose starters hand it to whoever connects to
+them, they lie in a private file as long as an attempt lasts.
 """
 
 import json
@@ -47,6 +48,11 @@ def is_private(name: str) -> bool:
     return _TELLING_NAME.search(name) is not None
 
 
+def holds_secret(name: str) -> bool:
+    """Returns True for a variable whose value is a secret, by its name."""
+    return _SECRET_NAME.fullmatch(name) is not None
+
+
 def kind_in(text: str) -> str | None:
     """Returns in words which kind of credential a text holds; None: it holds none."""
     for kind, form in _FORMS:
@@ -80,6 +86,6 @@ def _values() -> list[str]:
     """
     secrets = []
     for name, value in os.environ.items():
-        if _SECRET_NAME.fullmatch(name) and len(value) >= _SHORTEST:
+        if holds_secret(name) and len(value) >= _SHORTEST:
             secrets.append(value)
     return sorted(secrets, key=len, reverse=True)

@@ -34,17 +34,29 @@ _MOST_DEPTH = 64
 """How deep lists and tables may lie in each other: Python calls itself for each level."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces a file at once: readers see the old or the new text, also after a crash."""
-    write_bytes(path, text.encode("utf-8"))
+_READABLE = 0o666
+"""Mode of a new file, out of which goes what the umask denies."""
+_PRIVATE = 0o600
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_text(path: Path, text: str, is_private: bool = False) -> None:
+    """Replaces a file at once: readers see the old or the new text, also after a crash.
+
+    Args:
+        is_private: nobody else can ever read it, whatever the umask.
+    """
+    write_bytes(path, text.encode("utf-8"), is_private)
+
+
+def write_bytes(path: Path, content: bytes, is_private: bool = False) -> None:
     """Replaces a file at once by these bytes, as `write_text` does."""
     aside = aside_of(path)
+    mode = _READABLE
+    if is_private:
+        mode = _PRIVATE
     try:
         # "x" follows no link: the folder may be somebody else's.
-        with open(aside, "xb") as file:
+        with open(aside, "xb", opener=functools.partial(os.open, mode=mode)) as file:
             file.write(content)
             file.flush()
             # Without it, a crash after the rename could leave an empty file under the new name.
@@ -59,9 +71,9 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replaces a file at once by a value as JSON."""
-    write_text(path, to_json(value, indent=2) + "\n")
+def write_json(path: Path, value: Any, is_private: bool = False) -> None:
+    """Replaces a file at once by a value as JSON, as `write_text` does."""
+    write_text(path, to_json(value, indent=2) + "\n", is_private)
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -1807,6 +1807,27 @@ def socket_of_ssh(ada: User, eve: User) -> None:
     assert printed == ["True\n", "False\n", "False\n"]
 
 
+@attack(
+    GROUP,
+    "reads the Secret in the manifest that you `render` into a folder of the group, or puts a link to "
+    "a file of yours in its place",
+    "the manifest is for you alone to read; the link is replaced",
+)
+def manifest_in_a_shared_folder(ada: User, eve: User) -> None:
+    folder = ada.home / "deploy of the group"
+    folder.mkdir()
+    ada.own(folder).chmod(0o777)
+    profile = ada.write(ada.home / "profile", "mine")
+    for name in ("job.yaml", "Dockerfile"):
+        link(eve, folder / name, profile)
+    what = ("--name", "job", "--image", "mine:1", "--claim", "runs")
+    done = ada.slurmft("render", "kubernetes", *what, "--output", str(folder))
+    assert done.code == 0, done.err
+    assert eve.run("cat", str(folder / "job.yaml")).code != 0
+    assert "kind: Secret" in ada.run("cat", str(folder / "job.yaml")).out
+    assert profile.read_text() == "mine"
+
+
 # --- staged environments --------------------------------------------------------------------------
 
 

@@ -4,21 +4,23 @@ A background process on this machine starts mpirun, again after a stop or a faul
 MPI this way.
 """
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slurmft.cluster import local
 from slurmft.cluster.local import LocalNodes
-from slurmft.core import interpreter, process
+from slurmft.core import interpreter, process, removal
 from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.credentials import holds_secret
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
-from slurmft.core.files import read_bytes, read_json, read_text
+from slurmft.core.files import read_bytes, read_json, read_text, write_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import sealed
@@ -91,17 +93,19 @@ class MpiRun(LocalNodes):
         config = run.load_own_config()
         hosts = hosts_of(config.job)
         number = attempts.begin(run, hosts, str(os.getpid()))
-        # Before the command, which names the variables that Open MPI passes on.
         os.environ[sealed.SECRET] = sealed.new_secret()
         command = mpirun_command(config, hosts, str(run.path))
-        # Hydra passes this environment on to the ranks (-genvall).
         os.environ.update(fabric_variables(command[0]))
         os.environ.update(starter_variables(config.job, os.environ))
-        with open(run.logs / "mpirun.log", "ab") as log:
+        with (
+            secrets_file(run),
+            open(run.logs / "mpirun.log", "ab") as log,
+        ):
             # The log has earlier attempts, too: a failed start is explained by what comes now.
             start = log.tell()
             mpirun = process.start(
                 command,
+                env=without_secrets(os.environ),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -129,6 +133,32 @@ class MpiRun(LocalNodes):
             self.run.set_state("stopping", f"the job received {name}")
         else:
             super()._signal(sig)
+
+
+@contextlib.contextmanager
+def secrets_file(run: RunDir) -> Iterator[None]:
+    """Keeps the secrets of this environment in a private file of the run, for the ranks, as long as
+    the block lasts.
+
+    They must not go by mpirun: Hydra sends its environment (-genvall) to whoever connects to its
+    port first, and all users see the port, in the arguments of its proxies.
+    """
+    removal.sweep(run.path, rank.SECRETS_NAME)  # of launchers that were killed
+    secrets = {}
+    for name, value in os.environ.items():
+        if holds_secret(name):
+            secrets[name] = value
+    write_json(rank.secrets_path(run), secrets, is_private=True)
+    try:
+        yield
+    finally:
+        removal.sweep(run.path, rank.SECRETS_NAME)
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if not holds_secret(name)
+    }
 
 
 def add_start_failure(
@@ -314,7 +344,7 @@ def mpirun_command(config: RunConfig, hosts: list[str], run_dir: str) -> list[st
 
 
 def _intel(hosts: list[str], nproc: int) -> list[str]:
-    """Returns Hydra's options. It passes the whole environment on."""
+    """Returns Hydra's options. It passes on the whole environment that it is started with."""
     all_hosts = ",".join(hosts)
     rank_count = len(hosts) * nproc
     options = ["-hosts", all_hosts, "-n", str(rank_count)]
@@ -328,8 +358,7 @@ def _intel(hosts: list[str], nproc: int) -> list[str]:
 
 
 def _openmpi(hosts: list[str], nproc: int) -> list[str]:
-    """Returns Open MPI's options. Variables are passed by name alone: all users see commands, and
-    values may be secret."""
+    """Returns Open MPI's options. Variables are passed by name alone: all users see commands."""
     slots = ",".join(f"{host}:{nproc}" for host in hosts)
     rank_count = len(hosts) * nproc
     options = ["--host", slots, "-n", str(rank_count), "-N", str(nproc)]
@@ -337,7 +366,7 @@ def _openmpi(hosts: list[str], nproc: int) -> list[str]:
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
     # By itself, Open MPI passes only its own variables on to other hosts.
-    for variable in sorted(os.environ):
+    for variable in sorted(without_secrets(os.environ)):
         if variable.upper().startswith(_VARIABLES):
             options += ["-x", variable]
     all_hosts = ",".join(hosts)

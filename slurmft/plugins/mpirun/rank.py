@@ -6,6 +6,7 @@ in MPI's variables.
 
 import dataclasses
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from slurmft.core import decode, interpreter
+from slurmft.core import decode, interpreter, trusted
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import exists_now, write_json
@@ -49,6 +50,13 @@ _NAMES = (
 )
 
 _LOOK_EVERY_S = 1.0
+
+SECRETS = trusted.Door(
+    "the secrets of an attempt by mpirun",
+    "`RUN/secrets-N.json`",
+    "with which seals ranks take each other's values",
+)
+SECRETS_NAME = re.compile(r"secrets-\d+\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,8 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
     # a failed rank sends it, to end torchrun
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = run.load_own_config()
+    # First: what follows, and the rank itself, has them in its environment.
+    os.environ.update(secrets_of(run))
     # Once on each node.
     if place.local_rank == 0:
         frozen_code.check(run, config)
@@ -292,6 +302,21 @@ def own_name(hosts: list[str], expected: int) -> str:
         if own_addresses(host):
             return host
     return candidates[0]
+
+
+def secrets_of(run: RunDir) -> dict[str, str]:
+    """Returns the secrets that the ranks of this attempt share, and the user's tokens.
+
+    Raises:
+        NotOwnError: others can have written them.
+        OSError, ValueError: they cannot be read.
+    """
+    return decode.loads(SECRETS.read(secrets_path(run)), dict[str, str])
+
+
+def secrets_path(run: RunDir) -> Path:
+    # A name of each attempt's own: NFS may still show the file of the one before.
+    return run.path / f"secrets-{current_attempt()}.json"
 
 
 def stop_marker(run: RunDir) -> Path:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,6 +164,8 @@ def test_files(tmp_path: Path) -> None:
     done = slurmft("render", "kubernetes", *FLAGS, *MORE, "--output", str(folder))
     assert done.code == 0, done.err
     assert sorted(p.name for p in folder.iterdir()) == ["Dockerfile", "mrpc-3.yaml"]
+    # With its Secret, others would execute code in the pods.
+    assert stat.S_IMODE((folder / "mrpc-3.yaml").stat().st_mode) == 0o600
     for words in (
         "docker build",
         "kubectl --namespace team apply",
@@ -174,6 +177,24 @@ def test_files(tmp_path: Path) -> None:
         line for line in done.out.splitlines() if not line.startswith("written to")
     ]
     subprocess.run(["bash", "-n", "-c", "\n".join(lines)], check=True, timeout=10)
+
+
+@pytest.mark.parametrize(("mode", "warns"), [(0o640, True), (0o600, False)])
+def test_a_file_that_takes_the_manifest(tmp_path: Path, mode: int, warns: bool) -> None:
+    file = tmp_path / "job.yaml"
+    file.touch()
+    file.chmod(mode)
+    command = [sys.executable, "-P", "-m", "slurmft", "render", "kubernetes"]
+    with open(file, "wb") as output:
+        done = subprocess.run(
+            [*command, *FLAGS, *MORE],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    assert ("warning: others can read the file" in done.stderr) == warns
 
 
 @pytest.mark.parametrize(

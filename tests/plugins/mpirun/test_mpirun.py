@@ -194,6 +194,40 @@ def test_own_program(
     assert_two_lines(refused, "--per node")
 
 
+RECORDS_ENVIRONMENT = """\
+#!/bin/bash
+env >{folder}/environment
+stat --format %a "${{@: -1}}"/secrets-*.json >{folder}/mode
+exec {mpirun} "$@"
+"""
+
+
+@ONLY_INTEL
+def test_secrets_go_by_no_mpirun(mpi: Mpi, hostfile: Path, tmp_path: Path) -> None:
+    """Hydra sends its environment to whoever connects first in the place of its proxy."""
+    dialect, env = mpi
+    (bin_folder := tmp_path / "bin").mkdir()
+    mpirun = shutil.which(DIALECTS[dialect], path=env["PATH"])
+    recorder = bin_folder / DIALECTS[dialect]
+    recorder.write_text(RECORDS_ENVIRONMENT.format(folder=tmp_path, mpirun=mpirun))
+    recorder.chmod(0o755)
+    program = tmp_path / "token.py"
+    program.write_text("import os; print('has', os.environ['HF_TOKEN'])")
+    env = env | {"PATH": f"{bin_folder}:{env['PATH']}", "HF_TOKEN": "word-of-the-user"}
+    where = ("--cluster", "mpirun", "--hostfile", str(hostfile), "--dialect", dialect)
+    flags = (*where, "--nodes", "2", "--nproc-per-node", "1", "--follow")
+    runs = ("--runs-dir", str(tmp_path / "runs"))
+    done = slurmft("run", *flags, *runs, "--", str(program), env=env)
+    assert done.code == 0, done.err
+    assert "has word-of-the-user" in done.run.rank_log(1).read_text()
+    environment = (tmp_path / "environment").read_text()
+    assert "SLURMFT_ATTEMPT=" in environment
+    assert "SLURMFT_STORE_SECRET" not in environment
+    assert "word-of-the-user" not in environment
+    assert (tmp_path / "mode").read_text() == "600\n"
+    assert not list(done.run.path.glob("secrets-*"))
+
+
 @pytest.mark.extra("mpi")
 @ONLY_INTEL
 def test_cancel_saves_and_resume_goes_on(

@@ -11,6 +11,9 @@ examples:
       -- /app/train.py --epochs 3
 """
 
+import os
+import stat
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from slurmft.cli.parser import Parser, Part, count, run_part, typed_options, who
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit
+from slurmft.core.files import write_text
 from slurmft.core.options import build, options
 from slurmft.plugins.kubernetes import manifests
 from slurmft.programs import submission
@@ -29,6 +33,8 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.login.sources import check_given
 
 ELSEWHERE = Elsewhere.PLAIN
+
+_OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 
 _ON_PODS = [
     name for name, each in options(JobConfig).items() if "render" in each.commands
@@ -205,15 +211,34 @@ def kubernetes_main(argv: list[str]) -> int:
         image += manifests.dockerfile(config, arguments).splitlines()
         image.append("")
         print(_commented(image) + manifest.rstrip())
+        _warn_of_readers()
         return Exit.OK
     output.mkdir(parents=True, exist_ok=True)
-    dockerfile = manifests.dockerfile(config, arguments)
-    files = {f"{arguments.name}.yaml": manifest, "Dockerfile": dockerfile}
-    for name, content in files.items():
-        (output / name).write_text(content, encoding="utf-8")
-    print(f"written to {output}: {', '.join(files)}")
+    manifest_file = output / f"{arguments.name}.yaml"
+    # Whoever has its Secret executes code in the pods.
+    write_text(manifest_file, manifest, is_private=True)
+    dockerfile = output / "Dockerfile"
+    write_text(dockerfile, manifests.dockerfile(config, arguments))
+    print(f"written to {output}: {manifest_file.name}, {dockerfile.name}")
     print("\n".join(commands))
     return Exit.OK
+
+
+def _warn_of_readers() -> None:
+    """Warns where the manifest, with its Secret, goes into a file that others can read."""
+    try:
+        status = os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):  # it is no file
+        return
+    if stat.S_ISREG(status.st_mode) and status.st_mode & _OTHERS_READ:
+        print(
+            "warning: others can read the file that takes the manifest: with its Secret they "
+            "execute code in the pods",
+            "hint: --output DIR writes files that are yours alone; else chmod 600 it now, and "
+            "keep it out of git",
+            sep="\n",
+            file=sys.stderr,
+        )
 
 
 def _commented(lines: Sequence[str]) -> str:

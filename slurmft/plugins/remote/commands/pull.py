@@ -41,8 +41,9 @@ ELSEWHERE = Elsewhere.HERE
 # Large, and of no use without the job: only a resume needs them. rsync: below the run's folder.
 _LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")
 _ELSEWHERE = "give another folder: --into"
-_NEVER = ("/submissions", f"/{MARK}")
-"""Links by which a job has the run there; and what marks folders that slurmft has made here."""
+_NEVER = ("/submissions", f"/{MARK}", "/secrets-*.json")
+"""Links by which a job has the run there; what marks folders that slurmft has made here; and the
+secrets of a job by mpirun."""
 _LATEST_OUTPUT_S = 60
 """How long after the end of a run files may be written that count as its outputs."""
 PULLED = Door(
