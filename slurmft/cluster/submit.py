@@ -309,6 +309,7 @@ def _resumed(
     old = run.load_own_config(is_agreed)
     frozen_code.check(run, old)
     _check_ended(run, moves="cluster" in flags)
+    typed_names = list(flags)
     # What it waited for is over: Slurm may know those jobs no more.
     if run.attempt.exists():
         flags = dict.fromkeys(dependency.KINDS, ()) | flags
@@ -319,7 +320,7 @@ def _resumed(
     job = with_absolute_paths(old.job.replaced(flags))
     config = dataclasses.replace(old, job=job)
     cluster = check(config, run)
-    warn_of_unread(config, cluster, flags, options(JobConfig))
+    warn_of_unread(config, cluster, typed_names, options(JobConfig))
     return config, cluster
 
 

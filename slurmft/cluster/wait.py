@@ -225,7 +225,10 @@ def job_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
     says_why = recorded.state == "failed" or report.name != "FAILED"
     is_effect = failure is not None and failure.secondary and says_why
     if failure is not None and not is_effect:
-        error = SlurmftError(str(failure), failure.hint, failure.code)
+        hint = failure.hint
+        if failure.is_loss_of_peer:
+            hint = _after_loss(run)
+        error = SlurmftError(str(failure), hint, failure.code)
         if failure.traceback:
             error.add_note(failure.traceback.rstrip())
         return error
@@ -233,6 +236,9 @@ def job_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
         message = f"the job {job_id} was cancelled"
         return SlurmftError(message, _resume(run), Exit.CANCELLED)
     error = _ended_error(run, job_id, report)
+    has_lost_peer = failure is not None and failure.is_loss_of_peer
+    if has_lost_peer and str(failure) in error.message:
+        error.hint = _after_loss(run)
     # Perhaps a setup line has failed, before any rank began: only the logs say it.
     if failure is None and report.name == "FAILED":
         lines = _last_lines(run, job_id)
@@ -267,6 +273,12 @@ def _ended_error(run: RunDir, job_id: str, report: Report) -> SlurmftError:
     if report.exit_code == _NO_FOLDER:
         hint = f"can every node see and write {run.submitit}?"
     return SlurmftError(message, hint, report.exit_code or Exit.FAILED)
+
+
+def _after_loss(run: RunDir) -> str:
+    """Returns what to do where ranks have lost one of them, and nothing says why."""
+    logs = f"slurmft logs {shlex.quote(str(run.path))} --tail 50"
+    return f"what ranks, nodes and Slurm wrote last: {logs}; {_resume(run)}"
 
 
 def _resume(run: RunDir) -> str:

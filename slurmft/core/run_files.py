@@ -183,8 +183,16 @@ class Failure:
             details["out_of_memory"] = True
         return cls(where, error.message, error.hint, int(error.code), **details)
 
+    @property
+    def is_loss_of_peer(self) -> bool:
+        """A rank only says that it lost another. Where nothing else is known, the cause is not."""
+        return self.secondary and self.meetings is not None
+
     def __str__(self) -> str:
-        return f"{self.message} ({self.where})"
+        text = f"{self.message} ({self.where})"
+        if self.is_loss_of_peer:
+            return f"a peer was lost, and no node recorded why; what was seen: {text}"
+        return text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -89,7 +89,10 @@ class LogText:
         where = f"{failure.where}, attempt {failure.attempt}"
         if failure.step:  # 0: before the first step, as in the import of the program
             where += f", after step {failure.step}"
-        yield f"failed first: {where}\n"
+        if failure.is_loss_of_peer:
+            yield f"a peer was lost, and no node recorded why; seen by: {where}\n"
+        else:
+            yield f"failed first: {where}\n"
         text = failure.traceback or failure.message
         yield text.rstrip() + "\n"
         if failure.hint:

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
+from slurmft.cluster import wait
+from slurmft.cluster.job_state import Report
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.runs import attempts
+from slurmft.runs.log_text import LogText
+from slurmft.runs.logfiles import Choice
 from slurmft.runs.rundir import RunDir
 from slurmft.train.config import TrainConfig
 from tests.support.small_disk import fill
@@ -686,6 +690,27 @@ def test_reason(tmp_path: Path, code: int, recorded: str | None, reason: str) ->
     outcome = end(run, code)
     assert (outcome.state, outcome.reason) == ("requeued", reason)
     assert run.history()[-1].reason == reason
+
+
+def test_a_lost_peer_is_an_effect_whose_cause_nobody_knows(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    begin(run)
+    save(run, 5)
+    echo = SlurmftError("RuntimeError: Connection reset by peer")
+    run.add(Failure.of("rank 0 on n1", echo, secondary=True, attempt=1, meetings=0))
+    reason = (
+        "a peer was lost, and no node recorded why; what was seen: "
+        "RuntimeError: Connection reset by peer (rank 0 on n1)"
+    )
+    assert end(run, 1).reason == reason
+    run.set_state("failed", reason, 1)
+    error = wait.job_error(run, "7", Report(name="FAILED"))
+    assert error.message == reason
+    assert f"slurmft logs {run.path} --tail 50; to resume" in str(error.hint)
+    (head, *_) = LogText(run, Choice()).until_now()
+    assert head == (
+        "a peer was lost, and no node recorded why; seen by: rank 0 on n1, attempt 1\n"
+    )
 
 
 @pytest.mark.parametrize("code", [Exit.OK, Exit.STOPPED])
