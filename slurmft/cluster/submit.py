@@ -94,13 +94,12 @@ def _warn_of(renaming: trusted.Renaming) -> None:
     cure = "give a folder of your own: --runs-dir"
     if renaming.is_own:
         cure = f"chmod +t {shlex.quote(folder)}; or {cure}"
-    print(
-        f"warning: {renaming.who} can rename what is in {folder!r} (mode {renaming.mode:04o}), and "
+    remark = (
+        f"{renaming.who} can rename what is in {folder!r} (mode {renaming.mode:04o}), and "
         "so put another run in the place of yours; your job starts only with a run that is yours\n"
-        f"hint: to keep it from that: {cure}",
-        file=sys.stderr,
-        flush=True,
+        f"hint: to keep it from that: {cure}"
     )
+    warnings.warn(remark, SlurmftWarning, stacklevel=4)
 
 
 def provenance(command: str, argv: list[str]) -> Submission:

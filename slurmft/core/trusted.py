@@ -209,6 +209,23 @@ class Door:
                 self.cure,
             )
 
+    def read_private(self, path: Path) -> bytes:
+        """Reads a file that is this user's alone, in whichever folder: others cannot read it.
+
+        Raises:
+            NotOwnError, OSError: as `open_in_shared`; or others can read it.
+        """
+        # A link of the user's own is followed.
+        descriptor = self.open_in_shared(Path(os.path.realpath(path)))
+        with open(descriptor, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            if mode & 0o077:
+                raise NotOwnError(
+                    f"{self.what} {str(path)!r} is open to others (mode {mode:04o})",
+                    f"chmod 600 {shlex.quote(str(path))}",
+                )
+            return file.read(MOST_BYTES)
+
     @contextlib.contextmanager
     def private(self, path: Path) -> Iterator[Path]:
         """Opens a folder that is this user's alone: others cannot even look into it.

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shlex
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder, parse_json, read_text
 from slurmft.core.run_files import current_attempt
 from slurmft.core.trusted import Door, NotOwnError
+from slurmft.runs.records import warn
 from slurmft.runs.rundir import BAD_CHECKPOINT, CHECKPOINT, HALF_CHECKPOINT, RunDir
 
 _T = TypeVar("_T")
@@ -137,7 +139,11 @@ def _read(read: Callable[[], _T], path: Path, run: RunDir, tries: int = 5) -> _T
 
 
 def prune(run: RunDir, keep: int, best: str | None) -> None:
-    """Removes all but the newest `keep` checkpoints and the best one."""
+    """Removes all but the newest `keep` checkpoints and the best one.
+
+    Raises:
+        OSError: one of them stays; the others are gone.
+    """
     names = run.checkpoint_names()
     if trusted.is_open_to_renames(run.checkpoints):
         # Others may have given such a name to something else of this user's.
@@ -145,10 +151,17 @@ def prune(run: RunDir, keep: int, best: str | None) -> None:
             name for name in names if (run.checkpoints / name / MANIFEST).is_file()
         ]
     older = names[: max(0, len(names) - keep)]
+    errors = []
     for name in older:
-        if name != best:
+        if name == best:
+            continue
+        try:
             # At once: a reader never sees half a checkpoint.
             removal.remove(run.checkpoints / name, CHECKPOINT, at_once=True)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def remove_leftovers(run: RunDir, bad: bool = False) -> list[str]:
@@ -180,6 +193,8 @@ class Checkpoints:
         self._run = run
         self._every_s = every_s
         self._keep = keep
+        self._failed_prunings = 0
+        """How often in a row older checkpoints could not be removed."""
         self._attempt = current_attempt()
         self._idle = threading.Event()
         """Set while no thread writes a checkpoint."""
@@ -221,8 +236,7 @@ class Checkpoints:
                     raise OSError("a later attempt of this run has begun")
             if best:
                 self.best = name
-            with contextlib.suppress(OSError):  # what stays is pruned with the next
-                prune(self._run, self._keep, self.best)
+            self._prune()
             # With the pruning: it delays the end of a stop as well.
             self.seconds = time.monotonic() - began_at
         except Exception:
@@ -231,6 +245,20 @@ class Checkpoints:
             raise
         finally:
             self._idle.set()
+
+    def _prune(self) -> None:
+        """Removes older checkpoints; warns where that has failed twice in a row."""
+        try:
+            prune(self._run, self._keep, self.best)
+            self._failed_prunings = 0
+        except OSError as error:
+            self._failed_prunings += 1
+            # The first time it may be a file that somebody reads, which goes with the next. Later
+            # the disk fills up, and the user must know.
+            if self._failed_prunings == 2:
+                problem = f"an older checkpoint cannot be removed, and stays: {error}"
+                print(f"warning: {problem}", file=sys.stderr, flush=True)
+                warn(self._run.records, problem)
 
 
 def _write_manifest(folder: Path) -> None:

@@ -422,10 +422,13 @@ class Job:
         """Removes all checkpoints but the best one and the newest `keep`; on the main rank of a run
         that has finished, or needs their room for its end."""
         assert self._run is not None
-        with contextlib.suppress(OSError):  # they can be removed by hand
+        lines = checkpoints.remove_leftovers(self._run, bad=True)
+        try:
             checkpoints.prune(self._run, keep, self._checkpoints.best)
-            for line in checkpoints.remove_leftovers(self._run, bad=True):
-                self.warn(line)
+        except OSError as error:  # they can be removed by hand
+            lines.append(f"a checkpoint cannot be removed, and stays: {error}")
+        for line in lines:
+            self.warn(line)
 
     # --- records ----------------------------------------------------------------------------------
 

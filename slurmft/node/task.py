@@ -160,6 +160,9 @@ def record_torchrun_failure(
         if supervisor.stop_signal:
             # Slurm kills what does not end in time: that is no host's fault.
             failure = run.add(Failure.of(where, error, secondary=True))
+        elif error.out_of_memory:
+            # That is no host's fault, either: memory runs out on any.
+            failure = run.add(Failure.of(where, error, retry=True))
         else:
             failure = run.add(Failure.of(where, error, bad_host=host))
     elif number := killed_by(log, start):

@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slurmft.core import removal
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import write_json
@@ -347,6 +349,27 @@ def test_pause_after_one_that_failed(run: RunDir, clock: list[float]) -> None:
     for seconds, due in ((0, False), (29, False), (30, True)):
         clock[0] = 1000 + seconds
         assert store.is_due() == due
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_a_warning(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; the others go."""
+    remove = removal.remove
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.name == checkpoint_name(1):
+            raise PermissionError(errno.EPERM, "it is held", str(path))
+        remove(path, *arguments, **options)
+
+    monkeypatch.setattr(removal, "remove", refuse)
+    store = Checkpoints(run, every_s=0, keep=1)
+    for step in range(1, 5):
+        write(store, step)
+    assert run.checkpoint_names() == [checkpoint_name(1), checkpoint_name(4)]
+    warnings = [line for line in run.records.read_text().splitlines() if "held" in line]
+    assert len(warnings) == 1
+    assert "an older checkpoint cannot be removed, and stays: " in warnings[0]
 
 
 @pytest.mark.processes

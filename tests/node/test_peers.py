@@ -19,6 +19,7 @@ from slurmft.core.program import Program
 from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.node import memory_kills, signals
 from slurmft.node import supervisor as node_supervisor
+from slurmft.node.memory_kills import MemoryKills
 from slurmft.node.peers import FAILED, HANG, Peers
 from slurmft.node.rendezvous import answer_checks, check_reachable
 from slurmft.node.supervisor import Child, Supervisor
@@ -291,6 +292,24 @@ def test_cause_on_another_node_is_awaited_without_files(
     assert supervisor.peers.heard(FAILED, WAIT_S)
     assert record_torchrun_failure(supervisor, 1, log, 0) == Exit.FAILED
     assert len(run.all_failures()) == 1
+
+
+def test_host_is_not_to_blame_where_torchrun_ran_out_of_memory(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = run.logs / "node-001.log"
+    log.touch()
+    supervisor = Supervisor(run)
+    supervisor.peers.tell(FAILED)
+    monkeypatch.setattr(MemoryKills, "more", lambda *_: True)
+    record_torchrun_failure(supervisor, -signal.SIGKILL, log, 0)
+    (failure,) = run.all_failures()
+    assert "the kernel reports that memory ran out" in failure.message
+    assert (failure.bad_host, failure.retry, failure.out_of_memory) == (
+        None,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize("stopping", [False, True])

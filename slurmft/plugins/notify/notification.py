@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -23,15 +22,20 @@ from typing import TypeAlias
 from slurmft.core import interpreter, process, removal
 from slurmft.core.credentials import is_private, kind_in, redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
-from slurmft.core.files import read_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import FINAL_STATES, Transition
 from slurmft.core.text import duration
+from slurmft.core.trusted import Door, NotOwnError
 from slurmft.plugins.notify.options import NotifyOptions
 from slurmft.runs.records import latest, warn
 from slurmft.runs.rundir import RunDir
 from slurmft.show.progress import metrics_words
 
+URLS = Door(
+    "the file of URLs",
+    "the path of `--notify file:`",
+    "where the messages about a run are sent; it may hold secrets",
+)
 SEND_S = 15
 """What sending may take, all in all."""
 _CLAIM = re.compile(r"\d+")
@@ -102,18 +106,13 @@ def _urls(target: str) -> list[str]:
 def _read_private(path: Path, target: str) -> str:
     """Reads a file that nobody else can read; UsageError where others can."""
     try:
-        text = read_text(path)
-        mode = path.stat().st_mode
+        return URLS.read_private(path).decode("utf-8")
+    except NotOwnError as error:
+        raise UsageError(f"--notify: {error.message}", error.hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"--notify {target}: {one_line(error)}", "a file of URLs"
         ) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(
-            f"--notify {target}: others can read the file",
-            f"chmod 600 {shlex.quote(str(path))}",
-        )
-    return text
 
 
 # --- when it is sent ------------------------------------------------------------------------------

@@ -174,8 +174,12 @@ def test_mistakes(tmp_path: Path, where: str) -> None:
     assert_two_lines(run(tmp_path, "end", "--notify", "file:/none"), "No such file")
     os.chmod(where.removeprefix("file:"), 0o644)
     assert_two_lines(
-        run(tmp_path, "end", "--notify", where), "others can read the file"
+        run(tmp_path, "end", "--notify", where), "is open to others (mode 0644)"
     )
+    link = tmp_path / "of-others"
+    os.chmod(where.removeprefix("file:"), 0o600)
+    os.link(where.removeprefix("file:"), link)
+    assert_two_lines(run(tmp_path, "end", "--notify", f"file:{link}"), "has 2 names")
     assert not (tmp_path / "runs").exists()
 
 
