@@ -91,11 +91,14 @@ def run_torchrun(
     least_nodes = len(rendezvous.hosts)
     if nodes is not None:
         least_nodes = int(nodes.partition(":")[0])
+    starter = "torchrun"
+    if kind_of(config.program).per != "torchrun":
+        starter = "the process that starts the program"
     child = Child(
         command=start.node_command(
             config, supervisor.run.path, rendezvous, str(profile.nproc), nodes
         ),
-        record_failure=partial(record_torchrun_failure, supervisor),
+        record_failure=partial(record_torchrun_failure, supervisor, starter=starter),
         tasks=len(rendezvous.hosts),
         others=least_nodes - 1,
         rdzv_timeout_s=config.job.rdzv_timeout_s,
@@ -147,16 +150,27 @@ def run_child(
 
 
 def record_torchrun_failure(
-    supervisor: Supervisor, code: int, log: Path, start: int
+    supervisor: Supervisor,
+    code: int,
+    log: Path,
+    start: int,
+    starter: str = "torchrun",
 ) -> int:
-    """Records why torchrun failed on this node; returns the exit code of the task."""
+    """Records why torchrun failed on this node; returns the exit code of the task.
+
+    Args:
+        code: the exit code of torchrun.
+        log: what it has printed.
+        start: where that begins in the log, in bytes.
+        starter: what starts the ranks, where it is not torchrun, in words.
+    """
     run = supervisor.run
     host = host_name()
     where = f"node {host}"
     hint = f"log: {log}"
     failure = None
     if code < 0:
-        error = memory_kills.killed("torchrun", -code, supervisor.memory_kills, hint)
+        error = memory_kills.killed(starter, -code, supervisor.memory_kills, hint)
         if supervisor.stop_signal:
             # Slurm kills what does not end in time: that is no host's fault.
             failure = run.add(Failure.of(where, error, secondary=True))
@@ -183,7 +197,7 @@ def record_torchrun_failure(
     if failure is None or failure.secondary:
         failed_elsewhere = await_cause(supervisor.peers)
         if failure is None and not failed_elsewhere:
-            error = SlurmftError(f"torchrun ended with exit code {code}", hint)
+            error = SlurmftError(f"{starter} ended with exit code {code}", hint)
             # With a checkpoint, its tasks have worked: another start may do.
             has_checkpoint = bool(run.newest_checkpoint())
             failure = run.add(Failure.of(where, error, retry=has_checkpoint))

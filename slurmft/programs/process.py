@@ -400,7 +400,9 @@ class OwnProcess:
         output = [line for line in self._last if line.strip()]
         trace = _trace(output)
         text = "\n".join(output[-1:])
-        message = f"exit code {code}; last line: {text.strip()!r}"
+        message = f"exit code {code}; it has printed nothing"
+        if text:
+            message = f"exit code {code}; last line: {text.strip()!r}"
         if trace:
             text = _error_text(trace)
             # Of a message of many lines, the first says what happened; advice is at the end.

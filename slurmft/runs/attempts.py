@@ -379,8 +379,8 @@ def saved(run: RunDir) -> str:
         return f"the newest checkpoint is {checkpoint}"
     place = kind_of(run.load_config().program).checkpoint_place()
     if place:
-        return f"the newest checkpoint is none in {place}"
-    return "the newest checkpoint is none"
+        return f"there is no checkpoint in {place}"
+    return "there is no checkpoint"
 
 
 def _no_progress(stalled: int, reason: str, code: int = Exit.FAILED) -> Outcome:

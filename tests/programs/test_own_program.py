@@ -325,6 +325,16 @@ def test_exit_code_is_the_programs(here: Path) -> None:
     done = run("--per", "node", "--", "bash", "-c", "echo some words; exit 3")
     assert done.code == 3
     assert "exit code 3; last line: 'some words'" in done.err
+    done = run("--per", "node", "--", "bash", "-c", "exit 4")
+    assert "exit code 4; it has printed nothing" in done.err
+
+
+def test_starter_that_is_not_torchrun_is_not_called_so(here: Path) -> None:
+    text = "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(9)\n"
+    write(here, "kills.py", text)
+    done = run("--per", "node", "--max-requeues", "0", "--", "kills.py")
+    assert done.code == 1
+    assert "error: the process that starts the program ended with exit code" in done.err
 
 
 def test_nothing_is_left_behind(here: Path) -> None:

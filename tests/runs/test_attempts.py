@@ -64,7 +64,7 @@ def fail(run: RunDir, bad_host: str | None = None, secondary: bool = False) -> N
         (
             75,
             "failed",
-            "stopped; the newest checkpoint is none: it will start again; its job was killed "
+            "stopped; there is no checkpoint: it will start again; its job was killed "
             "before it was queued again",
         ),
     ],
@@ -202,14 +202,14 @@ def test_stop_without_requeue(tmp_path: Path) -> None:
 def test_stop_before_the_first_checkpoint(tmp_path: Path) -> None:
     run = make(tmp_path)
     begin(run)
-    words = "stopped; the newest checkpoint is none: it will start again"
+    words = "stopped; there is no checkpoint: it will start again"
     assert end(run, Exit.STOPPED).reason == words
 
 
 def test_run_that_ends_without_a_checkpoint_promises_no_start(tmp_path: Path) -> None:
     run = make(tmp_path, requeue=False)
     begin(run)
-    words = "stopped; the newest checkpoint is none; not requeued (--no-requeue)"
+    words = "stopped; there is no checkpoint; not requeued (--no-requeue)"
     assert end(run, Exit.STOPPED).reason == words
     assert "start again" not in attempts.saved(run)
 

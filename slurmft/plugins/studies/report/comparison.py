@@ -11,6 +11,7 @@ import numpy as np
 from slurmft.core.decode import NullIsNaN, decode_or_none, matches
 from slurmft.core.errors import UsageError
 from slurmft.core.run_records import Record, Start, Step
+from slurmft.core.text import number
 from slurmft.plugins.studies import cells, stats
 from slurmft.plugins.studies.report.findings import (
     ComparisonFacts,
@@ -517,7 +518,7 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
     values_b = _metric_values(name, b)
     mean_a = float(values_a.mean())
     mean_b = float(values_b.mean())
-    texts = (f"{mean_a:.4f}", f"{mean_b:.4f}")
+    texts = (number(mean_a), number(mean_b))
     if not math.isfinite(mean_a) or not math.isfinite(mean_b):
         return Finding(name, *texts, "cannot tell: it is not a number in some run")
     if _has_repeats(a, b):
@@ -559,10 +560,10 @@ def _metric_values(name: str, side: Side) -> Array:
     numbers = []
     for metrics in side.results("metrics"):
         # What is not finite is null in JSON: as NaN it keeps its place among the repeats.
-        number = decode_or_none(metrics.get(name), NullIsNaN)
-        if number is None:
-            number = math.nan
-        numbers.append(float(number))
+        measurement = decode_or_none(metrics.get(name), NullIsNaN)
+        if measurement is None:
+            measurement = math.nan
+        numbers.append(float(measurement))
     return np.array(numbers)
 
 
