@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from slurmft.cluster.job_state import LOST
 from slurmft.cluster.wait import JobWatch
+from slurmft.core import filesystem
 from slurmft.core.program import kind_of
 from slurmft.core.run_records import Record, Start, Text
 from slurmft.runs.logfiles import LogFile, log_of_rank
@@ -37,6 +38,7 @@ def follow(
     if not kind.attaches and not progress.only_bar:
         log = log_of_rank(run, 0)
     last_news = ""
+    last_problem = None
     output: deque[str] = deque(maxlen=_LAST_LINES)
     try:
         if not only_new:
@@ -50,6 +52,10 @@ def follow(
             if news not in ("", last_news):
                 last_news = news
                 progress.say(news)
+            problem = filesystem.full(run.path)
+            if problem not in (None, last_problem):
+                last_problem = problem
+                progress.say(f"warning: {problem}: the run can record nothing")
             for record in reader.read(Record):
                 # Beside its own lines, those of its records would say all twice.
                 if log is None or isinstance(record, Text):

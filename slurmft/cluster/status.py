@@ -14,7 +14,7 @@ from slurmft.cluster import launcher as launchers
 from slurmft.cluster.job_state import JobState, Phase, Report, by_record, combine
 from slurmft.cluster.launcher import Launcher
 from slurmft.cluster.slurm import commands
-from slurmft.core import fingerprint, permissions
+from slurmft.core import filesystem, fingerprint, permissions
 from slurmft.core.decode import decode_leniently
 from slurmft.core.run_files import Failure, Job, Metrics, Result, Transition
 from slurmft.core.run_records import Warned
@@ -413,6 +413,8 @@ class RunFacts(RunSummary):
     """How often a job of the run has started."""
     last_record: float | None
     """When the run last wrote a record, in Unix seconds."""
+    disk: str | None
+    """Why the disk of a run that is alive takes no records any more."""
     evaluating: tuple[int, int] | None
     """Samples done and in all, of an evaluation under way."""
     checkpoints: list[Checkpoint]
@@ -542,6 +544,7 @@ def run_facts(run: RunDir) -> RunFacts:
         changed=_changes(run, status),
         attempts=run.attempt_number(),
         last_record=latest.last_record,
+        disk=_full_disk(status),
         evaluating=latest.evaluating,
         checkpoints=checkpoints(run),
         warnings=list(warnings),
@@ -559,6 +562,13 @@ def _queue(status: RunStatus) -> list[str]:
     from slurmft.cluster.slurm import queue_facts  # of a pending job alone
 
     return queue_facts.of_job(status.job, status.job_state.report).lines()
+
+
+def _full_disk(status: RunStatus) -> str | None:
+    """Returns why the disk of a run that is alive takes no records any more; None: it does."""
+    if not status.is_alive:
+        return None
+    return filesystem.full(status.run.path)
 
 
 def _owner(run: RunDir) -> str:

@@ -166,6 +166,23 @@ def why_not(error: BaseException, path: Path) -> tuple[str, str] | None:
     return f"the {place} has {free} free, your quota perhaps less", cure
 
 
+_FULL_BYTES = 2**16
+"""With less than this, the files of a run do not fit."""
+
+
+def full(path: Path) -> str | None:
+    """Returns in words that the disk of a path takes nothing more; None: it takes something, but
+    for a quota, which cannot be seen from here."""
+    try:
+        usage = os.statvfs(path)
+    except OSError:
+        return None
+    if usage.f_bavail * usage.f_frsize >= _FULL_BYTES and _free_inodes(usage) != 0:
+        return None
+    reason = why_not(OSError(errno.ENOSPC, ""), path)
+    return reason and reason[0]
+
+
 def absolute(path: str | Path) -> Path:
     """Returns an absolute path, with ~ and ~user expanded; ~user stays where there is no such user,
     as in a shell."""

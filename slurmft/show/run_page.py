@@ -35,6 +35,7 @@ def text(facts: Mapping[str, Any]) -> str:
     submission = facts["submission"]
     rows = [
         ("state", state_words(facts)),
+        ("disk", _disk(facts["disk"])),
         ("start", waiting_advice(facts)),
         *(("queue", line) for line in facts["queue"]),
         ("what", ", ".join(part for part in what if part)),
@@ -75,6 +76,15 @@ def text(facts: Mapping[str, Any]) -> str:
     if facts["state"] == "finished":
         lines.append(result_table(facts["result"]))
     return "\n".join(lines)
+
+
+def _disk(full: str | None) -> str:
+    if full is None:
+        return ""
+    return (
+        f"{full}: the run can record nothing, and what is shown here may be old; slurmft clean "
+        "shows what nobody needs"
+    )
 
 
 def _origin(origin: dict[str, Any] | None) -> str:

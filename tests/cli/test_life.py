@@ -19,8 +19,11 @@ from slurmft.cli import list as list_command
 from slurmft.cli import resume as cli_resume
 from slurmft.cli import status as cli_status
 from slurmft.cluster import cleanup, launcher, status
+from slurmft.cluster import follow as cluster_follow
 from slurmft.cluster.cleanup import KINDS
 from slurmft.cluster.slurm import commands
+from slurmft.cluster.wait import JobWatch
+from slurmft.core import filesystem
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import read_json, write_json
 from slurmft.core.run_files import Failure
@@ -28,6 +31,7 @@ from slurmft.runs import records, resolve
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 from slurmft.show import status_words
+from slurmft.show.progress import Progress
 from slurmft.train import token_cache
 from slurmft.train.config import TrainConfig
 from tests.cli.test_commands import HEAVY
@@ -437,7 +441,7 @@ def test_latest_of_a_resumed_run_and_of_none(tmp_path: Path, clock_s: float) -> 
 SUMMARY = """name path user task model data nodes submitted cluster where job state reason
 waiting expected_start requeues steps_done steps_total epoch samples_per_s left_s loss metrics"""
 FULL = """queue cost time_use program job_options submission hosts history changed attempts
-last_record evaluating is_own origin owner
+last_record disk evaluating is_own origin owner
 checkpoints warnings failures result model_path logs"""
 
 
@@ -488,6 +492,30 @@ def test_list_has_every_table_that_a_flag_asks_for(
         tables.append(capsys.readouterr().out)
     costs, times, both = tables
     assert both == f"{costs}\n{times}"
+
+
+def test_a_full_disk_is_said_at_once(
+    queue: FakeQueue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run can record nothing any more, and would seem to run on."""
+    run = on_slurm(write_run(tmp_path / "r", state="running"), "7")
+    write_json(run.attempt, {"number": 1, "job": "7", "hosts": ["n1"], "time": 0})
+    queue.squeue = "7|RUNNING|N/A|None"
+    assert status.run_facts(run)["disk"] is None
+    monkeypatch.setattr(filesystem, "full", lambda path: "the disk has 0 bytes free")
+    assert cli_status.main([str(run.path)]) == 0
+    out = capsys.readouterr().out
+    assert "disk         the disk has 0 bytes free: the run can record nothing" in out
+    watch = JobWatch(run)
+    monkeypatch.setattr(watch, "looks", lambda timeout_s: iter([True, True, False]))
+    cluster_follow.follow(watch, Progress())
+    out = capsys.readouterr().out
+    assert out.count("warning: the disk has 0 bytes free: the run can record") == 1
+    finished = write_run(tmp_path / "finished")
+    assert status.run_facts(finished)["disk"] is None
 
 
 def test_status(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slurmft.core import filesystem
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, run_main
 from slurmft.core.program import Program
@@ -45,7 +46,9 @@ def test_full_disk_is_known_by_its_error(small_disk: Path) -> None:
     with pytest.raises(OSError, match="Not enough free") as of_numpy:
         np.save(small_disk / "array.npy", np.zeros(2**24))
     assert disk_space.is_full(of_numpy.value)
+    assert filesystem.full(small_disk) is None
     fill(small_disk)
+    assert "has 0 bytes free" in str(filesystem.full(small_disk))
     with pytest.raises(OSError, match="28") as raised:
         write(small_disk / "other" / "file", 8)
     assert disk_space.is_full(raised.value)
