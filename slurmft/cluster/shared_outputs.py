@@ -1,5 +1,5 @@
-"""Two runs of programs that write the same files, at once or one after another: each would take the
-other's checkpoints and results for its own."""
+"""Two runs that write the same files, at once or one after another: of programs, each would take
+the other's checkpoints and results for its own; of predictions, one would fail at its end."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.options import flag
-from slurmft.core.program import OWN
+from slurmft.core.program import OWN, PREDICT
 from slurmft.core.run_files import State
 from slurmft.core.trusted import NotOwnError
 from slurmft.runs import request
@@ -55,13 +55,13 @@ def check(config: RunConfig, run: RunDir | None = None) -> None:
     """
     if not _may_share(config):
         return
-    places = _outputs(config.program.settings)
+    places = _outputs(config.program.kind, config.program.settings)
     from slurmft.cluster.status import run_statuses  # 10 ms, for few jobs
 
     sharing = []
     options_shared = []
     for other in _others(Path(config.job.runs_dir), run):
-        name = _shared(places, _outputs(other.settings))
+        name = _shared(places, _outputs_of(other))
         if name is not None:
             sharing.append(other)
             options_shared.append(name)
@@ -69,23 +69,25 @@ def check(config: RunConfig, run: RunDir | None = None) -> None:
     statuses = run_statuses(sharing)
     for status, name in zip(statuses, options_shared, strict=True):
         if status.is_alive:
-            _refuse(status, f"{flag(name)} {places[name]!r}")
+            _refuse(status, f"{flag(name)} {places[name]!r}", config.program.kind)
         if run is not None:
             _refuse_files_of(status.run, config, run)
 
 
 def _may_share(config: RunConfig) -> bool:
     """Returns whether a run writes files that another one may write, too."""
-    is_own = config.program.kind == OWN and config.submission.study is None
-    return is_own and bool(_outputs(config.program.settings))
+    if config.submission.study is not None:
+        return False
+    return bool(_outputs(config.program.kind, config.program.settings))
 
 
-def _refuse(status: "RunStatus", output: str) -> None:
+def _refuse(status: "RunStatus", output: str, kind: str) -> None:
     """Raises UsageError for an output that a run writes, too; warns where that run may have ended.
 
     Args:
         status: of that run.
         output: the option and its value.
+        kind: of the program that is refused.
     """
     problem = (
         f"{output} is also that of the run {status.run.name!r}, which is "
@@ -97,8 +99,11 @@ def _refuse(status: "RunStatus", output: str) -> None:
         warnings.warn(problem, SlurmftWarning, stacklevel=3)
         return
     run = shlex.quote(str(status.run.path))
+    effect = "each would take the other's for its own"
+    if kind == PREDICT:
+        effect = "only one of them could write it"
     raise UsageError(
-        f"{problem}: each would take the other's for its own",
+        f"{problem}: {effect}",
         f"give another one; or wait for that run: slurmft follow {run}; or end it: slurmft cancel "
         f"{run}",
     )
@@ -119,10 +124,9 @@ def _refuse_files_of(other: "MeasuredRun", config: RunConfig, run: RunDir) -> No
     marked_ns = other.settings.get("since_ns", 0)
     if marked_ns > program.since_ns:
         since_ns = marked_ns
-    places = _outputs(other.settings).values()
-    with contextlib.suppress(
-        OSError
-    ):  # what cannot be read here is taken by nobody here
+    places = _outputs_of(other).values()
+    # What cannot be read here is taken by nobody here.
+    with contextlib.suppress(OSError):
         for path in program.written_after(since_ns):
             # The others are this run's: what it wrote before it was submitted last.
             if not any(_overlap(os.path.realpath(path), place) for place in places):
@@ -149,8 +153,8 @@ def _began_since(state: State, time: float) -> float | None:
 
 
 def _others(runs_dir: Path, run: RunDir | None) -> "Iterator[MeasuredRun]":
-    """Yields the user's own runs of programs in a folder that have not recorded their end, but for
-    the run that resumes; and those that have run since that one was submitted."""
+    """Yields the user's own runs in a folder that have not recorded their end, but for the run that
+    resumes; and those that have run since that one was submitted."""
     from slurmft.runs import scan
 
     left_out = ""
@@ -168,20 +172,27 @@ def _others(runs_dir: Path, run: RunDir | None) -> "Iterator[MeasuredRun]":
         # What others have written into a shared folder refuses nobody's work.
         if is_over or not RunDir(path).is_own():
             continue
-        for other in scan.read_each([path], [], with_environment=False):
-            if other.is_own_program:
-                yield other
+        yield from scan.read_each([path], [], with_environment=False)
 
 
-def _outputs(settings: Mapping[str, Any]) -> dict[str, str]:
+def _outputs_of(run: "MeasuredRun") -> dict[str, str]:
+    return _outputs(str(run.config["program"].get("kind")), run.settings)
+
+
+def _outputs(kind: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns the real path of each file and folder of a program's that no other run may write, by
-    the name of its option."""
-    # 8 ms: no other program needs it
-    from slurmft.programs.description import OWN_FILES
+    the name of its option. Trainings write into their runs alone."""
+    keys: tuple[str, ...] = ()
+    if kind == OWN:
+        # 8 ms: no other program needs it
+        from slurmft.programs.description import OWN_FILES
 
+        keys = OWN_FILES
+    elif kind == PREDICT:
+        keys = ("output",)
     places = {}
     folder = str(settings.get("folder", ""))
-    for key in OWN_FILES:
+    for key in keys:
         # A study without such a file has "" there.
         if settings.get(key):
             places[key] = os.path.realpath(os.path.join(folder, settings[key]))
