@@ -229,7 +229,7 @@ def submit_or_show(
         )
         return print_json(facts)
     destination = launcher.get(job.cluster).DESTINATION
-    print(f"job {job.id} submitted {destination.format(config.job.nodes)}")
+    print(f"job {job.id} submitted {destination.format(config.job.node_range)}")
     # A request by --on that comes again leads to the run of the first time.
     if run.load_config().submission.time != submission.time:
         hint = "to submit another, type the command once more"

@@ -160,6 +160,8 @@ class Parser(argparse.ArgumentParser):
         for name, each in declared.items():
             if only is None or name in only:
                 settings = _argument(each)
+                if each.lower:
+                    settings |= _range_argument(each, only)
                 section.add_argument(each.flag, dest=name, **settings)
                 self.options[name] = each
 
@@ -470,6 +472,44 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         )
 
 
+class _NumberOrRange(argparse.Action):
+    """Stores a number, or both ends of a range MIN-MAX; see `Option.lower`."""
+
+    def __init__(self, lower: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._lower = lower
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, value: Any, *_: Any
+    ) -> None:
+        ends = re.fullmatch(r"([0-9]+)-([0-9]+)", value)
+        # A number alone is no range, whatever the site file or an earlier submission has.
+        least = None
+        try:
+            if ends is None:
+                most = integer(value)
+            else:
+                least = integer(ends[1])
+                most = integer(ends[2])
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        if least is not None and least >= most:
+            raise self._no_range(least, most)
+        setattr(namespace, self.dest, most)
+        setattr(namespace, self._lower, least)
+
+    def _no_range(self, least: int, most: int) -> UsageError:
+        """Returns the error for a range whose first number is not the smaller one."""
+        flag = self.option_strings[0]
+        cure = f"{flag} {most}"
+        if least > most:
+            cure = f"{flag} {most}-{least}"
+        return UsageError(
+            f"{flag} {least}-{most} is no range from fewer to more",
+            f"did you mean {cure}?",
+        )
+
+
 class _HelpAll(argparse.Action):
     def __call__(self, parser: Any, *_: Any) -> None:
         parser.shows_all = True
@@ -527,6 +567,14 @@ def _argument(option: Option) -> dict[str, Any]:
     choices = "|".join(option.choices)
     argument["metavar"] = option.metavar or choices or option.placeholder
     return argument
+
+
+def _range_argument(option: Option, only: Collection[str] | None) -> dict[str, Any]:
+    """Returns the arguments of `add_argument` for an option that may be a range; where a command
+    has not the option of the lower end, for a number."""
+    if only is not None and option.lower not in only:
+        return {"metavar": option.placeholder}
+    return {"action": _NumberOrRange, "lower": option.lower, "type": str}
 
 
 def typed_options(

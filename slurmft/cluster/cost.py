@@ -120,7 +120,7 @@ def _by_records(run: MeasuredRun, peak_bytes: int | None) -> Cost:
     node_count = 1
     # Simulated nodes are one machine.
     if _is_slurm(run) and run.value("cluster") != "local":
-        node_count = run.value("nodes") or 1
+        node_count = run.nodes or 1
     gpus = 0
     cpus = 0
     gpu_hours = None

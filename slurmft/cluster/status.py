@@ -438,7 +438,7 @@ def described(run: MeasuredRun) -> Described:
         task=run.value("task"),
         model=run.value("model"),
         data=run.value("data"),
-        nodes=run.value("nodes"),
+        nodes=run.nodes,
     )
 
 

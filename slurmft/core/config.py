@@ -76,12 +76,14 @@ class JobConfig:
     )
     nodes: int = option(
         1,
-        "number of nodes; each has one Slurm task and one torchrun",
+        "number of nodes; each has one Slurm task and one torchrun. MIN-MAX: what Slurm has free",
         # Every process adds a batch of its own to a step: more of them train otherwise.
         affects="both",
         at="job",
+        metavar="N|MIN-MAX",
         least=1,
         most=65_536,  # Slurm's MAX_SLURM_NODES; it cuts larger numbers to 32 bits, and takes them
+        lower="min_nodes",
         counts="devices",
         usual=True,
         sbatch="nodes",
@@ -91,6 +93,17 @@ class JobConfig:
             "nnodes",
             "N",
         ),
+    )
+    min_nodes: int | None = option(
+        None,
+        "fewest nodes that will do: --nodes 2-8 is --nodes 8 --min-nodes 2",
+        # The global batch is that of --nodes, whatever their number is.
+        affects="speed",
+        at="job",
+        least=1,
+        below="nodes",
+        # It compares numbers of nodes.
+        varies=False,
     )
     nproc_per_node: int | None = option(
         None,
@@ -571,6 +584,22 @@ class JobConfig:
         keys = [pair.lstrip("-").partition("=")[0] for pair in self.sbatch]
         is_in_sbatch = not _CPU_KEYS.isdisjoint(keys)
         return self.exclusive or self.cpus_per_task is not None or is_in_sbatch
+
+    @property
+    def least_nodes(self) -> int:
+        """Nodes with which the job can start."""
+        return self.min_nodes or self.nodes
+
+    @property
+    def node_range(self) -> str:
+        """The number of nodes as sbatch takes it: "4", or "2-8"."""
+        if self.min_nodes is None:
+            return str(self.nodes)
+        return f"{self.min_nodes}-{self.nodes}"
+
+    def on_nodes(self, count: int) -> "JobConfig":
+        """Returns the job as it is where Slurm gave so many nodes, which `node_range` allows."""
+        return dataclasses.replace(self, nodes=count, min_nodes=None)
 
     def raised_mem_mib(self, most_mib: int) -> int | None:
         """Returns the memory a node that a requeue asks for where --mem was too small; None: no

@@ -110,6 +110,9 @@ class Option:
     """The largest value."""
     below: float | str | None = None
     """A number that every value is smaller than, or the name of the option that has it."""
+    lower: str = ""
+    """The option that has the lower end where a range, MIN-MAX, is typed for this one; empty:
+    ranges are no values."""
     needs: tuple[Needs, ...] = ()
     excludes: tuple[Excludes, ...] = ()
     read_with: tuple[Needs, ...] = ()

@@ -164,6 +164,8 @@ class Job:
         if run is None:
             return
         self.config = run.load_own_config()
+        self.nodes = run.attempt_nodes(self.config.job)
+        """Nodes of this attempt."""
         self._meetings = run.meetings(current_attempt())
         """How often the ranks have met in this attempt, as this process knows it."""
         self.began_at = time.time()
@@ -505,7 +507,7 @@ class Job:
             "phases_s": {},
         } | dict(facts or {})
         if self._run is not None and self.is_main:
-            nodes = {"nodes": self.config.job.nodes}
+            nodes = {"nodes": self.nodes}
             # the caller's facts count
             result = self._timing(self._run) | nodes | result
             write_json(self._run.result, result)

@@ -148,10 +148,11 @@ class Rendezvous:
         hosts = tuple(host + suffix for host in host_list.split(","))
         # srun numbers the nodes in the order of the list.
         rank = int(simulated or environment.get("SLURM_NODEID", "0"))
-        if len(hosts) != job.nodes or rank >= len(hosts):
+        is_allowed = job.least_nodes <= len(hosts) <= job.nodes
+        if not is_allowed or rank >= len(hosts):
             raise RendezvousError(
-                f"the run is set up for {job.nodes} nodes, but Slurm allocated {len(hosts)}, of "
-                f"which this is number {rank + 1}"
+                f"the run is set up for {job.node_range} nodes, but Slurm allocated "
+                f"{len(hosts)}, of which this is number {rank + 1}"
             )
         # The head picked them in the batch script, just before the tasks started.
         port, check_port = ports.split(",")

@@ -47,6 +47,7 @@ def run_node(supervisor: Supervisor) -> int:
     frozen_code.check(run, config)
     run.settle_permissions()
     rendezvous = Rendezvous.of_node(config.job, os.environ)
+    config = replace(config, job=config.job.on_nodes(len(rendezvous.hosts)))
     reserve_port(config, rendezvous)
     if not meet(supervisor, config, rendezvous):
         return Exit.FAILED

@@ -113,6 +113,17 @@ class MeasuredRun:
         return self.settings.get(field, value_of_job)
 
     @property
+    def nodes(self) -> int | None:
+        """Its number of nodes; of --nodes MIN-MAX, that of its last attempt."""
+        nodes: int | None = self.value("nodes")
+        if self.value("min_nodes") is None:
+            return nodes
+        attempt = RunDir(self.path).read_attempt()
+        if attempt is None:
+            return nodes
+        return len(attempt.hosts)
+
+    @property
     def held_samples(self) -> dict[str, int]:
         """Option -> the most samples at a time that memory has held, of options that asked for
         more."""

@@ -458,6 +458,34 @@ done
         site.output("scancel", job)
         site.await_end(job)
 
+    def test_range_of_nodes(self, site: Site) -> None:
+        """A job takes as many nodes of its range as are free at each start; the fewest, if it
+        says how many tasks a node has."""
+        host = site.slurm.hosts[0]
+        other = site.submit("--exclusive", f"--nodelist={host}", site.sleeps, "600")
+        site.await_running(other)
+        log = site.folder / "sizes"
+        text = f"""#!/bin/sh
+echo "$SLURM_JOB_NUM_NODES of $(srun hostname | wc -l)" >> {log}
+sleep 600
+"""
+        script = site.write("range.sh", text)
+        options = ("--nodes=2-4", "--exclusive")
+        job = site.submit(*options, "--ntasks-per-node=1", script)
+        until(log.exists)
+        until(lambda: log.read_text() == "2 of 2\n", log.read_text)
+        site.output("scancel", job)
+        site.await_end(job)
+        log.write_text("")
+        job = site.submit(*options, script)
+        until(lambda: log.read_text() == "3 of 3\n", log.read_text)
+        site.output("scancel", other)
+        site.await_end(other)
+        site.output("scontrol", "requeue", job)
+        until(lambda: log.read_text() == "3 of 3\n4 of 4\n", log.read_text)
+        site.output("scancel", job)
+        site.await_end(job)
+
     def test_signals(self, site: Site) -> None:
         """To the steps, or to the batch script alone."""
         step = f"""trap 'echo step >> {site.folder}/signals' USR2; echo > {site.folder}/ready

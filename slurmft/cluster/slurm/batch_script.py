@@ -50,6 +50,8 @@ def inside_text(
     # One failed task ends the step: the others would wait for it in a collective.
     # --export=ALL: where sbatch had --export=NONE, srun would hand on no variable of this script.
     srun = ["srun", "--export=ALL", "--unbuffered", "--kill-on-bad-exit=1", "--wait=60"]
+    if config.job.min_nodes is not None:
+        srun.append("--ntasks-per-node=1")
     # Appended: a requeued job keeps its id, and so the names of its logs.
     srun += ["--open-mode=append", "--output", f"{log}.out", "--error", f"{log}.err"]
     in_container = container.srun_options(config, run)

@@ -104,7 +104,7 @@ def excludable_hosts(run: RunDir) -> list[str]:
     for partition in commands.partitions():
         if partition.name == name:
             size = partition.nodes
-    if size - len(bad_hosts) < job.nodes:
+    if size - len(bad_hosts) < job.least_nodes:
         return []
     return bad_hosts
 
@@ -180,7 +180,7 @@ def raised_memory(run: RunDir, killed_by: str, exclude: Sequence[str]) -> int | 
     if _restricts_hosts(job):
         which.append(f"--nodes={os.environ.get('SLURM_JOB_NODELIST', '')}")
     # With more than the nodes have, the job would wait for ever.
-    nodes = job.nodes + len(exclude)
+    nodes = job.least_nodes + len(exclude)
     most_mib = commands.largest_memory_mib(nodes, *which)
     return job.raised_mem_mib(most_mib)
 

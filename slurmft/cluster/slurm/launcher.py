@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +47,10 @@ def notes(config: RunConfig) -> list[str]:
     # Who asks for some GPUs of a node leaves the others, and their CPUs, to other jobs.
     if job.chooses_cpus or job.gpus_per_node:
         return []
-    grant = commands.grant(arguments(request(config).items()))
+    # Of a range, as many nodes as are always enough: sbatch does not say how many it would take.
+    job = job.on_nodes(job.least_nodes)
+    fewest = replace(config, job=job)
+    grant = commands.grant(arguments(request(fewest).items()))
     if grant is None or grant.cpus >= grant.cpus_per_node * job.nodes:
         return []
     granted = grant.cpus // job.nodes

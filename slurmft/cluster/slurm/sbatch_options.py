@@ -43,6 +43,11 @@ def request(config: RunConfig) -> dict[str, str | None]:
     requeue = "no-requeue"
     if job.requeue:
         requeue = "requeue"
+    # For a range of nodes, Slurm would give no more nodes than the fewest have tasks: there srun
+    # says it.
+    tasks = {}
+    if job.min_nodes is None:
+        tasks["ntasks-per-node"] = "1"
     return {
         **fields,
         "job-name": job.project,
@@ -51,7 +56,7 @@ def request(config: RunConfig) -> dict[str, str | None]:
         requeue: None,
         # Before the time limit; to the processes of the step, not to the batch script.
         "signal": f"USR2@{job.lead_s}",
-        "ntasks-per-node": "1",
+        **tasks,
         "open-mode": "append",
     }
 
@@ -69,6 +74,8 @@ def of_fields(job: JobConfig, names: Iterable[str]) -> dict[str, str | None]:
             arguments[key] = None
         elif value is not None and value is not False:
             arguments[key] = str(value)
+    if "nodes" in arguments:
+        arguments["nodes"] = job.node_range
     return arguments
 
 

@@ -243,6 +243,12 @@ def hosts_of(job: JobConfig) -> list[str]:
     if hostfile is None:
         problem = "--cluster mpirun needs --hostfile"
         raise UsageError(problem, "a file with one host per line")
+    if job.min_nodes is not None:
+        raise UsageError(
+            f"--nodes {job.node_range}: mpirun starts on a fixed number of hosts, the first of "
+            "--hostfile",
+            f"use --nodes {job.nodes}",
+        )
     hosts = read_hostfile(hostfile)
     if len(hosts) < job.nodes:
         raise UsageError(

@@ -210,7 +210,7 @@ def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]
             names.append(str(settings[key]))
     # A program of the user's own has neither task nor model.
     program = ", ".join(names) or config.program.name
-    yield f"run: {program}, {config.job.nodes} node(s)"
+    yield f"run: {program}, {config.job.node_range} node(s)"
     job = run.read_job()
     if job is None:  # submitted by nobody, as on Kubernetes
         yield "job: ? ()"

@@ -148,7 +148,7 @@ def _send(config: RunConfig, kept: Path, environment: Mapping[str, str]) -> str:
             # Without --force, it makes the file: one that is there is not written.
             commands.call("sbcast", path, target, timeout_s=_SEND_TIMEOUT_S)
     except SlurmftError as error:
-        clean(sent, config.job.nodes)  # some nodes may have it
+        clean(sent, allocation.allocated_nodes() or 1)  # some nodes may have it
         raise StageError(error.message) from error
     pack_s = packed_at - began_at
     send_s = time.monotonic() - packed_at

@@ -64,6 +64,10 @@ def fields_of(run: MeasuredRun) -> dict[str, Any]:
         # Repeats have seeds of their own; --seed is an argument of the user's program.
         if affects and name not in ("seed", "--seed"):
             fields[name] = value
+    # On another number of nodes it is another measurement; its global batch is that of the most.
+    if fields.get("min_nodes") is not None:
+        fields["min_nodes"] = f"{fields['min_nodes']}-{fields['nodes']}"
+        fields["nodes"] = run.nodes
     return fields
 
 

@@ -93,6 +93,11 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
             else:
                 # Only the seed differs: to configure it again would check all data again.
                 config = _with_next_seed(configs[key, 1], repeat)
+            if config.job.min_nodes is not None:
+                raise UsageError(
+                    f"--nodes {config.job.node_range}: a study measures fixed numbers of nodes",
+                    "give one number",
+                )
             job = replace(config.job, cluster=check(config))
             configs[key, repeat] = replace(config, job=job)
         except UsageError as error:

@@ -92,6 +92,7 @@ class Setup:
             least_rows=task.least_step_rows,
             resumed_batch_size=_batch_size_of(checkpoint),
             memory_limit=limits.train_samples,
+            absent_ranks=world.size // job.nodes * (job.config.job.nodes - job.nodes),
         )
         if _memory_ran_out(run_dir, world):
             limits = _halved(limits, plan)

@@ -33,6 +33,8 @@ class Plan:
     """Global batch size of the run that this one continues: kept, whatever the number of ranks."""
     memory_limit: int | None = None
     """The most samples of a rank's batch, where memory was too small for --batch-size."""
+    absent_ranks: int = 0
+    """Ranks that all of --nodes would have more, where Slurm gave fewer nodes."""
 
     @property
     def micro_batch_size(self) -> int:
@@ -61,7 +63,7 @@ class Plan:
         """Samples of one optimizer step."""
         if self.resumed_batch_size:
             return self.resumed_batch_size
-        return self.config.step_size(self.world_size)
+        return self.config.step_size(self._all_ranks)
 
     @property
     def limited_from(self) -> int | None:
@@ -69,10 +71,15 @@ class Plan:
         # A resumed run keeps its batch size, whatever this number of ranks would make.
         if self.resumed_batch_size is not None:
             return None
-        requested = self.config.unlimited_step_size(self.world_size)
+        requested = self.config.unlimited_step_size(self._all_ranks)
         if requested == self.global_batch_size:
             return None
         return requested
+
+    @property
+    def _all_ranks(self) -> int:
+        """Ranks on all of --nodes, whose batch the run has on fewer nodes, too."""
+        return self.world_size + self.absent_ranks
 
     @property
     def step_samples(self) -> int:

@@ -189,7 +189,8 @@ def job_text(job: Job) -> str:
     excluded = hostlist.compress(job.excluded) or "(null)"
     wanted = hostlist.compress(job.node_list) or "(null)"
     comment = f"   Comment={job.comment} \n" if job.comment else ""
-    cpus = job.nodes * job.tasks_per_node * job.cpus_per_task
+    nodes = job.allocated_nodes
+    cpus = nodes * job.tasks_per_node * job.cpus_per_task
     memory = job.memory or "0"
     return f"""\
 JobId={job.id} {place}JobName={job.name}
@@ -205,7 +206,7 @@ ExitCode={job.exit_code}:{job.signal}
    MinCPUsNode={job.cpus_per_task} MinMemoryNode={memory} MinTmpDiskNode=0
    ReqNodeList={wanted} ExcNodeList={excluded}
    NodeList={hosts}
-   NumNodes={job.nodes} NumCPUs={cpus} NumTasks={job.nodes} CPUs/Task={job.cpus_per_task}
+   NumNodes={nodes} NumCPUs={cpus} NumTasks={nodes} CPUs/Task={job.cpus_per_task}
    Command={job.command}
    WorkDir={job.work_dir}
 {comment}   StdErr={job.error}

@@ -61,11 +61,14 @@ class Job:
     error: str
     append: bool
     nodes: int
+    """The fewest."""
     tasks_per_node: int
     cpus_per_task: int
     memory: str
     time_min: int
     submitted: float
+    most_nodes: int = 0
+    """The most of a range; 0: it takes `nodes`."""
     requeues: bool = True
     dependency: str = ""
     kill_on_invalid_dependency: bool = False
@@ -106,6 +109,11 @@ class Job:
     @property
     def shown_id(self) -> str:
         return f"{self.array}_{self.task}" if self.array else str(self.id)
+
+    @property
+    def allocated_nodes(self) -> int:
+        """Those that it runs on, or asks for."""
+        return len(self.hosts) or self.nodes
 
     @property
     def is_pending(self) -> bool:

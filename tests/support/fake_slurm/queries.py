@@ -129,8 +129,8 @@ def _field(letter: str, name: str, job: Job) -> str:
         "r": job.reason,
         "S": time_text(start) if start else "N/A",
         "P": job.partition,
-        "D": str(job.nodes),
-        "C": str(job.nodes * job.cpus_per_task),
+        "D": str(job.allocated_nodes),
+        "C": str(job.allocated_nodes * job.cpus_per_task),
         "l": limit_text(job.time_min),
         "N": hosts,
         "o": job.command,
@@ -222,7 +222,7 @@ def _starts(job: Job) -> list[Start]:
 
 
 def _job_row(name: str, job: Job, start: Start) -> Row:
-    cpus = job.nodes * job.tasks_per_node * job.cpus_per_task
+    cpus = job.allocated_nodes * job.tasks_per_node * job.cpus_per_task
     memory = _memory_of_all_nodes(job)
     row = _common_row(job, start) | {
         "JobID": name,
@@ -236,7 +236,7 @@ def _job_row(name: str, job: Job, start: Start) -> Row:
         "ConsumedEnergyRaw": "",
     }
     if start.hosts:
-        row["AllocTRES"] = f"cpu={cpus},mem={memory},node={job.nodes}"
+        row["AllocTRES"] = f"cpu={cpus},mem={memory},node={job.allocated_nodes}"
         row["AllocCPUS"] = str(cpus)
     if start.state == "CANCELLED" and job.cancelled_by is not None:
         row["State"] = f"CANCELLED by {job.cancelled_by}"
@@ -286,7 +286,7 @@ def _memory_of_all_nodes(job: Job) -> str:
     amount, unit = re.fullmatch(
         r"(\d+)([KMGT]?)", job.memory or f"{MEMORY_MB}M"
     ).groups()  # type: ignore[union-attr]
-    return f"{int(amount) * job.nodes}{unit or 'M'}"
+    return f"{int(amount) * job.allocated_nodes}{unit or 'M'}"
 
 
 # --- sinfo, sacctmgr ------------------------------------------------------------------------------

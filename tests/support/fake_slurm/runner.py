@@ -184,7 +184,7 @@ def environment_of(job: Job) -> dict[str, str]:
     """Returns the environment of a job's batch script."""
     saved: dict[str, str] = json.loads(Path(job.environment).read_text())
     hosts = hostlist.compress(job.hosts)
-    tasks = str(job.nodes * job.tasks_per_node)
+    tasks = str(job.allocated_nodes * job.tasks_per_node)
     variables = saved | {
         "SLURMD_NODENAME": job.hosts[0],
         "SLURM_CLUSTER_NAME": CLUSTER_NAME,
@@ -195,11 +195,11 @@ def environment_of(job: Job) -> dict[str, str]:
         "SLURM_JOB_ID": str(job.id),
         "SLURM_JOB_NAME": job.name,
         "SLURM_JOB_NODELIST": hosts,
-        "SLURM_JOB_NUM_NODES": str(job.nodes),
+        "SLURM_JOB_NUM_NODES": str(job.allocated_nodes),
         "SLURM_JOB_PARTITION": job.partition,
         "SLURM_JOB_USER": job.user,
         "SLURM_LOCALID": "0",
-        "SLURM_NNODES": str(job.nodes),
+        "SLURM_NNODES": str(job.allocated_nodes),
         "SLURM_NODEID": "0",
         "SLURM_NODELIST": hosts,
         "SLURM_NTASKS": tasks,

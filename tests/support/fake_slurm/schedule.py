@@ -56,7 +56,7 @@ def schedule(table: Table, jobs: list[Job]) -> None:
             continue
         hosts = _hosts_with_room(job, jobs)
         if len(hosts) >= job.nodes:
-            _start(job, hosts[: job.nodes])
+            _start(job, hosts[: max(job.nodes, job.most_nodes)])
             continue
         _preempt_for(job, jobs)
         job.reason = "Resources" if is_first_without_room else "Priority"

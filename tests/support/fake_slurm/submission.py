@@ -221,6 +221,10 @@ def _jobs_of(
     output = options.get("output", "slurm-%A_%a.out" if tasks else "slurm-%j.out")
     partition = options.get("partition", DEFAULT_PARTITION)
     limit = minutes(options["time"]) if "time" in options else None
+    least, _, most = options.get("nodes", "1").partition("-")
+    # Slurm counts the tasks of the fewest nodes then, and gives no more nodes than tasks.
+    if "ntasks-per-node" in options:
+        most = ""
     fields: dict[str, Any] = {
         "name": options.get("job-name", os.path.basename(script)),
         "user": os.environ.get("USER", "root"),
@@ -233,7 +237,8 @@ def _jobs_of(
         "output": output,
         "error": options.get("error", output),
         "append": options.get("open-mode") == "append",
-        "nodes": int(options.get("nodes", "1").partition("-")[0]),
+        "nodes": int(least),
+        "most_nodes": int(most or 0),
         "tasks_per_node": int(options.get("ntasks-per-node", 1)),
         "cpus_per_task": int(options.get("cpus-per-task", 1)),
         "memory": options.get("mem", ""),
