@@ -36,6 +36,7 @@ def take_a_node(slurm: FakeSlurm) -> str:
     return job
 
 
+@pytest.mark.extra("faults")
 def test_training_takes_what_is_free(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """Three nodes, then four: batch, order, schedule and losses are those of four."""
     fixed = slurmft(
@@ -123,6 +124,7 @@ def test_who_needs_one_number(tmp_path: Path) -> None:
     assert "--nodes 2-4: a study measures fixed numbers of nodes" in done.err
 
 
+@pytest.mark.extra("faults")
 @pytest.mark.slurm
 @pytest.mark.timeout(600)
 def test_a_dead_node_is_done_without(idle_cluster: Cluster, tmp_path: Path) -> None:
