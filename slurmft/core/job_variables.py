@@ -39,6 +39,7 @@ OF_JOBS = (
     "SLURMFT_STAGED",
     "SLURMFT_STOPPING",
     "SLURMFT_STORE_SECRET",
+    "SLURMFT_TAKES_LESS",
 )
 """Variables of one job alone."""
 

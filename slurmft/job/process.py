@@ -128,6 +128,20 @@ def record_failure(
     else:
         # Where other hosts are at fault, or other ranks failed, their failure is the one to read.
         secondary = bool(explained.bad_hosts) or is_secondary(error)
+    can_restart = secondary or explained.retry
+    # Without a trace it is a SlurmftError: of the input, or of what the user has asked for.
+    if not secondary and bad_host is None and trace is not None:
+        can_restart = not failed_so_before(run, explained, where, step, meetings)
+    memory_failures = None
+    retry = explained.retry
+    if not secondary and memory_kills.is_said_by(explained.message):
+        memory_failures = _memory_failures()
+    if memory_failures is not None:
+        takes_less = memory_kills.TAKES_LESS in os.environ
+        can_restart = can_restart or takes_less
+        # Without torchrun, the only start is that of the whole job.
+        is_by_job = takes_less or "TORCHELASTIC_RUN_ID" not in os.environ
+        retry = retry or (can_restart and is_by_job)
     failure = Failure.of(
         where,
         explained,
@@ -136,16 +150,24 @@ def record_failure(
         step=step,
         meetings=meetings,
         bad_host=bad_host,
+        memory_failures=memory_failures,
+        retry=retry,
     )
-    can_restart = secondary or explained.retry
-    # Without a trace it is a SlurmftError: of the input, or of what the user has asked for.
-    if not secondary and bad_host is None and trace is not None:
-        can_restart = not failed_so_before(run, explained, where, step, meetings)
     # Recorded first: torchrun's end is that of this process.
     run.add(failure)
     if not can_restart:
         ask_for_no_restart()
     return int(explained.code)
+
+
+def _memory_failures() -> int | None:
+    """Returns how often memory had run out before this process of a program of the user's own; None
+    in another program, which notes what it takes less of."""
+    text = os.environ.get(memory_kills.FAILURES, "")
+    # A program may start others, and give them what it likes.
+    if not text.isdecimal():
+        return None
+    return int(text)
 
 
 def ask_for_no_restart() -> None:

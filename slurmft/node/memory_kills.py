@@ -1,4 +1,5 @@
-"""Processes that the kernel has killed because memory ran out, by its own counters."""
+"""Memory that ran out: processes that the kernel has killed for it, by its own counters, and the
+errors that say so."""
 
 import contextlib
 import re
@@ -13,6 +14,17 @@ from slurmft.node.hardware import cgroups, memory_mib
 
 LESS_OR_MORE = "use less memory (smaller batches), or ask for more: --mem"
 """The cure where memory has run out."""
+FAILURES = "SLURMFT_MEMORY_FAILURES"
+"""The environment variable with how often memory ran out before, for a program of the user's
+own."""
+TAKES_LESS = "SLURMFT_TAKES_LESS"
+"""The environment variable that is there where such a program takes less the next time."""
+_RAN_OUT = re.compile(
+    r"out of memory|OutOfMemoryError|RESOURCE_EXHAUSTED|MemoryError\b|can't allocate memory|"
+    r"cannot allocate memory|_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+"""The errors of torch on GPUs and CPUs, JAX, TensorFlow, Python, numpy and the kernel."""
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -48,6 +60,11 @@ class MemoryKills:
         ):
             return False
         return None
+
+
+def is_said_by(error: str) -> bool:
+    """Returns whether a program's error, its last lines, says that memory ran out."""
+    return _RAN_OUT.search(error) is not None
 
 
 def note(file: Path) -> None:

@@ -8,14 +8,6 @@ from collections.abc import Sequence
 from slurmft.core.errors import UsageError
 from slurmft.runs.rundir import RunDir
 
-VARIABLE = "SLURMFT_MEMORY_FAILURES"
-"""The environment variable with their number, for the program."""
-_RAN_OUT = re.compile(
-    r"out of memory|OutOfMemoryError|RESOURCE_EXHAUSTED|MemoryError\b|can't allocate memory|"
-    r"cannot allocate memory|_STATUS_ALLOC_FAILED",
-    re.IGNORECASE,
-)
-"""The errors of torch on GPUs and CPUs, JAX, TensorFlow, Python, numpy and the kernel."""
 _PROCESS_KILLED = re.compile(
     r"\bKilled\b|SIGKILL|\bsignal:? 9\b|exitcode:? -9\b|exited unexpectedly|terminated abruptly",
     re.IGNORECASE,
@@ -25,11 +17,6 @@ killed."""
 _KILLED_BY_SHELL = 128 + signal.SIGKILL
 """The exit code of a shell whose last command was killed."""
 _PLACEHOLDER = re.compile(r"\{(memory_failures|(halved|doubled):([^{}]*))\}")
-
-
-def is_one(error: str) -> bool:
-    """Returns whether a program's error, its last lines, says that memory ran out."""
-    return _RAN_OUT.search(error) is not None
 
 
 def says_killed(code: int, output: str) -> bool:

@@ -159,7 +159,9 @@ class OwnProcess:
         )
         # Into a pipe, Python writes whole blocks: a program that prints little would look hung.
         environment["PYTHONUNBUFFERED"] = "1"
-        environment[memory_failures.VARIABLE] = str(self._memory_failures)
+        environment[memory_kills.FAILURES] = str(self._memory_failures)
+        if self._adapts:
+            environment[memory_kills.TAKES_LESS] = "1"
         if self._program.open_rendezvous:
             environment.pop(sealed.SECRET, None)
         if self._program.code:
@@ -418,7 +420,7 @@ class OwnProcess:
         error = SlurmftError(redact(message), hint, code)
         if self._lost_process(code, output):
             error = memory_kills.with_cause(error)
-        ran_out = error.out_of_memory or memory_failures.is_one(text)
+        ran_out = error.out_of_memory or memory_kills.is_said_by(text)
         self._record(error, trace, secondary, is_taken, ran_out)
         return code
 

@@ -10,6 +10,7 @@ import torch
 
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.run_files import Failure
+from slurmft.node import memory_kills
 from slurmft.programs import memory_failures
 from slurmft.programs.description import OwnProgram
 from tests.conftest import slurmft
@@ -84,13 +85,13 @@ def test_placeholder_without_a_size(word: str) -> None:
     ],
 )
 def test_errors(error: str, expected: bool) -> None:
-    assert memory_failures.is_one(error) is expected
+    assert memory_kills.is_said_by(error) is expected
 
 
 def test_error_of_torch_on_cpus() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**50)
-    assert memory_failures.is_one(f"RuntimeError: {raised.value}")
+    assert memory_kills.is_said_by(f"RuntimeError: {raised.value}")
 
 
 @pytest.mark.parametrize(
@@ -140,21 +141,26 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("project")
-def test_program_that_takes_less_until_it_fits() -> None:
-    """Without a checkpoint, and on all ranks alike."""
+@pytest.mark.parametrize("attaches", [False, True])
+def test_program_that_takes_less_until_it_fits(project: Path, attaches: bool) -> None:
+    """Without a checkpoint, and on all ranks alike. What attaches records its failures itself."""
+    if attaches:
+        lines = "".join(f"    {line}\n" for line in NEEDS_MEMORY.splitlines())
+        write(project, "own.py", f"import slurmft\nwith slurmft.attach():\n{lines}")
     done = slurmft(
         *("run", "--cluster", "local", "--follow", "--nproc-per-node", "2", "--"),
-        *("own.py", "{halved:4}", "{doubled:3}"),
+        *("own.py", "{halved:8}", "{doubled:3}"),
         imported=True,
     )
     assert done.code == 0, done.err
-    for rank in (0, 1):
-        text = done.run.rank_log(rank).read_text()
-        assert "batch 4 steps 3 failures 0" in text
-        assert "batch 2 steps 6 failures 1" in text.splitlines()[-1]
+    texts = [done.run.rank_log(rank).read_text() for rank in (0, 1)]
+    # The first rank that fails may end the others before they print.
+    for line in ("batch 8 steps 3 failures 0", "batch 4 steps 6 failures 1"):
+        assert any(line in text for text in texts), texts
+    for text in texts:
+        assert "batch 2 steps 12 failures 2" in text.splitlines()[-1]
     assert done.run.attempt_number() == 1
-    assert memory_failures.count(done.run) == 1
+    assert memory_failures.count(done.run) == 2
 
 
 @pytest.mark.processes
