@@ -308,6 +308,16 @@ def test_changed_code_and_versions_are_said(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_that_never_began_has_changed_nothing(tmp_path: Path) -> None:
+    """Such as one whose model is not there: it has recorded no versions."""
+    write_run(tmp_path / "a", nodes=1)
+    failed = write_run(tmp_path / "b", nodes=2, state="failed")
+    failed.environment.unlink()
+    text = report(tmp_path)
+    assert "CHANGED" not in text
+    assert "None" not in text
+
+
 def test_results_with_foreign_values_are_rows_without_them(tmp_path: Path) -> None:
     odd: dict[str, Any] = {
         "phases_s": {"train": "long"},

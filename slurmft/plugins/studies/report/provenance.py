@@ -132,8 +132,11 @@ def _version_of(package: str) -> Reader:
     def read(run: MeasuredRun) -> str:
         environment = run.environment
         # Python is no package: a run records its version apart from theirs.
-        default = environment.python if package == "python" else ""
-        return str(environment.versions.get(package, default))
+        version = environment.versions.get(package)
+        if package == "python":
+            version = environment.python
+        # A run that ended before its ranks met has none: it changed nothing.
+        return version or ""
 
     return read
 
