@@ -477,9 +477,15 @@ def check_packages(train: TrainConfig) -> None:
         packages["--lora"] = ("peft",)
     if train.load_in_4bit:
         packages["--load-in-4bit"] = ("bitsandbytes",)
-    if train.named_metrics:
-        packages["--metric"] = ("evaluate",)
     check_installed(packages)
+    if train.named_metrics and importlib.util.find_spec("evaluate") is None:
+        # Most who type f1 or macro_f1 mean one that the task has.
+        raise UsageError(
+            f"--metric {train.named_metrics[0]!r} is none of the task, and the package "
+            "evaluate is not installed",
+            f"the task has {some(train.own_metrics)}; for others: "
+            f"{shlex.quote(interpreter.PYTHON)} -m pip install evaluate",
+        )
 
 
 def check_installed(packages: dict[str, tuple[str, ...]]) -> None:

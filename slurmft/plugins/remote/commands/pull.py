@@ -220,7 +220,7 @@ def _fetch_outputs(
     if not sizes:
         return ""
     status.connection.fetch(folder, into, names=sizes)
-    return f"{len(sizes):,} files, {in_bytes(sum(sizes.values()))}"
+    return f"{len(sizes):,} file(s), {in_bytes(sum(sizes.values()))}"
 
 
 def _fetch(
