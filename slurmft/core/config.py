@@ -925,6 +925,9 @@ _RESERVED = (
 )
 """sbatch options on which slurmft's own working depends."""
 
+EXPEDITED = "requeue=expedite"
+"""The value of --sbatch by which Slurm starts a job again before all others, on its nodes."""
+
 
 def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
     key = pair.partition("=")[0].lstrip("-")
@@ -933,6 +936,12 @@ def _check_sbatch_pair(job: JobConfig, pair: str) -> None:
         raise UsageError(
             f"--sbatch {pair!r} is not KEY=VALUE", 'write it as --sbatch "nice=100"'
         )
+    if pair.lstrip("-") == EXPEDITED:
+        if not job.requeue:
+            raise UsageError(
+                f"--sbatch {EXPEDITED} contradicts --no-requeue", "give one of the two"
+            )
+        return
     # sbatch takes the beginning of an option's name as well.
     reserved = [name for name in _RESERVED if name.startswith(key)]
     if reserved:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Literal
 
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
-from slurmft.core.config import RunConfig
-from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.config import EXPEDITED, RunConfig
+from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.runs.rundir import RunDir
+
+_EXPEDITES = (25, 11)
+"""The first version of Slurm with --requeue=expedite."""
 
 DESTINATION = "to Slurm: {} node(s)"
 LOCATION_KIND: Literal["cluster"] = "cluster"
@@ -30,12 +34,28 @@ def plan(config: RunConfig, run: RunDir) -> str:
     """Returns the batch script, and how it is submitted."""
     from slurmft.cluster.slurm.batch_script import sbatch_text
 
+    _check_expedited(config)
     lines = [
         "# sbatch script, submitted through submitit",
         sbatch_text(config, run),
         *notes(config),
     ]
     return "\n".join(lines)
+
+
+def _check_expedited(config: RunConfig) -> None:
+    """Raises UsageError where a job is to be requeued before all others, by a Slurm that cannot."""
+    if EXPEDITED not in [pair.lstrip("-") for pair in config.job.sbatch]:
+        return
+    version = ""
+    with contextlib.suppress(SlurmftError):  # sbatch says why
+        version = commands.version()
+    numbers = re.search(r"(\d+)\.(\d+)", version)
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < _EXPEDITES:
+        raise UsageError(
+            f"--sbatch {EXPEDITED}: this is {version}, and Slurm has it since 25.11",
+            "leave it out",
+        )
 
 
 def notes(config: RunConfig) -> list[str]:
@@ -64,6 +84,8 @@ def submit(config: RunConfig, run: RunDir) -> str:
 
     from slurmft.cluster.slurm.batch_script import sbatch_text
     from slurmft.cluster.slurm.sbatch_options import all_options, arguments
+
+    _check_expedited(config)
 
     class Executor(submitit.SlurmExecutor):  # type: ignore[misc, unused-ignore]
         """submitit's executor with slurmft's script: its own lacks options and ports."""

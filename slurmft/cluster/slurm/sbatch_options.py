@@ -53,7 +53,7 @@ def request(config: RunConfig) -> dict[str, str | None]:
         "job-name": job.project,
         # Behind the fields, which it overrides; before what slurmft cannot do without.
         **of_user,
-        requeue: None,
+        requeue: of_user.get(requeue),
         # Before the time limit; to the processes of the step, not to the batch script.
         "signal": f"USR2@{job.lead_s}",
         **tasks,
