@@ -21,7 +21,7 @@ from slurmft.cluster.cleanup import KINDS, Plan, remove_all
 from slurmft.cluster.cleanup import plan as make_plan
 from slurmft.core.config import duration_s
 from slurmft.core.errors import Exit
-from slurmft.core.text import aligned, in_bytes
+from slurmft.core.text import aligned, in_bytes, screen_width
 from slurmft.runs import resolve
 
 ELSEWHERE = Elsewhere.PLAIN
@@ -70,12 +70,21 @@ def parser() -> Parser:
 
 
 def table(plan: Plan) -> str:
-    """Returns a line for everything that can be removed, and the total."""
-    rows = [["size", "kind", "why", "path"]]
+    """Returns a line for everything that can be removed, and the total. Where the screen is too
+    narrow, paths have lines of their own."""
+    rows = [["size", "kind", "why"]]
+    paths = ["path"]
     for item in plan.items:
-        rows.append([in_bytes(item.bytes), item.kind, item.why, str(item.path)])
+        rows.append([in_bytes(item.bytes), item.kind, item.why])
+        paths.append(str(item.path))
     total = f"{len(plan.items)} in all, {in_bytes(plan.bytes)}"
-    return "\n".join([*aligned(rows), total])
+    with_paths = [[*row, path] for row, path in zip(rows, paths, strict=True)]
+    lines = aligned(with_paths)
+    if max(map(len, lines)) >= screen_width():
+        lines = []
+        for line, path in zip(aligned(rows), paths, strict=True):
+            lines += [line, f"  {path}"]
+    return "\n".join([*lines, total])
 
 
 def as_json(top: Path, plan: Plan, is_removed: bool) -> Removal:

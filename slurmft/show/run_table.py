@@ -58,15 +58,12 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _least_result_width(runs: Sequence[Mapping[str, Any]]) -> int:
-    """Returns the room that results need: the first metric, which decides, is whole, and a reason
-    has room for some words."""
+    """Returns the room that results need: the first metric, which decides, is whole."""
     # A narrow terminal has fewer columns, and so more room for the result.
     least = 20
     if screen_width() >= _WIDE_SCREEN:
         least = 15
     for run in runs:
-        if not run["metrics"] and run["reason"]:
-            least = _MOST_RESULT_WIDTH
         first, *_ = metrics_words(run["metrics"]).split("  ")
         least = max(least, len(first))
     return min(least, _MOST_RESULT_WIDTH)

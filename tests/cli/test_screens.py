@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from slurmft.cli import help_pages
+from slurmft.cli import clean, help_pages
 from slurmft.cli import list as list_command
+from slurmft.cluster import cleanup
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.run_files import Failure
@@ -200,3 +202,17 @@ def test_each_folder_that_cannot_be_read_has_a_line(
     assert last == "warning: left out: 10 more; slurmft list --json has all"
     assert list_command.main(["--runs-dir", str(tmp_path), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["problems"]) == 30
+
+
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_what_can_be_removed(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that has no room in its row has a line of its own, in one piece."""
+    monkeypatch.setenv("COLUMNS", columns)
+    path = Path("/gpfs/projects/a-very-long-name/runs/emotion-20261120-093012-a1b2c3")
+    item = cleanup.Item(
+        path, "tokens", "the run has finished", 10, re.compile(""), None
+    )
+    lines = clean.table(cleanup.Plan([item], [])).splitlines()
+    is_narrow = columns == "60"
+    assert (f"  {path}" in lines) == is_narrow
+    assert len(lines) == 3 + 2 * is_narrow
