@@ -20,6 +20,7 @@ from slurmft.core import removal
 from slurmft.core.decode import read
 from slurmft.core.files import is_measurement, read_json, write_json, write_text
 from slurmft.plugins.integrations.attached import add_to_all, attached
+from slurmft.programs.file_ends import is_cut_off
 
 _SAVED = "trainer.json"
 """Name of the file that names Trainer's checkpoints."""
@@ -234,7 +235,10 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 def _problem(checkpoint: Path, signature: str) -> str:
     """Returns why a training cannot resume from a checkpoint, in words; "" where it can."""
     # the last file that Trainer writes
-    if not read_json(checkpoint / TRAINER_STATE_NAME, most_bytes=None):
+    state = read_json(checkpoint / TRAINER_STATE_NAME, most_bytes=None)
+    # After a node has gone down, the files before it may lack their ends.
+    files = [path for path in checkpoint.rglob("*") if path.is_file()]
+    if not state or any(is_cut_off(path) for path in files):
         return "is not whole any more"
     if _signature(checkpoint) != signature:
         return "was written again, by another run with the same output_dir"

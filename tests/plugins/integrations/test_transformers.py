@@ -266,6 +266,22 @@ def test_killed_run_resumes_from_the_newest_whole_checkpoint(
     assert run.checkpoint_names()[-1] == "step-00000060"
 
 
+def test_checkpoint_whose_weights_lack_their_end(
+    start: Start, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """Its node went down: what was written last may be on the disk, and what was before it not."""
+    run = make_run(tmp_path, checkpoint_every_steps=4)
+    assert start(run, "1:14", "SIGKILL").end() < 0
+    weights = tmp_path / "checkpoint-12" / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    finish(start, run)
+    (resume,) = events(run, "resume")
+    assert resume["step"] == 8
+    texts = [event["text"] for event in events(run, "warning")]
+    assert any("checkpoint-12 is not whole" in text for text in texts), texts
+    assert history(tmp_path) == undisturbed()
+
+
 def test_checkpoints_that_another_run_has_written_again_are_not_taken(
     start: Start, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
