@@ -1090,6 +1090,17 @@ def early_stopping_remark(config: TrainConfig, evaluations: int) -> str | None:
     )
 
 
+def max_steps_remark(config: TrainConfig, steps: int) -> str | None:
+    """Returns why --max-steps does not end a run whose epochs have so many steps in all; None where
+    it does, or is not given."""
+    if config.max_steps is None or config.max_steps <= steps:
+        return None
+    return (
+        f"--max-steps {config.max_steps:,} has no effect: the run ends after --epochs "
+        f"{config.epochs}, which are {steps:,} step(s) (more --epochs)"
+    )
+
+
 def rounding(grad_comm: str, precision: str) -> str:
     """Returns how gradients are sent, where --grad-comm may say auto: fp32 or bf16."""
     if grad_comm == "auto":

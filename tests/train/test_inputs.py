@@ -902,6 +902,69 @@ def test_weights_of_rows_that_nothing_reads_are_told(
     assert remarks(task="text-regression", label_column=column) == []
 
 
+_PAIR = {"anchor": "a", "positive": "b"}
+_PROMPT = {"prompt": "a", "completion": "b"}
+_TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+_CHAT = {"messages": _TURNS}
+
+
+@pytest.mark.parametrize(
+    ("task", "preset", "row", "column", "values", "advice"),
+    [
+        ("embeddings", "pairs", _PAIR, "negative", ["c"], "--preset triplets uses it"),
+        ("embeddings", "pairs", _PAIR, "label", [0, 1], "--label-column label uses it"),
+        ("embeddings", "pairs", _PAIR, "score", [0.5, 1], "--label-column score"),
+        ("embeddings", "pairs", _PAIR, "label", [1, 1], None),
+        ("sft", "completion", _PROMPT, "input", ["", "c"], "into the column 'prompt'"),
+        ("sft", "completion", _PROMPT, "input", ["", ""], None),
+        ("sft", "completion", _PROMPT, "history", [[], ["c"]], "the column 'prompt'"),
+        ("sft", "chat", _CHAT, "images", [["a.png"]], "trained on text alone"),
+        ("sft", "chat", _CHAT, "input", ["c"], None),
+    ],
+)
+def test_columns_that_belong_to_what_is_read_are_told(
+    task: str,
+    preset: str,
+    row: dict[str, Any],
+    column: str,
+    values: list[Any],
+    advice: str | None,
+    tmp_path: Path,
+) -> None:
+    """Rows of another program's, of which training would see a part."""
+    lines = ""
+    for number in range(40):
+        lines += json.dumps(row | {column: values[number % len(values)]}) + "\n"
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text(lines)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        configure(
+            {"task": task, "preset": preset, "data": str(tmp_path), "model": "a/model"}
+        )
+    texts = [str(each.message) for each in caught]
+    told = [text for text in texts if f"has a column {column!r}, which" in text]
+    assert len(told) == (advice is not None)
+    assert (advice or "") in "".join(told)
+
+
+@pytest.mark.parametrize(("most", "is_warned"), [(3, False), (4, False), (5, True)])
+def test_max_steps_beyond_the_epochs_is_told(
+    most: int, is_warned: bool, tmp_path: Path
+) -> None:
+    """40 rows in batches of 20, twice: the run ends after 4 steps."""
+    rows = "".join(f"text {n},{n % 2}\n" for n in range(40))
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.csv").write_text(f"text,label\n{rows}")
+    flags = {"task": "text-classification", "data": str(tmp_path), "model": "a/model"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        configure({**flags, "epochs": 2, "batch_size": 20, "max_steps": most})
+    texts = " ".join(str(each.message) for each in caught)
+    remark = f"--max-steps {most} has no effect: the run ends after --epochs 2, which are 4 step(s)"
+    assert (remark in texts) == is_warned
+
+
 def test_columns_that_nobody_reads_may_be_anything(tmp_path: Path) -> None:
     """As those without a name that a spreadsheet writes behind the table."""
     rows = "".join(f"text {n},{n % 2},,\n" for n in range(40))

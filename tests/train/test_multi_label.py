@@ -60,6 +60,32 @@ def test_a_label_twice_in_a_row(tmp_path: Path, tiny_model: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("flags", [[0, 1, 0], [1.0, 0.0, 0.0], [False, True, True]])
+def test_a_list_of_0_and_1_of_each_class(
+    flags: list[Any], tmp_path: Path, tiny_model: Path
+) -> None:
+    """It holds no classes: 0 and 1 would be two, of which every text has one or both."""
+    rows = [{"text": "a", "labels": [2]}, {"text": "b", "labels": flags}]
+    write_splits(tmp_path / "data", {"train": rows, "validation": rows})
+    train = config_of("multi-label", tmp_path / "data", tiny_model)
+    with pytest.raises(UsageError) as caught:
+        inputs.check(train)
+    assert f"row 2 has the labels {flags}, a 0 or 1 of each class" in str(caught.value)
+    assert "--label-column joy,love,fear" in str(caught.value.hint)
+
+
+def test_classes_called_0_and_1(tmp_path: Path, tiny_model: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "a", "labels": [0, 1]},
+        {"text": "b", "labels": [2, 1]},
+    ]
+    others = [row | {"text": "c"} for row in rows]
+    write_splits(tmp_path / "data", {"train": rows, "validation": others})
+    train = config_of("multi-label", tmp_path / "data", tiny_model, batch_size=1)
+    what = next(iter(inputs.check(train).values()))["what"]
+    assert str(what).startswith("2 rows, 3 classes: ")
+
+
 def run(folder: Path, task: str, data: Path, model: Path, *flags: str) -> Done:
     done = train(
         folder,

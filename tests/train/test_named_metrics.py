@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score, mean_squared_error
 
 from slurmft.core import process
 from slurmft.core.errors import SlurmftError, UsageError
@@ -50,6 +51,7 @@ from tests.support.models import (
     write_copies,
     write_many_labels,
     write_seq2seq_model,
+    write_splits,
     write_squad,
     write_words,
 )
@@ -232,6 +234,34 @@ def test_texts_as_ours(
     for name, (script, arguments, value) in compared.items():
         theirs = values_of(task, data, predictions, scripts / script, arguments)
         assert theirs[value] == ours[name], name
+
+
+def test_classes_that_are_numbers_are_these_numbers(
+    tmp_path: Path, tiny_model: Path, scripts: Path, home: Path
+) -> None:
+    """As scikit-learn has them of the labels of the file: not counted from 0."""
+    stars = [3, 7, 7] * 5
+    rows = [{"text": f"a b {star}", "label": star} for star in stars]
+    write_splits(tmp_path / "data", {"train": rows, "validation": rows})
+    task = task_of("text-classification", tmp_path / "data", tiny_model)
+    data = task.prepare()
+    predictions = np.random.default_rng(3).integers(0, 2, len(stars))
+    guesses = np.array([3, 7])[predictions]
+    theirs = values_of(task, data, predictions, scripts / "mse")
+    assert theirs["mse"] == mean_squared_error(stars, guesses)
+    theirs = values_of(task, data, predictions, scripts / "f1", ":pos_label=3")
+    assert theirs["f1"] == f1_score(stars, guesses, pos_label=3)
+
+
+def test_probabilities_are_not_taken_for_classes(
+    tmp_path: Path, scripts: Path, home: Path
+) -> None:
+    script = tmp_path / "brier_score.py"
+    script.write_text((scripts / "mse" / "mse.py").read_text())
+    metric = EvaluateMetric.load(MetricSpec.parse(str(script)))
+    with pytest.raises(MetricError, match="takes probabilities, and --task x predicts"):
+        metric.form(examples("classes", ["a", "b"]), "x")
+    assert metric.form(examples("numbers", None), "x") == 0
 
 
 def test_many_labels_as_ours(

@@ -99,6 +99,29 @@ def test_scores_are_those_of_a_cross_encoder(
 
 
 @pytest.mark.processes  # its import starts one
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    ],
+)  # fmt: skip
+def test_scores_of_a_base_whose_scores_are_logits(
+    keys: dict[str, Any], pairs: Path, tmp_path: Path
+) -> None:
+    """As MS MARCO's cross-encoders: those of the saved model are sigmoids all the same."""
+    st = pytest.importorskip("sentence_transformers")
+    base = write_model(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | keys))
+    task: Any = tasks.get(config_of(pairs, base))
+    task.model(task.prepare()).save_pretrained(tmp_path / "saved")
+    task.tokenizer().save_pretrained(tmp_path / "saved")
+    encoder = st.CrossEncoder(str(tmp_path / "saved"), device="cpu")
+    assert type(encoder.activation_fn).__name__ == "Sigmoid"
+
+
+@pytest.mark.processes  # its import starts one
 def test_loss_is_that_of_sentence_transformers(pairs: Path, model: Path) -> None:
     st = pytest.importorskip("sentence_transformers")
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss

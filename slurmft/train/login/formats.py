@@ -6,7 +6,7 @@ queue is refused at submission. It needs neither torch nor numpy.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,6 +41,8 @@ Text = str | tuple[str, ...]
 """A text, or a pair of them."""
 Columns = Sequence[Sequence[Any]]
 """Values of some rows, by column."""
+PAIR_LABELS = ("label", "labels", "score", "similarity_score")
+"""Columns that say how well two texts go together."""
 
 
 # Frozen, and so a key of the cache in which `inputs` keeps what it has read.
@@ -73,6 +75,12 @@ class RowFormat(ABC):
         """What must be alike in rows that train together: texts that are read one by one, and
         whether there are classes."""
         return self.texts_apart, self.has_classes
+
+    @property
+    def neighbours(self) -> Mapping[str, str]:
+        """Columns that other programs read of such rows, and which are not read here: what is said
+        of each behind "a column which"."""
+        return {}
 
     @classmethod
     def of(cls, train: TrainConfig) -> "RowFormat":
@@ -281,6 +289,13 @@ class ManyLabels(Texts):
                     None,
                     "a text without classes has the labels []",
                 )
+            if _are_flags(labels):
+                raise UsageError(
+                    f"{where!r}: row {row} has the labels {shown(repr(labels))}, a 0 or 1 of each "
+                    "class",
+                    "a list holds the names of the classes that a text has; 0 and 1 have a column "
+                    "of each class: --label-column joy,love,fear",
+                )
 
     def classes(self, values: Columns) -> Sequence[Any] | None:
         return None
@@ -310,6 +325,12 @@ def _each_once(labels: Sequence[Any]) -> list[Any]:
     # By type, too: 1 is not True. No dictionary: what is no label may be a list.
     typed = [(type(label), label) for label in labels]
     return [label for i, (_, label) in enumerate(typed) if typed[i] not in typed[:i]]
+
+
+def _are_flags(labels: Sequence[Any]) -> bool:
+    """Returns whether a list has a 0 or 1 of each class, in place of classes."""
+    # A list of the classes 0 and 1 has each of them once.
+    return len(labels) > 2 and all(label in (0, 1, "0", "1") for label in labels)
 
 
 # --- texts that are compared ----------------------------------------------------------------------
@@ -369,6 +390,20 @@ class Compared(RowFormat):
     @property
     def has_negatives_of_step(self) -> bool:
         return not self.has_scores and self.texts_apart == 2
+
+    @property
+    def neighbours(self) -> Mapping[str, str]:
+        if not self.has_negatives_of_step:
+            return {}
+        columns = {
+            "negative": "--preset pairs does not read: --preset triplets uses it"
+        }
+        for name in PAIR_LABELS:
+            columns[name] = (
+                "--preset pairs does not read: the texts of each row count as going together "
+                f"(--label-column {name} uses it)"
+            )
+        return columns
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -504,6 +539,11 @@ class Chats(RowFormat):
             OptionalColumn("functions"),
         )
         return cls(columns, model=train.model, reads_tools=bool(train.tools_column))
+
+    @property
+    def neighbours(self) -> Mapping[str, str]:
+        what = "nothing reads: models are trained on text alone"
+        return dict.fromkeys(("images", "image", "videos", "audios"), what)
 
     def check_with_model(self, values: Columns, where: str) -> None:
         write = local_template(self.model)
@@ -653,6 +693,12 @@ def _number_of_first(messages: Sequence[Any], conversation: Sequence[Any]) -> in
 @dataclass(frozen=True)
 class Targets(RowFormat):
     """A text, and the text that is to be made of it."""
+
+    @property
+    def neighbours(self) -> Mapping[str, str]:
+        # Those of Alpaca's rows, beside which a prompt is only a part of what is asked.
+        what = f"nothing reads: write it into the column {self.columns[0]!r}, where it is asked"
+        return dict.fromkeys(("instruction", "input", "system", "history"), what)
 
     def check(self, values: Columns, where: str, start: int = 1) -> list[int]:
         return _check_columns_of_texts(self.columns, values, where, start)

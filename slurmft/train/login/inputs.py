@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import os
 import time
 import warnings
@@ -18,7 +19,7 @@ from slurmft.core.hub import is_local
 from slurmft.core.terminal import ProgressLine
 from slurmft.core.text import some
 from slurmft.train import metric_spec, mix_spec
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import TrainConfig, max_steps_remark
 from slurmft.train.login import prompts, sentence_modules
 from slurmft.train.login.cells import (
     Labels,
@@ -30,6 +31,7 @@ from slurmft.train.login.cells import (
 )
 from slurmft.train.login.formats import (
     LEAST_ROWS,
+    PAIR_LABELS,
     RowFormat,
     check_step,
     format_of,
@@ -338,25 +340,25 @@ def look_at_file(train: TrainConfig, path: Path) -> tuple[Split, list[str]]:
 
 def _note_unread_columns(train: TrainConfig) -> Iterator[str]:
     """Yields a warning for columns of local training data that look as if they were read."""
-    # The rows of a language model are texts.
-    if not facts(train.task).rows_are_samples:
-        return
     path = find_split(Path(str(train.data)), facts(train.task).splits[0])
     form = format_of(train)
-    names = [OptionalColumn(name) for name in ("negative", *_WEIGHT_COLUMNS)]
+    advice = dict(form.neighbours)
+    # The rows of a language model are texts, which nobody weighs.
+    if facts(train.task).rows_are_samples:
+        advice |= dict.fromkeys(_WEIGHT_COLUMNS, "nothing reads: each row counts once")
+    names = [OptionalColumn(name) for name in advice if name not in form.columns]
+    # Without a name all columns would be read.
+    if not names:
+        return
     # A thousand rows are enough to see whether a column has anything.
     columns = read_columns(files_of(path)[0], names, most=1)
-    filled = {name for name, cells in columns.items() if any(cells)}
-    if form.has_negatives_of_step and "negative" in filled:
-        yield (
-            f"{str(path)!r} has a column 'negative', which --preset {train.preset} does not read: "
-            "--preset triplets uses it"
-        )
-    for name in _WEIGHT_COLUMNS:
-        if name in filled and name not in form.columns:
-            yield (
-                f"{str(path)!r} has a column {name!r}, which nothing reads: each row counts once"
-            )
+    for name, cells in columns.items():
+        is_filled = any(cells)
+        # Pairs that all go together have one label.
+        if name in PAIR_LABELS:
+            is_filled = len({str(cell) for cell in cells}) > 1
+        if is_filled:
+            yield f"{str(path)!r} has a column {name!r}, which {advice[name]}"
 
 
 def _note_shares(
@@ -717,6 +719,10 @@ def _warnings_of_run(
         check_step(train, min(rows, step_samples), LEAST_ROWS)
         if 0 < rows % step_samples < LEAST_ROWS:
             yield f"{what} has {rows:,} rows: {left_out(rows % step_samples)}"
+    # More processes than are known here make fewer steps.
+    steps = (train.epochs or 0) * math.ceil(rows / step_samples)
+    if train.epochs and (remark := max_steps_remark(train, steps)):
+        yield remark
     if classes and train.model is not None and is_local(train.model):
         yield from _head_warning(Path(train.model), classes)
 

@@ -24,6 +24,7 @@ from slurmft.train.config import (
     ResolvedConfig,
     TrainConfig,
     early_stopping_remark,
+    max_steps_remark,
 )
 from slurmft.train.data.token_data import TokenData, balanced
 from slurmft.train.login.formats import check_step, left_out
@@ -114,7 +115,7 @@ class Setup:
         if checkpoint is None:
             config.check_processes(world.size)
         setup.tell_limits()
-        setup.tell_early_stopping()
+        setup.tell_of_no_effect()
         setup.say_notes()
         if checkpoint:
             world.on_main(lambda: setup.check_same_run(checkpoint))
@@ -141,10 +142,14 @@ class Setup:
                 f"evaluations take {self.eval_batch_size} samples at a time"
             )
 
-    def tell_early_stopping(self) -> None:
-        """Warns where --early-stopping cannot end the run early."""
-        remark = early_stopping_remark(self.config, self.plan.evaluations)
-        if remark:
+    def tell_of_no_effect(self) -> None:
+        """Warns where --early-stopping or --max-steps cannot end the run early."""
+        plan = self.plan
+        remarks = [
+            early_stopping_remark(self.config, plan.evaluations),
+            max_steps_remark(self.config, plan.steps_of_epochs),
+        ]
+        for remark in filter(None, remarks):
             self.job.warn(remark)
 
     def say_notes(self) -> None:

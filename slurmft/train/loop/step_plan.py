@@ -168,10 +168,14 @@ class Plan:
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        steps = self.config.epochs * self.steps_per_epoch
         if self.config.max_steps is None:
-            return steps
-        return min(steps, self.config.max_steps)
+            return self.steps_of_epochs
+        return min(self.steps_of_epochs, self.config.max_steps)
+
+    @property
+    def steps_of_epochs(self) -> int:
+        """Optimizer steps of all epochs, without --max-steps."""
+        return self.config.epochs * self.steps_per_epoch
 
     def next_evaluation(self, step: int) -> int:
         """The optimizer step after which the next evaluation is, where the last one was after

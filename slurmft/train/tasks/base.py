@@ -13,7 +13,7 @@ from slurmft.train.config import TrainConfig
 from slurmft.train.data.tables import IGNORED, Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
 from slurmft.train.task_facts import TaskDeclaration
-from slurmft.train.tasks.evaluate_metrics import MetricInputs
+from slurmft.train.tasks.evaluate_metrics import MetricInputs, class_inputs
 from slurmft.train.tasks.metrics import NAN, SCORES, by_class, check_numbers
 
 if TYPE_CHECKING:
@@ -220,7 +220,19 @@ class Task(TaskDeclaration):
         labels = data.validation.labels
         if predictions.shape != labels.shape:
             return {"": []}
-        return {"": [MetricInputs(predictions.tolist(), labels.tolist())]}
+        return {"": [self.metric_form(predictions, labels, data)]}
+
+    def metric_form(
+        self,
+        predictions: np.ndarray,
+        labels: np.ndarray,
+        data: TokenData,
+    ) -> MetricInputs:
+        """Returns predictions and references as they are; of classes what these are called, where
+        that is whole numbers."""
+        if data.labels and self.facts.predictions == "classes":
+            return class_inputs(predictions.tolist(), labels.tolist(), data.labels)
+        return MetricInputs(predictions.tolist(), labels.tolist())
 
     def by_class(
         self,

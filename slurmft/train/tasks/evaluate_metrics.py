@@ -32,6 +32,12 @@ SCRIPTS = trusted.Door(
 )
 
 
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,8}", re.ASCII)
+"""The name of a class that is a number, as metrics take them: of 32 bits."""
+_OF_PROBABILITIES = ("brier_score",)
+"""Metrics that take probabilities, which their features call numbers, as those of an error do."""
+
+
 @dataclass(frozen=True, slots=True)
 class MetricInputs:
     """Predictions and references of samples, in a form that some metrics take."""
@@ -59,13 +65,14 @@ def examples(kind: str, classes: Sequence[str] | None) -> list[MetricInputs]:
         classes: names of the classes; None: they are not known, and nor is what a metric makes of
             such samples.
     """
-    count = len(classes or ("0", "1"))
+    class_names = classes or ("0", "1")
+    count = len(class_names)
     # Every class occurs, and half of the predictions are right.
     references = [*range(count), *range(count)]
     predicted = [*range(count), *range(1, count), 0]
     match kind:
         case "classes":
-            return [MetricInputs(predicted, references)]
+            return [class_inputs(predicted, references, class_names)]
         case "numbers":
             return [MetricInputs([0.5, 1.0, 2.5, 3.5], [0.5, 1.5, 2.0, 4.0])]
         case "flags":
@@ -83,6 +90,24 @@ def examples(kind: str, classes: Sequence[str] | None) -> list[MetricInputs]:
     return []
 
 
+def class_inputs(
+    predictions: Sequence[int],
+    references: Sequence[int],
+    names: Sequence[str],
+) -> MetricInputs:
+    """Returns classes as metrics take them: the whole numbers that they are called; else their
+    numbers from 0 on, in the order of the model.
+
+    Stars from 1 to 5, say, are these numbers: in `labels=[1,5]`, and in a squared error.
+    """
+    numbers: Sequence[int] = range(len(names))
+    if all(_WHOLE_NUMBER.fullmatch(name) for name in names):
+        numbers = [int(name) for name in names]
+    return MetricInputs(
+        [numbers[each] for each in predictions], [numbers[each] for each in references]
+    )
+
+
 def _flags(classes: list[int]) -> list[list[int]]:
     count = max(classes) + 1
     return [[int(number == each) for number in range(count)] for each in classes]
@@ -94,7 +119,7 @@ def tag_inputs(
     names: Sequence[str],
 ) -> list[MetricInputs]:
     """Returns the labels of words in two forms: their names, in a list for each text, as seqeval
-    takes them; and their numbers, in one list, as accuracy does."""
+    takes them; and as classes, in one list, as accuracy does."""
 
     def named(texts: Sequence[Sequence[int]]) -> list[list[str]]:
         return [[names[number] for number in text] for text in texts]
@@ -104,7 +129,7 @@ def tag_inputs(
 
     return [
         MetricInputs(named(predictions), named(references)),
-        MetricInputs(joined(predictions), joined(references)),
+        class_inputs(joined(predictions), joined(references), names),
     ]
 
 
@@ -259,6 +284,13 @@ class EvaluateMetric:
         Raises:
             MetricError: it takes none.
         """
+        is_of_classes = any(isinstance(form.predictions[0], int) for form in forms)
+        if is_of_classes and self.spec.short_name in _OF_PROBABILITIES:
+            raise MetricError(
+                f"--metric {self.spec.text!r} takes probabilities, and --task {task} predicts "
+                "classes",
+                "choose another metric",
+            )
         for number, form in enumerate(forms):
             example = {
                 "predictions": form.predictions[0],

@@ -19,6 +19,10 @@ from slurmft.train.tasks import sequence
 from slurmft.train.tasks.hub import cached_file, from_hub
 from slurmft.train.tasks.metrics import SCORES, check_numbers
 
+_ACTIVATIONS = ("sentence_transformers", "sbert_ce_default_activation_function")
+"""Keys of config.json by which sentence-transformers makes scores of logits, from version 4 on and
+before; without them it takes the sigmoid."""
+
 
 class Task(sequence.Task):
     """A cross-encoder with one output."""
@@ -34,12 +38,17 @@ class Task(sequence.Task):
         from_hub(
             "--model", name, lambda: sentence_modules.check_reranker(name, file_of)
         )
-        return self.pretrained(
+        model = self.pretrained(
             AutoModelForSequenceClassification,
             num_labels=1,
             # transformers' name for a sigmoid of each logit
             problem_type="multi_label_classification",
         )
+        # The scores of the base may be its logits, as those of MS MARCO's cross-encoders.
+        for name in _ACTIVATIONS:
+            if hasattr(model.config, name):
+                delattr(model.config, name)
+        return model
 
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
         logits = output.logits.squeeze(-1).float()

@@ -78,7 +78,7 @@ class Task(Pretrained):
     ) -> dict[str, list[MetricInputs]]:
         inputs = {}
         for suffix, predicted, labels in self._splits(predictions, data):
-            inputs[suffix] = [MetricInputs(predicted.tolist(), labels.tolist())]
+            inputs[suffix] = [self.metric_form(predicted, labels, data)]
         return inputs
 
     def _splits(
