@@ -45,7 +45,7 @@ def text(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
 def _summary(config: RunConfig, cluster: str, run: RunDir) -> list[str]:
     """Returns what would run, where and how long, on how much, and where its results will be."""
     job = config.job
-    destination = cluster_launcher.get(cluster).DESTINATION.format(job.nodes)
+    destination = cluster_launcher.get(cluster).DESTINATION.format(job.node_range)
     where = [destination.removeprefix("to ")]
     if cluster == "slurm":
         partition = "the default partition"
