@@ -8,6 +8,7 @@ connects without the secret of the attempt gets a challenge, and nothing else.
 import contextlib
 import errno
 import json
+import resource
 import selectors
 import socket
 import struct
@@ -45,6 +46,8 @@ LOST_PEER = (
 # Begins a line that is for the head alone.
 _REPORT = "report "
 _LONGEST_LINE = 2**14
+_MOST_STRANGERS = 2048
+"""How many connections may be without an answer: a thousand nodes may connect at once."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -79,7 +82,10 @@ class Peers:
         self._unfinished: dict[socket.socket, bytes] = {}
         """The beginning of a line, by the link whose next data ends it."""
         self._challenges: dict[socket.socket, str] = {}
-        """Those that nobody has answered yet."""
+        """Those that nobody has answered yet, the oldest first."""
+        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # Strangers must leave this process descriptors of its own.
+        self._most_strangers = min(_MOST_STRANGERS, open_files // 2)
         self._links: dict[socket.socket, Channel] = {}
         """The connections to tasks that have the secret."""
         self._welcomed = 0
@@ -191,20 +197,29 @@ class Peers:
             return
         self._challenges[link] = challenge
         self._listen_to(link)
+        # A task answers at once, and one that is dropped tries again.
+        if len(self._challenges) > self._most_strangers:
+            oldest = next(iter(self._challenges))
+            self._drop(oldest)
 
     def _listen_to(self, link: socket.socket) -> None:
         # Whoever stops in the middle of a line must not hold up the others.
         link.setblocking(False)
+        self._unfinished[link] = b""
         self._selector.register(link, selectors.EVENT_READ, self._receive)
 
     def _receive(self, link: socket.socket) -> None:
+        # Dropped since it was found ready.
+        if link not in self._unfinished:
+            return
         data = b""
         with contextlib.suppress(OSError):
             data = link.recv(4096)
-        beginning = self._unfinished.get(link, b"")
-        *lines, rest = (beginning + data).split(b"\n")
-        # A stranger may send without end: only so much of a line is kept.
-        self._unfinished[link] = rest[-_LONGEST_LINE:]
+        *lines, rest = (self._unfinished[link] + data).split(b"\n")
+        self._unfinished[link] = rest
+        # A stranger may send without end.
+        if len(rest) > _LONGEST_LINE:
+            data = b""
         try:
             for line in lines:
                 self._take_line(line.decode(errors="replace"), link)

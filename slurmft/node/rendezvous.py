@@ -7,6 +7,7 @@ train, and overwrite each other's results.
 
 import contextlib
 import errno
+import itertools
 import os
 import random
 import re
@@ -54,6 +55,9 @@ _FREE_PORTS_POLL_S = 0.5
 _LONGEST_LINE = 1000
 # The name of a checkpoint is in it, perhaps as JSON escapes it.
 _LONGEST_GREETING = 2**13
+_EPHEMERAL = (32768, 60999)
+"""Linux' own range of ports for outgoing connections."""
+_SECRET_PORTS = 3
 # Any port does: nothing is sent to it.
 _DISCARD_PORT = 9
 
@@ -90,10 +94,12 @@ class TakenPortError(RendezvousError, RuntimeError):
         problem = str(error)
         if error.errno is not None:
             problem = os.strerror(error.errno)
+        reason = _taken_by(owners_of([port]))
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            reason = "somebody may have opened very many connections to this job"
         super().__init__(
             f"{socket.gethostname()} cannot listen on port {port}{place}: {problem}",
-            f"{_taken_by(owners_of([port]))}; a new start takes other ports, as `slurmft resume` "
-            "does",
+            f"{reason}; a new start takes other ports, as `slurmft resume` does",
         )
 
 
@@ -297,7 +303,7 @@ def ephemeral_ports() -> tuple[int, int]:
             low, high = file.read().split()
         return int(low), int(high)
     except (OSError, ValueError):
-        return 32768, 60999  # Linux' own default
+        return _EPHEMERAL
 
 
 def candidate_ports(count: int = 20) -> list[int]:
@@ -338,6 +344,14 @@ def free_ports(count: int = 2) -> list[int]:
         f"these ports are taken on {socket.gethostname()}, and others before: {ports}",
         f"{_taken_by(owners)}; `ss -tlnp` there shows the processes",
     )
+
+
+def secret_ports(secret: str, purpose: str) -> list[int]:
+    """Returns ports that nobody but the processes of an attempt can know before they are opened,
+    for a process to listen on the first that is free."""
+    # The same on all nodes, whatever the ephemeral range of each is.
+    ports = range(_LOWEST_PORT, _EPHEMERAL[0])
+    return random.Random(sealed.derive(secret, purpose)).sample(ports, _SECRET_PORTS)
 
 
 def _taken_by(owners: str) -> str:
@@ -475,6 +489,7 @@ def check_reachable(
     secret: str,
     timeout_s: float,
     attempts: bool = False,
+    other_ports: Sequence[int] = (),
 ) -> tuple[str, Peers]:
     """Asks the head for its rendezvous id until the answer is the expected one; returns the answer
     and the connection.
@@ -482,16 +497,19 @@ def check_reachable(
     Args:
         host: this node, for the error message.
         attempts: "ID.1.TAG", "ID.2.TAG" and so on are expected instead.
+        other_ports: where it may answer instead.
 
     Raises:
         RendezvousError: `head` does not resolve, does not answer, or is part of another job.
     """
     deadline = time.monotonic() + timeout_s
     problem = "timed out"
+    ports = itertools.cycle([port, *other_ports])
     while (left_s := deadline - time.monotonic()) > 0:
         connect_s = min(left_s, _CONNECT_S)
         try:
-            connection = socket.create_connection((head, port), timeout=connect_s)
+            address = (head, next(ports))
+            connection = socket.create_connection(address, timeout=connect_s)
             channel, answer = greet(connection, secret, connect_s)
             answered_id = answer
             if attempts:

@@ -95,6 +95,34 @@ def test_strangers_and_those_who_left_do_no_harm() -> None:
     stranger.close()
 
 
+def test_strangers_who_answer_nothing_leave_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slurmft.node.peers._MOST_STRANGERS", 20)
+    head, port = head_and_port()
+    node = join(port)
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    late = join(port)
+    head.tell(HANG)
+    assert node.heard(HANG, WAIT_S)
+    assert late.heard(HANG, WAIT_S)
+    # It reads to the end where it was dropped.
+    for stranger in strangers[:-21]:
+        stranger.settimeout(WAIT_S)
+        assert len(stranger.makefile("rb").read()) == 33
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_line_without_end_is_not_listened_to() -> None:
+    _, port = head_and_port()
+    with (
+        socket.create_connection(("127.0.0.1", port), WAIT_S) as stranger,
+        pytest.raises((ConnectionResetError, BrokenPipeError)),
+    ):
+        stranger.sendall(bytes(50 * 2**20))
+
+
 CROWD = """\
 import resource, socket, sys
 from slurmft.node import supervisor

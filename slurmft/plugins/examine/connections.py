@@ -14,6 +14,8 @@ from slurmft.plugins.examine.host import call_all
 from slurmft.plugins.examine.report import LinkReport
 
 _CHUNK = bytes(2**20)
+# A stranger may send a line without end.
+_LONGEST_REQUEST = 100
 # Every port gets at least so long.
 _LEAST_S = 0.5
 
@@ -30,7 +32,7 @@ class _PeerServer(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):  # the other node has gone
-            for line in self.rfile:
+            while line := self.rfile.readline(_LONGEST_REQUEST):
                 if line == b"who\n":
                     answer = f"{self.token} {time.time()}"
                 else:

@@ -26,8 +26,10 @@ from slurmft.node.rendezvous import (
     HOSTS,
     Rendezvous,
     RendezvousError,
+    TakenPortError,
     answer_checks,
     check_reachable,
+    secret_ports,
 )
 from slurmft.plugins.examine import inspection
 from slurmft.plugins.examine.report import LinkReport, NodeReport, Products
@@ -119,21 +121,17 @@ class Preflight:
         reason = None
         try:
             if not rendezvous.is_head:  # the head answers anyway
-                answer_checks(
-                    rendezvous.check_port,
-                    rendezvous.id,
-                    secret,
-                    rendezvous.addresses(),
-                )
+                answer_on_ring(rendezvous, secret)
             if not is_last:
-                next_host = rendezvous.hosts[next_rank]
+                port, *other_ports = ring_ports(secret, next_rank)
                 check_reachable(
                     rendezvous.host,
-                    next_host,
-                    rendezvous.check_port,
+                    rendezvous.hosts[next_rank],
+                    port,
                     rendezvous.id,
                     secret,
                     wait_s,
+                    other_ports=other_ports,
                 )
         except RendezvousError as error:
             reason = error.reason
@@ -167,3 +165,27 @@ class Preflight:
         event = {"event": "preflight", "text": text, "seconds": seconds}
         with contextlib.suppress(OSError):  # a full disk ends no run
             RecordWriter(self._run.records).write(event)
+
+
+def ring_ports(secret: str, rank: int) -> list[int]:
+    """Returns the ports on one of which a node answers the one before it.
+
+    A port that others knew before, as that of the head, could be taken first: a good node would be
+    excluded.
+    """
+    return secret_ports(secret, f"preflight {rank}")
+
+
+def answer_on_ring(rendezvous: Rendezvous, secret: str) -> None:
+    """Answers the node before this one, in the background.
+
+    Raises:
+        TakenPortError: other processes listen on all ports of this node.
+    """
+    *ports, last = ring_ports(secret, rendezvous.node_rank)
+    place = (rendezvous.id, secret, rendezvous.addresses())
+    for port in ports:
+        with contextlib.suppress(TakenPortError):
+            answer_checks(port, *place)
+            return
+    answer_checks(last, *place)

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,10 +16,18 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.decode import decode
 from slurmft.core.errors import UsageError
 from slurmft.core.program import Program
+from slurmft.node import sealed
 from slurmft.node.peers import Peers
-from slurmft.node.rendezvous import LOCAL_NODE, answer_checks, check_reachable, greet
+from slurmft.node.rendezvous import (
+    LOCAL_NODE,
+    Rendezvous,
+    answer_checks,
+    check_reachable,
+    greet,
+)
 from slurmft.plugins.examine import gpu_errors, hooks, inspection, verdict
 from slurmft.plugins.examine.matmul import best_tflop_s
+from slurmft.plugins.examine.preflight import Preflight, ring_ports
 from slurmft.plugins.examine.report import LinkReport, NodeReport
 from tests.conftest import Done, records, slurmft
 from tests.plugins.examine.nodes import node
@@ -222,6 +231,31 @@ def test_reports_of_64_tasks_reach_the_head() -> None:
     assert sorted(facts["rank"] for _, facts in reports) == list(range(65))
     assert not head.heard("fail")
     stranger.close()
+
+
+def test_ports_that_somebody_takes_first_blame_no_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of the head's port shows in the connections of all nodes."""
+    monkeypatch.setenv(sealed.SECRET, "s")
+    hosts = ("127.0.0.1", "127.0.0.2")
+    with socket.create_server(("127.0.0.2", 0)) as stranger:
+        check_port = stranger.getsockname()[1]
+
+        def links(rank: int) -> dict[str, LinkReport]:
+            preflight = Preflight.__new__(Preflight)
+            preflight._names = list(hosts)
+            preflight._rendezvous = Rendezvous(
+                hosts=hosts, node_rank=rank, port=0, check_port=check_port, id="7.0"
+            )
+            return preflight._links(wait_s=5)
+
+        with socket.socket() as other, ThreadPoolExecutor() as pool:
+            # Bound alone: whoever connects is refused at once.
+            other.bind(("127.0.0.2", ring_ports("s", 1)[0]))
+            reports = list(pool.map(links, (0, 1)))
+    good = LinkReport(ports={"rendezvous": None})
+    assert reports == [{"127.0.0.2": good}, {"127.0.0.1": good}]
 
 
 @pytest.mark.processes
