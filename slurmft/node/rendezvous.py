@@ -41,6 +41,9 @@ where torchrun's agent has that of their store."""
 LOCAL_NODE = "SLURMFT_LOCAL_NODE"
 """Set for a simulated node: its index among `--nodes`, on the loopback network."""
 
+NO_PORT = errno.EADDRINUSE
+"""Exit code of a torchrun that could open no port."""
+
 _LOOPBACK = "127.0.0.1"
 _LOWEST_PORT = 10000
 _HIGHEST_PORT = 65535

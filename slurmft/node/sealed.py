@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +32,8 @@ MODULES = (
     "torch.distributed.rendezvous",
 )
 """Those that create stores: of the agents, of agents with --master-addr, and of the ranks."""
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 _CHALLENGE = re.compile(r"[0-9a-f]{32}")
 _TAG_DIGITS = 12
@@ -77,9 +79,14 @@ def tag(secret: str) -> str:
 
 def cause_of(error: BaseException) -> ForeignWriteError | None:
     """Returns the foreign write that an error is about; None: it is about something else."""
+    return cause(error, ForeignWriteError)
+
+
+def cause(error: BaseException, kind: type[_Error]) -> _Error | None:
+    """Returns an error of a kind that has led to another one; None: none has."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, ForeignWriteError):
+        if isinstance(seen, kind):
             return seen
         seen = seen.__cause__ or seen.__context__
     return None

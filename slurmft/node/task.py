@@ -32,7 +32,7 @@ from slurmft.node import (
 from slurmft.node.hardware import host_name
 from slurmft.node.preparation import training_environment, use_of_node
 from slurmft.node.profiles import Profile
-from slurmft.node.rendezvous import Rendezvous, reserved_descriptors
+from slurmft.node.rendezvous import NO_PORT, Rendezvous, reserved_descriptors
 from slurmft.node.supervisor import Child, Supervisor, await_cause, run_task
 from slurmft.node.watchdog import Watchdog
 from slurmft.runs import frozen_code, log_times
@@ -190,6 +190,14 @@ def record_torchrun_failure(
         error = SlurmftError(
             "somebody else has written into the store of torchrun",
             f"{sealed.HINT}; log: {log}",
+            Exit.RENDEZVOUS,
+        )
+        failure = run.add(Failure.of(where, error, retry=True))
+    elif code == NO_PORT:
+        error = SlurmftError(
+            "torchrun could open no port",
+            "others may hold all ports, or very many connections to this job; the next start "
+            f"takes other ports; log: {log}",
             Exit.RENDEZVOUS,
         )
         failure = run.add(Failure.of(where, error, retry=True))

@@ -17,7 +17,13 @@ import psutil
 from slurmft.core import interpreter
 from slurmft.core.errors import Exit
 from slurmft.node import agents, prefork, sealed, signals
-from slurmft.node.rendezvous import LISTEN, listen, reserved
+from slurmft.node.rendezvous import (
+    LISTEN,
+    NO_PORT,
+    TakenPortError,
+    listen,
+    reserved,
+)
 from slurmft.runs import log_times
 
 
@@ -107,12 +113,15 @@ def main(argv: list[str]) -> None:
     try:
         torchrun(rank_arguments(argv))
     except Exception as error:
-        foreign_write = sealed.cause_of(error)
-        if foreign_write is None:
+        # The task of the node records what the exit code says.
+        if sealed.cause_of(error) is not None:
+            code: int = Exit.RENDEZVOUS
+        elif sealed.cause(error, TakenPortError) is not None:
+            code = NO_PORT
+        else:
             raise
         traceback.print_exc()
-        # The task of the node records what this exit code says.
-        raise SystemExit(Exit.RENDEZVOUS) from None
+        raise SystemExit(code) from None
     ending.leave(served)
 
 

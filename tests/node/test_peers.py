@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import struct
@@ -21,7 +22,7 @@ from slurmft.node import memory_kills, signals
 from slurmft.node import supervisor as node_supervisor
 from slurmft.node.memory_kills import MemoryKills
 from slurmft.node.peers import FAILED, HANG, Peers
-from slurmft.node.rendezvous import answer_checks, check_reachable
+from slurmft.node.rendezvous import LISTEN, answer_checks, check_reachable
 from slurmft.node.supervisor import Child, Supervisor
 from slurmft.node.task import record_torchrun_failure
 from slurmft.node.watchdog import Watchdog
@@ -338,6 +339,29 @@ def test_host_is_not_to_blame_where_torchrun_ran_out_of_memory(
         True,
         True,
     )
+
+
+@pytest.mark.processes
+def test_a_torchrun_without_a_port_is_started_again(run: RunDir) -> None:
+    command = [sys.executable, "-P", "-m", "slurmft.node.torchrun", "--nnodes", "1"]
+    command += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "7"]
+    # Of documentation alone: nobody can listen there.
+    command += ["--rdzv-endpoint", "n1:29400", "--rdzv-conf", "is_host=true"]
+    environment = os.environ | {LISTEN: "n1=192.0.2.99"}
+    log = run.logs / "node-000.log"
+    with open(log, "wb") as file:
+        done = subprocess.run(
+            [*command, "--module", "this"],
+            env=environment,
+            stdout=file,
+            stderr=file,
+            timeout=PATIENCE_S,
+        )
+    assert "cannot listen on port 29400" in log.read_text()
+    record_torchrun_failure(Supervisor(run), done.returncode, log, 0)
+    (failure,) = run.all_failures()
+    assert (failure.message, failure.retry) == ("torchrun could open no port", True)
+    assert failure.bad_host is None
 
 
 @pytest.mark.parametrize("stopping", [False, True])
