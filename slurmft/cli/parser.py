@@ -562,6 +562,8 @@ def _argument(option: Option) -> dict[str, Any]:
     if option.is_repeatable:
         argument["action"] = "append"
     argument["type"] = _TYPES.get(option.value_type, option.value_type)
+    if option.texts:
+        argument["type"] = _number_or_text(option)
     if option.path == "input":  # --on finds the files to send by this type
         argument["type"] = input_path
     choices = "|".join(option.choices)
@@ -575,6 +577,22 @@ def _range_argument(option: Option, only: Collection[str] | None) -> dict[str, A
     if only is not None and option.lower not in only:
         return {"metavar": option.placeholder}
     return {"action": _NumberOrRange, "lower": option.lower, "type": str}
+
+
+def _number_or_text(option: Option) -> Callable[[str], Any]:
+    """Returns what reads an option of numbers that has texts as values, too."""
+    number_of = _TYPES[option.value_type]
+
+    def read(text: str) -> Any:
+        if option.is_text(text):
+            return text
+        try:
+            return number_of(text)
+        except argparse.ArgumentTypeError as error:
+            others = " or ".join(option.texts)
+            raise argparse.ArgumentTypeError(f"{error}, or {others}") from None
+
+    return read
 
 
 def typed_options(

@@ -102,6 +102,8 @@ class Option:
     metavar: str | None = None
     """Word for the value in --help; None: the choices, or a word for the type."""
     choices: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    """Texts that are values, too, of an option whose other values are numbers."""
     least: float | None = None
     """The smallest value."""
     above: float | None = None
@@ -184,7 +186,8 @@ class Option:
     @property
     def placeholder(self) -> str:
         """Word for a value in help and messages, where no metavar is declared."""
-        return {int: "N", float: "X", str: "TEXT"}[self.value_type]
+        word = {int: "N", float: "X", str: "TEXT"}[self.value_type]
+        return "|".join((word, *self.texts))
 
     @property
     def is_repeatable(self) -> bool:
@@ -203,6 +206,10 @@ class Option:
         """True if runs that differ in the value are different measurements."""
         return self.affects != "nothing"
 
+    def is_text(self, value: Any) -> bool:
+        """Returns whether a value is one of the texts of an option of numbers."""
+        return isinstance(value, str) and value in self.texts
+
     def is_set(self, value: Any) -> bool:
         """Returns whether a value is another one than the default."""
         return value is not None and value != self.default
@@ -214,10 +221,13 @@ class Option:
             UsageError: it is of another type.
         """
         value_type = self.value_type
+        if self.is_text(value):
+            return value
         # JSON has null for an option that was not given.
         is_absent = value is None and self.default is None
         # A field that is no option may be of a type that has no name here.
         expected = TYPE_NAMES.get(value_type, value_type.__name__)
+        expected = " or ".join((expected, *self.texts))
         # type() rather than isinstance: True is an int, and no number of nodes.
         if self.is_repeatable:
             is_list = isinstance(value, (list, tuple))
@@ -483,7 +493,8 @@ def check_options(config: Any) -> None:
         _check_texts(each, value)
         if each.choices and value not in each.choices:
             raise unknown(each.flag, value, list(each.choices))
-        each.check_bounds(value, config)
+        if not each.is_text(value):
+            each.check_bounds(value, config)
     # Rules come after all values: a rule is about values that can be right.
     for each in own_options(type(config)).values():
         value = getattr(config, each.name)

@@ -202,6 +202,8 @@ class SampleLimits:
 
     train_samples: Count | None = None
     evaluate_samples: Count | None = None
+    tried_samples: Count | None = None
+    """What --batch-size auto has tried last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -60,6 +60,8 @@ class TrainingStart(Start):
     """Samples of a step."""
     limited_from: int | None = None
     """How many they were to be, where --max-global-batch-size has made them fewer."""
+    batch_size: int | None = None
+    """Samples at a time that --batch-size auto has found to fit into memory."""
     step_samples: int | None = None
     """Samples of the largest step: fewer than a global batch where the data has no more."""
     optimizer: str | None = None

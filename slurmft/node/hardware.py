@@ -300,6 +300,29 @@ def memory_mib(root: Path) -> int:
     return min(limits, default=0)
 
 
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Returns the memory of the node that processes of this one's control group may still take."""
+    free = []
+    available = re.search(
+        r"MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo") or ""
+    )
+    if available:
+        free.append(int(available[1]) * 1024)
+    for folder in cgroups(root, "memory"):
+        # Version 2, or version 1.
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        used = _read(folder / "memory.current") or _read(
+            folder / "memory.usage_in_bytes"
+        )
+        if not limit or limit == "max" or not used:
+            continue
+        # Pages of files are given back when memory is needed.
+        pages = r"^(?:file|total_cache) (\d+)$"
+        cached = re.search(pages, _read(folder / "memory.stat") or "", re.MULTILINE)
+        free.append(int(limit) - int(used) + int(cached[1] if cached else 0))
+    return max(0, min(free, default=0))
+
+
 # --- GPUs and networks ----------------------------------------------------------------------------
 
 

@@ -153,6 +153,8 @@ def _batch(start: TrainingStart) -> str:
         size += f" (not {start.limited_from}: --max-global-batch-size)"
     if start.step_samples and start.step_samples < start.global_batch_size:
         size += f" (the data has {start.step_samples})"
+    if start.batch_size:
+        size += f" (--batch-size auto: {start.batch_size} at a time)"
     return size
 
 

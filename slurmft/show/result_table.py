@@ -107,6 +107,9 @@ def _batch(r: Values) -> str:
     step_samples = r.get("step_samples", samples)
     if step_samples < samples:
         text += f"; the data has {step_samples:d} samples"
+    batch_size = r.get("batch_size")
+    if batch_size is not None:
+        text += f"; --batch-size auto: {batch_size:d} at a time"
     return text
 
 

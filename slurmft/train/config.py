@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.hub import is_local
@@ -40,6 +40,8 @@ LR_SCHEDULES = ("linear", "cosine", "constant")
 SAVES = ("best", "last")
 SAVE_DTYPES = ("auto", "fp32", "bf16", "fp16")
 
+AUTO = "auto"
+"""Value of --batch-size: the largest that memory holds."""
 AT_END = "end"
 """Value of --evaluate-every: there is one evaluation, at the end."""
 
@@ -312,11 +314,13 @@ class TrainConfig:
         counts="work",
         elsewhere=("max_train_steps",),
     )
-    batch_size: int | None = option(
+    batch_size: int | Literal["auto"] | None = option(
         None,
-        "training samples a process and micro-step",
+        "training samples a process and micro-step; auto: as many as memory holds, tried out "
+        "before the first step, where the recipe's size makes the global batch",
         affects="both",
         at="rank",
+        texts=(AUTO,),
         least=1,
         counts="batch",
         usual=True,
@@ -327,6 +331,7 @@ class TrainConfig:
             "train_batch_size",
             "micro_batch_size",
             "batch",
+            "auto_find_batch_size",
             "bs",
         ),
     )
@@ -902,7 +907,16 @@ class TrainConfig:
         if self.global_batch_size is not None:
             return self.global_batch_size
         micro_batches = processes * self.gradient_accumulation_steps
-        return micro_batches * (self.batch_size or 1)
+        return micro_batches * self.usual_batch_size
+
+    @property
+    def usual_batch_size(self) -> int:
+        """Samples of a process and micro-step: --batch-size, or the recipe's where it is auto."""
+        if isinstance(self.batch_size, int):
+            return self.batch_size
+        values = {name: getattr(self, name) for name in options(TrainConfig)}
+        filled = fill(values | {"batch_size": None})
+        return int(filled["batch_size"])
 
     def check_processes(self, processes: int) -> None:
         """Raises UsageError where processes would have no sample of a step."""
@@ -1015,7 +1029,7 @@ class ResolvedConfig(TrainConfig):
     """The options of a run, where the recipe has given what nobody else has."""
 
     epochs: int = _required("epochs")
-    batch_size: int = _required("batch_size")
+    batch_size: int | Literal["auto"] = _required("batch_size")
     eval_batch_size: int = _required("eval_batch_size")
     learning_rate: float = _required("learning_rate")
 

@@ -101,6 +101,11 @@ def fake_sbatch(tmp_path: Path) -> dict[str, str]:
         (["--ndoes", "4"], "did you mean --nodes?"),
         (["--nodes", "0"], "--nodes 0 must be between 1 and 65536"),
         (["--nodes", "four"], "argument --nodes: 'four' is not a whole number"),
+        (
+            ["--batch-size", "auot"],
+            "argument --batch-size: 'auot' is not a whole number, or auto",
+        ),
+        (["--eval-batch-size", "auto"], "'auto' is not a whole number"),
         (["--node", "4"], "did you mean --nodes?"),
         (["--task", "emotions"], "did you mean emotion?"),
         (["--task-option=--"], "argument --task-option: '--' is no value"),

@@ -66,8 +66,7 @@ def write_run(
     run.set_state("running")
     world_size = job.nodes * (job.nproc_per_node or 1)
     train = TrainConfig.of(config.program)
-    assert train.batch_size
-    batch = train.batch_size * world_size * train.gradient_accumulation_steps
+    batch = train.step_size(world_size)
     facts = _facts(config, world_size, batch)
     ranks = [
         {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurmft.core.decode import read
 from slurmft.core.files import write_json
+from slurmft.core.run_files import SampleLimits
 from slurmft.plugins.studies.scaling.series import series_of
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
@@ -97,3 +100,17 @@ def test_submission_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr()
     assert f"note: {HELD}2 samples at a time of --batch-size 8" in printed.err
     assert json.loads(printed.out)["program"]
+
+
+def test_size_that_auto_begins_with(tmp_path: Path, earlier: RunDir) -> None:
+    """The newest finished run of the model knows it; a number in a submission is compared."""
+    config = earlier.load_config()
+    held = read(earlier.memory, SampleLimits)
+    assert held is not None
+    assert fitting_sizes.remembered(config) == held.train_samples
+    settings = config.program.settings | {"model": "another"}
+    other = replace(config, program=replace(config.program, settings=settings))
+    assert fitting_sizes.remembered(other) is None
+    asks = config.program.settings | {"batch_size": "auto", "eval_batch_size": 4}
+    auto = replace(config, program=replace(config.program, settings=asks))
+    assert fitting_sizes.notes(auto) == []

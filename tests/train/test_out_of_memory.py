@@ -10,11 +10,16 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from slurmft.core.errors import SlurmftError
 from slurmft.train.login import fitting_sizes
+from slurmft.train.loop import batch_size_search, memory_limits
 from slurmft.train.loop.memory_limits import MemoryLimits
 from slurmft.train.loop.out_of_memory import of_host_too
 from tests.conftest import Done, records, slurmft
@@ -175,3 +180,158 @@ def test_evaluation_of_shares(project: Path) -> None:
     assert MemoryLimits.read(done.run).evaluate_samples == 4
     assert done.run.attempt_number() == 1
     assert any("too small for --eval-batch-size 8" in text for text in warnings(done))
+
+
+# --- --batch-size auto ----------------------------------------------------------------------------
+
+AUTO = ("--batch-size", "auto", "--global-batch-size", "16", "--dropout", "0.1")
+
+
+def check_same(done: Done, expected: Done) -> None:
+    """To the last bit: losses, weights and metrics."""
+    assert done.code == expected.code == 0, done.err
+    assert losses(done) == losses(expected)
+    files = [run.model / "model.safetensors" for run in (done.run, expected.run)]
+    first, second = [file.read_bytes() for file in files]
+    assert first == second
+    assert done.result["metrics"] == expected.result["metrics"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        pytest.param(("--shard", "full"), marks=pytest.mark.extra("training")),
+    ],
+    ids=["ddp", "shard"],
+)
+def test_size_that_is_tried_out_leaves_no_trace(
+    project: Path, flags: tuple[str, ...]
+) -> None:
+    """Of eight samples memory holds three: two are taken."""
+    small = options(train_rows=3, after=1)
+    done = train(*flags, *AUTO, "--max-steps", "4", *small)
+    sizes = ("--batch-size", "2", "--global-batch-size", "16", "--dropout", "0.1")
+    expected = train(*flags, *sizes, "--max-steps", "4")
+    check_same(done, expected)
+    assert done.result["batch_size"] == 2
+    assert "global batch 16 (--batch-size auto: 2 at a time)" in done.out
+    assert MemoryLimits.read(done.run).train_samples == 2
+    # Of shares no rank goes on alone: all have started again.
+    assert bool(done.run.all_failures()) == bool(flags)
+    assert not warnings(done)
+
+
+@pytest.mark.extra("training")
+def test_global_batch_of_auto_is_that_of_the_recipe(project: Path) -> None:
+    flags = (*AUTO[:2], "--nodes", "1", "--batching", "dynamic")
+    done = train(*flags, "--max-steps", "2", *options(train_rows=5, after=1))
+    assert done.code == 0, done.err
+    assert done.result["batch_size"] == 4
+    assert done.result["global_batch_size"] == 32
+
+
+@pytest.mark.extra("training")
+def test_auto_where_one_sample_does_not_fit(project: Path) -> None:
+    done = train(*AUTO, *options(train_rows=0, after=1))
+    assert done.code == 1
+    assert "memory does not hold one sample, the longest, of " in done.err
+    assert "hint: use shorter samples (--max-length " in done.err
+    cures = (
+        "or --lora 16, or --precision bf16, or --activation-checkpointing, or --shard"
+    )
+    assert cures in done.err
+    assert done.run.attempt_number() == 1
+
+
+LIMITED_SPACE = ["sh", "-c", 'ulimit -v 12582912 && exec "$@"', "sh"]
+
+
+@pytest.mark.extra("faults")
+@pytest.mark.parametrize("how", ["group", "space"])
+def test_auto_ends_below_the_limit_of_a_host(project: Path, how: str) -> None:
+    """Nothing is killed, and no allocation fails."""
+    one_rank = ("--nodes", "1", "--nproc-per-node", "1")
+    # The size of an evaluation is not tried out.
+    flags = (*AUTO, *one_rank, "--max-steps", "2", "--eval-batch-size", "1")
+    row = options(row_mib=768)
+    if how == "space":
+        done = train(*flags, *row, enter=LIMITED_SPACE)
+    else:
+        with limited(6 * 2**30) as enter:
+            done = train(*flags, *row, enter=enter)
+    assert done.code == 0, done.err
+    assert done.result["batch_size"] in (2, 4)
+    assert len(records(done.run, "start")) == 1
+
+
+class Device:
+    """A device of a made-up memory, on one rank of several."""
+
+    def __init__(self, holds: int, others_hold: int, most: int) -> None:
+        self.holds = holds
+        self.others_hold = others_hold
+        self.tried: list[int] = []
+        self.new_moments_bytes = 0
+        self.computes_together = False
+        lengths = np.array([5, 9, 7] * most)
+        self.setup = SimpleNamespace(
+            world=self,
+            job=SimpleNamespace(alive=lambda _: None, config=None),
+            plan=SimpleNamespace(step_samples=2 * most),
+            data=SimpleNamespace(train=None, row_lengths=lambda _: lengths),
+            config=SimpleNamespace(
+                usual_batch_size=8, lora=8, activation_checkpointing=True, shard="full"
+            ),
+            precision="bf16",
+        )
+        self.size = 2
+        self.device = torch.device("meta")
+
+    def on_main(self, work: Any) -> Any:
+        return work()
+
+    def all_values(self, value: float) -> list[float]:
+        return [value, float(self.tried[-1] <= self.others_hold)]
+
+    def try_out(self, rows: np.ndarray) -> None:
+        self.tried.append(len(rows))
+        if len(rows) > self.holds:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+@pytest.mark.parametrize(
+    ("holds", "others_hold", "remembered", "tried", "found"),
+    [
+        (99, 99, None, [1, 1, 8, 16, 30], 30),
+        (99, 20, None, [1, 1, 8, 16, 30], 16),
+        (3, 99, None, [1, 1, 8, 4, 2], 2),
+        (1, 99, None, [1, 1, 8, 4, 2], 1),
+        (99, 99, 64, [1, 1, 30], 30),
+        (99, 12, 12, [1, 1, 12, 24], 12),
+    ],
+)
+def test_sizes_that_a_device_is_tried_with(
+    monkeypatch: pytest.MonkeyPatch,
+    holds: int,
+    others_hold: int,
+    remembered: int | None,
+    tried: list[int],
+    found: int,
+) -> None:
+    """From the size that an earlier run had, or the recipe's; all ranks take the same."""
+    monkeypatch.setattr(fitting_sizes, "remembered", lambda _: remembered)
+    emptied = SimpleNamespace(empty_cache=lambda: None)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: emptied)
+    device = Device(holds, others_hold, most=30)
+    search = batch_size_search._Search(device.setup, device)  # type: ignore[arg-type]
+    assert search._rows[:30].tolist() == list(range(1, 90, 3))  # the longest
+    assert search.largest() == found
+    assert device.tried == tried
+
+
+def test_auto_refuses_batch_norms() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    plan = SimpleNamespace(is_auto=True)
+    with pytest.raises(SlurmftError, match="--batch-size auto cannot be used with"):
+        memory_limits.check_batch_norms(plan, model)  # type: ignore[arg-type]

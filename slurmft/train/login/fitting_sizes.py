@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.config import RunConfig
+from slurmft.core.decode import read
 from slurmft.core.errors import UsageError
+from slurmft.core.files import is_number
 from slurmft.core.options import flag, own_options
+from slurmft.core.run_files import SampleLimits
 from slurmft.core.text import some
 from slurmft.runs import scan
 from slurmft.runs.rundir import RunDir
@@ -53,9 +56,31 @@ def _limited_run(path: Path, model: Any) -> MeasuredRun | None:
 
 def _asks_for_more(settings: dict[str, Any], run: MeasuredRun) -> bool:
     """Returns whether a batch of a submission is larger than the memory of a run has held."""
-    return any(
-        settings[option] > samples for option, samples in run.held_samples.items()
-    )
+    for option, samples in run.held_samples.items():
+        # auto takes what fits.
+        if is_number(settings[option]) and settings[option] > samples:
+            return True
+    return False
+
+
+def remembered(config: RunConfig) -> int | None:
+    """Returns the samples at a time that memory has held in the newest run of the same model that
+    knows it: where --batch-size auto begins."""
+    model = config.program.settings.get("model")
+    newest = scan.newest_first(Path(config.job.runs_dir))
+    for path in itertools.islice(newest, _MOST_RUNS):
+        run_dir = RunDir(path)
+        if not run_dir.memory.exists() or not run_dir.is_own():
+            continue
+        limits = read(run_dir.memory, SampleLimits)
+        try:
+            run = MeasuredRun.read(path, with_environment=False)
+        except UsageError:
+            continue
+        is_like = run.value("model") == model and run.is_finished
+        if is_like and limits is not None and limits.train_samples:
+            return limits.train_samples
+    return None
 
 
 def _differing(settings: dict[str, Any], before: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from slurmft.core.errors import SlurmftError
 from slurmft.train import ipex
@@ -254,6 +255,47 @@ class Learner:
         vectors = self._task.vectors(self._output(batch), batch)
         # All weights have gradients of an empty part, too: the other ranks wait for them.
         return vectors[: len(vectors) * micro_batch.counts]
+
+    def try_out(self, rows: np.ndarray) -> None:
+        """Makes a backward pass of a batch, on this rank alone where it keeps the whole model. It
+        changes gradients, and generators of random numbers, but nothing else."""
+        self.model.train()
+        batch = self.loaded.sent(self._batch(rows), self._table)
+        model = self.model
+        # The others need not come as far: nothing is to be sent.
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        output = model(**batch.inputs)
+        if self._task.couples_rows:
+            loss = self._task.vectors(output, batch).sum()
+        else:
+            loss, _ = self._task.loss(output, batch)
+        torch.autograd.backward(loss)
+
+    def settle(self, setup: Setup) -> None:
+        """Takes the setup in which the size of micro-batches is settled, and forgets what was tried
+        out for it."""
+        self._setup = setup
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def computes_together(self) -> bool:
+        """True if a rank cannot make a pass alone: the others wait for its shares."""
+        return self._strategy.sends_every_micro_step
+
+    @property
+    def new_moments_bytes(self) -> int:
+        """Memory that the optimizer takes in its first step, on this rank; 0 after that."""
+        if self.optimizer.state:
+            return 0
+        taken = 0
+        for weight in self._weights:
+            share = weight
+            if isinstance(share, DTensor):
+                share = share.to_local()
+            # AdamW has two numbers for each weight; Muon has fewer.
+            taken += 2 * share.numel() * share.element_size()
+        return taken
 
     def _sending(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
         """Has ranks send each other the gradients of a backward pass, or keep them for later."""

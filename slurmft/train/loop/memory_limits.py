@@ -41,12 +41,18 @@ def note(run: RunDir, limits: MemoryLimits) -> None:
     for name, samples in asdict(limits).items():
         if samples is not None:
             both[name] = samples
-    run.tell(run.memory, both, f"memory is too small; next time: {both}")
+    run.tell(run.memory, both, f"samples at a time that memory holds: {both}")
 
 
 def check_batch_norms(plan: Plan, model: nn.Module) -> None:
     """Raises SlurmftError where fewer samples at a time would be another training."""
-    if plan.micro_batch_size < plan.config.batch_size and has_batch_statistics(model):
+    if plan.is_auto and has_batch_statistics(model):
+        raise SlurmftError(
+            "--batch-size auto cannot be used with a model that has batch norms: with other "
+            "samples at a time they train otherwise",
+            "give the number: --batch-size 8",
+        )
+    if plan.micro_batch_size < plan.batch_size and has_batch_statistics(model):
         raise SlurmftError(
             f"memory was too small for --batch-size {plan.config.batch_size}, and the model has "
             "batch norms, which with fewer samples at a time train otherwise",

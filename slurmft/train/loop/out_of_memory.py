@@ -106,3 +106,21 @@ def _cure(setup: Setup, trains: bool, size: int) -> str:
     # Where all is in use, nothing but the model is left to change.
     all_cures = ", or ".join(cures) or "a smaller model"
     return f"use {all_cures}"
+
+
+def one_does_not_fit(setup: Setup, tokens: int) -> SlurmftError:
+    """Returns the error of --batch-size auto where memory does not hold one sample."""
+    config = setup.config
+    cures = [f"shorter samples (--max-length {max(1, tokens // 2)})"]
+    if not config.lora:
+        cures.append("--lora 16")
+    if setup.precision == "fp32":
+        cures.append("--precision bf16")
+    if not config.activation_checkpointing:
+        cures.append("--activation-checkpointing")
+    if config.shard != "full":
+        cures.append("--shard full on several processes")
+    return SlurmftError(
+        f"--batch-size auto: memory does not hold one sample, the longest, of {tokens:,} tokens",
+        f"use {', or '.join(cures)}",
+    )

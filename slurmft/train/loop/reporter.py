@@ -141,6 +141,7 @@ class Reporter:
             "backend": self._world.backend,
             "global_batch_size": plan.global_batch_size,
             "limited_from": plan.limited_from,
+            "batch_size": plan.micro_batch_size if plan.is_auto else None,
             "total_steps": plan.total_steps,
             "imports_s": import_times(ranks),
             "optimizer": plan.optimizer,

@@ -130,7 +130,7 @@ class Setup:
     def tell_limits(self) -> None:
         """Records that memory was too small for what was asked for, and what is done instead."""
         plan = self.plan
-        if plan.micro_batch_size < self.config.batch_size:
+        if plan.micro_batch_size < plan.batch_size and not plan.is_auto:
             self.job.warn(
                 f"memory was too small for --batch-size {self.config.batch_size}: "
                 f"{plan.micro_batch_size} samples at a time and {plan.micro_steps} micro-steps "
@@ -286,8 +286,12 @@ def _tokens_sha256(run_dir: RunDir) -> str:
 def _halved(limits: MemoryLimits, plan: Plan) -> MemoryLimits:
     """Returns limits of half the samples that a rank had at once."""
     evaluated = limited(plan.config.eval_batch_size, limits.evaluate_samples)
+    trained = plan.largest_part
+    # Of --batch-size auto, which was trying.
+    if limits.train_samples is None and limits.tried_samples is not None:
+        trained = limits.tried_samples
     return MemoryLimits(
-        train_samples=max(1, plan.largest_part // 2),
+        train_samples=max(1, trained // 2),
         evaluate_samples=max(1, evaluated // 2),
     )
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from slurmft.train.config import ResolvedConfig, evaluation_period
+from slurmft.train.config import AUTO, ResolvedConfig, evaluation_period
 
 # Linear: Goyal et al. 2017, for SGD. The square root: Malladi et al. 2022, for Adam and its kind.
 _POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
@@ -32,14 +32,27 @@ class Plan:
     resumed_batch_size: int | None = None
     """Global batch size of the run that this one continues: kept, whatever the number of ranks."""
     memory_limit: int | None = None
-    """The most samples of a rank's batch, where memory was too small for --batch-size."""
+    """The most samples of a rank's batch, where memory was too small for --batch-size, or that is
+    auto."""
     absent_ranks: int = 0
     """Ranks that all of --nodes would have more, where Slurm gave fewer nodes."""
 
     @property
+    def is_auto(self) -> bool:
+        """True if memory decides how many samples a rank's batch has."""
+        return self.config.batch_size == AUTO
+
+    @property
+    def batch_size(self) -> int:
+        """The most samples of a rank's batch, where memory holds them."""
+        if isinstance(self.config.batch_size, int):
+            return self.config.batch_size
+        return math.ceil(self.global_batch_size / self.world_size)
+
+    @property
     def micro_batch_size(self) -> int:
         """The most samples of a rank's batch."""
-        return limited(self.config.batch_size, self.memory_limit)
+        return limited(self.batch_size, self.memory_limit)
 
     @property
     def micro_steps(self) -> int:

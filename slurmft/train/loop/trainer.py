@@ -22,8 +22,8 @@ from slurmft.train.data.stream import (
     mixed_rows,
     prepared,
 )
+from slurmft.train.loop import batch_size_search, saved_model
 from slurmft.train.loop import checkpoint as checkpoints
-from slurmft.train.loop import saved_model
 from slurmft.train.loop.checkpointing import Checkpointing, Stopped
 from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import Generators
@@ -110,6 +110,7 @@ class Trainer:
         )
         position = Position()
         learner = Learner(setup, strategy)
+        setup = batch_size_search.settled(setup, learner)
         # With the model a task knows which metrics it has.
         named_metrics = NamedMetrics(setup)
         best_by = named_metrics.best_by

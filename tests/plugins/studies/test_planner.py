@@ -172,6 +172,18 @@ def test_a_run_is_a_row(tmp_path: Path) -> None:
     assert row.seconds["rest"] == pytest.approx(7 - 5 - 1.021)
 
 
+def test_size_that_a_run_has_found(tmp_path: Path) -> None:
+    """--batch-size auto: of 60 samples a step memory has held 8 at a time."""
+    sizes: dict[str, Any] = {"batch_size": "auto", "global_batch_size": 60}
+    write_run(
+        tmp_path / "r", nodes=2, nproc_per_node=1, **sizes, result={"batch_size": 8}
+    )
+    work = row_of(MeasuredRun.read(tmp_path / "r")).work
+    assert (work.batch_size, work.micro_steps) == (8, 4)
+    assert [work.global_batch_size(devices) for devices in (1, 8)] == [60, 60]
+    assert work.micro_steps_of_step(4) == 2
+
+
 def test_a_restarted_run_counts_without_its_start_up(tmp_path: Path) -> None:
     write_run(tmp_path / "r", result={"attempts": 2})
     assert (

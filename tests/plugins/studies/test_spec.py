@@ -139,6 +139,7 @@ def test_site_file_and_repeatable_values(
         ("[grid]\ncluster = ['local', 'slurm']", "varies cluster"),
         ("[grid]\nruns_dir = ['a']", "runs_dir = 'a' is not possible in a study"),
         ("[fixed]\nnodes = 1\n[grid]\nnodes = [1]", "[fixed] has nodes = 1"),
+        ("[grid]\nbatch_size = ['all']", "must be a whole number or auto, not 'all'"),
         ("[grid]\nglobal_batch_size = [1.5]", "must be a whole number, not 1.5"),
         (
             "[grid]\nnodes = [1]\n[[cells]]\nnodes = 2",
