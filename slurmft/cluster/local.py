@@ -22,7 +22,7 @@ from slurmft.core import interpreter, permissions, process, removal
 from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import load
 from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line, run_main
-from slurmft.core.files import UnfitFileError, read_text, write_json
+from slurmft.core.files import UnfitFileError, open_to_append, read_text, write_json
 from slurmft.node import rendezvous, sealed, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
 from slurmft.runs import attempts
@@ -144,7 +144,7 @@ class LocalNodes:
         number = {rendezvous.LOCAL_NODE: str(node)}
         environment = os.environ | shared | number | select(gpus)
         command = interpreter.module("slurmft.node.task", str(self.run.path))
-        with open(self.run.logs / f"task-{node:03d}.log", "ab") as log:
+        with open_to_append(self.run.logs / f"task-{node:03d}.log") as log:
             # A session of its own, so that a signal reaches the node as srun would send it: whole.
             return process.start(
                 command, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -288,7 +288,7 @@ def _start_controller(
     for name, value in variables.items():
         environment[f"SUBMITIT_LOCAL_{name}"] = str(value)
     environment[_SETUP] = "\n".join(config.job.setup)
-    with open(_job_log(run), "ab") as log:
+    with open_to_append(_job_log(run)) as log:
         return subprocess.Popen(
             interpreter.module("submitit.local._local", str(run.submitit)),
             env=environment,
@@ -332,7 +332,7 @@ def cancel(job_id: str, run: RunDir) -> None:
     deadline = time.monotonic() + _KILL_AFTER_S
     while not _pid_file(run).exists() and _living(run) is not None:
         if time.monotonic() > deadline:
-            hint = f"log: {_job_log(run)}"
+            hint = f"log: {_job_log(run.named)}"
             raise SlurmftError(f"the job {job_id} does not start", hint)
         # It is just starting: before its file is there, nobody knows which process to signal.
         time.sleep(0.05)

@@ -313,12 +313,15 @@ def cancel(run: RunDir) -> JobState | None:
     """
     permissions.settle(run.load_own_config().job.share_with_group)
     job = cluster_launcher.job_of(run)
-    launcher = cluster_launcher.get(job.cluster)
-    state = cluster_launcher.job_state(run, job)
-    if state.report.ended:
-        return state
     try:
-        launcher.cancel(job.id, run)
+        # By its descriptor: where others can rename, theirs would say which job or process ends.
+        with run.held() as held:
+            job = cluster_launcher.job_of(held)
+            launcher = cluster_launcher.get(job.cluster)
+            state = cluster_launcher.job_state(held, job)
+            if state.report.ended:
+                return state
+            launcher.cancel(job.id, held)
     except PermissionError:
         owner = permissions.user_name(run.path.stat().st_uid)
         raise SlurmftError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+from slurmft.core import trusted
 from slurmft.core.decode import decode_leniently, loads
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
@@ -765,11 +766,17 @@ _IN_REGISTRY = re.compile(r"[\w+.-]+:/.+|([\w@-]+([.:][\w-]+)+|localhost)[/#].+"
 
 def image_kind(image: str) -> str:
     """Returns what an image is, by its name: "registry" (docker://ubuntu, nvcr.io#nvidia/torch:1),
-    "folder" or "file"."""
+    "folder" or "file".
+
+    Raises:
+        NotOwnError: it is the name of an image in a registry, and of a file of another user's.
+    """
     path = Path(image)
     # A folder may be called as a host is (nvcr.io/torch): what is there is meant.
-    if _IN_REGISTRY.fullmatch(image) and not path.exists():
-        return "registry"
+    if _IN_REGISTRY.fullmatch(image):
+        if not path.exists():
+            return "registry"
+        trusted.check_meant("--container", image, "an image of a registry")
     if path.is_dir():
         return "folder"
     return "file"

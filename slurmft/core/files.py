@@ -10,14 +10,16 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slurmft.core import removal
+from slurmft.core import descent, removal
 from slurmft.core.errors import UsageError
 from slurmft.core.removal import aside_of
 
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_S = 4.0
 """How long a client of a shared file system may still take a file for the one that another has
 replaced: on GlusterFS 1 to 2 s."""
@@ -49,26 +51,54 @@ def write_text(path: Path, text: str, is_private: bool = False) -> None:
 
 
 def write_bytes(path: Path, content: bytes, is_private: bool = False) -> None:
-    """Replaces a file at once by these bytes, as `write_text` does."""
-    aside = aside_of(path)
+    """Replaces a file at once by these bytes, as `write_text` does. No link of another user's is
+    followed to its folder."""
     mode = _READABLE
     if is_private:
         mode = _PRIVATE
     try:
-        # "x" follows no link: the folder may be somebody else's.
-        with open(aside, "xb", opener=functools.partial(os.open, mode=mode)) as file:
+        with descent.opened(path.parent) as folder:
+            _replace(folder, path, content, mode)
+    except OSError as error:
+        # To write says only what is wrong with the disk; to open names the hidden file.
+        error.filename = str(path)
+        error.filename2 = None
+        raise
+
+
+def _replace(folder: int, path: Path, content: bytes, mode: int) -> None:
+    """Replaces a file in an open folder."""
+    aside = aside_of(path).name
+    with open(os.open(aside, _NEW_FILE, mode, dir_fd=folder), "wb") as file:
+        inode = os.fstat(file.fileno()).st_ino
+        try:
             file.write(content)
             file.flush()
             # Without it, a crash after the rename could leave an empty file under the new name.
             os.fsync(file.fileno())
-        os.replace(aside, path)
-    # Ctrl-C, too, is to leave nothing behind.
-    except BaseException as error:
-        # To write says only what is wrong with the disk; to open names the hidden file.
-        if isinstance(error, OSError):
-            error.filename = str(path)
-        removal.discard(aside)
-        raise
+            os.replace(aside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        # Ctrl-C, too, is to leave nothing behind.
+        except BaseException:
+            removal.discard(Path(f"/proc/self/fd/{folder}", aside), inode=inode)
+            raise
+
+
+def open_to_append(path: Path) -> FileIO:
+    """Opens a file of a run to append to it, and makes it where it is absent; a link of that name
+    is not followed, nor another user's link to its folder.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with descent.opened(path.parent) as folder:
+        descriptor = os.open(path.name, _APPEND, 0o666, dir_fd=folder)
+    return open(descriptor, "a+b", buffering=0)
+
+
+def named_by_user(path: Path) -> Path:
+    """Returns where a file lies that the user has named, to write it: whoever's links lead there,
+    they lead there from now on."""
+    return Path(os.path.realpath(path.parent), path.name)
 
 
 def write_json(path: Path, value: Any, is_private: bool = False) -> None:
@@ -366,8 +396,10 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     """
     aside = aside_of(path)
     old = aside_of(path)
+    inode = None
     try:
         aside.mkdir()
+        inode = aside.lstat().st_ino
         yield aside
         # Some libraries write files by mkstemp, which nobody else may read: they get the mode that
         # the umask has given to the folder.
@@ -379,14 +411,16 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
             _sync(file)
         # It is there where an attempt ended right after it wrote the folder. No rename replaces a
         # folder that holds something.
+        old_inode = None
         if replace and path.exists():
+            old_inode = path.lstat().st_ino
             os.rename(path, old)
         os.rename(aside, path)
         # The name is kept by the folder above.
         _sync(path.parent)
-        removal.discard(old)
+        removal.discard(old, inode=old_inode)
     except BaseException as error:
-        removal.discard(aside)
+        removal.discard(aside, inode=inode)
         # What another process has put there is as good.
         was_slower = isinstance(error, OSError) and path.exists() and not replace
         if not was_slower:

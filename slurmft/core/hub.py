@@ -35,11 +35,14 @@ def is_local(name: str) -> bool:
 
     It does if there is such a folder, or if the name can be no id of the hub, or is one of a file.
     """
+    return not is_hub_id(name) or os.path.exists(os.path.expanduser(name))
+
+
+def is_hub_id(name: str) -> bool:
+    """Returns whether a name can be an id of the hub, and is none of a data file."""
     # The hub allows NAME and OWNER/NAME; a path has more parts, or begins with a slash or a dot.
     hub_id = re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name, re.ASCII)
-    if hub_id is None or name.endswith(_SUFFIXES):
-        return True
-    return os.path.exists(os.path.expanduser(name))
+    return hub_id is not None and not name.endswith(_SUFFIXES)
 
 
 def is_hub_offline() -> bool:

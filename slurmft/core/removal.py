@@ -1,6 +1,6 @@
 """Removal: all that slurmft deletes goes through this module.
 
-What is deleted may lie in a folder that a group can write, or behind a link. So three rules hold
+What is deleted may lie in a folder that a group can write, or behind a link. So four rules hold
 for everything:
 
 - A folder is opened component by component, as `core.descent` does, and names are removed in the
@@ -8,6 +8,8 @@ for everything:
 - Of names, only those go that slurmft itself makes: every caller gives their form. A user's own
   files beside them stay, hidden ones, too.
 - What goes belongs to this user. A link goes itself, never what it leads to.
+- Where others can rename, they can have given the name to anything of this user's. There only what
+  the caller knows by its inode goes, and what is empty.
 """
 
 import contextlib
@@ -56,7 +58,8 @@ def remove(
         path: what goes.
         form: the form of its name.
         at_once: for whoever looks, all of a folder goes at the same moment.
-        inode: number of what is to go; None: any.
+        inode: number of what is to go, which the caller has made or looked at; None: what has the
+            name, where nobody else can rename.
 
     Raises:
         FileNotFoundError: it is absent.
@@ -65,14 +68,21 @@ def remove(
     if not form.fullmatch(path.name):
         raise _refusal(path, "slurmft makes nothing of this name")
     with descent.opened(path.parent) as folder:
+        if inode is None:
+            _check_name_suffices(folder, path)
         _remove(folder, path, at_once, inode)
 
 
-def discard(path: Path, form: re.Pattern[str] = ASIDE, at_once: bool = False) -> None:
+def discard(
+    path: Path,
+    form: re.Pattern[str] = ASIDE,
+    at_once: bool = False,
+    inode: int | None = None,
+) -> None:
     """Removes a file or a folder as `remove` does, as far as that is possible: another error is
     being reported already, or what stays is removed some other time."""
     with contextlib.suppress(OSError):
-        remove(path, form, at_once)
+        remove(path, form, at_once, inode)
 
 
 def discard_empty(folder: Path) -> None:
@@ -135,6 +145,15 @@ def _remove(folder: int, path: Path, at_once: bool, inode: int | None) -> None:
     except OSError as error:
         # It has another name by now.
         raise OSError(error.errno, error.strerror, str(path.with_name(name))) from None
+
+
+def _check_name_suffices(folder: int, path: Path) -> None:
+    from slurmft.core.trusted import can_others_rename  # which removes by this module
+
+    status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    is_empty = stat.S_ISREG(status.st_mode) and not status.st_size
+    if not is_empty and can_others_rename(folder):
+        raise _refusal(path, "others can rename what is there")
 
 
 def _check(path: Path, status: os.stat_result, inode: int | None) -> None:

@@ -2,10 +2,10 @@
 scripts, patches, a data set, the documentation, and the versions that the tests ran with."""
 
 import os
-import shutil
 from pathlib import Path
 
 from slurmft.core.errors import UsageError
+from slurmft.core.files import named_by_user, read_bytes, write_bytes
 from slurmft.core.filesystem import absolute
 from slurmft.core.filesystem import reason as reason_of
 
@@ -30,10 +30,16 @@ def find(kind: str, path: str | Path) -> Path:
     # A user's own file of that name comes first.
     if absolute(path).exists():
         return Path(path)
+    return of_name(kind, str(path)) or Path(path)
+
+
+def of_name(kind: str, name: str) -> Path | None:
+    """Returns the file that comes with slurmft under a name, which may lack its ending; None: there
+    is none."""
     for file in files(kind):
-        if str(path) in (file.name, file.stem):
+        if name in (file.name, file.stem):
             return file
-    return Path(path)
+    return None
 
 
 def files(kind: str) -> list[Path]:
@@ -63,7 +69,8 @@ def copy(folder: Path) -> list[Path]:
                 copy_of_file = folder / kind / file.name
                 # A link that leads nowhere is there as well: the copy would be written through it.
                 if not os.path.lexists(copy_of_file):
-                    written.append(Path(shutil.copyfile(file, copy_of_file)))
+                    write_bytes(named_by_user(copy_of_file), read_bytes(file))
+                    written.append(copy_of_file)
     except OSError as error:
         reason = reason_of(error, folder)
         problem = f"cannot write to {error.filename!r}: {reason}"

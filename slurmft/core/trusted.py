@@ -450,6 +450,14 @@ def is_open_to_renames(folder: Path) -> bool:
     return folder.is_symlink() and renaming_on_the_way(folder) is not None
 
 
+def can_others_rename(folder: int) -> bool:
+    """Returns whether somebody else can rename what lies in an open folder."""
+    status = os.fstat(folder)
+    is_others = status.st_uid not in (0, os.geteuid())
+    opened = Path(f"/proc/self/fd/{folder}")
+    return is_others or bool(_who_renames(opened, status))
+
+
 def _who_renames(folder: Path, status: os.stat_result) -> str:
     """Returns who else can rename what lies in a folder; "": nobody."""
     mode = status.st_mode
@@ -500,6 +508,26 @@ def other_owner(path: Path) -> str:
             if status.st_uid not in (0, os.geteuid()):
                 return owner(status.st_uid)
     return ""
+
+
+def check_meant(what: str, name: str, otherwise: str) -> None:
+    """Checks a name that means something else where no such file is in the present folder: whoever
+    may write there decides what it means, and so what is executed.
+
+    Args:
+        what: the option, as "--metric".
+        otherwise: what it means without the file, as "a name of the hub".
+
+    Raises:
+        NotOwnError: there is one, and it is another user's.
+    """
+    path = Path(os.path.abspath(os.path.expanduser(name)))
+    other = other_owner(path)
+    if other:
+        raise NotOwnError(
+            f"{what} {name!r} is {otherwise}, and {str(path)!r}, which belongs to {other}",
+            f"if you mean that: ./{name}; for the other, work in another folder",
+        )
 
 
 def own_lock_file(path: Path) -> int:

@@ -15,6 +15,7 @@ from typing import NoReturn
 from slurmft.core import filesystem, process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.files import open_to_append
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import heartbeat, memory_kills, sealed, signals
 from slurmft.node.hardware import host_name, visible_gpus
@@ -47,13 +48,11 @@ def receive_signals() -> StopRequest:
 def redirect_output(run: RunDir, rank: int) -> None:
     """Sends stdout and stderr, those of libraries too, to the rank's log; Python's with times."""
     # Appended: earlier attempts and lives of the rank are in it.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    log = os.open(run.rank_log(rank), flags, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        # The descriptors themselves: C libraries write past sys.stdout.
-        os.dup2(log, stream.fileno())
-    os.close(log)
+    with open_to_append(run.rank_log(rank)) as log:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            # The descriptors themselves: C libraries write past sys.stdout.
+            os.dup2(log.fileno(), stream.fileno())
     sys.stdout = log_times.stamped(1)
     sys.stderr = log_times.stamped(2)
     print(rundir.log_head(f"rank {rank}", platform.node()))

@@ -21,6 +21,7 @@ from typing import NoReturn
 from slurmft.core import process
 from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError
+from slurmft.core.files import open_to_append
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
@@ -91,7 +92,7 @@ class Supervisor:
     ) -> int:
         """Runs the child until it ends or is killed; returns the exit code of the task."""
         log_path = self.run.logs / f"node-{node_rank:03d}.log"
-        with open(log_path, "ab") as log:
+        with open_to_append(log_path) as log:
             start = log.tell()
             head = log_head(f"node {node_rank}", host_name())
             log_times.StampedLog(log.fileno()).write(f"{head}\n".encode())

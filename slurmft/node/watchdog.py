@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core import process, removal
+from slurmft.core.files import open_to_append
 from slurmft.core.text import duration
 from slurmft.node import ccl, heartbeat
 from slurmft.runs.rundir import RunDir
@@ -125,8 +126,11 @@ class Watchdog:
         time.sleep(_DUMP_S)
         for rank in self.ranks():
             text = self._stack_text(rank)
-            with contextlib.suppress(OSError), open(run.stacks(rank), "a") as file:
-                file.write(text)
+            with (
+                contextlib.suppress(OSError),
+                open_to_append(run.stacks(rank)) as file,
+            ):
+                file.write(text.encode(errors="surrogateescape"))
 
     def _stack_text(self, rank: int) -> str:
         """Reads the stacks that a rank has written; where it wrote none, asks others for them."""

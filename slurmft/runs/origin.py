@@ -88,9 +88,13 @@ def _is_mark(path: Path) -> bool:
         return True
 
 
-def check(run: Path) -> None:
-    """Raises ForeignRunError where a run came from elsewhere, and nobody has agreed to it."""
-    origin = origin_of(run)
+def check(run: Path, opened: Path | None = None) -> None:
+    """Raises ForeignRunError where a run came from elsewhere, and nobody has agreed to it.
+
+    Args:
+        opened: a path through a descriptor of it.
+    """
+    origin = origin_of(opened or run)
     if origin is not None and not origin.accepted:
         raise ForeignRunError(
             f"{str(run)!r} came from elsewhere ({origin}): nothing of it is executed unseen",

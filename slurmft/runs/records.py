@@ -16,6 +16,7 @@ from slurmft.core.decode import decode_leniently
 from slurmft.core.files import (
     exists_now,
     open_regular,
+    open_to_append,
     parse_json,
     read_on,
     to_json,
@@ -35,7 +36,7 @@ class RecordWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the run
+        self._file = open_to_append(path)  # open as long as the run
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, size - 1))
         last_byte = self._file.read(1)

@@ -51,11 +51,12 @@ def alone_with(path: Path) -> Iterator[None]:
     """Lets one process at a time do what it does while it holds a file, and removes that at the
     end, with the folders that were made for it and are empty."""
     folders = permissions.make_above(path)
-    with _locked(path):
+    with _locked(path) as file:
         try:
             yield
         finally:
-            removal.discard(path, removal.exactly(path.name))
+            inode = os.fstat(file.fileno()).st_ino
+            removal.discard(path, removal.exactly(path.name), inode=inode)
             for folder in folders:
                 removal.discard_empty(folder)
 

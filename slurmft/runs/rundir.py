@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +128,11 @@ class RunDir:
     code_sums = _Below("code.sums")
     code_diff = _Below("code.diff")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, named: "RunDir | None" = None) -> None:
         self.path = path
+        self.named = named or self
+        """The run by its name, for messages and other processes, where `path` leads through a
+        descriptor of this process."""
         self._inode: int | None = None
         """Of the folder that `make` has made."""
         self._made_above: list[Path] = []
@@ -316,6 +319,22 @@ class RunDir:
             origin.check(self.path)
         return self.load_config(CONFIG.read)
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator["RunDir"]:
+        """Opens the run of whoever acts on it for the block.
+
+        Yields:
+            The run by a descriptor of its folder: others may put another in the place of its name.
+
+        Raises:
+            NotOwnError, ForeignRunError: as of `load_own_config`.
+        """
+        with CONFIG.folder(self.path) as folder:
+            os.close(CONFIG.open(self.config, folder))
+            opened = Path(f"/proc/self/fd/{folder}")
+            origin.check(self.path, opened)
+            yield RunDir(opened, named=self)
+
     def is_own(self) -> bool:
         """Returns whether nobody else can have written the configuration, here or elsewhere."""
         try:
@@ -412,7 +431,7 @@ class RunDir:
         else:
             self.tell(self.state, recorded, f"{state}: {reason}")
         if state in (*FINAL_STATES, "requeued"):
-            return hooks.state_changed(self)
+            return hooks.state_changed(self.named)
         return _nothing
 
     def tell(self, path: Path, value: Any, words: str) -> None:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import trusted
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import absolute
-from slurmft.core.hub import is_local
+from slurmft.core.hub import is_hub_id, is_local
 
 LOSS = "loss"
 """Value of --metric, and the name in results, for the loss of the samples that are evaluated: no
@@ -281,10 +282,14 @@ def localized(text: str) -> str:
 
     Raises:
         UsageError: there is no such script.
+        NotOwnError: it is a name of the hub, and that of a folder of another user's.
     """
     spec = MetricSpec.parse(text)
     if not spec.is_local:
         return text
+    # No metric of the hub is called FILE.py.
+    if is_hub_id(spec.name) and not spec.name.endswith(".py"):
+        trusted.check_meant("--metric", spec.name, "a name of the hub")
     _, rest = _split(text)
     path = str(script(spec))
     if rest is None:

@@ -986,6 +986,259 @@ def study(ada: User, eve: User) -> None:
         where = ("--cluster", "local") if command == "run" else ()
         done = ada.slurmft("study", command, str(folder), *where)
         assert_refused(done, f"'{folder}' belongs to eve")
+    # Of another name, its runs would go into a folder of hers.
+    eve.write(folder / "study.toml", text.replace('name = "s"', 'name = "other"'))
+    folder.chmod(0o755)
+    for command in ("run", "cancel"):
+        where = ("--cluster", "local") if command == "run" else ()
+        done = ada.slurmft("study", command, str(folder), *where)
+        assert_refused(done, f"'{folder}' belongs to eve")
+    assert ada.slurmft("study", "status", str(folder)).code == 0
+
+
+@attack(
+    GROUP,
+    "puts a study folder of theirs in the place of yours until you have begun to `study run` it",
+    "refused; nothing of theirs is submitted",
+)
+def study_swapped(ada: User, eve: User) -> None:
+    text = (
+        'name = "s"\n[fixed]\ntask = "synthetic"\nsetup = ["{}"]\n[grid]\nnodes = [1]\n'
+    )
+    studies = ada.home / "swapped-studies"
+    ada.write(studies / "mine" / "study.toml", text.format("true"))
+    eve.write(studies / "s" / "study.toml", text.format("touch attacked"))
+    ada.own(studies / "mine")
+    os.chown(studies, ada.uid, 21100)
+    studies.chmod(0o2775)
+    code = f"""
+import os, sys
+from slurmft.plugins.studies import runner, spec
+from slurmft.plugins.studies.commands import study
+read_text = spec.read_text
+def read_and_swap(path):
+    text = read_text(path)
+    os.rename("s", "theirs")
+    os.rename("mine", "s")
+    return text
+spec.read_text = read_and_swap
+runner.run_one = lambda todo, repeat: sys.exit(str(todo.configs[repeat.key].job.setup))
+os.chdir({str(studies)!r})
+study.main(["run", "s", "--cluster", "local", "--studies-dir", "."])
+"""
+    done = ada.run(sys.executable, "-c", code)
+    assert "touch attacked" not in done.err
+    # What was opened is what is used: hers.
+    assert "('true',)" in done.err
+
+
+@attack(
+    GROUP,
+    "gives the name of a metric, an image of a registry, or a study that comes along to a file of "
+    "theirs in the folder where you type commands",
+    "refused, with the path to give if you mean that; nothing of it runs",
+)
+def names_with_two_meanings(ada: User, eve: User) -> None:
+    eve.write(ada.home / "f1" / "f1.py", f"open('{ada.home}/attacked', 'w')\n")
+    eve.write(ada.home / "nvcr.io" / "torch", "")
+    eve.write(ada.home / "lab-train", 'name = "lab-train"\n[grid]\nnodes = [1]\n')
+    for path in (ada.home / "f1", ada.home / "f1" / "f1.py", ada.home / "nvcr.io"):
+        os.chown(path, eve.uid, eve.uid)
+    submit = ("submit", "--task", "emotion", "--dry-run", "--cluster", "local")
+    for words, name in (
+        ((*submit, "--metric", "f1"), "f1"),
+        (("submit", "--task", "synthetic", "--container", "nvcr.io/torch"), "nvcr.io/torch"),
+        (("study", "run", "lab-train", "--dry-run", "--cluster", "local"), "lab-train"),
+    ):  # fmt: skip
+        done = ada.slurmft(*words)
+        assert done.code != 0
+        assert f"'{ada.home}/{name}', which belongs to eve" in done.err
+        assert f"hint: if you mean that: ./{name}" in done.err
+    assert not (ada.home / "attacked").exists()
+    shutil.rmtree(ada.home / "f1")
+    shutil.rmtree(ada.home / "nvcr.io")
+    (ada.home / "lab-train").unlink()
+
+
+@attack(
+    GROUP,
+    "puts links to files of yours where you `render`",
+    "replaced, and not followed; your files stay",
+)
+def output_behind_links(ada: User, eve: User) -> None:
+    kept = ada.write(ada.home / "kept-output", "mine")
+    folder = ada.write(ada.home / "deploy" / "x", "").parent
+    ada.own(folder)
+    for name in ("Dockerfile", "slurmft-synthetic.yaml"):
+        link(eve, folder / name, kept)
+    words = ("--image", "i", "--claim", "c", "--task", "synthetic")
+    done = ada.slurmft("render", "kubernetes", *words, "--output", str(folder))
+    assert done.code == 0, done.err
+    assert kept.read_text() == "mine"
+    assert "FROM" in (folder / "Dockerfile").read_text()
+
+
+@attack(
+    GROUP,
+    "puts a run of theirs, which names a process or job of yours, in the place of yours while you "
+    "`cancel` it, or a study of theirs, while you `study cancel`",
+    "the run that was looked at is cancelled, or none; your process runs on",
+)
+def swapped_while_cancelled(ada: User, eve: User) -> None:
+    other = subprocess.Popen(["sleep", "100"], user=ada.uid)
+    try:
+        for moment in ("RunDir.load_own_config", "cluster_launcher.job_of"):
+            mine = run_of(ada, f"cancel-{moment}", state="running")
+            theirs = run_of(
+                eve, f"theirs-{moment}", state="running", job=str(other.pid)
+            )
+            eve.write(
+                theirs.submitit / "pid.json", to_json(local.Process.of(other.pid))
+            )
+            theirs.path.rename(mine.path.with_name("theirs"))
+            code = f"""
+import os
+from slurmft.cluster import wait
+from slurmft.cluster.wait import RunDir, cluster_launcher
+original = {moment}
+def call_and_swap(run):
+    value = original(run) if {moment == "RunDir.load_own_config"} else None
+    os.rename(mine, mine + "-aside")
+    os.rename(os.path.join(os.path.dirname(mine), "theirs"), mine)
+    return value or original(run)
+mine = {str(mine.path)!r}
+{moment} = call_and_swap
+print(wait.cancel(RunDir.open(mine)))
+"""
+            ada.run(sys.executable, "-c", code)
+            assert os.stat(mine.path).st_uid == eve.uid
+            assert other.poll() is None
+        studies = ada.home / "cancelled-studies"
+        text = 'name = "c"\n[fixed]\ntask = "synthetic"\n[grid]\nnodes = [1]\n'
+        ada.write(studies / "c" / "study.toml", text)
+        mine.path.rename(studies / "theirs-run")
+        ada.own(studies / "c")
+        eve.write(studies / "theirs" / "runs" / "x", "")
+        (studies / "theirs-run").rename(studies / "theirs" / "runs" / "run-1")
+        code = f"""
+import os
+from slurmft.plugins.studies.commands import study
+find_runs = study.study_folder.find_runs
+def swap_and_find(folder):
+    os.rename("c", "mine")
+    os.rename("theirs", "c")
+    return find_runs(folder)
+study.study_folder.find_runs = swap_and_find
+os.chdir({str(studies)!r})
+study.main(["cancel", "c"])
+"""
+        ada.python(code)
+        assert os.stat(studies / "c").st_uid == eve.uid
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+@attack(
+    GROUP,
+    "puts a link to another folder of yours in the place of a run, or of a file in it, while "
+    "slurmft writes there",
+    "not followed; your files stay",
+)
+def links_where_a_run_writes(ada: User, eve: User) -> None:
+    home = ada.home / "notes-2"
+    for name in ("state.json", "records.jsonl", "rank-000.log"):
+        ada.write(home / name, "mine")
+    ada.own(home)
+    run = ada.home / "runs" / "linked-run"
+    ada.write(run.parent / "x", "")
+    link(eve, run, home)
+    link(eve, run.parent / "rank-000.log", home / "rank-000.log")
+    code = f"""
+from slurmft.core import files
+from slurmft.runs import records
+from slurmft.runs.rundir import RunDir
+run = RunDir(__import__("pathlib").Path({str(run)!r}))
+run.set_state("running")
+records.warn(run.records, "a warning")
+try: files.open_to_append(run.path.parent / "rank-000.log")
+except OSError as error: print(error)
+"""
+    assert "Too many levels of symbolic links" in ada.python(code)
+    assert {path.read_text() for path in home.iterdir()} == {"mine"}
+
+
+@attack(
+    GROUP,
+    "gives the name of what slurmft is about to remove to another folder of yours: the lock of a "
+    "command of `--on`, a file that could not be written to its end, a checkpoint of Trainer's",
+    "left",
+)
+def removed_by_name(ada: User, eve: User) -> None:
+    project = ada.write(ada.home / "removals" / "x", "").parent
+    for name in ("lock", "half", "checkpoint-3"):
+        ada.write(project / name / "thesis.tex", "mine")
+    ada.own(project)
+    os.chown(project, ada.uid, 21100)
+    project.chmod(0o2775)
+    code = """
+import os, re
+from pathlib import Path
+from slurmft.core import files, removal
+from slurmft.runs import request
+place = Path("removals").absolute()
+with request.alone(place, "abcdef"):
+    os.rename(place / ".request-abcdef", place / "aside")
+    os.rename(place / "lock", place / ".request-abcdef")
+replace = os.replace
+def swap_and_replace(*names, **folders):
+    (half,) = place.glob(".report.slurmft-*")
+    os.rename(half, place / "aside")
+    os.rename(place / "half", half)
+    replace(*names, **folders)
+os.replace = swap_and_replace
+(place / "report").touch()
+try: files.write_text(place / "report", "text")
+except OSError as error: print(error)
+removal.discard(place / "checkpoint-3", re.compile("checkpoint-.*"))
+"""
+    ada.python(code)
+    assert len(list(project.glob("*/thesis.tex"))) == 3
+
+
+@attack(
+    GROUP,
+    "gives the name of your run to another folder of yours once `clean` has looked at it",
+    "left",
+)
+def swapped_while_cleaned(ada: User, eve: User) -> None:
+    runs = ada.home / "swapped-clean"
+    run = write_run(runs / "old-1", state="finished")
+    ada.write(run.model / "model.safetensors", "")
+    ada.write(run.checkpoints / "step-00000010" / "file", "mine")
+    thesis = ada.write(runs / "project" / "checkpoints" / "thesis", "mine")
+    ada.write(runs / "project" / "model" / "mine", "")
+    ada.own(runs)
+    code = f"""
+import os
+from pathlib import Path
+from slurmft.cluster import cleanup
+runs = Path({str(runs)!r})
+look = cleanup._guarded_inode
+def look_and_swap(run):
+    inode = look(run)
+    if (runs / "project").exists():
+        os.rename(run, runs / "aside")
+        os.rename(runs / "project", run)
+    return inode
+cleanup._guarded_inode = look_and_swap
+plan = cleanup.plan(runs, ["checkpoints"], 0)
+print([cleanup.remove(item) for item in plan.items])
+"""
+    ada.python(code)
+    assert (run.path / "checkpoints" / "thesis").exists()
+    assert not thesis.exists()
 
 
 @attack(

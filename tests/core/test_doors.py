@@ -26,8 +26,39 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "core/below.py",
             "core/descent.py",
+            "core/files.py",
             "core/removal.py",
             "core/trusted.py",
+        ),
+    ),
+    "write by a path, through links": (
+        (
+            *("open() to write", "write_text", "write_bytes"),
+            *("shutil.copy", "shutil.copyfile", "shutil.copytree"),
+        ),
+        (
+            # The doors: they write through a descriptor, which they or their callers have opened.
+            "core/below.py",
+            "core/files.py",
+            "core/trusted.py",
+            "locks/__init__.py",
+            "runs/request.py",
+            # Into a folder that nobody else can write, which they or their callers have just made.
+            "core/git.py",
+            "job/checkpoints.py",
+            "job/process.py",
+            "locks/shim/sitecustomize.py",
+            "node/heartbeat.py",
+            "plugins/examine/agent.py",
+            "plugins/stage_env/unpack.py",
+            "train/data/token_data.py",
+            "train/loop/checkpoint.py",
+            "train/loop/saving.py",
+            "train/parallel/sharding.py",
+            "train/token_cache.py",
+            # A pipe, and a file that was absent (mode "x").
+            "node/prefork.py",
+            "train/login/rows.py",
         ),
     ),
     "ask whose a file is": (
@@ -154,6 +185,10 @@ def _uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield ast.unparse(node), node.lineno
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield f"{node.func.id}()", node.lineno
+            # The mode of open(): "r" and "rb" read.
+            modes = [ast.unparse(mode) for mode in node.args[1:2]]
+            if node.func.id == "open" and set("wax+") & set("".join(modes)):
+                yield "open() to write", node.lineno
 
 
 @functools.cache

@@ -9,12 +9,14 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from slurmft.cluster import launcher
 from slurmft.cluster.submit import provenance
-from slurmft.core import credentials, permissions
+from slurmft.core import credentials, hooks, permissions
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.run_files import Failure
@@ -26,6 +28,7 @@ from slurmft.train.login.configure import configure
 from slurmft.train.tasks.sequence import Task
 from tests.conftest import assert_two_lines, modes, slurmft
 from tests.support import PATIENCE_S
+from tests.support.made_runs import write_run
 
 TOKEN = "hf_" + "AbCdEfGhIjKlMnOp" * 2
 QUICK = (
@@ -386,3 +389,26 @@ def test_model_that_names_code_of_the_hub_is_refused(
     with pytest.raises(UsageError, match="names code of the hub") as error:
         Task(config).pretrained(AutoModelForSequenceClassification)
     assert "attn_implementation 'somebody/kernel'" in error.value.message
+
+
+def test_a_run_that_is_held_is_told_of_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes, as that of a notification, do not have its descriptor."""
+    run = write_run(tmp_path / "runs" / "emotion-1", state="running")
+    heard: list[Path] = []
+
+    def hear(run: RunDir) -> Callable[[], None]:
+        heard.append(run.path)
+        return lambda: None
+
+    monkeypatch.setattr(hooks, "state_changed", hear)
+    with run.held() as held:
+        run.path.rename(tmp_path / "elsewhere")
+        held.set_state("cancelled")
+        with pytest.raises(
+            SlurmftError, match=f"{str(run.path)!r} was never submitted"
+        ):
+            launcher.job_of(held)
+    assert heard == [run.path]
+    assert RunDir(tmp_path / "elsewhere").get_state().state == "cancelled"

@@ -6,6 +6,7 @@ was half-written when a node died never was. Where another run with the same out
 over it, its signature is another one.
 """
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -168,9 +169,7 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if folder and args.save_strategy == "no":
             keep = self._job.config.job.keep_checkpoints
             for old, signature in list(signatures.items())[:-keep]:
-                # Another run may have written one of its own there.
-                if _signature(Path(old)) == signature:
-                    removal.discard(Path(old), _CHECKPOINT)
+                _remove(Path(old), signature)
         if self._stops:
             self._process.stop()
         self._job.alive("train")
@@ -243,6 +242,16 @@ def _problem(checkpoint: Path, signature: str) -> str:
     if _signature(checkpoint) != signature:
         return "was written again, by another run with the same output_dir"
     return ""
+
+
+def _remove(checkpoint: Path, signature: str) -> None:
+    """Removes a checkpoint that this training has written, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        # First: where others can rename, another folder may take its place after the look at it.
+        inode = checkpoint.lstat().st_ino
+        # Another run may have written one of its own there.
+        if _signature(checkpoint) == signature:
+            removal.discard(checkpoint, _CHECKPOINT, inode=inode)
 
 
 def _signature(checkpoint: Path) -> str:

@@ -20,7 +20,13 @@ from slurmft.core import interpreter, process, removal
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.credentials import holds_secret
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
-from slurmft.core.files import read_bytes, read_json, read_text, write_json
+from slurmft.core.files import (
+    open_to_append,
+    read_bytes,
+    read_json,
+    read_text,
+    write_json,
+)
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import sealed
@@ -99,7 +105,7 @@ class MpiRun(LocalNodes):
         os.environ.update(starter_variables(config.job, os.environ))
         with (
             secrets_file(run),
-            open(run.logs / "mpirun.log", "ab") as log,
+            open_to_append(run.logs / "mpirun.log") as log,
         ):
             # The log has earlier attempts, too: a failed start is explained by what comes now.
             start = log.tell()

@@ -22,6 +22,7 @@ from typing import TypeAlias
 from slurmft.core import interpreter, process, removal
 from slurmft.core.credentials import is_private, kind_in, redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
+from slurmft.core.files import write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import FINAL_STATES, Transition
 from slurmft.core.text import duration
@@ -260,7 +261,7 @@ def send(run: RunDir, number: int) -> None:
         options = run.load_own_config().job.options_of(NotifyOptions)
         _send(options, run, *title_and_text)
         signal.alarm(0)
-        claim.write_text("sent", encoding="utf-8")
+        write_text(claim, "sent")
     except Exception as error:  # of any library: the run must not know
         signal.alarm(0)
         removal.discard(claim, _CLAIM)  # somebody else may have more luck

@@ -11,7 +11,7 @@ from typing import Any, TextIO, TypedDict
 
 from slurmft import locks
 from slurmft.cluster.status import RunStatus, run_statuses
-from slurmft.core import descent, filesystem, permissions, trusted
+from slurmft.core import descent, filesystem, permissions
 from slurmft.core.credentials import redact
 from slurmft.core.errors import UsageError
 from slurmft.core.files import parse_toml, read_text, write_text
@@ -23,13 +23,6 @@ from slurmft.runs import records, scan
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
-STUDY = trusted.Door(
-    "the folder of a study",
-    "`STUDIES_DIR/NAME/`",
-    "the runs that `study run` submits, and the jobs that `study cancel` cancels",
-    cure="give a folder of your own: --studies-dir",
-)
-
 
 class HeldError(UsageError):
     """Another command holds the lock of the study's folder."""
@@ -37,9 +30,8 @@ class HeldError(UsageError):
 
 def folder_of(study: Study, studies_dir: str) -> Path:
     """Returns the folder of a study: the one that it was read from, or STUDIES_DIR/NAME."""
-    home = study.path.parent
-    if study.path.name == spec.FILE and home.name == study.name:
-        return descent.pinned(home)
+    if study.is_in_own_folder:
+        return descent.pinned(study.path.parent)
     return descent.pinned(absolute(studies_dir)) / study.name
 
 
@@ -60,7 +52,7 @@ def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
         permissions.make_folder(folder, share_with_group, exist_ok=True)
         permissions.settle(share_with_group)
         # Run directories hold what jobs start: no other user may have put the folder there.
-        with STUDY.folder(folder):
+        with spec.STUDY.folder(folder):
             permissions.make_folder(folder / "runs", share_with_group, exist_ok=True)
         return locks.hold(folder / ".lock")
     except BlockingIOError as holder:

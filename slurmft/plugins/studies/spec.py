@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmft.core import shipped
+from slurmft.core import shipped, trusted
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.files import parse_toml, read_text
 from slurmft.core.filesystem import absolute
@@ -37,6 +37,13 @@ FILE = "study.toml"
 
 SCALINGS = ("strong", "weak", "none")
 GLOBAL_BATCH_SIZE = "global_batch_size"
+
+STUDY = trusted.Door(
+    "the folder of a study",
+    "`STUDIES_DIR/NAME/`",
+    "the runs that `study run` submits, and the jobs that `study cancel` cancels",
+    cure="give a folder of your own: --studies-dir; or a study file of your own",
+)
 
 _DEFAULTS: dict[str, Any] = {
     "name": "",
@@ -91,27 +98,43 @@ class Study:
     cells: tuple[Cell, ...]
 
     @property
+    def is_in_own_folder(self) -> bool:
+        """It was read from the folder that holds its runs."""
+        return self.path.name == FILE and self.path.parent.name == self.name
+
+    @property
     def varied(self) -> list[str]:
         """The fields of the cells."""
         return list(self.cells[0])
 
 
-def read_study(source: str | Path, with_published: bool = True) -> Study:
+def read_study(
+    source: str | Path, with_published: bool = True, is_acted_on: bool = False
+) -> Study:
     """Reads the study of a file, or of a study's folder.
 
     Args:
         source: the file, the folder, or the name of a study that comes with slurmft.
         with_published: check that the file of published figures can be read.
+        is_acted_on: its runs are to be submitted or cancelled.
 
     Raises:
         UsageError: there is no such file, or what it says is not a study.
+        NotOwnError: it is acted on, and others can have written it: in a folder, where its user
+            has not named the file itself, or by the name of a study that comes with slurmft.
     """
     path = absolute(shipped.find("studies", source))
+    if is_acted_on and path.exists() and shipped.of_name("studies", str(source)):
+        trusted.check_meant("the study", str(source), "one that comes with slurmft")
     in_folder = path.is_dir()
     if in_folder:
         path = path / FILE
     try:
-        text = read_text(path)
+        study = parse_study(read_text(path), path)
+        # What is checked is what is used: the folder may be another one by the time that it is
+        # locked.
+        if is_acted_on and (in_folder or study.is_in_own_folder):
+            study = parse_study(STUDY.read(path).decode("utf-8"), path)
     except FileNotFoundError:
         missing = f"{str(source)!r}: no such file"
         if in_folder:
@@ -121,7 +144,6 @@ def read_study(source: str | Path, with_published: bool = True) -> Study:
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot read the study file {str(source)!r}: {error}"
         raise UsageError(what, "check that it is a text file") from None
-    study = parse_study(text, path)
     # Now rather than in a report, which is made after all the runs.
     if with_published and study.published:
         try:

@@ -211,33 +211,46 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     vectors alone as a .npy file, too."""
     # Written beside its place and renamed: nobody sees half a file.
     aside = aside_of(path)
-    try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet
+    # Opened here: libraries would follow a link that others put there, and numpy would add an
+    # ending to the name.
+    with open(aside, "xb") as file:
+        inode = os.fstat(file.fileno()).st_ino
+        try:
+            _write_columns(file, path.suffix, columns)
+            file.flush()
+            os.replace(aside, path)
+        finally:
+            # It is there still where the disk was full.
+            removal.discard(aside, inode=inode)
 
-            table = pyarrow.table(dict(columns))
-            table = table.replace_schema_metadata(_pandas_metadata(columns))
-            pyarrow.parquet.write_table(table, aside)
-        elif path.suffix == ".npy":
-            import numpy as np
 
-            (vectors,) = columns.values()
-            # Opened here: numpy would add an ending to the name.
-            with open(aside, "xb") as array_file:
-                np.save(array_file, np.asarray(vectors))
-        else:
-            with open(aside, "x", encoding="utf-8", newline="") as file:
-                match path.suffix:
-                    case ".jsonl":
-                        _write_jsonl(file, columns)
-                    case ".tsv":
-                        _write_csv(file, columns, "\t")
-                    case _:
-                        _write_csv(file, columns, ",")
-        os.replace(aside, path)
-    finally:
-        # It is there still where the disk was full.
-        removal.discard(aside)
+def _write_columns(
+    file: BinaryIO, suffix: str, columns: Mapping[str, Sequence[Any]]
+) -> None:
+    """Writes columns into a file, in the form that the ending of its name says."""
+    if suffix == ".parquet":
+        import pyarrow.parquet
+
+        table = pyarrow.table(dict(columns))
+        table = table.replace_schema_metadata(_pandas_metadata(columns))
+        pyarrow.parquet.write_table(table, file)
+        return
+    if suffix == ".npy":
+        import numpy as np
+
+        (vectors,) = columns.values()
+        np.save(file, np.asarray(vectors))
+        return
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    match suffix:
+        case ".jsonl":
+            _write_jsonl(text, columns)
+        case ".tsv":
+            _write_csv(text, columns, "\t")
+        case _:
+            _write_csv(text, columns, ",")
+    # Detached: its end would close the file.
+    text.detach()
 
 
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")

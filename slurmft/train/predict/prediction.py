@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from slurmft.core.errors import UsageError
-from slurmft.core.files import write_json
+from slurmft.core.files import named_by_user, write_json
 from slurmft.core.options import build
 from slurmft.job import Job
 from slurmft.train.data.tables import Batch, TokenTable
@@ -254,4 +254,4 @@ def _write(setup: Setup, kind: Kind, values: np.ndarray | None) -> None:
 def write_answers(file: Path, ids: Iterable[Any], answers: Iterable[str]) -> None:
     """Writes answers as the official script of SQuAD reads them: id -> text."""
     pairs = zip(map(str, ids), answers, strict=True)
-    write_json(file, dict(pairs))
+    write_json(named_by_user(file), dict(pairs))

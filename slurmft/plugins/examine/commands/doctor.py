@@ -24,7 +24,7 @@ from slurmft.cli.parser import Parser, Part, above_zero, count, run_part, typed_
 from slurmft.cluster.slurm import allocation, commands
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
-from slurmft.core.files import check_place, write_text
+from slurmft.core.files import check_place, named_by_user, write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.launchers import starts_ranks
 from slurmft.core.options import Command, build, options
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
     print(report.json() if arguments.json else report.text(), flush=True)
     if arguments.output is not None:
         path = absolute(arguments.output)
-        write_text(path, report.for_support())
+        write_text(named_by_user(path), report.for_support())
         # stdout has the report itself, which may be JSON.
         print(f"report: {path}", file=sys.stderr)
     return report.exit_code

@@ -23,7 +23,7 @@ from slurmft.cli.parser import Parser, Part, count, run_part, typed_options, who
 from slurmft.cluster.submit import provenance
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit
-from slurmft.core.files import write_text
+from slurmft.core.files import named_by_user, write_text
 from slurmft.core.options import build, options
 from slurmft.plugins.kubernetes import manifests
 from slurmft.programs import submission
@@ -214,12 +214,12 @@ def kubernetes_main(argv: list[str]) -> int:
         _warn_of_readers()
         return Exit.OK
     output.mkdir(parents=True, exist_ok=True)
-    manifest_file = output / f"{arguments.name}.yaml"
+    place = named_by_user(output / "Dockerfile").parent
+    manifest_name = f"{arguments.name}.yaml"
     # Whoever has its Secret executes code in the pods.
-    write_text(manifest_file, manifest, is_private=True)
-    dockerfile = output / "Dockerfile"
-    write_text(dockerfile, manifests.dockerfile(config, arguments))
-    print(f"written to {output}: {manifest_file.name}, {dockerfile.name}")
+    write_text(place / manifest_name, manifest, is_private=True)
+    write_text(place / "Dockerfile", manifests.dockerfile(config, arguments))
+    print(f"written to {output}: {manifest_name}, Dockerfile")
     print("\n".join(commands))
     return Exit.OK
 

@@ -113,8 +113,8 @@ def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
     return parser
 
 
-def _read_study(arguments: argparse.Namespace) -> tuple[Study, Path]:
-    study = spec.read_study(arguments.study)
+def _read_study(arguments: argparse.Namespace, is_acted_on: bool) -> tuple[Study, Path]:
+    study = spec.read_study(arguments.study, is_acted_on=is_acted_on)
     return study, study_folder.folder_of(study, arguments.studies_dir)
 
 
@@ -125,7 +125,7 @@ def run_main(argv: list[str]) -> int:
     """Submits the runs of a study that are missing, or failed and may be tried again. Flags
     override the file's [fixed]."""
     arguments = run_parser().parse(argv)
-    study, folder = _read_study(arguments)
+    study, folder = _read_study(arguments, is_acted_on=True)
     names = [*options(TrainConfig), *options(JobConfig)]
     flags = typed_options(arguments, names)
     study = runner.with_flags(study, flags)
@@ -256,7 +256,7 @@ def status_main(argv: list[str]) -> int:
     """Prints the progress of a study: for every cell, the repeats that have finished, run, wait,
     failed or are missing, and why."""
     arguments = status_parser().parse(argv)
-    study, folder = _read_study(arguments)
+    study, folder = _read_study(arguments, is_acted_on=False)
     status = study_status(study, folder)
     if arguments.json:
         return print_json(study_folder.status_json(study, folder, status))
@@ -281,30 +281,38 @@ def cancel_parser() -> Parser:
 def cancel_main(argv: list[str]) -> int:
     """Ends all jobs of a study that wait or run."""
     arguments = cancel_parser().parse(argv)
-    study, folder = _read_study(arguments)
+    study, folder = _read_study(arguments, is_acted_on=True)
     if not folder.is_dir():
         print(f"there is no study folder {str(folder)!r}: nothing to cancel")
         return Exit.OK
     try:
         # No flag says it here: the folder stays as readable as `study run` made it.
         share = bool(folder.stat().st_mode & stat.S_IRGRP)
-        with study_folder.exclusive(folder, share):
-            _cancel(study, _alive_runs(folder))
+        # By a descriptor: where others can rename, theirs would say which jobs end.
+        with study_folder.exclusive(folder, share), spec.STUDY.folder(folder) as opened:
+            _cancel(study, _alive_runs(Path(f"/proc/self/fd/{opened}"), folder))
     except study_folder.HeldError:
         # Without Slurm, `study run` holds the folder as long as it runs, and ends with a run that
         # is cancelled. With Slurm, the other command ends soon, and the user can wait for it.
-        alive = [run for run in _alive_runs(folder) if run.cluster != "slurm"]
-        if not alive:
-            raise
-        _cancel(study, alive)
+        with spec.STUDY.folder(folder) as opened:
+            runs = _alive_runs(Path(f"/proc/self/fd/{opened}"), folder)
+            alive = [run for run in runs if run.cluster != "slurm"]
+            if not alive:
+                raise
+            _cancel(study, alive)
     return Exit.OK
 
 
-def _alive_runs(folder: Path) -> list[RunStatus]:
-    """Returns the runs of a study that wait or run; warns of what cannot be read."""
-    runs, problems = study_folder.find_runs(folder)
+def _alive_runs(opened: Path, folder: Path) -> list[RunStatus]:
+    """Returns the runs of a study that wait or run; warns of what cannot be read.
+
+    Args:
+        opened: a path through a descriptor of the study's folder.
+    """
+    runs, problems = study_folder.find_runs(opened)
     lines = []
-    for text in problems:
+    for problem in problems:
+        text = problem.replace(str(opened), str(folder))
         lines.append(f"warning: {text}; its job, if it has one, is not cancelled")
     _warn(lines)
     unfinished = [run for run in runs if not run.is_finished]

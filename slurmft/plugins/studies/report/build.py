@@ -11,7 +11,7 @@ from pathlib import Path
 import slurmft
 from slurmft.core import filesystem, shipped
 from slurmft.core.errors import UsageError
-from slurmft.core.files import write_bytes
+from slurmft.core.files import named_by_user, write_bytes
 from slurmft.core.filesystem import absolute
 from slurmft.plugins.studies import published
 from slurmft.plugins.studies.published import PublishedTable
@@ -339,7 +339,7 @@ def write_report(
             if isinstance(content, str):
                 # Names of files may have surrogates in place of bytes that are not UTF-8.
                 content = content.encode("utf-8", "replace")
-            write_bytes(folder / name, content)
+            write_bytes(named_by_user(folder / name), content)
             names.append(name)
     except OSError as error:
         reason = filesystem.reason(error, folder)
