@@ -20,7 +20,7 @@ from slurmft.cluster.job_state import JobState, Phase, Report
 from slurmft.cluster.slurm import commands
 from slurmft.core import trusted
 from slurmft.core.config import RunConfig
-from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.errors import Exit, SlurmftError, SlurmftWarning, UsageError
 from slurmft.core.files import read_json
 from slurmft.core.run_files import Failure, Job, Submission
 from slurmft.runs.rundir import RunDir
@@ -525,3 +525,15 @@ def test_resume_tells_job_and_checkpoint(
     assert command.main([str(run.path), "--json"]) == Exit.OK
     told = json.loads(capsys.readouterr().out)
     assert told == {"run": str(run.path), "job": "11", "checkpoint": "step-00000010"}
+
+
+def test_a_folder_in_which_a_group_can_rename_is_a_warning(tmp_path: Path) -> None:
+    """As all warnings: a Python caller can catch it."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    if os.getuid() == 0:  # of a group that is not private
+        os.chown(shared, -1, 4000)
+    shared.chmod(0o2775)
+    with pytest.warns(SlurmftWarning, match="can rename what is in .*shared") as caught:
+        submit.warn_of_renaming(shared / "runs" / "run")
+    assert "\nhint: to keep it from that: chmod +t " in str(caught[0].message)
