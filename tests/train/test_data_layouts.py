@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,23 @@ def test_messages_name_the_file_and_its_row(
             (tmp_path / "data" / "validation.jsonl").unlink()
         with pytest.raises(UsageError, match=message):
             inputs.check(config_of(tmp_path / "data", **given))
+
+
+@pytest.mark.processes
+def test_shards_with_a_hash_say_how_they_lose_it(tmp_path: Path) -> None:
+    """As older versions of datasets have uploaded them."""
+    folder = tmp_path / "my data" / "data"
+    folder.mkdir(parents=True)
+    for name in ("a09b74b3ef9c3b56", "0123456789abcdef"):
+        number = int(name == "0123456789abcdef")
+        file = folder / f"train-0000{number}-of-00002-{name}.parquet"
+        file.write_bytes(b"PAR1")
+    with pytest.raises(UsageError, match="has no train file") as error:
+        find_split(folder.parent, "train")
+    _, command = str(error.value.hint).split("the hash out of the names: ")
+    subprocess.run(["bash", "-c", command], check=True)
+    found = find_split(folder.parent, "train")
+    assert found == folder / "train-*-of-00002.parquet"
 
 
 def test_shards_that_are_missing_or_there_twice(tmp_path: Path) -> None:

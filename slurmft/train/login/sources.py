@@ -620,6 +620,7 @@ def _files_so_named(folder: Path, split: str) -> list[Path]:
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 _STATE = "state.json"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+(?:\.gz)?)")
+_HASHED_SHARD = re.compile(r".+-\d{5}-of-\d{5}-[0-9a-f]{16}(\.\w+)")
 
 
 def _pattern(path: Path) -> Path | None:
@@ -726,6 +727,7 @@ def find_split(folder: Path, split: str) -> Path:
             hint = f"open the spreadsheet, and save it as CSV (UTF-8): {split}.csv"
         if (folder / f"{split}.json").is_file():
             hint = _cure_of_json(folder / f"{split}.json")
+        hint = _cure_of_hashes(folder, split) or hint
         raise NoSplitError(
             f"the data folder {str(folder)!r} has no {split} file: {_contents(folder)}",
             split,
@@ -739,6 +741,20 @@ def find_split(folder: Path, split: str) -> Path:
         )
     _check_shards(files[0])
     return files[0]
+
+
+def _cure_of_hashes(folder: Path, split: str) -> str:
+    """Returns how the shards of a split lose the hashes that older versions of datasets have put
+    behind their names; "": none has one."""
+    for place in _places(folder):
+        for path in place.glob(f"{split}-*-of-*"):
+            if match := _HASHED_SHARD.fullmatch(path.name):
+                files = f"{as_argument(place)}/*-of-*-*{match[1]}"
+                return (
+                    "take the hash out of the names: "
+                    f'for file in {files}; do mv "$file" "${{file%-*}}{match[1]}"; done'
+                )
+    return ""
 
 
 def _cure_of_json(file: Path) -> str:
