@@ -417,11 +417,15 @@ class OwnProcess:
         if is_taken:
             port = os.environ.get("MASTER_PORT", "")
             hint = f"another process had port {port}: a new start takes another; {hint}"
+        # The next start has another secret, and other ports.
+        is_foreign = sealed.ForeignWriteError.__name__ in text
+        if is_foreign:
+            hint = f"{sealed.HINT}; {hint}"
         error = SlurmftError(redact(message), hint, code)
         if self._lost_process(code, output):
             error = memory_kills.with_cause(error)
         ran_out = error.out_of_memory or memory_kills.is_said_by(text)
-        self._record(error, trace, secondary, is_taken, ran_out)
+        self._record(error, trace, secondary, is_taken or is_foreign, ran_out)
         return code
 
     def _lost_process(self, code: int, output: list[str]) -> bool:

@@ -681,6 +681,32 @@ sys.exit(1)
     assert "Check the documentation" in done.err  # of the traceback
 
 
+def test_what_a_stranger_writes_into_the_store_ends_an_attempt(here: Path) -> None:
+    """Not the run, also where the program keeps no checkpoint."""
+    text = """\
+import os
+import torch.distributed as dist
+from torch.distributed import TCPStore
+dist.init_process_group("gloo")
+store = dist.distributed_c10d._get_default_store()
+store.set("word", "1")
+if os.environ["SLURMFT_ATTEMPT"] == "1":
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    stranger = TCPStore(*address)
+    for key in stranger.list_keys():
+        stranger.set(key.removeprefix("/"), "of a stranger")
+print(store.get("word"))
+"""
+    write(here, "train.py", text)
+    done = run("--", "train.py")
+    assert done.code == 0, done.err
+    states = [each.state for each in done.run.history()]
+    assert states.count("requeued") == 1
+    (failure, *_) = done.run.all_failures()
+    assert "somebody else has written into this job's store" in failure.message
+    assert failure.hint.startswith("nothing of it was used; the next start")
+
+
 def test_time_of_a_program_that_attaches_is_that_of_all_attempts(here: Path) -> None:
     text = """\
 import os, time
