@@ -704,7 +704,7 @@ print(store.get("word"))
     assert states.count("requeued") == 1
     (failure, *_) = done.run.all_failures()
     assert "somebody else has written into this job's store" in failure.message
-    assert failure.hint.startswith("nothing of it was used; the next start")
+    assert "nothing of it was used; the next start" in str(failure.hint)
 
 
 def test_time_of_a_program_that_attaches_is_that_of_all_attempts(here: Path) -> None:
