@@ -39,6 +39,7 @@ from slurmft.train.login.sources import (
     fetch_command,
     find_split,
     localize,
+    notes_of_names,
 )
 from tests.conftest import assert_two_lines, slurmft
 from tests.support.models import write_model, write_pairs, write_splits
@@ -791,6 +792,12 @@ def test_the_name_of_the_split_goes_first_and_two_others_are_a_mistake(
     for name in ("validation.csv", "dev.csv"):
         (tmp_path / name).write_text(OTHERS)
     assert find_split(tmp_path, "validation").name == "validation.csv"
+    (tmp_path / "train.csv").write_text(TICKETS)
+    config = TrainConfig.resolve(task="text-classification", data=str(tmp_path))
+    (note,) = notes_of_names(config)
+    assert note.endswith(
+        "validation.csv' is the validation split: 'dev.csv' is not read"
+    )
     (tmp_path / "validation.csv").rename(tmp_path / "Valid.csv")
     with pytest.raises(UsageError, match=r"more than one validation file: Valid.csv"):
         find_split(tmp_path, "validation")

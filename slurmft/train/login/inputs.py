@@ -50,6 +50,7 @@ from slurmft.train.login.sources import (
     find_split,
     may_have_test,
     no_data_file,
+    notes_of_names,
     suffix_of,
 )
 from slurmft.train.login.texts import Lengths, LocalTokenizer, Texts
@@ -316,6 +317,7 @@ def look(
         remarks += split.labels.oddities()
     if is_local(str(train.data)):
         remarks += _note_unread_columns(train)
+        remarks += notes_of_names(train)
     for split in splits:
         remarks += _warnings_of_split(split, splits[0])
     if splits:
@@ -409,15 +411,16 @@ def _splits_of_data(
     classes = _check_labels(train.task, form, splits)
     if is_local(str(train.data)) and may_have_test(train):
         # A test split is optional: what is wrong with it stops no training.
+        cure = ""
         try:
             test = reader.read(train, "test")
+            cure = " (slurmft predict needs no labels)"
             _check_labels(train.task, form, [splits[0], test])
             test.name = "test"
             splits.append(test)
         except UsageError as error:
             remarks.append(
-                f"the test split is not evaluated at the end: {error.message} (slurmft predict "
-                "needs no labels)"
+                f"the test split is not evaluated at the end: {error.message}{cure}"
             )
     return splits, classes
 

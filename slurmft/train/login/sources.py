@@ -280,6 +280,25 @@ def _check_splits(train: TrainConfig, folder: Path) -> None:
         )
 
 
+def notes_of_names(train: TrainConfig) -> list[str]:
+    """Returns what to know of files of --data that are not read, though they have a name of a
+    split: dev.csv beside validation.csv."""
+    notes = []
+    folder = absolute(str(train.data))
+    splits = list(facts(train.task).splits)
+    if may_have_test(train):
+        splits.append("test")
+    for split in splits:
+        files = _files_so_named(folder, split)
+        others = [
+            path for path in _files_by_another_name(folder, split) if path not in files
+        ]
+        if files and others:
+            names = some([repr(path.name) for path in others])
+            notes.append(f"{str(files[0])!r} is the {split} split: {names} is not read")
+    return notes
+
+
 def _folder(flag: str, name: str) -> Path:
     path = absolute(name)
     if path.is_file() and flag == "--data":
