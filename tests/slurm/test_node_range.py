@@ -30,7 +30,8 @@ SETTINGS = (
 def take_a_node(slurm: FakeSlurm) -> str:
     """Returns the id of another job, which has one of the four nodes."""
     words = ["sbatch", "--parsable", "--exclusive", f"--nodelist={slurm.hosts[0]}"]
-    job = slurm.run([*words, "--wrap", "sleep 600"]).stdout.strip()
+    words += ["--output=/dev/null", "--wrap", "sleep 600"]
+    job = slurm.run(words).stdout.strip()
     state = ["squeue", "-h", f"--jobs={job}", "--format=%T"]
     until(lambda: slurm.run(state).stdout == "RUNNING\n")
     return job

@@ -102,6 +102,30 @@ def test_submission_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(printed.out)["program"]
 
 
+def test_a_folder_that_is_closed_is_passed_over(
+    tmp_path: Path, earlier: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of others lie in the same folder."""
+    closed = write_run(tmp_path / "closed-20261123-120000-aaaaaa", model="/m")
+    own = RunDir.is_own
+    monkeypatch.setattr(
+        RunDir, "is_own", lambda run: run.path != closed.path and own(run)
+    )
+    exists = Path.exists
+
+    def exists_or_denied(path: Path) -> bool:
+        if path.parent == closed.path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", exists_or_denied)
+    config = earlier.load_config()
+    assert fitting_sizes.remembered(config) == 2
+    settings = config.program.settings | {"batch_size": 8}
+    larger = replace(config, program=replace(config.program, settings=settings))
+    assert len(fitting_sizes.notes(larger)) == 1
+
+
 def test_size_that_auto_begins_with(tmp_path: Path, earlier: RunDir) -> None:
     """The newest finished run of the model knows it; a number in a submission is compared."""
     config = earlier.load_config()

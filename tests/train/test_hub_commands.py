@@ -129,8 +129,10 @@ def test_card_has_the_form_of_the_hub() -> None:
 
 
 def test_card_of_a_model_of_the_hub() -> None:
-    train = TrainConfig.resolve(task="squad", data="/secret/place/squad")
-    text = model_card.text(train, RESULT, {}, "a run")
+    train = TrainConfig.resolve(task="squad", data="/secret/place/squad", batch_size=24)
+    # As where nothing was chosen but what was asked for.
+    text = model_card.text(train, RESULT | {"batch_size": None}, {}, "a run")
+    assert "| batch_size | 24 |" in text
     assert data_of(text).base_model == "distilbert-base-uncased"
     assert data_of(text).pipeline_tag == "question-answering"
     assert "secret" not in text

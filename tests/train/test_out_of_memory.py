@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from slurmft.core.errors import SlurmftError
+from slurmft.runs.rundir import RunDir
 from slurmft.train.login import fitting_sizes
-from slurmft.train.loop import batch_size_search, memory_limits
+from slurmft.train.loop import batch_size_search, memory_limits, setup
 from slurmft.train.loop.memory_limits import MemoryLimits
 from slurmft.train.loop.out_of_memory import of_host_too
 from tests.conftest import Done, records, slurmft
@@ -268,7 +269,7 @@ def test_auto_ends_below_the_limit_of_a_host(project: Path, how: str) -> None:
 class Device:
     """A device of a made-up memory, on one rank of several."""
 
-    def __init__(self, holds: int, others_hold: int, most: int) -> None:
+    def __init__(self, run: RunDir, holds: int, others_hold: int, most: int) -> None:
         self.holds = holds
         self.others_hold = others_hold
         self.tried: list[int] = []
@@ -284,6 +285,7 @@ class Device:
                 usual_batch_size=8, lora=8, activation_checkpointing=True, shard="full"
             ),
             precision="bf16",
+            run_dir=run,
         )
         self.size = 2
         self.device = torch.device("meta")
@@ -312,6 +314,7 @@ class Device:
     ],
 )
 def test_sizes_that_a_device_is_tried_with(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     holds: int,
     others_hold: int,
@@ -323,11 +326,46 @@ def test_sizes_that_a_device_is_tried_with(
     monkeypatch.setattr(fitting_sizes, "remembered", lambda _: remembered)
     emptied = SimpleNamespace(empty_cache=lambda: None)
     monkeypatch.setattr(torch, "get_device_module", lambda _: emptied)
-    device = Device(holds, others_hold, most=30)
+    device = Device(RunDir(tmp_path), holds, others_hold, most=30)
     search = batch_size_search._Search(device.setup, device)  # type: ignore[arg-type]
     assert search._rows[:30].tolist() == list(range(1, 90, 3))  # the longest
     assert search.largest() == found
     assert device.tried == tried
+
+
+def test_ranks_that_compute_together_start_again_with_what_has_fitted(
+    tmp_path: Path,
+) -> None:
+    """They double from one: whichever fails, the last that has fitted is near. Where one sample
+    fails they do not wait for each other."""
+    run = RunDir(tmp_path)
+    device = Device(run, holds=11, others_hold=99, most=30)
+    device.computes_together = True
+    search = batch_size_search._Search(device.setup, device)  # type: ignore[arg-type]
+    with pytest.raises(SlurmftError, match="does not hold 16 samples") as caught:
+        search.largest()
+    assert caught.value.retry
+    assert device.tried == [1, 1, 2, 4, 8, 16]
+    assert memory_limits.MemoryLimits.read(run).train_samples == 8
+    device.holds = 0
+    search = batch_size_search._Search(device.setup, device)  # type: ignore[arg-type]
+    with pytest.raises(SlurmftError, match="memory does not hold one sample"):
+        search.largest()
+
+
+@pytest.mark.parametrize(
+    ("limits", "train_samples"),
+    [({}, None), ({"tried_samples": 8}, 4), ({"train_samples": 6}, 16)],
+)
+def test_memory_that_runs_out_while_sizes_are_tried(
+    limits: dict[str, int], train_samples: int | None
+) -> None:
+    """What was tried is halved; before that, nothing is known, and the search begins again."""
+    config = SimpleNamespace(eval_batch_size=64)
+    plan = SimpleNamespace(is_auto=True, largest_part=32, config=config)
+    fewer = setup._halved(memory_limits.MemoryLimits(**limits), plan)  # type: ignore[arg-type]
+    assert fewer.train_samples == train_samples
+    assert fewer.evaluate_samples == 32
 
 
 def test_auto_refuses_batch_norms() -> None:

@@ -40,9 +40,7 @@ def notes(config: RunConfig) -> list[str]:
 
 def _limited_run(path: Path, model: Any) -> MeasuredRun | None:
     """Returns the user's own finished run of a model, if its memory did not hold its batches."""
-    run_dir = RunDir(path)
-    # The names of others' runs, and what they have written, are not this user's concern.
-    if not run_dir.memory.exists() or not run_dir.is_own():
+    if not _has_own_limits(path):
         return None
     try:
         run = MeasuredRun.read(path, with_environment=False)
@@ -52,6 +50,14 @@ def _limited_run(path: Path, model: Any) -> MeasuredRun | None:
     if run.value("model") != model or not run.is_finished or not run.held_samples:
         return None
     return run
+
+
+def _has_own_limits(path: Path) -> bool:
+    """Returns whether a run is the user's own, and memory has set it limits."""
+    run = RunDir(path)
+    # The names of others' runs, and what they have written, are not this user's concern: their
+    # folders may be closed.
+    return run.is_own() and run.memory.exists()
 
 
 def _asks_for_more(settings: dict[str, Any], run: MeasuredRun) -> bool:
@@ -69,10 +75,9 @@ def remembered(config: RunConfig) -> int | None:
     model = config.program.settings.get("model")
     newest = scan.newest_first(Path(config.job.runs_dir))
     for path in itertools.islice(newest, _MOST_RUNS):
-        run_dir = RunDir(path)
-        if not run_dir.memory.exists() or not run_dir.is_own():
+        if not _has_own_limits(path):
             continue
-        limits = read(run_dir.memory, SampleLimits)
+        limits = read(RunDir(path).memory, SampleLimits)
         try:
             run = MeasuredRun.read(path, with_environment=False)
         except UsageError:

@@ -184,7 +184,8 @@ def _settings(train: TrainConfig, result: Mapping[str, Any]) -> dict[str, str]:
             settings[name] = _number(value)
     # What was done counts more than what was asked for.
     for name in _CHOSEN:
-        if name in result:
+        # What this training has not chosen stands there without a value.
+        if result.get(name) is not None:
             settings[name] = _number(result[name])
     return settings
 

@@ -41,8 +41,8 @@ def settled(setup: Setup, learner: Learner) -> Setup:
     with kept_generators(setup.world.device):
         samples = _Search(setup, learner).largest()
     limits = replace(setup.memory_limits, train_samples=samples, tried_samples=None)
-    found = MemoryLimits(train_samples=samples)
-    setup.world.on_main(partial(memory_limits.note, setup.run_dir, found))
+    held = MemoryLimits(train_samples=samples)
+    setup.world.on_main(partial(memory_limits.note, setup.run_dir, held))
     plan = replace(setup.plan, memory_limit=samples)
     setup = replace(setup, memory_limits=limits, plan=plan)
     learner.settle(setup)
@@ -67,7 +67,6 @@ class _Search:
 
     def largest(self) -> int:
         """Returns the most samples that the memory of all ranks holds."""
-        # Twice: a step has gradients already when its second micro-batch comes.
         self._try_one()
         device = self._world.device
         # What the optimizer adds in the first step must find room beside a batch.
@@ -81,6 +80,7 @@ class _Search:
         has_room = device.type == "cpu" or moments is not None
         if not all(self._world.all_values(float(has_room))):
             raise one_does_not_fit(self._setup, self._longest)
+        # Once more: a step has gradients already when its second micro-batch comes.
         self._try_one()
         self._grow()
         return self._fits
@@ -90,7 +90,7 @@ class _Search:
             raise one_does_not_fit(self._setup, self._longest)
 
     def _grow(self) -> None:
-        """Looks for the largest size, from the one that is likely; on a host by doubling alone."""
+        """Looks for the largest size, within a factor of two."""
         if self._fits == self._most:
             return
         size = min(self._most, self._likely())
@@ -106,7 +106,8 @@ class _Search:
 
     def _likely(self) -> int:
         """Returns the size that memory may hold; the same on every rank."""
-        if self._host is not None:
+        # Where a size that fails ends a rank, or the attempt, the last that fits is to be near.
+        if self._host is not None or self._learner.computes_together:
             return 2 * self._fits
         remembered = self._world.on_main(
             lambda: fitting_sizes.remembered(self._setup.job.config)
@@ -119,10 +120,9 @@ class _Search:
             may_hold = self._host.may_hold(size)
             if not all(self._world.all_values(float(may_hold))):
                 return False
-            # Where the kernel ends a rank all the same, the next start takes less.
-            tried = MemoryLimits(tried_samples=size)
-            note = partial(memory_limits.note, self._setup.run_dir, tried)
-            self._world.on_main(note)
+        # Where the kernel ends a rank all the same, the next start takes less.
+        tried = MemoryLimits(tried_samples=size)
+        self._world.on_main(partial(memory_limits.note, self._setup.run_dir, tried))
         holds = self._holds(size)
         if not all(self._world.all_values(float(holds))):
             return False
@@ -142,16 +142,20 @@ class _Search:
             holds = False
         # The error held what the pass had made.
         if not holds:
-            if self._learner.computes_together and size > 1:
-                raise self._again(size)
+            # The others wait in the middle of the pass: they cannot agree on anything.
+            if self._learner.computes_together:
+                raise self._failed_alone(size)
             if self._world.device.type != "cpu":
                 torch.get_device_module(self._world.device).empty_cache()
         return holds
 
-    def _again(self, size: int) -> SlurmftError:
-        """Returns the error of a rank that the others wait for: all start again."""
-        found = MemoryLimits(train_samples=self._fits)
-        memory_limits.note(self._setup.run_dir, found)
+    def _failed_alone(self, size: int) -> SlurmftError:
+        """Returns the error of a rank that the others wait for: all start again, with a size that
+        has fitted, if one has."""
+        if size == 1:
+            return one_does_not_fit(self._setup, self._longest)
+        held = MemoryLimits(train_samples=self._fits)
+        memory_limits.note(self._setup.run_dir, held)
         again = SlurmftError(
             f"--batch-size auto: memory does not hold {size} samples at a time",
             f"the ranks start again with {self._fits}: nothing to do",
@@ -186,6 +190,9 @@ class _HostMemory:
         """Returns whether a batch is likely to fit, as far as smaller ones have shown."""
         if not self._size:
             return True
+        # Some sandboxes do not say what a process has taken.
+        if not self._before:
+            return False
         return self._taken * size / self._size <= self._free
 
     def note(self, size: int) -> None:
@@ -195,7 +202,11 @@ class _HostMemory:
 
 
 def _bytes_of(name: str) -> int:
-    """Returns a size that the kernel knows of this process."""
-    match = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-    assert match is not None
+    """Returns a size that the kernel knows of this process; 0 where it does not say it."""
+    status = ""
+    with contextlib.suppress(OSError):
+        status = _STATUS.read_text()
+    match = re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)
+    if match is None:
+        return 0
     return int(match[1]) * 1024

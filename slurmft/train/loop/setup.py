@@ -115,7 +115,8 @@ class Setup:
         if checkpoint is None:
             config.check_processes(world.size)
         setup.tell_limits()
-        setup.tell_of_no_effect()
+        if checkpoint is None:
+            setup.tell_of_no_effect()
         setup.say_notes()
         if checkpoint:
             world.on_main(lambda: setup.check_same_run(checkpoint))
@@ -286,14 +287,14 @@ def _tokens_sha256(run_dir: RunDir) -> str:
 def _halved(limits: MemoryLimits, plan: Plan) -> MemoryLimits:
     """Returns limits of half the samples that a rank had at once."""
     evaluated = limited(plan.config.eval_batch_size, limits.evaluate_samples)
-    trained = plan.largest_part
-    # Of --batch-size auto, which was trying.
-    if limits.train_samples is None and limits.tried_samples is not None:
+    fewer = MemoryLimits(evaluate_samples=max(1, evaluated // 2))
+    trained: int | None = plan.largest_part
+    if plan.is_auto and limits.train_samples is None:
         trained = limits.tried_samples
-    return MemoryLimits(
-        train_samples=max(1, trained // 2),
-        evaluate_samples=max(1, evaluated // 2),
-    )
+    # --batch-size auto had not begun: it begins again.
+    if trained is None:
+        return fewer
+    return replace(fewer, train_samples=max(1, trained // 2))
 
 
 def _batch_size_of(checkpoint: Checkpoint | None) -> int | None:
