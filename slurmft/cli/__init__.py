@@ -228,8 +228,8 @@ def submit_or_show(
             run=str(run.path), name=run.path.name, job=job.id, cluster=job.cluster
         )
         return print_json(facts)
-    destination = launcher.get(job.cluster).DESTINATION
-    print(f"job {job.id} submitted {destination.format(config.job.node_range)}")
+    destination = launcher.destination(job.cluster, config.job)
+    print(f"job {job.id} submitted {destination}")
     # A request by --on that comes again leads to the run of the first time.
     if run.load_config().submission.time != submission.time:
         hint = "to submit another, type the command once more"

@@ -478,12 +478,12 @@ class _NumberOrRange(argparse.Action):
     def __init__(self, lower: str, **settings: Any) -> None:
         super().__init__(**settings)
         self._lower = lower
+        self._has_range = False
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, value: Any, *_: Any
     ) -> None:
         ends = re.fullmatch(r"([0-9]+)-([0-9]+)", value)
-        # A number alone is no range, whatever the site file or an earlier submission has.
         least = None
         try:
             if ends is None:
@@ -496,7 +496,10 @@ class _NumberOrRange(argparse.Action):
         if least is not None and least >= most:
             raise self._no_range(least, most)
         setattr(namespace, self.dest, most)
-        setattr(namespace, self._lower, least)
+        # Typed again as a number alone, it is no range any more.
+        if least is not None or self._has_range:
+            setattr(namespace, self._lower, least)
+        self._has_range = least is not None
 
     def _no_range(self, least: int, most: int) -> UsageError:
         """Returns the error for a range whose first number is not the smaller one."""

@@ -45,7 +45,7 @@ def text(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
 def _summary(config: RunConfig, cluster: str, run: RunDir) -> list[str]:
     """Returns what would run, where and how long, on how much, and where its results will be."""
     job = config.job
-    destination = cluster_launcher.get(cluster).DESTINATION.format(job.node_range)
+    destination = cluster_launcher.destination(cluster, job)
     where = [destination.removeprefix("to ")]
     if cluster == "slurm":
         partition = "the default partition"
@@ -140,10 +140,15 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     meeting = Rendezvous(
         hosts=hosts, node_rank=0, port="$PORT", check_port=0, id=job_id
     )
-    arguments = start.node_command(config, run.path, meeting, nproc)
+    count = None
+    explained = "NPROC: its GPUs or CPU sockets"
+    if config.job.min_nodes is not None and cluster == "slurm":
+        count = "$NNODES"
+        explained = f"NNODES: {config.job.node_range}, what is free; {explained}"
+    arguments = start.node_command(config, run.path, meeting, nproc, count)
     command = shlex.join(arguments)
     lines = [
-        "# the task of each node then runs (here: of the first; NPROC: its GPUs or CPU sockets)",
+        f"# the task of each node then runs (here: of the first; {explained})",
         # our variables, and no path
         re.sub(r"'([\w.:]*\$[\w.:$]+)'", r'"\1"', command),
     ]

@@ -7,7 +7,7 @@ from slurmft.cluster import ending
 from slurmft.cluster.job_state import JobState, Report, by_record, combine
 from slurmft.cluster.slurm.commands import available
 from slurmft.core import plugins
-from slurmft.core.config import RunConfig
+from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.run_files import Job
@@ -87,6 +87,15 @@ def get(cluster: str) -> Launcher:
     # At the first use: a function that is missing would show when a job is to be cancelled.
     entry.check(launcher, "launcher", _MEMBERS)
     return launcher
+
+
+def destination(cluster: str, job: JobConfig) -> str:
+    """Returns where a job goes, in words."""
+    count = job.node_range
+    # Simulated nodes are always free.
+    if cluster == "local":
+        count = str(job.nodes)
+    return get(cluster).DESTINATION.format(count)
 
 
 def find(cluster: str) -> Launcher | None:

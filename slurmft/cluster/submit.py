@@ -19,6 +19,7 @@ from slurmft.cluster import container, dependency, dry_run, shared_outputs
 from slurmft.cluster import launcher as cluster_launcher
 from slurmft.cluster.job_state import NO_ANSWER
 from slurmft.cluster.slurm import commands
+from slurmft.cluster.slurm import launcher as slurm_launcher
 from slurmft.core import fingerprint, hooks, permissions, plugins, trusted
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
 from slurmft.core.credentials import redact
@@ -51,6 +52,8 @@ def check(config: RunConfig, run: RunDir | None = None) -> str:
     cluster = cluster_launcher.choose(job.cluster)
     container.check(job, cluster)
     hooks.check(job, cluster)
+    if cluster == "slurm":
+        slurm_launcher.check_expedited(job)
     # An image, or modules that --setup loads, may have what this machine lacks.
     if job.container is None and not job.setup:
         ccl.check(job.backend, kind_of(config.program).python)

@@ -619,7 +619,7 @@ class JobConfig:
     def replaced(self, values: dict[str, Any]) -> "JobConfig":
         """Returns the job with other values of some options; UsageError where one cannot be
         right."""
-        job = build(JobConfig, self.values() | values)
+        job = build(JobConfig, overridden(self.values(), values))
         # Options of a plug-in that is not installed here stay in the record.
         return dataclasses.replace(job, plugins=self.plugins | job.plugins)
 
@@ -645,6 +645,15 @@ class JobConfig:
         limit_s = time_limit_min(self.time or "unlimited") * 60
         # A job of five minutes would give 40 % of them to its stop.
         return min(LEAD_S, limit_s // 3)
+
+
+def overridden(before: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Returns values with others in their place. A number alone ends a range that was there."""
+    merged = before | values
+    for name, each in own_options(JobConfig).items():
+        if name in values and each.lower not in values:
+            merged.pop(each.lower, None)
+    return merged
 
 
 class RunConfigFacts(TypedDict):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core import plugins
-from slurmft.core.config import JobConfig
+from slurmft.core.config import JobConfig, overridden
 from slurmft.core.errors import UsageError
 from slurmft.core.files import parse_json, parse_toml, read_text
 from slurmft.core.options import (
@@ -168,7 +168,7 @@ def merge(site: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
     A list adds to those before it: the site always needs what is in them.
     """
-    merged = site | flags
+    merged = overridden(site, flags)
     for name, value in flags.items():
         if isinstance(value, tuple) and name in site:
             merged[name] = site[name] + value

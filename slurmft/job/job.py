@@ -44,6 +44,7 @@ from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
 from slurmft.node.heartbeat import Heart
 from slurmft.node.profiles import BACKEND, bind_rank
+from slurmft.node.rendezvous import HOSTS
 from slurmft.node.signals import StopRequest
 from slurmft.runs import frozen_code
 from slurmft.runs.records import RecordWriter, StepWindows
@@ -164,8 +165,12 @@ class Job:
         if run is None:
             return
         self.config = run.load_own_config()
-        self.nodes = run.attempt_nodes(self.config.job)
+        job = self.config.job
+        self.nodes = run.attempt_nodes(job.nodes, job.min_nodes)
         """Nodes of this attempt."""
+        # By the job itself, where it says it: a node may still read the file of the attempt before.
+        if job.min_nodes is not None and HOSTS in os.environ:
+            self.nodes = len(os.environ[HOSTS].split(","))
         self._meetings = run.meetings(current_attempt())
         """How often the ranks have met in this attempt, as this process knows it."""
         self.began_at = time.time()

@@ -244,7 +244,7 @@ def _record_result(run: RunDir) -> None:
         "world_size": len(list(run.logs.glob("rank-*.log"))),
         "steps": None,
         "phases_s": {},
-        "nodes": run.attempt_nodes(config.job),
+        "nodes": run.attempt_nodes(config.job.nodes, config.job.min_nodes),
         "attempts": run.attempt_number(),
         "wall_s": time.time() - run.first_began_at(),
     }

@@ -23,7 +23,7 @@ from typing import Any
 import slurmft
 from slurmft.core import descent, filesystem, hooks, permissions, removal, trusted
 from slurmft.core.below import Below
-from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.config import RunConfig
 from slurmft.core.credentials import redact
 from slurmft.core.decode import decode_leniently, load, read
 from slurmft.core.errors import SlurmftError, UsageError, one_line
@@ -500,12 +500,17 @@ class RunDir:
             return 0
         return attempt.number
 
-    def attempt_nodes(self, job: JobConfig) -> int:
-        """Returns the number of nodes of the last attempt; before one has begun, the most."""
+    def attempt_nodes(self, most: int, least: int | None) -> int:
+        """Returns the number of nodes of the last attempt; before one has begun, the most.
+
+        Args:
+            most: --nodes.
+            least: --min-nodes; None: the number does not change.
+        """
         attempt = self.read_attempt()
-        # Only Slurm gives another number: pods that join record no host.
-        if attempt is None or job.min_nodes is None:
-            return job.nodes
+        # Pods that join record no host.
+        if attempt is None or least is None:
+            return most
         return len(attempt.hosts)
 
     def read_attempt(self) -> Attempt | None:

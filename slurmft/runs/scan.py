@@ -115,13 +115,10 @@ class MeasuredRun:
     @property
     def nodes(self) -> int | None:
         """Its number of nodes; of --nodes MIN-MAX, that of its last attempt."""
-        nodes: int | None = self.value("nodes")
-        if self.value("min_nodes") is None:
-            return nodes
-        attempt = RunDir(self.path).read_attempt()
-        if attempt is None:
-            return nodes
-        return len(attempt.hosts)
+        most: int | None = self.value("nodes")
+        if most is None:
+            return None
+        return RunDir(self.path).attempt_nodes(most, self.value("min_nodes"))
 
     @property
     def held_samples(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ EXPEDITED = ("requeue=expedite",)
 
 def script(tmp_path: Path) -> str:
     job = JobConfig(sbatch=EXPEDITED, runs_dir=str(tmp_path))
+    launcher.check_expedited(job)
     config = RunConfig(program=TrainConfig.resolve().program(), job=job)
     return launcher.plan(config, RunDir(tmp_path / "run"))
 

@@ -11,6 +11,7 @@ from slurmft.cli import command_parser
 from slurmft.cli.parser import typed_options
 from slurmft.core.config import JobConfig
 from slurmft.core.options import options
+from slurmft.core.site import merge
 from tests.conftest import slurmft
 from tests.slurm.commands import follow, run_script
 from tests.slurm.commands import slurmft as on_slurm
@@ -106,7 +107,26 @@ def test_a_number_ends_a_range() -> None:
     arguments = parser.parse(["--nodes", "4"])
     values = typed_options(arguments, options(JobConfig))
     assert job.replaced(values).node_range == "4"
+    assert job.replaced({"nodes": 1}).node_range == "1"
     assert job.node_range == "2-8"
+    site = {"nodes": 8, "min_nodes": 2}
+    assert merge(site, {"nodes": 4}) == {"nodes": 4}
+    assert merge(site, {"partition": "p"}) == site | {"partition": "p"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "node_range"),
+    [
+        (["--nodes", "8", "--min-nodes", "2"], "2-8"),
+        (["--min-nodes", "2", "--nodes", "8"], "2-8"),
+        (["--nodes", "2-8", "--nodes", "4"], "4"),
+    ],
+)
+def test_both_ends_by_flags(flags: list[str], node_range: str) -> None:
+    parser = command_parser(["submit"])
+    assert parser is not None
+    values = typed_options(parser.parse(flags), options(JobConfig))
+    assert JobConfig(**values).node_range == node_range
 
 
 def test_who_needs_one_number(tmp_path: Path) -> None:

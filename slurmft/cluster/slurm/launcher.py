@@ -11,7 +11,7 @@ from typing import Literal
 
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
-from slurmft.core.config import EXPEDITED, RunConfig
+from slurmft.core.config import EXPEDITED, JobConfig, RunConfig
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.runs.rundir import RunDir
 
@@ -34,7 +34,6 @@ def plan(config: RunConfig, run: RunDir) -> str:
     """Returns the batch script, and how it is submitted."""
     from slurmft.cluster.slurm.batch_script import sbatch_text
 
-    _check_expedited(config)
     lines = [
         "# sbatch script, submitted through submitit",
         sbatch_text(config, run),
@@ -43,9 +42,9 @@ def plan(config: RunConfig, run: RunDir) -> str:
     return "\n".join(lines)
 
 
-def _check_expedited(config: RunConfig) -> None:
+def check_expedited(job: JobConfig) -> None:
     """Raises UsageError where a job is to be requeued before all others, by a Slurm that cannot."""
-    if EXPEDITED not in [pair.lstrip("-") for pair in config.job.sbatch]:
+    if EXPEDITED not in [pair.lstrip("-") for pair in job.sbatch]:
         return
     version = ""
     with contextlib.suppress(SlurmftError):  # sbatch says why
@@ -84,8 +83,6 @@ def submit(config: RunConfig, run: RunDir) -> str:
 
     from slurmft.cluster.slurm.batch_script import sbatch_text
     from slurmft.cluster.slurm.sbatch_options import all_options, arguments
-
-    _check_expedited(config)
 
     class Executor(submitit.SlurmExecutor):  # type: ignore[misc, unused-ignore]
         """submitit's executor with slurmft's script: its own lacks options and ports."""
