@@ -240,7 +240,10 @@ class Option:
         # Whoever writes JSON or TOML writes 1 for 1.0.
         elif value_type is float and type(value) is int:
             return float(value)
-        raise UsageError(f"{self.name} must be {expected}, not {value!r}")
+        hint = None
+        if self.lower and isinstance(value, str):
+            hint = f"a range has two options: {self.lower} = 2 and {self.name} = 8"
+        raise UsageError(f"{self.name} must be {expected}, not {value!r}", hint)
 
     def check_bounds(self, value: Any, config: Any) -> None:
         """Raises UsageError where a value is out of bounds; NaN and infinities are out of all."""

@@ -79,7 +79,7 @@ def site_defaults(known: Mapping[str, Option]) -> dict[str, Any]:
         typed = typed_values(where, used, known)
         # Those of --on are complete: whoever wrote them knew the cluster.
         if where == _WHERE_ON:
-            defaults |= typed
+            defaults = overridden(defaults, typed)
         else:
             defaults = merge(defaults, typed)
     return defaults

@@ -9,9 +9,12 @@ import pytest
 
 from slurmft.cli import command_parser
 from slurmft.cli.parser import typed_options
+from slurmft.cluster.slurm import commands
 from slurmft.core.config import JobConfig
-from slurmft.core.options import options
-from slurmft.core.site import merge
+from slurmft.core.errors import UsageError
+from slurmft.core.options import build, options
+from slurmft.core.site import OPTIONS_OF_ON, merge, site_defaults
+from slurmft.train.commands import prepare
 from tests.conftest import slurmft
 from tests.slurm.commands import follow, run_script
 from tests.slurm.commands import slurmft as on_slurm
@@ -127,6 +130,33 @@ def test_both_ends_by_flags(flags: list[str], node_range: str) -> None:
     assert parser is not None
     values = typed_options(parser.parse(flags), options(JobConfig))
     assert JobConfig(**values).node_range == node_range
+
+
+def test_a_number_ends_a_range_of_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gives it: another site file, --on, Python, a study, or the job that runs already."""
+    site = tmp_path / "site.toml"
+    site.write_text("nodes = 4\nmin_nodes = 2\n")
+    monkeypatch.setenv("SLURMFT_SITE", str(site))
+    known = options(JobConfig)
+    of_site = site_defaults(known)
+    assert build(JobConfig, of_site).node_range == "2-4"
+    for nodes in (1, 3):
+        job = build(JobConfig, merge(of_site, {"nodes": nodes}))
+        assert job.node_range == str(nodes)
+    monkeypatch.setenv(OPTIONS_OF_ON, '{"nodes": 1}')
+    assert build(JobConfig, site_defaults(known)).node_range == "1"
+    monkeypatch.delenv(OPTIONS_OF_ON)
+    monkeypatch.setattr(commands, "job_facts", lambda _: {})
+    for allocated in ("1", "4"):
+        environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": allocated}
+        config = prepare.configure_inside({"task": "synthetic"}, environment)
+        assert config.job.node_range == allocated
+    site.write_text('nodes = "2-4"\n')
+    with pytest.raises(UsageError, match="nodes must be a whole number") as error:
+        site_defaults(known)
+    assert error.value.hint == "a range has two options: min_nodes = 2 and nodes = 8"
 
 
 def test_who_needs_one_number(tmp_path: Path) -> None:

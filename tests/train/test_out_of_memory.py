@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,12 @@ import torch
 
 from slurmft.core.errors import SlurmftError
 from slurmft.runs.rundir import RunDir
+from slurmft.train.config import TrainConfig
 from slurmft.train.login import fitting_sizes
 from slurmft.train.loop import batch_size_search, memory_limits, setup
 from slurmft.train.loop.memory_limits import MemoryLimits
 from slurmft.train.loop.out_of_memory import of_host_too
+from slurmft.train.loop.step_plan import Plan
 from tests.conftest import Done, records, slurmft
 from tests.support.control_group import limited
 from tests.support.models import write_model, write_reviews
@@ -373,3 +376,16 @@ def test_auto_refuses_batch_norms() -> None:
     plan = SimpleNamespace(is_auto=True)
     with pytest.raises(SlurmftError, match="--batch-size auto cannot be used with"):
         memory_limits.check_batch_norms(plan, model)  # type: ignore[arg-type]
+
+
+def test_batch_norms_need_the_batches_of_all_nodes() -> None:
+    """Three of four nodes make up a step of 32 by 6 batches rather than 4; two, by 4 as well."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    config = TrainConfig.resolve(batch_size=8)
+    sizes = {"precision": "fp32", "train_samples": 64, "validation_samples": 4}
+    plan = Plan(config=config, world_size=2, absent_ranks=2, **sizes)  # type: ignore[arg-type]
+    memory_limits.check_batch_norms(plan, model)
+    plan = replace(plan, world_size=3, absent_ranks=1)
+    memory_limits.check_batch_norms(plan, torch.nn.Linear(2, 2))
+    with pytest.raises(SlurmftError, match="6 batches rather than 4 make up"):
+        memory_limits.check_batch_norms(plan, model)

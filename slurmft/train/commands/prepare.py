@@ -118,7 +118,7 @@ def configure_inside(
     """
     config = configure(flags)
     facts = commands.job_facts(own_job_id(environment))
-    job = dataclasses.replace(config.job, **job_values(environment, facts))
+    job = config.job.replaced(job_values(environment, facts))
     config = dataclasses.replace(config, job=job)
     tasks = environment.get("SLURM_NTASKS", str(config.job.nodes))
     if int(tasks) != config.job.nodes:

@@ -52,6 +52,13 @@ def check_batch_norms(plan: Plan, model: nn.Module) -> None:
             "samples at a time they train otherwise",
             "give the number: --batch-size 8",
         )
+    if plan.parts != plan.parts_of_all_nodes and has_batch_statistics(model):
+        raise SlurmftError(
+            f"{plan.parts} batches rather than {plan.parts_of_all_nodes} make up a step on fewer "
+            "nodes than --nodes, and the model has batch norms, which with other batches train "
+            "otherwise",
+            "resume the run without a range: slurmft resume RUN --nodes N",
+        )
     if plan.micro_batch_size < plan.batch_size and has_batch_statistics(model):
         raise SlurmftError(
             f"memory was too small for --batch-size {plan.config.batch_size}, and the model has "

@@ -1,7 +1,7 @@
 """The sizes of a run: how samples, ranks and micro-steps make up optimizer steps."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurmft.train.config import AUTO, ResolvedConfig, evaluation_period
 
@@ -65,6 +65,11 @@ class Plan:
     def parts(self) -> int:
         """Batches that make up one optimizer step: ranks times micro-steps."""
         return self.world_size * self.micro_steps
+
+    @property
+    def parts_of_all_nodes(self) -> int:
+        """Batches of an optimizer step where Slurm gives all of --nodes."""
+        return replace(self, world_size=self._all_ranks, absent_ranks=0).parts
 
     @property
     def largest_part(self) -> int:
