@@ -53,9 +53,10 @@ def follow(
                 last_news = news
                 progress.say(news)
             problem = filesystem.full(run.path)
-            if problem not in (None, last_problem):
-                last_problem = problem
+            # Once, until there is room again: it names the bytes that are free, which change.
+            if problem is not None and last_problem is None:
                 progress.say(f"warning: {problem}: the run can record nothing")
+            last_problem = problem
             for record in reader.read(Record):
                 # Beside its own lines, those of its records would say all twice.
                 if log is None or isinstance(record, Text):

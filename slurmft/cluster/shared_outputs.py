@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _FOLDER = "checkpoint_dir"
 """Option of the folder of checkpoints."""
+_MOST_WAIT_S = 60.0
+"""How long a submission waits for another one, which may hang or be suspended."""
 
 
 @contextlib.contextmanager
@@ -35,7 +37,7 @@ def submitting(config: RunConfig, run: RunDir | None = None) -> Iterator[None]:
             # Another user's file of that name keeps nobody from submitting.
             with contextlib.suppress(NotOwnError, OSError):
                 lock = Path(config.job.runs_dir, f".outputs-{os.getuid()}")
-                stack.enter_context(request.alone_with(lock))
+                stack.enter_context(request.alone_with(lock, _MOST_WAIT_S))
         check(config, run)
         yield
 

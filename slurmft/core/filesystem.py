@@ -177,6 +177,9 @@ def full(path: Path) -> str | None:
         usage = os.statvfs(path)
     except OSError:
         return None
+    # Some FUSE file systems count nothing, and report zeros.
+    if not usage.f_blocks:
+        return None
     if usage.f_bavail * usage.f_frsize >= _FULL_BYTES and _free_inodes(usage) != 0:
         return None
     reason = why_not(OSError(errno.ENOSPC, ""), path)

@@ -310,16 +310,20 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
         free.append(int(available[1]) * 1024)
     for folder in cgroups(root, "memory"):
         # Version 2, or version 1.
-        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        version_2_limit = _read(folder / "memory.max")
+        limit = version_2_limit or _read(folder / "memory.limit_in_bytes")
         used = _read(folder / "memory.current") or _read(
             folder / "memory.usage_in_bytes"
         )
         if not limit or limit == "max" or not used:
             continue
-        # Pages of files are given back when memory is needed.
-        pages = r"^(?:file|total_cache) (\d+)$"
-        cached = re.search(pages, _read(folder / "memory.stat") or "", re.MULTILINE)
-        free.append(int(limit) - int(used) + int(cached[1] if cached else 0))
+        # Pages of files are given back when memory is needed: not those of tmpfs and shared memory,
+        # which "file" and "total_cache" count, too. Version 1 has sums only with "total_".
+        pages = r"^total_(?:in)?active_file (\d+)$"
+        if version_2_limit:
+            pages = r"^(?:in)?active_file (\d+)$"
+        cached = re.findall(pages, _read(folder / "memory.stat") or "", re.MULTILINE)
+        free.append(int(limit) - int(used) + sum(map(int, cached)))
     return max(0, min(free, default=0))
 
 

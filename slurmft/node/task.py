@@ -186,14 +186,14 @@ def record_torchrun_failure(
         # not blamed: memory runs out on any.
         is_secondary = number == signal.SIGABRT
         failure = run.add(Failure.of(where, error, secondary=is_secondary, retry=True))
-    elif code == Exit.RENDEZVOUS:
+    elif starter == "torchrun" and code == Exit.RENDEZVOUS:
         error = SlurmftError(
             "somebody else has written into the store of torchrun",
             f"{sealed.HINT}; log: {log}",
             Exit.RENDEZVOUS,
         )
         failure = run.add(Failure.of(where, error, retry=True))
-    elif code == NO_PORT:
+    elif starter == "torchrun" and code == NO_PORT:
         error = SlurmftError(
             "torchrun could open no port",
             "others may hold all ports, or very many connections to this job; the next start "

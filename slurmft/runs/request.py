@@ -3,12 +3,17 @@ often it comes."""
 
 import contextlib
 import fcntl
+import math
 import os
+import threading
+import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from slurmft.core import permissions, removal, trusted
+from slurmft.core.errors import SlurmftWarning
 from slurmft.core.files import parse_json
 from slurmft.runs.rundir import RunDir
 
@@ -16,6 +21,15 @@ ON = "SLURMFT_ON"
 """Variable with the name of the cluster, in such a command."""
 REQUEST = "SLURMFT_REQUEST"
 """Variable with the facts of the submission, in JSON."""
+
+_SILENT_S = 1.0
+"""How long a process waits for another one before it says so."""
+_PAUSE_S = 0.1
+_OPENINGS = 10
+"""How often a lock file is opened whose folder others remove meanwhile."""
+_mutexes: dict[Path, threading.Lock] = {}
+"""Of each lock file: lockf excludes other processes alone, and its lock ends with any descriptor of
+the file that this process closes."""
 
 
 def facts() -> dict[str, Any]:
@@ -47,34 +61,92 @@ def alone(runs_dir: Path, request: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone_with(path: Path) -> Iterator[None]:
-    """Lets one process at a time do what it does while it holds a file, and removes that at the
-    end, with the folders that were made for it and are empty."""
-    folders = permissions.make_above(path)
-    with _locked(path) as file:
+def alone_with(path: Path, most_wait_s: float = math.inf) -> Iterator[None]:
+    """Lets one process and thread at a time do what it does while it holds a file, and removes that
+    at the end, with the folders that were made for it and are empty.
+
+    Args:
+        most_wait_s: how long to wait for the others; then goes on with a warning.
+    """
+    lock = _Lock(path)
+    try:
+        _wait_for(lock, most_wait_s)
+        yield
+    finally:
+        lock.release()
+
+
+def _wait_for(lock: "_Lock", most_wait_s: float) -> None:
+    begin = time.monotonic()
+    is_silent = True
+    while not lock.take():
+        waited_s = time.monotonic() - begin
+        if waited_s >= most_wait_s:
+            problem = (
+                f"another submission holds {str(lock.path)!r} for {waited_s:.0f} s"
+            )
+            warnings.warn(f"{problem}: not waited for", SlurmftWarning, stacklevel=4)
+            return
+        if is_silent and waited_s >= _SILENT_S:
+            is_silent = False
+            wait = f"waits for another submission, which holds {str(lock.path)!r}"
+            warnings.warn(wait, SlurmftWarning, stacklevel=4)
+        time.sleep(_PAUSE_S)
+
+
+class _Lock:
+    """A lock file, which whoever holds it removes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mutex = _mutexes.setdefault(path.absolute(), threading.Lock())
+        self._file: IO[bytes] | None = None
+        self._new_folders: list[Path] = []
+
+    def take(self) -> bool:
+        """Tries once to lock the file; returns whether it holds it."""
+        if not self._mutex.acquire(blocking=False):
+            return False
         try:
-            yield
+            self._file = self._locked()
         finally:
-            inode = os.fstat(file.fileno()).st_ino
-            removal.discard(path, removal.exactly(path.name), inode=inode)
-            for folder in folders:
-                removal.discard_empty(folder)
+            if self._file is None:
+                self._mutex.release()
+        return self._file is not None
 
+    def release(self) -> None:
+        """Removes the file, if it is held, and the folders."""
+        if self._file is not None:
+            with self._file as file:
+                inode = os.fstat(file.fileno()).st_ino
+                name = removal.exactly(self.path.name)
+                removal.discard(self.path, name, inode=inode)
+            self._file = None
+            self._mutex.release()
+        for folder in self._new_folders:
+            removal.discard_empty(folder)
 
-def _locked(path: Path) -> IO[bytes]:
-    """Opens and locks a file that whoever had it before removes."""
-    while True:
-        file = open(trusted.own_lock_file(path), "ab")  # noqa: SIM115 - the caller closes it
+    def _locked(self) -> IO[bytes] | None:
+        """Returns the file, open and locked; None: another process holds it."""
+        file = self._opened()
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.close()
+            return None
         except OSError:  # no locks here
             return file
-        try:
-            locked_file = os.fstat(file.fileno())
-            named_file = os.stat(path)
-            is_current = os.path.samestat(locked_file, named_file)
-        except FileNotFoundError:
-            is_current = False
-        if is_current:
-            return file
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
+                return file
         file.close()  # its lock keeps nobody out: others open a new file
+        return None
+
+    def _opened(self) -> IO[bytes]:
+        """Opens the file; makes it, and the folders above it, where they are absent."""
+        for _ in range(_OPENINGS):
+            # Whoever held it before removes the folders.
+            with contextlib.suppress(FileNotFoundError):
+                self._new_folders += permissions.make_above(self.path)
+                return open(trusted.own_lock_file(self.path), "ab")
+        return open(trusted.own_lock_file(self.path), "ab")

@@ -510,10 +510,18 @@ def test_a_full_disk_is_said_at_once(
     out = capsys.readouterr().out
     assert "disk         the disk has 0 bytes free: the run can record nothing" in out
     watch = JobWatch(run)
-    monkeypatch.setattr(watch, "looks", lambda timeout_s: iter([True, True, False]))
+    looks = iter([True] * 5)
+    monkeypatch.setattr(watch, "looks", lambda timeout_s: looks)
+    # Within a shortage the free bytes change; then there is room for a while.
+    free = iter(["4 KiB free", "8 KiB free", None, "2 KiB free", "1 KiB free"])
+    monkeypatch.setattr(filesystem, "full", lambda path: next(free))
     cluster_follow.follow(watch, Progress())
     out = capsys.readouterr().out
-    assert out.count("warning: the disk has 0 bytes free: the run can record") == 1
+    warned = [line for line in out.splitlines() if "the run can record nothing" in line]
+    assert [line.split(" free: ")[0] for line in warned] == [
+        "warning: 4 KiB",
+        "warning: 2 KiB",
+    ]
     finished = write_run(tmp_path / "finished")
     assert status.run_facts(finished)["disk"] is None
 

@@ -1177,15 +1177,17 @@ except OSError as error: print(error)
 )
 def removed_by_name(ada: User, eve: User) -> None:
     project = ada.write(ada.home / "removals" / "x", "").parent
-    for name in ("lock", "half", "checkpoint-3"):
+    for name in ("lock", "half", "thesis"):
         ada.write(project / name / "thesis.tex", "mine")
+    for name in ("slurmft-mark.txt", "trainer_state.json"):
+        ada.write(project / "checkpoint-3" / name, "{}")
     ada.own(project)
     os.chown(project, ada.uid, 21100)
     project.chmod(0o2775)
     code = """
-import os, re
+import os
 from pathlib import Path
-from slurmft.core import files, removal
+from slurmft.core import files
 from slurmft.runs import request
 place = Path("removals").absolute()
 with request.alone(place, "abcdef"):
@@ -1201,7 +1203,22 @@ os.replace = swap_and_replace
 (place / "report").touch()
 try: files.write_text(place / "report", "text")
 except OSError as error: print(error)
-removal.discard(place / "checkpoint-3", re.compile("checkpoint-.*"))
+from slurmft.plugins.integrations import transformers
+trainers = place / "checkpoint-3"
+look = transformers._signature
+signature = look(trainers)
+# The thesis has the name only while slurmft looks whose folder it is, and again when it goes.
+os.rename(trainers, place / "of-trainer")
+os.rename(place / "thesis", trainers)
+def swap_and_look(folder):
+    os.rename(trainers, place / "thesis")
+    os.rename(place / "of-trainer", trainers)
+    signature = look(folder)
+    os.rename(trainers, place / "of-trainer")
+    os.rename(place / "thesis", trainers)
+    return signature
+transformers._signature = swap_and_look
+transformers._remove(trainers, signature)
 """
     ada.python(code)
     assert len(list(project.glob("*/thesis.tex"))) == 3

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.node import hardware
 from slurmft.node.memory_kills import MemoryKills, killed
 from tests.support import PATIENCE_S
 from tests.support.control_group import limited
@@ -108,3 +109,25 @@ def test_kernel_that_ends_a_process() -> None:
         f"it was killed by SIGKILL: the kernel reports that memory ran out (limit: {LIMIT})",
         "it was killed by SIGKILL",
     ], done.stderr
+
+
+def test_free_memory_counts_what_the_kernel_gives_back(tmp_path: Path) -> None:
+    """Pages of tmpfs and of shared memory, which are among those of "file", stay."""
+    stat = "anon 300\nfile 900\nshmem 600\nactive_file 200\ninactive_file 100\n"
+    for version in (1, 2):
+        root = machine(tmp_path / str(version), version, in_group=0, on_machine=None)
+        files = {"memory.max": "2000", "memory.current": "1200", "memory.stat": stat}
+        folder = root / "sys/fs/cgroup/job"
+        if version == 1:
+            folder = root / "sys/fs/cgroup/memory/job"
+            # Without "total_" it is of the group itself, without those in it.
+            of_itself = "cache 0\nshmem 0\nactive_file 7\ninactive_file 7\n"
+            sums = "".join(f"total_{line}\n" for line in stat.splitlines())
+            files = {
+                "memory.limit_in_bytes": "2000",
+                "memory.usage_in_bytes": "1200",
+                "memory.stat": of_itself + sums.replace("total_file", "total_cache"),
+            }
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        assert hardware.free_memory_bytes(root) == 800 + 300

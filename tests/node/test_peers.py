@@ -22,7 +22,12 @@ from slurmft.node import memory_kills, signals
 from slurmft.node import supervisor as node_supervisor
 from slurmft.node.memory_kills import MemoryKills
 from slurmft.node.peers import FAILED, HANG, Peers
-from slurmft.node.rendezvous import LISTEN, answer_checks, check_reachable
+from slurmft.node.rendezvous import (
+    LISTEN,
+    NO_PORT,
+    answer_checks,
+    check_reachable,
+)
 from slurmft.node.supervisor import Child, Supervisor
 from slurmft.node.task import record_torchrun_failure
 from slurmft.node.watchdog import Watchdog
@@ -362,6 +367,21 @@ def test_a_torchrun_without_a_port_is_started_again(run: RunDir) -> None:
     (failure,) = run.all_failures()
     assert (failure.message, failure.retry) == ("torchrun could open no port", True)
     assert failure.bad_host is None
+
+
+@pytest.mark.parametrize("code", [Exit.RENDEZVOUS, NO_PORT])
+@pytest.mark.parametrize("starter", ["torchrun", "the process that starts the program"])
+def test_exit_codes_of_torchrun_are_those_of_torchrun_alone(
+    run: RunDir, starter: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that does without it may end with the same ones."""
+    monkeypatch.setattr(node_supervisor, "_CAUSE_WAIT_S", 0.1)
+    log = run.logs / "node-000.log"
+    log.touch()
+    record_torchrun_failure(Supervisor(run), code, log, 0, starter)
+    (failure,) = run.all_failures()
+    is_of_program = failure.message == f"{starter} ended with exit code {code}"
+    assert is_of_program == (starter != "torchrun")
 
 
 @pytest.mark.parametrize("stopping", [False, True])

@@ -62,6 +62,14 @@ def test_full_disk_is_known_by_its_error(small_disk: Path) -> None:
     assert not disk_space.is_full(OSError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
+def test_a_file_system_that_counts_nothing_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some of FUSE do, for object stores."""
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([0] * 10))
+    assert filesystem.full(tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("number", "words", "cure"),
     [

@@ -9,6 +9,7 @@ over it, its signature is another one.
 import contextlib
 import functools
 import hashlib
+import os
 import re
 import secrets
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from transformers.trainer import TRAINER_STATE_NAME, Trainer
 from transformers.trainer_callback import TrainerCallback
 
-from slurmft.core import removal
+from slurmft.core import descent, removal
 from slurmft.core.decode import read
 from slurmft.core.files import is_measurement, read_json, write_json, write_text
 from slurmft.plugins.integrations.attached import add_to_all, attached
@@ -246,11 +247,12 @@ def _problem(checkpoint: Path, signature: str) -> str:
 
 def _remove(checkpoint: Path, signature: str) -> None:
     """Removes a checkpoint that this training has written, as far as that is possible."""
-    with contextlib.suppress(OSError):
-        # First: where others can rename, another folder may take its place after the look at it.
-        inode = checkpoint.lstat().st_ino
+    # Where others can rename, another folder may take its place during the look at it: so it is
+    # looked at through a descriptor.
+    with contextlib.suppress(OSError), descent.opened(checkpoint) as folder:
+        inode = os.fstat(folder).st_ino
         # Another run may have written one of its own there.
-        if _signature(checkpoint) == signature:
+        if _signature(Path(f"/proc/self/fd/{folder}")) == signature:
             removal.discard(checkpoint, _CHECKPOINT, inode=inode)
 
 
