@@ -56,9 +56,10 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "train/loop/saving.py",
             "train/parallel/sharding.py",
             "train/token_cache.py",
-            # A pipe, and a file that was absent (mode "x").
+            # A pipe, a file that was absent (mode "x"), and one of /proc.
             "node/prefork.py",
             "train/login/rows.py",
+            "train/loop/batch_size_search.py",
         ),
     ),
     "ask whose a file is": (

@@ -432,7 +432,10 @@ def test_no_such_split_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         UsageError, match="'nyu-mll/glue' has no validation split"
     ) as error:
         task.rows("validation")
-    assert str(error.value.hint).startswith(message.rstrip("."))
+    assert str(error.value.hint) == (
+        "--validation-fraction 0.1 takes it from the training data; or "
+        f"{message.rstrip('.')}"
+    )
 
 
 def test_hub_names_of_subsets_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
