@@ -68,38 +68,8 @@ SENTENCES = {
 is no flag here -> what to do instead."""
 
 
-def hint(
-    flag: str, options: Mapping[str, Option], flags: Collection[str] = ()
-) -> str | None:
-    """Returns what a flag of another tool is called here; None where it is unknown, or the command
-    has nothing of the kind.
-
-    Args:
-        flag: as it was typed, such as "--num_train_epochs".
-        options: those of the command: they declare their names elsewhere.
-        flags: all flags of the command, with their hyphens.
-    """
-    ours = named_elsewhere(flag, options)
-    if ours is not None:
-        return f"that is {ours.flag} here"
-    name = flag.lstrip("-").replace("-", "_")
-    for argument in ARGUMENTS.get(name, ()):
-        if f"--{argument}" in flags:
-            return f"that is --{argument} here"
-    if name == "json":
-        return "this command prints no JSON; slurmft schema lists those that do"
-    if "sbatch" in options:
-        option = _SHORT_OF_SBATCH.get(name, name)
-        if option in OF_SBATCH:
-            return f"it is sbatch's: --sbatch {option.replace('_', '-')}=VALUE"
-    # What they say is about training, of commands that start a job.
-    if "nodes" in options:
-        return SENTENCES.get(name) or SENTENCES.get(name.lower())
-    return None
-
-
 OF_SBATCH = frozenset((
-    "begin", "bb", "bbf", "clusters", "core_spec", "cpu_freq", "cpus_per_gpu", "deadline",
+    "begin", "bb", "bbf", "core_spec", "cpu_freq", "cpus_per_gpu", "deadline",
     "delay_boot", "distribution", "exclude", "export", "extra_node_info", "gpu_bind",
     "gpu_freq", "gpus_per_socket", "gres_flags", "hint", "licenses", "mem_bind", "mem_per_gpu",
     "mincpus", "network", "nice", "nodefile", "nodelist", "ntasks_per_gpu", "ntasks_per_socket",
@@ -112,7 +82,6 @@ _SHORT_OF_SBATCH = {
     "w": "nodelist",
     "x": "exclude",
     "L": "licenses",
-    "M": "clusters",
     "m": "distribution",
     "s": "oversubscribe",
 }
@@ -142,6 +111,36 @@ ARGUMENTS = {
 }
 """Names by habit of flags that declare none of their own -> ours; the first that a command has
 counts."""
+
+
+def hint(
+    flag: str, options: Mapping[str, Option], flags: Collection[str] = ()
+) -> str | None:
+    """Returns what a flag of another tool is called here; None where it is unknown, or the command
+    has nothing of the kind.
+
+    Args:
+        flag: as it was typed, such as "--num_train_epochs".
+        options: those of the command: they declare their names elsewhere.
+        flags: all flags of the command, with their hyphens.
+    """
+    ours = named_elsewhere(flag, options)
+    if ours is not None:
+        return f"that is {ours.flag} here"
+    name = flag.lstrip("-").replace("-", "_")
+    for argument in ARGUMENTS.get(name, ()):
+        if f"--{argument}" in flags:
+            return f"that is --{argument} here"
+    if name == "json":
+        return "this command prints no JSON; slurmft schema lists those that do"
+    if "sbatch" in options:
+        option = _SHORT_OF_SBATCH.get(name, name)
+        if option in OF_SBATCH:
+            return f"it is sbatch's: --sbatch {option.replace('_', '-')}=VALUE"
+    # What they say is about training, of commands that start a job.
+    if "nodes" in options:
+        return SENTENCES.get(name) or SENTENCES.get(name.lower())
+    return None
 
 
 def hint_to_submission(flag: str, remark: str) -> str | None:
@@ -249,10 +248,11 @@ def unknown_command(words: Sequence[str]) -> UsageError | None:
     calls one, or a program; None where it is neither."""
     name = words[0]
     hint = None
+    # Behind `train`, it may be the value of a flag: --metric ./f1.py.
+    most = {"submit": 1, "run": len(words)}.get(COMMANDS.get(name, ""), 0)
     # As in `torchrun --nproc_per_node 4 train.py`: what is before it is for another tool.
     starts = [index for index, word in enumerate(words) if is_program(word)]
-    is_launcher = COMMANDS.get(name) in ("submit", "run")
-    if starts and (starts[0] == 0 or is_launcher):
+    if starts and starts[0] <= most:
         hint = program_hint(words[starts[0] :])
     elif name in COMMANDS:
         hint = f"that is slurmft {COMMANDS[name]} here"

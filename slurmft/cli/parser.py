@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         )
         on = "run the command there, by ssh; see slurmft help from-a-laptop"
         self.add_argument("--on", metavar="CLUSTER", help=on)
-        # Where the whole help fits a screen, this has no line of its own.
+        # It has a line of its own in short pages, and in all of commands that `show_usual` flags.
         self._help_all = self.add_argument(
             "--help-all", action=_HelpAll, nargs=0, help=argparse.SUPPRESS
         )

@@ -22,6 +22,9 @@ NO_NAME_CURE = (
 class NotOnHubError(UsageError):
     """A model, data set or metric is in no cache, and was not found on the hub."""
 
+    reason = ""
+    """What the library that looked for it says, where it says anything."""
+
     def while_fetching(self) -> UsageError:
         """Returns the error for `slurmft fetch`, which a job's hint would advise."""
         cure = NO_HUB_CURE

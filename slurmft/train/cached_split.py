@@ -43,9 +43,8 @@ def cached_split(
             rows = task.rows(name)
     except NotOnHubError as error:
         # Without its flag: a source of --mix is read as the data of a configuration.
-        reason = error.message.partition(": ")[2]
         raise UsageError(
-            f"{train.data!r} is no folder, and not in the cache: {reason}",
+            f"{train.data!r} is no folder, and not in the cache: {error.reason}",
             f"{fetch_command(train)}; or give its folder",
         ) from error
     columns = [rows.column(column) for column in task.form.columns]

@@ -9,6 +9,7 @@ from slurmft.api import checked_options
 from slurmft.cli import foreign_flags, load_command, parser, run
 from slurmft.cli import list as list_command
 from slurmft.core import plugins
+from slurmft.core.config import JobConfig
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.options import named_elsewhere
 from slurmft.core.site import typed_values
@@ -114,12 +115,22 @@ def test_options_of_sbatch_are_no_flags() -> None:
     }.isdisjoint(SUBMIT)
     names = {name for name, _ in ELSEWHERE} | foreign_flags.SENTENCES.keys()
     assert names.isdisjoint(foreign_flags.OF_SBATCH)
+    for name in foreign_flags.OF_SBATCH:
+        JobConfig(sbatch=(f"{name.replace('_', '-')}=1",))
 
 
 def test_script_behind_the_command_of_another_launcher() -> None:
     with pytest.raises(UsageError) as error:
         load_command("torchrun", "--nproc_per_node", "4", "train.py", "--lr", "1")
     assert str(error.value.hint).endswith(": slurmft run -- train.py --lr 1")
+    # Behind what means `submit`, a script may be the value of a flag.
+    for words, hint in (
+        (["train", "--metric", "./f1.py"], "that is slurmft submit here"),
+        (["sbatch", "job.sh", "a"], "of your own: slurmft run -- job.sh a"),
+    ):
+        with pytest.raises(UsageError) as error:
+            load_command(*words)
+        assert str(error.value.hint).endswith(hint)
 
 
 @pytest.mark.parametrize("name", sorted(foreign_flags.COMMANDS))

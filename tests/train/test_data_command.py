@@ -157,6 +157,7 @@ def test_data_of_the_hubs_cache(
     with pytest.raises(Exception, match="is no folder, and not in the cache") as error:
         data.main(["me/others"])
     assert "slurmft fetch" in str(error.value)
+    assert "not in the cache: no me/others\n" in str(error.value)
     # huggingface_hub reads the variable once, and retries for half a minute.
     assert constants.HF_HUB_OFFLINE
     # What is wrong with a data set that is there is not hidden behind that.

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -348,9 +349,11 @@ def test_wrong_files(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("name", ["separator", "encoding", "header", "old-mac"])
 def test_cure_of_a_file_works_as_typed(
     name: str,
+    ending: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -359,15 +362,73 @@ def test_cure_of_a_file_works_as_typed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     folder_of(tmp_path / "my data", WRONG_FILES[name][0])
-    words = ["data", "my data/train.csv"]
+    file = tmp_path / "my data/train.csv"
+    if ending:
+        file.with_name("train.csv.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    words = ["data", f"my data/train.csv{ending}"]
     assert console(words) == 2
     hint = capsys.readouterr().err.splitlines()[-1]
-    command = re.search(r"\b(python|iconv|sed|tr) .*?(?=; else|$)", hint)
+    command = re.search(r"\b(gunzip|python|iconv|sed|tr) .*?(?=; else|$)", hint)
     assert command is not None
     subprocess.run(["bash", "-c", command[0]], check=True)
+    words = ["data", str(find_split(tmp_path / "my data", "train"))]
     # Of the encoding, the file has one class: it can be read, and is no longer misread.
     assert console(words) == (2 if name == "encoding" else 0)
-    assert "is not UTF-8" not in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "is not UTF-8" not in err
+    assert "cannot read" not in err
+
+
+def test_web_pages(tmp_path: Path) -> None:
+    """One is told by how it begins, and may be a plain text to train on."""
+    for number, start in enumerate(
+        ("<!doctype html>", "\n \n<HTML lang=de>", "\ufeff<html>")
+    ):
+        page = tmp_path / f"{number}.csv"
+        page.write_text(f"{start}\n<p>text,label</p>\n")
+        with pytest.raises(UsageError, match="is a web page"):
+            read_columns(page)
+        text = page.rename(page.with_suffix(".txt"))
+        assert "<p>" in read_columns(text, ["text"])["text"][0]
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "Train.TSV", "my.tsv.TSV.GZ"])
+def test_commas_in_a_tsv(name: str, tmp_path: Path) -> None:
+    content = TICKETS.encode()
+    if name.lower().endswith(".gz"):
+        content = gzip.compress(content)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match="separated by commas") as error:
+        read_columns(tmp_path / name)
+    _, old, new = shlex.split(str(error.value.hint).rpartition(": ")[2])
+    os.rename(old, new)
+    assert read_columns(Path(new))["label"]
+
+
+@pytest.mark.processes
+def test_packed_files_are_unpacked_into_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    folder = tmp_path / "my data"
+    folder.mkdir()
+    for name, tool in (
+        ("train.csv.7z", "7z x -o'my data' "),
+        ("train.csv.zip", "python "),
+    ):
+        file = folder / name
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("train.csv", TICKETS)
+        with pytest.raises(UsageError, match="has no train file") as error:
+            find_split(folder, "train")
+        command = str(error.value.hint).removeprefix("unpack it: ")
+        assert command.startswith(tool)
+        if name.endswith(".7z"):
+            file.unlink()
+    subprocess.run(["bash", "-c", command], check=True)
+    assert find_split(folder, "train").parent == folder
 
 
 def test_errors_about_data_have_a_cure() -> None:
@@ -563,6 +624,10 @@ def test_numbers_in_csv(tmp_path: Path) -> None:
     assert task.labels(task.rows("validation"), ["1", "2", "10"]) == [1]
     assert label_ids(["1", "b"], ["a", "b"], "a file") == [1, 1]
     assert label_numbers(["4.5", 1], "a file") == [4.5, 1.0]
+    # What makes texts equal does not help a number.
+    with pytest.raises(UsageError) as error:
+        label_ids([3], ["3", "4"], "a file")
+    assert error.value.hint == "labels are 0 to 1, or 3, 4"
 
 
 def test_texts_that_are_empty(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import errno
 import itertools
 import json
 import os
@@ -322,6 +323,42 @@ def test_index_of_pandas(tmp_path: Path) -> None:
         assert list(found.columns) == ["text", "label", "prediction"]
         write_rows(tmp_path / "out.jsonl", columns)
         assert read_columns(tmp_path / "out.jsonl")["text"] == ["a", "c"]
+
+
+@pytest.mark.parametrize("start", [2**63, -(2**63) - 1, 2**70, 3])
+def test_index_of_pandas_that_no_column_can_hold(start: int, tmp_path: Path) -> None:
+    """Anybody may write the description; the rows are read without it. Nor does it count others."""
+    file = tmp_path / "new.parquet"
+    pandas.DataFrame({"text": ["a", "b"]}, pandas.RangeIndex(1, 3)).to_parquet(file)
+    table = pyarrow.parquet.read_table(file)
+    for stop in (start + 2, start + 2**80):
+        index = {"start": start, "stop": stop, "step": 1, "name": None}
+        facts = json.dumps({"index_columns": [index]})
+        pyarrow.parquet.write_table(
+            table.replace_schema_metadata({"pandas": facts}), file
+        )
+        columns = read_columns(file)
+        assert columns.pop("text") == ["a", "b"]
+        if (start, stop) == (3, 5):
+            assert columns == {"__index_level_0__": [3, 4]}
+        else:
+            assert not columns
+
+
+def test_file_stays_where_a_full_disk_is_noticed_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network filesystems accept writes that do not fit, and say so when they are to be kept."""
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = write(tmp_path / "rows.jsonl", {"text": ["before"]})
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        write_rows(file, {"text": ["after"]})
+    assert read_columns(file) == {"text": ["before"]}
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_dates_and_decimals_are_texts_in_json(tmp_path: Path) -> None:

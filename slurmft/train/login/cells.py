@@ -303,7 +303,8 @@ def label_ids(
                     "; add rows of this one to the training data, or take it out here"
                 )
             for name in names:
-                if _normal_form(name) == _normal_form(str(value)):
+                is_text = isinstance(value, str)
+                if is_text and _normal_form(name) == _normal_form(value):
                     hint = f"it is not {name!a}, but {value!a}: {_ONE_WAY}"
             raise wrong_label(where, row, value, hint)
         ids.append(label)

@@ -41,10 +41,10 @@ _BINARY = {
     b"version https://git-lfs": (
         "a pointer of git-lfs to the file", "fetch the file, in its repository: git lfs pull"
     ),
-    b"<!DOCTYPE": ("a web page", "download the file itself, not the page that shows it"),
-    b"<html": ("a web page", "download the file itself, not the page that shows it"),
 }  # fmt: skip
 """How files begin that are no text, what they are, and what to do."""
+_WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\b|html\b)", re.IGNORECASE)
+"""How web pages begin, which servers send in place of a file."""
 _COPY_AGAIN = "copy or write it again"
 _MOST_WORDS_OF_NAME = 3
 """A column of a longer name is more probably a text: the file has no header."""
@@ -218,6 +218,8 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         try:
             _write_columns(file, path.suffix, columns)
             file.flush()
+            # Network filesystems may say only here that the disk is full.
+            os.fsync(file.fileno())
             os.replace(aside, path)
         finally:
             # It is there still where the disk was full.
@@ -382,8 +384,14 @@ def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
 
 def _check_is_text(raw: BinaryIO, path: Path) -> None:
     """Raises UsageError for a file of another kind, whose name says that it is text."""
-    beginning = raw.read(32)
+    beginning = raw.read(256)
     raw.seek(0)
+    # A plain text may be one.
+    if _WEB_PAGE.match(beginning) and _kind(path) != "txt":
+        raise UsageError(
+            f"{str(path)!r} is a web page, whatever its name says",
+            "download the file itself, not the page that shows it",
+        )
     for magic, (kind, cure) in _BINARY.items():
         if beginning.startswith(magic):
             raise UsageError(
@@ -402,10 +410,19 @@ def as_argument(path: Path) -> str:
     return shlex.quote(text)
 
 
-def rewritten(command: str, path: Path) -> str:
-    """Returns the line that puts what a command makes of a file into its place."""
+def _unpacked(path: Path) -> tuple[str, str]:
+    """Returns what to type before a command for plain text that changes a file, and the file that
+    it changes then: a .gz is unpacked first."""
     file = as_argument(path)
-    return f"{command} {file} > new && mv new {file}"
+    if path.suffix.lower() == ".gz":
+        return f"gunzip {file} && ", as_argument(path.with_suffix(""))
+    return "", file
+
+
+def _rewritten(command: str, path: Path) -> str:
+    """Returns the line that puts what a command makes of a file into its place."""
+    unpack, file = _unpacked(path)
+    return f"{unpack}{command} {file} > new && mv new {file}"
 
 
 def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
@@ -421,7 +438,6 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
             "it was not written or copied to its end: write it anew",
         )
     what = f"{str(path)!r}: line {number} is not UTF-8"
-    convert = rewritten("iconv -f {} -t UTF-8", path)
     has_mark = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if has_mark or line[at] == 0:
         # a byte order mark, by which iconv tells the two below apart
@@ -433,7 +449,7 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
             encoding = "UTF-16BE"
         return UsageError(
             f"{what} but {encoding}, as Excel's Unicode text is",
-            f"convert it: {convert.format(encoding)}",
+            f"convert it: {_rewritten(f'iconv -f {encoding} -t UTF-8', path)}",
         )
     # The word with that byte, as Windows-1252 reads it: whoever knows the data sees if it fits.
     text_before = line[:at].decode("cp1252", "replace")
@@ -444,7 +460,7 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
     return UsageError(
         f"{what}: it has the byte 0x{line[at]:02x}",
         f"if {word!r} is right there, the file is Windows-1252 (latin-1): "
-        f"{convert.format('WINDOWS-1252')}",
+        f"{_rewritten('iconv -f WINDOWS-1252 -t UTF-8', path)}",
     )
 
 
@@ -494,7 +510,7 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
             yield [cells[place] for place in places]
     except csv.Error as error:
         if str(error).startswith("new-line character"):
-            lines_anew = rewritten(r"tr '\r' '\n' <", path)
+            lines_anew = _rewritten(r"tr '\r' '\n' <", path)
             raise UsageError(
                 f"{where!r}: line {reader.line_num} has a carriage return within a cell",
                 "if lines end so, as of old Macs and some spreadsheets: "
@@ -528,11 +544,12 @@ def _check_header(header: Sequence[str], path: Path, names: Sequence[str]) -> No
         line = ",".join(names)
         if len(names) != len(header):
             line = "text,label,..."
+        unpack, file = _unpacked(path)
         raise UsageError(
             f"{str(path)!r} has no column {missing[0]!r}: it begins with a row, without the names "
             f"of columns: {shown(', '.join(header))}",
-            f"write the names above it, in the order of the columns: sed -i '1i {line}' "
-            f"{as_argument(path)}",
+            "write the names above it, in the order of the columns: "
+            f"{unpack}sed -i '1i {line}' {file}",
         )
 
 
@@ -554,7 +571,8 @@ def _separator(header: str, path: Path, names: Sequence[str]) -> str:
     """
     if _kind(path) == "tsv":
         if "," in header and "\t" not in header and header.strip() not in names:
-            csv_path = path.with_name(path.name.replace(".tsv", ".csv"))
+            name = re.sub(r"\.tsv(?=(\.gz)?$)", ".csv", path.name, flags=re.IGNORECASE)
+            csv_path = path.with_name(name)
             raise UsageError(
                 f"{str(path)!r}: its cells are separated by commas: {shown(header)!r}",
                 f"name it so: mv {as_argument(path)} {as_argument(csv_path)}",
@@ -659,11 +677,9 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
     try:
         file = pyarrow.parquet.ParquetFile(raw)
         schema = file.schema_arrow
-        index_name, index = _index_of_numbers(schema.metadata)
+        index_name, index = _index_of_numbers(schema.metadata, file.metadata.num_rows)
         columns = [*schema.names]
-        # Other programs keep the description when they take rows out.
-        is_whole = len(index) == file.metadata.num_rows
-        if index_name and is_whole and index_name not in columns:
+        if index_name and index_name not in columns:
             columns.append(index_name)
         chosen = _chosen(str(path), names, columns)
         yield chosen
@@ -673,24 +689,35 @@ def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[A
             if index_name in chosen and index_name not in present:
                 end = rows_before + batch.num_rows
                 numbers = pyarrow.array(index[rows_before:end], pyarrow.int64())
-                batch = batch.append_column(index_name, numbers)
+                batch = pyarrow.RecordBatch.from_arrays(
+                    [*batch.columns, numbers], [*batch.schema.names, index_name]
+                )
                 rows_before = end
             yield from _rows_of_batch(batch, chosen)
     except pyarrow.ArrowException as error:
         raise UsageError(f"cannot read {str(path)!r}: {error}", _COPY_AGAIN) from None
 
 
-def _index_of_numbers(metadata: Mapping[bytes, bytes] | None) -> tuple[str, range]:
+def _index_of_numbers(
+    metadata: Mapping[bytes, bytes] | None, row_count: int
+) -> tuple[str, range]:
     """Returns the name and the numbers of a pandas index that a file describes and holds in no
     column, as that of every second row; no numbers where there is none, or it counts all rows."""
     # Anybody may have written it, and rows are read without it.
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+    with contextlib.suppress(
+        ValueError, TypeError, KeyError, AttributeError, OverflowError
+    ):
         facts = parse_json((metadata or {})[b"pandas"])
         # Of other indexes it has the names of columns.
         (index,) = facts["index_columns"]
         numbers = range(index["start"], index["stop"], index["step"])
+        # Other programs keep the description when they take rows out.
+        is_whole = len(numbers) == row_count
+        # Columns of whole numbers have 64 bits.
+        has_type = max(abs(numbers.start), abs(numbers.stop)) < 2**63
         name = index["name"]
-        if name or (numbers.start, numbers.step) != (0, 1):
+        is_count = not name and (numbers.start, numbers.step) == (0, 1)
+        if is_whole and has_type and not is_count:
             return str(name or "__index_level_0__"), numbers
     return "", range(0)
 

@@ -697,13 +697,13 @@ def _check_shards(path: Path) -> None:
 
 
 _UNPACK = {
-    ".zip": "unzip",
-    ".bz2": "bunzip2",
-    ".xz": "unxz",
-    ".zst": "unzstd",
-    ".7z": "7z x",
+    ".zip": "python -m zipfile -e {file} {folder}",
+    ".bz2": "bunzip2 {file}",
+    ".xz": "unxz {file}",
+    ".zst": "unzstd {file}",
+    ".7z": "7z x -o{folder} {file}",
 }
-"""Ending of a packed file that is not read -> the command that unpacks it."""
+"""Ending of a packed file that is not read -> the command that unpacks it into its folder."""
 
 
 class NoSplitError(UsageError):
@@ -735,13 +735,16 @@ def find_split(folder: Path, split: str) -> Path:
     if not files:
         _check_kinds(folder, split)
         hint = (
-            f"name it {split}.csv, .tsv, .jsonl, .parquet, .arrow or .txt, or one of their .gz; "
+            f"name it {split}.csv, .tsv, .jsonl or .txt, each also as .gz, .parquet or .arrow; "
             "shards and others: slurmft help own-data"
         )
         for name in sorted(os.listdir(folder)):
             stem, ending = os.path.splitext(name)
             if ending in _UNPACK and stem.startswith(split):
-                hint = f"unpack it: {_UNPACK[ending]} {as_argument(folder / name)}"
+                unpack = _UNPACK[ending].format(
+                    file=as_argument(folder / name), folder=as_argument(folder)
+                )
+                hint = f"unpack it: {unpack}"
         if any(name.lower().endswith(_SPREADSHEETS) for name in os.listdir(folder)):
             hint = f"open the spreadsheet, and save it as CSV (UTF-8): {split}.csv"
         if (folder / f"{split}.json").is_file():

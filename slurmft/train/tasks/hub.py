@@ -184,11 +184,13 @@ def from_hub(flag: str, name: str, load: Callable[[], Loaded]) -> Loaded:
                 "a cache of your own: export HF_HOME=DIR; or its owners open it for a group of "
                 f"yours: chmod -R g+rwX,g+s {shlex.quote(str(cache))}",
             ) from error
-        raise NotOnHubError(
+        absence = NotOnHubError(
             f"{flag} {name!r} was not found locally or on the hub: {first_line}",
             "without internet on the nodes, fill the caches on the login node (slurmft fetch ...), "
             f"or give its folder: {flag} DIR",
-        ) from error
+        )
+        absence.reason = first_line
+        raise absence from error
 
 
 def cached_file(model: str, name: str) -> Path | None:

@@ -45,9 +45,9 @@ class Task(sequence.Task):
             problem_type="multi_label_classification",
         )
         # The scores of the base may be its logits, as those of MS MARCO's cross-encoders.
-        for name in _ACTIVATIONS:
-            if hasattr(model.config, name):
-                delattr(model.config, name)
+        for key in _ACTIVATIONS:
+            if hasattr(model.config, key):
+                delattr(model.config, key)
         return model
 
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
