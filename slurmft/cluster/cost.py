@@ -15,7 +15,9 @@ from slurmft.core.config import time_limit_min
 from slurmft.core.decode import decode_leniently
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import Result
+from slurmft.core.run_records import Start, TrainingStart
 from slurmft.core.text import duration, in_bytes, numbers
+from slurmft.runs.records import RecordReader
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
 
@@ -109,8 +111,8 @@ def _cost(run: MeasuredRun, uses: Sequence[JobUse]) -> Cost:
 
 def _by_records(run: MeasuredRun, peak_bytes: int | None) -> Cost:
     """Returns the cost by the times of the attempts, and the hardware that the ranks recorded."""
-    attempts_s = _attempt_times(run)
-    hours = sum(attempts_s) / 3600
+    attempts = _attempt_times(run)
+    attempts_s = [end - begin for begin, end in attempts]
     ranks = RunDir(run.path).read_environment().ranks
     # The ranks of a node record the same hardware.
     nodes = {}
@@ -118,9 +120,11 @@ def _by_records(run: MeasuredRun, peak_bytes: int | None) -> Cost:
         if isinstance(rank.hardware, dict):
             nodes[rank.host] = rank.hardware
     node_count = 1
+    node_hours = sum(attempts_s) / 3600
     # Simulated nodes are one machine.
     if _is_slurm(run) and run.value("cluster") != "local":
         node_count = run.nodes or 1
+        node_hours = _node_hours(run, attempts, node_count)
     gpus = 0
     cpus = 0
     gpu_hours = None
@@ -133,10 +137,10 @@ def _by_records(run: MeasuredRun, peak_bytes: int | None) -> Cost:
             cpus += len(numbers(cpu_list))
         # Of some nodes alone, the sum would be too small.
         if len(nodes) == node_count:
-            gpu_hours = hours * gpus
-            cpu_hours = hours * cpus
+            gpu_hours = node_hours * gpus / node_count
+            cpu_hours = node_hours * cpus / node_count
     return Cost(
-        node_hours=hours * node_count,
+        node_hours=node_hours,
         gpu_hours=gpu_hours,
         cpu_hours=cpu_hours,
         peak_memory_bytes=peak_bytes,
@@ -147,21 +151,41 @@ def _by_records(run: MeasuredRun, peak_bytes: int | None) -> Cost:
     )
 
 
-def _attempt_times(run: MeasuredRun) -> list[float]:
-    """Returns the seconds of each attempt; of one without a recorded end, those until now."""
-    seconds = []
+def _node_hours(
+    run: MeasuredRun, attempts: Sequence[tuple[float, float]], nodes_of_last: int
+) -> float:
+    """Returns the hours of all nodes. An attempt has those that the start of its training has
+    recorded; where it has recorded none, as many as the last one."""
+    starts: list[Start] = []
+    # Of one attempt, the number is known.
+    if len(attempts) > 1:
+        starts += RecordReader(RunDir(run.path).records).read(Start)
+    node_s = 0.0
+    for begin, end in attempts:
+        nodes = nodes_of_last
+        for start in starts:
+            if isinstance(start, TrainingStart) and begin <= start.time <= end:
+                nodes = start.nodes
+        node_s += nodes * (end - begin)
+    return node_s / 3600
+
+
+def _attempt_times(run: MeasuredRun) -> list[tuple[float, float]]:
+    """Returns the begin and the end of each attempt; one without a recorded end lasts until
+    now."""
+    attempts = []
     started_at: float | None = None
     for transition in run.state.history:
         if transition.state == "running":
             if started_at is not None:  # the attempt before ended without a record
-                seconds.append(transition.time - started_at)
+                attempts.append((started_at, transition.time))
             started_at = transition.time
         elif transition.state != "stopping" and started_at is not None:
-            seconds.append(transition.time - started_at)
+            attempts.append((started_at, transition.time))
             started_at = None
     if started_at is not None and not run.has_ended:
-        seconds.append(time.time() - started_at)
-    return seconds
+        attempts.append((started_at, time.time()))
+    return attempts
 
 
 def _recorded_peak(run: MeasuredRun) -> int | None:

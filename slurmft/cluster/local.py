@@ -313,7 +313,7 @@ def job_state(job_id: str, run: RunDir) -> Report | None:
     except OSError as error:
         if run.get_state().has_ended:
             return None
-        reason = f"{run.submitit} cannot be read: {one_line(error)}"
+        reason = f"{run.named.submitit} cannot be read: {one_line(error)}"
         return Report(name="UNKNOWN", reason=reason)
     # After the look: an end that is recorded meanwhile is seen.
     has_ended = run.get_state().has_ended

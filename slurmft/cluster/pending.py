@@ -100,7 +100,8 @@ _REASONS: tuple[tuple[str, str, bool, str], ...] = (
      f"{_AGAIN} with a shorter --time, or another --partition: sinfo -s"),
     (r"PartitionNodeLimit",
      "it asks for more nodes than the partition gives a job, or than are up", True,
-     f"unless the partition gives a job fewer: then {_AGAIN} with fewer --nodes"),
+     "sinfo -s shows how many of its nodes are up; if the partition gives a job fewer: "
+     f"{_AGAIN} with fewer --nodes"),
     (r"PartitionConfig", "the partition does not give a job what it asks for", False,
      _FEWER),
     (r"PartitionDown|PartitionInactive", "the partition is closed", True,

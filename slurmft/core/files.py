@@ -90,9 +90,18 @@ def open_to_append(path: Path) -> FileIO:
     Raises:
         OSError: it cannot be opened.
     """
-    with descent.opened(path.parent) as folder:
-        descriptor = os.open(path.name, _APPEND, 0o666, dir_fd=folder)
-    return open(descriptor, "a+b", buffering=0)
+    try:
+        with descent.opened(path.parent) as folder:
+            descriptor = os.open(path.name, _APPEND, _READABLE, dir_fd=folder)
+    except OSError as error:
+        # With dir_fd, the error has the bare name. Messages name the path.
+        error.filename = str(path)
+        raise
+    try:
+        return open(descriptor, "a+b", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def named_by_user(path: Path) -> Path:

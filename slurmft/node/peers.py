@@ -83,9 +83,7 @@ class Peers:
         """The beginning of a line, by the link whose next data ends it."""
         self._challenges: dict[socket.socket, str] = {}
         """Those that nobody has answered yet, the oldest first."""
-        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # Strangers must leave this process descriptors of its own.
-        self._most_strangers = min(_MOST_STRANGERS, open_files // 2)
+        self._most_strangers = _most_strangers()
         self._links: dict[socket.socket, Channel] = {}
         """The connections to tasks that have the secret."""
         self._welcomed = 0
@@ -261,6 +259,16 @@ class Peers:
         del self._unfinished[link]
         self._selector.unregister(link)
         link.close()
+
+
+def _most_strangers() -> int:
+    """Returns how many connections may be without an answer: strangers must leave this process
+    descriptors of its own."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # RLIM_INFINITY is -1.
+    if open_files < 0:
+        return _MOST_STRANGERS
+    return min(_MOST_STRANGERS, open_files // 2)
 
 
 def report_line(topic: str, facts: Any) -> str:

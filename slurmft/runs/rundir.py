@@ -162,7 +162,9 @@ class RunDir:
         run = cls(top / f"{start}-{random_part}")
         try:
             while not run.make(config):
+                made_above = run._made_above
                 run = cls(top / f"{start}-{_random_part()}")
+                run._made_above = made_above
             try:
                 # the job would refuse others' writing
                 with CONFIG.folder(run.path) as folder:
@@ -199,13 +201,15 @@ class RunDir:
             OSError: they cannot be made; nothing is left of them.
         """
         share = config.job.share_with_group
-        self._made_above = permissions.make_above(self.path)
+        self._made_above += permissions.make_above(self.path)
         try:
             permissions.make_folder(self.path, share)
-        except FileExistsError:
-            if self.path.exists():
+        except OSError as error:
+            # Otherwise a folder above is a file.
+            if isinstance(error, FileExistsError) and self.path.exists():
                 return False
-            raise  # a folder above is a file
+            self._discard_above()
+            raise
         place = Path(os.path.realpath(self.path.parent), self.path.name)
         with Below(place) as new:
             new.check_new()
@@ -351,6 +355,9 @@ class RunDir:
         with contextlib.suppress(trusted.NotOwnError, OSError):
             inode = self._inode or self.inode_of_own()
             removal.remove(self.path, RUN, at_once=True, inode=inode)
+        self._discard_above()
+
+    def _discard_above(self) -> None:
         for folder in self._made_above:
             # Whoever has put something into it meanwhile keeps it.
             removal.discard_empty(folder)

@@ -62,6 +62,28 @@ def test_all_attempts_count(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
+def test_attempts_count_by_their_own_nodes(tmp_path: Path) -> None:
+    """Each start of --nodes MIN-MAX has as many as are free, and a resume as many as it asks
+    for."""
+    history = [
+        ("running", 0.0),
+        ("requeued", 3600.0),
+        ("running", 7200.0),
+        ("failed", 9000.0),
+    ]
+    start = {
+        "event": "start", "task": "t", "world_size": 8, "precision": "fp32", "backend": "gloo",
+        "parameters": 1, "global_batch_size": 1, "total_steps": 9,
+    }  # fmt: skip
+    records = [start | {"time": 60, "nodes": 4}, start | {"time": 7260, "nodes": 2}]
+    lines = "".join(f"{json.dumps(record)}\n" for record in records)
+    (tmp_path / "records.jsonl").write_text(lines)
+    (found,) = cost.costs_of([made(tmp_path, history)])
+    assert found["node_hours"] == pytest.approx(4 * 1.0 + 2 * 0.5)
+    assert found["gpu_hours"] == pytest.approx(2 * 5.0)
+
+
 def test_words() -> None:
     assert costs.words(COST) == (
         "2.50 node-hours, 10.00 GPU-hours; 9.0 GiB of 64.0 GiB a node; energy 2 kWh"

@@ -106,7 +106,7 @@ def test_limits_of_a_partition() -> None:
     )
     open_end = queue_facts.parse_partition_limits("long|1-infinite|infinite\n", 9)
     assert open_end is not None
-    assert "any number of nodes, for infinite" in open_end
+    assert "any number of nodes, without a time limit" in open_end
     assert queue_facts.parse_partition_limits("", 3) is None
 
 

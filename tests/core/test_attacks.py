@@ -2079,9 +2079,8 @@ def socket_of_ssh(ada: User, eve: User) -> None:
 
 @attack(
     GROUP,
-    "reads the Secret in the manifest that you `render` into a folder of the group, or puts "
-    "a link to a file of yours in its place",
-    "the manifest is for you alone to read; the link is replaced",
+    "reads the Secret in the manifest that you `render` into a folder of the group",
+    "the manifest is for you alone to read",
 )
 def manifest_in_a_shared_folder(ada: User, eve: User) -> None:
     folder = ada.home / "deploy of the group"

@@ -197,3 +197,11 @@ def unguarded_reads(file: Path) -> Iterator[str]:
                 yield text
         if text.startswith(("json.load(", "tomllib.")):
             yield text
+
+
+def test_error_of_a_file_to_append_to_names_its_path(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").mkdir()
+    for path in (tmp_path / "records.jsonl", tmp_path / "absent" / "records.jsonl"):
+        with pytest.raises(OSError, match=r"records\.jsonl") as raised:
+            files.open_to_append(path)
+        assert raised.value.filename == str(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import struct
@@ -367,6 +368,15 @@ def test_a_torchrun_without_a_port_is_started_again(run: RunDir) -> None:
     (failure,) = run.all_failures()
     assert (failure.message, failure.retry) == ("torchrun could open no port", True)
     assert failure.bad_host is None
+
+
+@pytest.mark.parametrize(("limit", "most"), [(-1, 2048), (512, 256), (10**6, 2048)])
+def test_strangers_by_the_limit_of_open_files(
+    monkeypatch: pytest.MonkeyPatch, limit: int, most: int
+) -> None:
+    """RLIM_INFINITY is -1."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert Peers()._most_strangers == most
 
 
 @pytest.mark.parametrize("code", [Exit.RENDEZVOUS, NO_PORT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -262,6 +263,18 @@ def test_a_run_that_is_discarded_leaves_no_folder_above_it(tmp_path: Path) -> No
     (top / "other").touch()
     first.discard()
     assert [path.name for path in top.iterdir()] == ["other"]
+
+
+def test_a_run_whose_folder_cannot_be_made_leaves_no_folder_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, share_with_group: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(permissions, "make_folder", fail)
+    with pytest.raises(UsageError, match="cannot write the run directory"):
+        make(tmp_path / "scratch" / "runs")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("is_open_anew", [False, True])

@@ -175,7 +175,10 @@ def parse_partition_limits(text: str, requested: int) -> str | None:
         nodes = f"at most {most} node(s)"
         if most == "infinite":
             nodes = "any number of nodes"
-        sentences.append(f"the partition {name} gives a job {nodes}, for {time_limit}")
+        limit = f"for {time_limit}"
+        if time_limit == "infinite":
+            limit = "without a time limit"
+        sentences.append(f"the partition {name} gives a job {nodes}, {limit}")
     if not sentences:
         return None
     return f"{', '.join(dict.fromkeys(sentences))}; it asks for {requested} node(s)"

@@ -1,5 +1,6 @@
 """The lock operations of an agent: real processes on a node take, hold and lose locks."""
 
+import contextlib
 import os
 import re
 import secrets
@@ -96,7 +97,12 @@ class LockOperations:
 
     def _clear(self, path: Path, primitive: str) -> str:
         """Removes what a probe has left here."""
-        removal.sweep(path.parent, re.compile(re.escape(path.name) + ".*"))
+        form = re.compile(re.escape(path.name) + ".*")
+        for file in removal.matching(path.parent, form):
+            # By its inode: filelock writes into such a file, and others may rename it here. Nobody
+            # has known its name (`_token`) before.
+            with contextlib.suppress(OSError):
+                removal.discard(file, form, inode=file.lstat().st_ino)
         return "yes"
 
 

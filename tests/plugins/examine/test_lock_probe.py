@@ -14,6 +14,7 @@ from slurmft.core import filesystem
 from slurmft.core.filesystem import FileSystem
 from slurmft.plugins.examine import lock_probe
 from slurmft.plugins.examine.agents import AgentError, Agents
+from slurmft.plugins.examine.lock_operations import LockOperations
 from slurmft.plugins.examine.lock_probe import Ask, Finding, ProbeError
 from slurmft.plugins.examine.site import agent_command
 from tests.conftest import HOSTILE
@@ -188,3 +189,15 @@ def test_error_of_an_agent_that_does_not_answer(tmp_path: Path) -> None:
         ) as error:
             ask(0, "hold", "lockf", "x")
     assert "lock service" in str(error.value.hint)
+
+
+def test_lock_files_go_from_a_folder_where_others_can_rename(tmp_path: Path) -> None:
+    """A soft lock holds the record of its process."""
+    tmp_path.chmod(0o777)
+    operations = LockOperations()
+    name = operations.lock(str(tmp_path), "token", "soft", "")
+    for ending in ("", ".soft"):
+        (tmp_path / f".slurmft-lock-{name}{ending}").write_text("4711 n1")
+    (tmp_path / ".slurmft-lock-other").write_text("4712 n2")
+    assert operations.lock(str(tmp_path), "clear", "soft", name) == "yes"
+    assert [path.name for path in tmp_path.iterdir()] == [".slurmft-lock-other"]
