@@ -2,6 +2,7 @@
 often it comes."""
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
@@ -83,9 +84,10 @@ def _wait_for(lock: "_Lock", most_wait_s: float) -> None:
         waited_s = time.monotonic() - begin
         if waited_s >= most_wait_s:
             problem = (
-                f"another submission holds {str(lock.path)!r} for {waited_s:.0f} s"
+                f"waited {waited_s:.0f} s for other submissions, which hold "
+                f"{str(lock.path)!r}: goes on without"
             )
-            warnings.warn(f"{problem}: not waited for", SlurmftWarning, stacklevel=4)
+            warnings.warn(problem, SlurmftWarning, stacklevel=4)
             return
         if is_silent and waited_s >= _SILENT_S:
             is_silent = False
@@ -131,12 +133,14 @@ class _Lock:
         file = self._opened()
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
+        except OSError as error:
+            # Every other error: there are no locks here.
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                return file
             file.close()
             return None
-        except OSError:  # no locks here
-            return file
-        with contextlib.suppress(FileNotFoundError):
+        # Also a file server that has lost the file: the next try opens it anew.
+        with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
                 return file
         file.close()  # its lock keeps nobody out: others open a new file

@@ -79,7 +79,7 @@ def test_a_submission_that_hangs_holds_up_the_next_for_a_time(
         holder.wait(PATIENCE_S)
     waits, goes_on = [str(each.message) for each in warned]
     assert waits.startswith("waits for another submission, which holds ")
-    assert goes_on.endswith(": not waited for")
+    assert goes_on.endswith(": goes on without")
     with request.alone_with(path):
         pass
     assert not path.exists()

@@ -357,18 +357,36 @@ def test_ranks_that_compute_together_start_again_with_what_has_fitted(
 
 
 @pytest.mark.parametrize(
-    ("limits", "train_samples"),
-    [({}, None), ({"tried_samples": 8}, 4), ({"train_samples": 6}, 16)],
+    ("limits", "train_samples", "evaluate_samples"),
+    [
+        ({}, None, None),
+        ({"tried_samples": 8}, 4, None),
+        ({"train_samples": 6}, 16, 32),
+    ],
 )
 def test_memory_that_runs_out_while_sizes_are_tried(
-    limits: dict[str, int], train_samples: int | None
+    limits: dict[str, int], train_samples: int | None, evaluate_samples: int | None
 ) -> None:
     """What was tried is halved; before that, nothing is known, and the search begins again."""
     config = SimpleNamespace(eval_batch_size=64)
     plan = SimpleNamespace(is_auto=True, largest_part=32, config=config)
     fewer = setup._halved(memory_limits.MemoryLimits(**limits), plan)  # type: ignore[arg-type]
     assert fewer.train_samples == train_samples
-    assert fewer.evaluate_samples == 32
+    assert fewer.evaluate_samples == evaluate_samples
+
+
+@pytest.mark.parametrize("peak", ["VmHWM:\t  900000 kB\n", ""])
+def test_a_host_that_does_not_say_what_a_process_took(
+    peak: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some sandboxes leave out the peak: no size beyond the first is taken for free."""
+    status = tmp_path / "status"
+    status.write_text(f"VmSize:\t 1000 kB\nVmRSS:\t  800000 kB\n{peak}")
+    monkeypatch.setattr(batch_size_search, "_STATUS", status)
+    memory = batch_size_search._HostMemory(0)
+    assert memory.may_hold(1)
+    memory.note(1)
+    assert memory.may_hold(2) is bool(peak)
 
 
 def test_auto_refuses_batch_norms() -> None:

@@ -162,12 +162,14 @@ class SlurmftCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             world = self._job.join()
             world.all_objects(None)  # waits until every rank has written its files
         with self._job.checkpoint(self._step(state)) as folder:
-            if folder:
+            # Those of a search for hyperparameters lie in folders of their trials: none is resumed.
+            is_noted = folder is not None and not state.is_hyper_param_search
+            if folder and is_noted:
                 path = Path(args.output_dir, f"checkpoint-{state.global_step}")
                 signatures = self._note(path)
                 write_json(folder / _SAVED, self._process.saved)
         # With a strategy of its own, Trainer removes old ones itself (save_total_limit).
-        if folder and args.save_strategy == "no":
+        if is_noted and args.save_strategy == "no":
             keep = self._job.config.job.keep_checkpoints
             for old, signature in list(signatures.items())[:-keep]:
                 _remove(Path(old), signature)
@@ -240,7 +242,7 @@ def _problem(checkpoint: Path, signature: str) -> str:
     files = [path for path in checkpoint.rglob("*") if path.is_file()]
     if not state or any(is_cut_off(path) for path in files):
         return "is not whole any more"
-    if _signature(checkpoint) != signature:
+    if not signature or _signature(checkpoint) != signature:
         return "was written again, by another run with the same output_dir"
     return ""
 
@@ -252,12 +254,13 @@ def _remove(checkpoint: Path, signature: str) -> None:
     with contextlib.suppress(OSError), descent.opened(checkpoint) as folder:
         inode = os.fstat(folder).st_ino
         # Another run may have written one of its own there.
-        if _signature(Path(f"/proc/self/fd/{folder}")) == signature:
+        if signature and _signature(Path(f"/proc/self/fd/{folder}")) == signature:
             removal.discard(checkpoint, _CHECKPOINT, inode=inode)
 
 
 def _signature(checkpoint: Path) -> str:
-    """Returns what is another text once another run has written into a checkpoint."""
+    """Returns what is another text once another run has written into a checkpoint; "" of one that
+    is absent, has no mark or cannot be read."""
     digest = hashlib.sha256()
     for name in (_MARK, TRAINER_STATE_NAME):
         try:

@@ -182,7 +182,8 @@ class _HostMemory:
         if limit != resource.RLIM_INFINITY:
             free = min(free, limit - _bytes_of("VmSize"))
         self._free = int(_SHARE * free) - reserved_bytes
-        self._before = _bytes_of("VmRSS")
+        # Both, or neither: without the peak, batches would seem to take nothing.
+        self._before = _bytes_of("VmHWM") and _bytes_of("VmRSS")
         self._size = 0
         self._taken = 0
 

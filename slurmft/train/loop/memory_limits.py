@@ -45,7 +45,8 @@ def note(run: RunDir, limits: MemoryLimits) -> None:
 
 
 def check_batch_norms(plan: Plan, model: nn.Module) -> None:
-    """Raises SlurmftError where fewer samples at a time would be another training."""
+    """Raises SlurmftError where fewer samples at a time, or other batches on fewer nodes, would be
+    another training."""
     if plan.is_auto and has_batch_statistics(model):
         raise SlurmftError(
             "--batch-size auto cannot be used with a model that has batch norms: with other "
@@ -57,7 +58,7 @@ def check_batch_norms(plan: Plan, model: nn.Module) -> None:
             f"{plan.parts} batches rather than {plan.parts_of_all_nodes} make up a step on fewer "
             "nodes than --nodes, and the model has batch norms, which with other batches train "
             "otherwise",
-            "resume the run without a range: slurmft resume RUN --nodes N",
+            "resume it on the most nodes of its range: slurmft resume RUN --nodes N",
         )
     if plan.micro_batch_size < plan.batch_size and has_batch_statistics(model):
         raise SlurmftError(

@@ -286,15 +286,16 @@ def _tokens_sha256(run_dir: RunDir) -> str:
 
 def _halved(limits: MemoryLimits, plan: Plan) -> MemoryLimits:
     """Returns limits of half the samples that a rank had at once."""
-    evaluated = limited(plan.config.eval_batch_size, limits.evaluate_samples)
-    fewer = MemoryLimits(evaluate_samples=max(1, evaluated // 2))
-    trained: int | None = plan.largest_part
+    # --batch-size auto was trying, before any evaluation, or had not begun: it begins again then.
     if plan.is_auto and limits.train_samples is None:
-        trained = limits.tried_samples
-    # --batch-size auto had not begun: it begins again.
-    if trained is None:
-        return fewer
-    return replace(fewer, train_samples=max(1, trained // 2))
+        if limits.tried_samples is None:
+            return limits
+        return replace(limits, train_samples=max(1, limits.tried_samples // 2))
+    evaluated = limited(plan.config.eval_batch_size, limits.evaluate_samples)
+    return MemoryLimits(
+        train_samples=max(1, plan.largest_part // 2),
+        evaluate_samples=max(1, evaluated // 2),
+    )
 
 
 def _batch_size_of(checkpoint: Checkpoint | None) -> int | None:

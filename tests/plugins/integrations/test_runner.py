@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.plugins.integrations import transformers
 from slurmft.runs.rundir import RUN_DIR
 from tests.support import CHECKOUT, PATIENCE_S
 
@@ -99,3 +100,13 @@ print("step", trainer.state.global_step)
     assert (code, out.splitlines()[-1]) == (0, "step 3")
     assert err.count("slurmft: not in a job") == 1
     assert (tmp_path / "out" / "checkpoint-3").is_dir()
+
+
+def test_a_folder_without_a_mark_is_no_checkpoint_of_a_training(tmp_path: Path) -> None:
+    """As another Trainer leaves it: nothing resumes from it, and nothing removes it."""
+    checkpoint = tmp_path / "checkpoint-5"
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 5}')
+    assert "by another run" in transformers._problem(checkpoint, "")
+    transformers._remove(checkpoint, "")
+    assert checkpoint.is_dir()
