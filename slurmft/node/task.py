@@ -186,21 +186,8 @@ def record_torchrun_failure(
         # not blamed: memory runs out on any.
         is_secondary = number == signal.SIGABRT
         failure = run.add(Failure.of(where, error, secondary=is_secondary, retry=True))
-    elif starter == "torchrun" and code == Exit.RENDEZVOUS:
-        error = SlurmftError(
-            "somebody else has written into the store of torchrun",
-            f"{sealed.HINT}; log: {log}",
-            Exit.RENDEZVOUS,
-        )
-        failure = run.add(Failure.of(where, error, retry=True))
-    elif starter == "torchrun" and code == NO_PORT:
-        error = SlurmftError(
-            "torchrun could open no port",
-            "others may hold all ports, or very many connections to this job; the next start "
-            f"takes other ports; log: {log}",
-            Exit.RENDEZVOUS,
-        )
-        failure = run.add(Failure.of(where, error, retry=True))
+    elif starter == "torchrun" and (problem := _problem_of_meeting(code, log)):
+        failure = run.add(Failure.of(where, problem, retry=True))
     # The ranks have ended, and recorded why.
     failure = run.root_failure(current_attempt(), f"*-{host}-*") or failure
     if failure is None or failure.secondary:
@@ -213,6 +200,26 @@ def record_torchrun_failure(
     if failure is None:
         return Exit.FAILED
     return int(failure.code)
+
+
+def _problem_of_meeting(code: int, log: Path) -> SlurmftError | None:
+    """Returns why the agents of torchrun could not meet, by its exit code; None: it is no such
+    code."""
+    problems = {
+        int(Exit.RENDEZVOUS): (
+            "somebody else has written into the store of torchrun",
+            sealed.HINT,
+        ),
+        NO_PORT: (
+            "torchrun could open no port",
+            "others may hold all ports, or very many connections to this job; the next start "
+            "takes other ports",
+        ),
+    }
+    if code not in problems:
+        return None
+    problem, hint = problems[code]
+    return SlurmftError(problem, f"{hint}; log: {log}", Exit.RENDEZVOUS)
 
 
 def killed_by(torchrun_log: Path, start: int) -> int | None:

@@ -80,8 +80,6 @@ class Setup:
         task = tasks.get(config)
         precision = choose_precision(config, world)
         choice.check(config, world, precision)
-        if config.shard != "none" and world.size == 1:
-            job.warn(f"--shard {config.shard}: one process has nothing to share")
         data = _load_tokens(run_dir.tokens, task, job, fill)
         limits = MemoryLimits.shared(run_dir, world)
         plan = Plan(
@@ -111,15 +109,15 @@ class Setup:
             plan=plan,
             memory_limits=limits,
         )
-        # A run that continues keeps its batch on more processes, too.
-        if checkpoint is None:
-            config.check_processes(world.size)
         setup.tell_limits()
-        if checkpoint is None:
-            setup.tell_of_no_effect()
+        setup.tell_of_one_process()
         setup.say_notes()
         if checkpoint:
             world.on_main(lambda: setup.check_same_run(checkpoint))
+            return setup
+        # A run that continues keeps its batch on more processes, too, and was told before.
+        config.check_processes(world.size)
+        setup.tell_of_no_effect()
         return setup
 
     @property
@@ -152,6 +150,13 @@ class Setup:
         ]
         for remark in filter(None, remarks):
             self.job.warn(remark)
+
+    def tell_of_one_process(self) -> None:
+        """Warns where --shard has nothing to share."""
+        if self.config.shard != "none" and self.world.size == 1:
+            self.job.warn(
+                f"--shard {self.config.shard}: one process has nothing to share"
+            )
 
     def say_notes(self) -> None:
         """Says what the task has noted of its data; on the main rank, once for all."""
