@@ -478,7 +478,6 @@ class _NumberOrRange(argparse.Action):
     def __init__(self, lower: str, **settings: Any) -> None:
         super().__init__(**settings)
         self._lower = lower
-        self._has_range = False
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, value: Any, *_: Any
@@ -495,11 +494,11 @@ class _NumberOrRange(argparse.Action):
             raise argparse.ArgumentError(self, str(error)) from None
         if least is not None and least >= most:
             raise self._no_range(least, most)
-        setattr(namespace, self.dest, most)
         # Typed again as a number alone, it is no range any more.
-        if least is not None or self._has_range:
+        is_again = self.dest in namespace and self._lower in namespace
+        setattr(namespace, self.dest, most)
+        if least is not None or is_again:
             setattr(namespace, self._lower, least)
-        self._has_range = least is not None
 
     def _no_range(self, least: int, most: int) -> UsageError:
         """Returns the error for a range whose first number is not the smaller one."""

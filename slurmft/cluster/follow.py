@@ -52,15 +52,20 @@ def follow(
             if news not in ("", last_news):
                 last_news = news
                 progress.say(news)
-            problem = filesystem.full(run.path)
+            has_recorded = False
+            for record in reader.read(Record):
+                has_recorded = True
+                # Beside its own lines, those of its records would say all twice.
+                if log is None or isinstance(record, Text):
+                    progress.show(record)
+            problem = None
+            # What records has room: that is not asked of the file system at each look.
+            if not has_recorded:
+                problem = filesystem.full(run.path)
             # Once, until there is room again: it names the bytes that are free, which change.
             if problem is not None and last_problem is None:
                 progress.say(f"warning: {problem}: the run can record nothing")
             last_problem = problem
-            for record in reader.read(Record):
-                # Beside its own lines, those of its records would say all twice.
-                if log is None or isinstance(record, Text):
-                    progress.show(record)
             if log is not None:
                 _show_lines(log, progress, output)
     finally:

@@ -8,12 +8,12 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from slurmft.core import removal, trusted
+from slurmft.core import descent, removal, trusted
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import fingerprint, new_folder, parse_json, read_text
 from slurmft.core.run_files import current_attempt
@@ -144,24 +144,37 @@ def prune(run: RunDir, keep: int, best: str | None) -> None:
     Raises:
         OSError: one of them stays; the others are gone.
     """
-    names = run.checkpoint_names()
+    inodes: dict[str, int | None] = dict.fromkeys(run.checkpoint_names())
     if trusted.is_open_to_renames(run.checkpoints):
-        # Others may have given such a name to something else of this user's.
-        names = [
-            name for name in names if (run.checkpoints / name / MANIFEST).is_file()
-        ]
-    older = names[: max(0, len(names) - keep)]
+        inodes = _written_inodes(run.checkpoints, inodes)
+    older = list(inodes)[: max(0, len(inodes) - keep)]
     errors = []
     for name in older:
         if name == best:
             continue
         try:
             # At once: a reader never sees half a checkpoint.
-            removal.remove(run.checkpoints / name, CHECKPOINT, at_once=True)
+            path = run.checkpoints / name
+            removal.remove(path, CHECKPOINT, at_once=True, inode=inodes[name])
         except OSError as error:
             errors.append(error)
     if errors:
         raise errors[0]
+
+
+def _written_inodes(folder: Path, names: Iterable[str]) -> dict[str, int | None]:
+    """Returns the inodes of those names that are checkpoints which this user has written: others
+    may have given such a name to something else of this user's."""
+    inodes: dict[str, int | None] = {}
+    for name in names:
+        path = folder / name
+        with (
+            contextlib.suppress(NotOwnError, OSError),
+            descent.opened(path) as opened,
+        ):
+            os.close(CHECKPOINTS.open(path / MANIFEST, opened))
+            inodes[name] = os.fstat(opened).st_ino
+    return inodes
 
 
 def remove_leftovers(run: RunDir, bad: bool = False) -> list[str]:

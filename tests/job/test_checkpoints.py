@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -299,6 +300,23 @@ def test_prune(run: RunDir, keep: int, best: int | None, left: list[int]) -> Non
     checkpoints.prune(run, keep, checkpoint_name(best) if best else None)
     assert run.checkpoint_names() == [checkpoint_name(step) for step in left]
     assert not list(run.checkpoints.glob(".*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a group of others")
+def test_prune_on_a_disk_where_a_group_can_rename(run: RunDir, tmp_path: Path) -> None:
+    """What this run has written goes; what only has such a name stays."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    os.chown(disk, -1, 4242)
+    disk.chmod(0o2775)
+    run.checkpoints.symlink_to(disk)
+    (disk / checkpoint_name(0)).mkdir()
+    (disk / checkpoint_name(0) / "thesis.tex").write_text("mine")
+    store = Checkpoints(run, every_s=0, keep=2)
+    for step in (1, 2, 3, 4):
+        write(store, step)
+    kept = [checkpoint_name(step) for step in (0, 3, 4)]
+    assert run.checkpoint_names() == kept
 
 
 @pytest.mark.parametrize("best", [True, False])

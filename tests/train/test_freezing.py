@@ -12,13 +12,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from transformers import (
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertModel,
     Trainer,
     TrainingArguments,
-    set_seed,
 )
 
 from slurmft.core.errors import UsageError
@@ -29,6 +27,7 @@ from slurmft.train.engine.model_flops import ModelFlops
 from slurmft.train.login import sources
 from slurmft.train.login.sources import localize
 from tests.conftest import Done, Following, records, slurmft
+from tests.support.by_trainer import classifier, samples, training_rows
 from tests.support.models import write_model
 from tests.support.packed_models import LENGTHS, announced, make
 from tests.train.test_resume import await_resumes, losses, one_rank
@@ -251,22 +250,10 @@ def submit(tmp_path: Path, *arguments: str) -> Done:
 
 def by_trainer(model: Path, data: Path, folder: Path) -> Any:
     """Trains three steps of all samples, with the head that the run begins with."""
-    set_seed(42)
-    trains = AutoModelForSequenceClassification.from_pretrained(
-        model,
-        num_labels=6,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        problem_type="single_label_classification",
-    )
+    trains = classifier(model)
     trains.bert.embeddings.requires_grad_(False)
     trains.bert.encoder.layer[0].requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    rows = [json.loads(line) for line in (data / "train.jsonl").open()]
-    samples = [
-        {**tokenizer(row["text"]), "labels": row["label"]}  # a row
-        for row in rows
-    ]
+    rows = training_rows(data)
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=len(rows),
@@ -284,8 +271,8 @@ def by_trainer(model: Path, data: Path, folder: Path) -> Any:
     Trainer(
         trains,
         arguments,
-        train_dataset=samples,
-        processing_class=tokenizer,
+        train_dataset=samples(model, rows),
+        processing_class=AutoTokenizer.from_pretrained(model),
     ).train()
     return trains
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import SequentialSampler
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from slurmft.train.data.stream import epoch_order
 from tests.conftest import Done, records, slurmft
+from tests.support.by_trainer import classifier, samples, training_rows
 
 pytestmark = [pytest.mark.processes, pytest.mark.extra("training")]
 
@@ -54,22 +48,10 @@ def expected(
     tiny_model: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> list[float]:
     """Losses of steps of four batches of 8."""
-    set_seed(42)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        tiny_model,
-        num_labels=6,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        problem_type="single_label_classification",
-    )
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    rows = [json.loads(line) for line in (tiny_data / "train.jsonl").open()]
-    samples = [
-        {**tokenizer(rows[row]["text"]), "labels": rows[row]["label"]}
-        for row in epoch_order(len(rows), 42, 0)
-    ]
+    rows = training_rows(tiny_data)
+    ordered = [rows[row] for row in epoch_order(len(rows), 42, 0)]
     trainer = InOrder(
-        model,
+        classifier(tiny_model),
         TrainingArguments(
             output_dir=str(tmp_path_factory.mktemp("trainer")),
             per_device_train_batch_size=8,
@@ -84,8 +66,8 @@ def expected(
             save_strategy="no",
             disable_tqdm=True,
         ),
-        train_dataset=samples,
-        processing_class=tokenizer,
+        train_dataset=samples(tiny_model, ordered),
+        processing_class=AutoTokenizer.from_pretrained(tiny_model),
     )
     trainer.train()
     return [sum(trainer.losses[at : at + 4]) for at in range(0, 4 * STEPS, 4)]

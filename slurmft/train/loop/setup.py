@@ -109,15 +109,7 @@ class Setup:
             plan=plan,
             memory_limits=limits,
         )
-        setup.tell_limits()
-        setup.tell_of_one_process()
-        setup.say_notes()
-        if checkpoint:
-            world.on_main(lambda: setup.check_same_run(checkpoint))
-            return setup
-        # A run that continues keeps its batch on more processes, too, and was told before.
-        config.check_processes(world.size)
-        setup.tell_of_no_effect()
+        setup.check_and_tell(checkpoint)
         return setup
 
     @property
@@ -125,6 +117,19 @@ class Setup:
         """The most samples of a rank's batch of an evaluation."""
         requested = self.config.eval_batch_size
         return limited(requested, self.memory_limits.evaluate_samples)
+
+    def check_and_tell(self, checkpoint: Checkpoint | None) -> None:
+        """Raises UsageError where the run cannot begin, or go on from a checkpoint; says what its
+        user should know before the first step."""
+        self.tell_limits()
+        self.tell_of_one_process()
+        self.say_notes()
+        if checkpoint:
+            self.world.on_main(lambda: self.check_same_run(checkpoint))
+            return
+        # A run that continues keeps its batch on more processes, too, and was told before.
+        self.config.check_processes(self.world.size)
+        self.tell_of_no_effect()
 
     def tell_limits(self) -> None:
         """Records that memory was too small for what was asked for, and what is done instead."""
