@@ -37,8 +37,8 @@ from slurmft.core.filesystem import LOCK_PRIMITIVES, FileSystem
 VARIABLE = "SLURMFT_FILE_LOCKS"
 """The primitive, or auto, for processes that `environment` prepares."""
 
-# Modules that hold a UnixFileLock calling `fcntl.flock`; datasets 2 brings its own copy.
-_TARGETS = ("filelock._unix", "datasets.utils.filelock")
+_TARGETS = ("filelock", "datasets.utils.filelock")
+"""Modules with a UnixFileLock, which may be of a module below: datasets 2 brings its own copy."""
 
 _SHIM_FOLDER = str(Path(__file__).parent / "shim")
 
@@ -271,6 +271,10 @@ class _Shim:
                     if self.holds(fd, but=fd):
                         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
                     self._take(fd, "lockf", operation, mutex)
+            # Without a name it is in nobody else's reach, and no second file can stand for it:
+            # filelock 4.3 tries on such a one whether there is flock.
+            case "soft" if os.stat(fd).st_nlink == 0:
+                pass
             case primitive:
                 self._take(fd, primitive, operation, None)
 
@@ -435,7 +439,7 @@ def install(primitive: str = "auto") -> None:
     if _shim.calls == calls_before:
         raise LockShimError(
             f"the lock shim has no effect on filelock {filelock.__version__}: it does not call "
-            "fcntl.flock as the versions from 3.4 to 4 do",
+            "fcntl.flock as the versions from 3.4 to 4.3 do",
             "install one of these versions",
         )
 
@@ -481,10 +485,12 @@ def _patch(module: ModuleType) -> None:
         LockShimError: the module differs from all versions that the shim knows.
     """
     lock_class = vars(module).get("UnixFileLock")
+    if lock_class is not None:
+        # Where it calls `fcntl.flock`: filelock's place for it changes from release to release, and
+        # newer datasets re-export filelock's.
+        module = sys.modules[lock_class.__module__]
     if module.__name__ in _shim.patched:
         return
-    if lock_class and lock_class.__module__ != module.__name__:
-        return  # newer datasets re-export filelock's class
     if lock_class is None or "fcntl" not in vars(module):
         raise LockShimError(
             f"the lock shim does not know this version of {module.__name__}",

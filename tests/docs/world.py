@@ -46,8 +46,10 @@ log_every = 1
 """Makes the trainings of commands as small as they get."""
 
 SCRIPT = """\
-import filelock._unix
-assert type(filelock._unix.fcntl).__module__ == "slurmft.locks", filelock._unix.fcntl
+import sys
+import filelock
+unix = sys.modules[filelock.UnixFileLock.__module__]
+assert type(unix.fcntl).__module__ == "slurmft.locks", unix.fcntl
 """
 """Somebody's train.py: it has the shim."""
 OWN_TASK = '"""reviews.py'

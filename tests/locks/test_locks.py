@@ -589,7 +589,7 @@ filelock.FileLock(path).acquire(timeout=0)
 
 
 @pytest.mark.extra("versions")
-@pytest.mark.parametrize("version", ["3.4.0", "3.12.4", "3.20.3", "4.0.0"])
+@pytest.mark.parametrize("version", ["3.4.0", "3.12.4", "3.20.3", "4.0.0", "4.3.1"])
 def test_versions_of_filelock(
     version: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -632,14 +632,14 @@ def test_lock_vendored_in_datasets_2_0_0(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("class UnixFileLock: pass", "does not know this version of filelock._unix"),
-        ("fcntl = None", "does not know this version of filelock._unix"),
+        ("class UnixFileLock: pass", "does not know this version of filelock.unix"),
+        ("fcntl = None", "does not know this version of filelock"),
     ],
 )
 def test_an_unknown_filelock_is_an_error(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "filelock").mkdir()
-    (tmp_path / "filelock" / "__init__.py").write_text("from filelock import _unix")
-    (tmp_path / "filelock" / "_unix.py").write_text(text)
+    (tmp_path / "filelock" / "__init__.py").write_text("from filelock.unix import *")
+    (tmp_path / "filelock" / "unix.py").write_text(text)
     script = """
         from slurmft import locks
         try:

@@ -55,11 +55,11 @@ def accuracy(**kwargs: Any) -> Any:
 def use_locks(kind: str) -> None:
     """flock as it is; "bare lockf", the replacement that many sites make; or the shim."""
     if kind == "bare lockf":
-        import filelock._unix
+        import filelock
 
         bare = types.SimpleNamespace(**vars(fcntl))
         bare.flock = fcntl.lockf
-        vars(filelock._unix)["fcntl"] = bare
+        vars(sys.modules[filelock.UnixFileLock.__module__])["fcntl"] = bare
     elif kind != "flock":
         locks.install(kind)
 
