@@ -80,16 +80,36 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
         step = self._process.steps_before + self._step
         share_of_epoch = (index + 1) / trainer.num_training_batches
         numbers = {"epoch": trainer.current_epoch + share_of_epoch}
-        if self._step % trainer.log_every_n_steps == 0 and outputs is not None:
-            numbers["loss"] = outputs["loss"]
-        total = None  # unknown with max_epochs=-1: it trains until it is stopped
+        # With manual optimization, a module returns what it likes.
+        loss = (outputs or {}).get("loss")
+        if self._step % trainer.log_every_n_steps == 0 and loss is not None:
+            numbers["loss"] = loss
+        # Unknown with max_epochs=-1: it trains until it is stopped. Each of several optimizers has
+        # steps of its own.
+        total = None
         steps_of_fit = trainer.estimated_stepping_batches
-        if not math.isinf(steps_of_fit):
+        if not math.isinf(steps_of_fit) and len(trainer.optimizers) == 1:
             total = self._process.steps_before + steps_of_fit
         self._job.step(step, total, **numbers)
-        if trainer.is_last_batch:  # the validation of the epoch comes first
+        if (
+            not trainer.is_last_batch
+        ):  # after that, the validation of the epoch comes first
+            self._save_or_stop(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        if not self._process.in_job:
             return
+        # A fit that is over goes on to its result: Lightning would not resume it.
+        epochs = trainer.fit_loop.epoch_progress.current.processed
+        is_last_step = self._step == trainer.max_steps
+        is_last_epoch = epochs == trainer.max_epochs
+        if not (is_last_step or is_last_epoch or trainer.should_stop):
+            self._save_or_stop(trainer)
+
+    def _save_or_stop(self, trainer: Any) -> None:
+        """Saves where that is due, and ends the process where it is to stop."""
         if self._job.should_stop() or self._job.checkpoint_due():
+            step = self._process.steps_before + self._step
             with self._job.checkpoint(step) as folder:
                 # All ranks save: a sharded model is spread over them.
                 shared_folder = trainer.strategy.broadcast(str(folder))

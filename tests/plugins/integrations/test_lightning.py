@@ -138,6 +138,61 @@ def test_interrupted_fit_equals_an_undisturbed_one(
     assert results[0]["world_size"] == ranks
 
 
+def test_epochs_of_one_batch_stop_and_resume(script: Path, tmp_path: Path) -> None:
+    """The end of an epoch is the only place to stop there."""
+    script.write_text(SCRIPT.replace("Loader(data, batch_size=4)", "Loader(data, 80)"))
+    whole, run = make_run(tmp_path), make_run(tmp_path)
+    assert start(whole, script, tmp_path / "whole").end() == Exit.OK
+    part = start(run, script, tmp_path / "parts", "1:2")
+    assert part.end() == Exit.OK
+    assert part.has_stopped
+    assert run.checkpoint_names() == ["step-00000002"]
+    last = start(run, script, tmp_path / "parts")
+    assert last.end() == Exit.OK
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert [e["metrics"] for e in events(run, "epoch")] == [
+        e["metrics"] for e in events(whole, "epoch")
+    ]
+    assert json.loads(run.result.read_text())["metrics"]
+
+
+def test_a_stop_in_the_last_step_leaves_the_result(
+    script: Path, tmp_path: Path
+) -> None:
+    script.write_text(SCRIPT.replace("Loader(data, batch_size=4)", "Loader(data, 80)"))
+    run = make_run(tmp_path)
+    part = start(run, script, tmp_path / "parts", "1:3")
+    assert part.end() == Exit.OK
+    assert not part.has_stopped
+    assert json.loads(run.result.read_text())["metrics"]["val_loss"] > 0
+
+
+def test_manual_optimization_by_several_optimizers(
+    script: Path, tmp_path: Path
+) -> None:
+    """Its module returns what it likes, and each optimizer counts its steps."""
+    manual = """        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(x))
+            optimizer.step()
+        return {"generator": loss}
+"""
+    text = SCRIPT.replace("        return loss\n", manual)
+    text = text.replace(
+        "        return torch.optim.Adam(self.parameters(), 0.01)\n",
+        "        self.automatic_optimization = False\n"
+        "        one = torch.optim.Adam(self.parameters(), 0.01)\n"
+        "        return [one, torch.optim.SGD(self.parameters(), 0.01)], []\n",
+    )
+    script.write_text(text)
+    run = make_run(tmp_path)
+    assert start(run, script, tmp_path / "out").end() == Exit.OK
+    steps = events(run, "step")
+    assert steps[-1]["step"] == 120
+    assert "total" not in steps[-1]
+    assert json.loads(run.result.read_text())["metrics"]["val_loss"] > 0
+
+
 def test_lightning_takes_no_signal_and_requeues_nothing(
     script: Path, tmp_path: Path
 ) -> None:
