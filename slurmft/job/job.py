@@ -164,6 +164,7 @@ class Job:
         self._recorders: list[hooks.Recorder] = []
         if run is None:
             return
+        process.memory_kills_before()
         self.config = run.load_own_config()
         job = self.config.job
         self.nodes = run.attempt_nodes(job.nodes, job.min_nodes)
@@ -213,7 +214,9 @@ class Job:
                 backend, lambda backend: self.alive("connect")
             )
             self.alive("start")
-            self._meet()
+            # One process alone has met at its start.
+            if self.world_size > 1:
+                self._meet()
         return self._world
 
     def _meet(self) -> None:

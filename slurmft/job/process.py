@@ -3,6 +3,7 @@ failure."""
 
 import ctypes
 import faulthandler
+import functools
 import os
 import platform
 import re
@@ -20,6 +21,7 @@ from slurmft.core.run_files import Failure, current_attempt
 from slurmft.node import heartbeat, memory_kills, sealed, signals
 from slurmft.node.hardware import host_name, visible_gpus
 from slurmft.node.heartbeat import Heart
+from slurmft.node.memory_kills import MemoryKills
 from slurmft.node.signals import StopRequest
 from slurmft.runs import log_times, rundir
 from slurmft.runs.rundir import RunDir
@@ -90,6 +92,12 @@ def memory_ran_out() -> bool:
     return memory_kills.since_note(heartbeat.memory_kills_file(folder))
 
 
+@functools.cache
+def memory_kills_before() -> MemoryKills:
+    """Returns the counters of when this was first called, at the start of this process."""
+    return MemoryKills.now()
+
+
 def note_stopped() -> None:
     """Tells this node's task that the ranks ended because of an agreed stop."""
     folder = node_folder()
@@ -133,7 +141,11 @@ def record_failure(
         can_restart = not failed_so_before(run, explained, where, step, meetings)
     memory_failures = None
     retry = explained.retry
-    if not secondary and memory_kills.is_said_by(explained.message):
+    # As a worker of a DataLoader: the error of this process says only that it was killed.
+    if memory_kills.lost_process(1, explained.message, memory_kills_before()):
+        explained = memory_kills.with_cause(explained)
+    ran_out = explained.out_of_memory or memory_kills.is_said_by(explained.message)
+    if not secondary and ran_out:
         memory_failures = _memory_failures()
     if memory_failures is not None:
         takes_less = memory_kills.TAKES_LESS in os.environ

@@ -25,6 +25,14 @@ _RAN_OUT = re.compile(
     re.IGNORECASE,
 )
 """The errors of torch on GPUs and CPUs, JAX, TensorFlow, Python, numpy and the kernel."""
+_PROCESS_KILLED = re.compile(
+    r"\bKilled\b|SIGKILL|\bsignal:? 9\b|exitcode:? -9\b|exited unexpectedly|terminated abruptly",
+    re.IGNORECASE,
+)
+"""What a shell, torchrun, Accelerate, a DataLoader or a pool says of a process of its own that was
+killed."""
+_KILLED_BY_SHELL = 128 + signal.SIGKILL
+"""The exit code of a shell whose last command was killed."""
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -65,6 +73,28 @@ class MemoryKills:
 def is_said_by(error: str) -> bool:
     """Returns whether a program's error, its last lines, says that memory ran out."""
     return _RAN_OUT.search(error) is not None
+
+
+def says_killed(code: int, output: str) -> bool:
+    """Returns whether a program that failed says that a process which it had started was killed.
+
+    Args:
+        code: its exit code.
+        output: the end of its output.
+    """
+    return code == _KILLED_BY_SHELL or _PROCESS_KILLED.search(output) is not None
+
+
+def lost_process(code: int, output: str, before: MemoryKills) -> bool:
+    """Returns whether a program has failed because the kernel has killed a process that it had
+    started, for its memory.
+
+    Args:
+        code: its exit code.
+        output: the end of its output, or its error.
+        before: the counters when it started.
+    """
+    return says_killed(code, output) and before.more() is True
 
 
 def note(file: Path) -> None:

@@ -2,31 +2,12 @@
 instead of the sizes that did not fit."""
 
 import re
-import signal
 from collections.abc import Sequence
 
 from slurmft.core.errors import UsageError
 from slurmft.runs.rundir import RunDir
 
-_PROCESS_KILLED = re.compile(
-    r"\bKilled\b|SIGKILL|\bsignal:? 9\b|exitcode:? -9\b|exited unexpectedly|terminated abruptly",
-    re.IGNORECASE,
-)
-"""What a shell, torchrun, Accelerate, a DataLoader or a pool says of a process of its own that was
-killed."""
-_KILLED_BY_SHELL = 128 + signal.SIGKILL
-"""The exit code of a shell whose last command was killed."""
 _PLACEHOLDER = re.compile(r"\{(memory_failures|(halved|doubled):([^{}]*))\}")
-
-
-def says_killed(code: int, output: str) -> bool:
-    """Returns whether a program that failed says that a process which it had started was killed.
-
-    Args:
-        code: its exit code.
-        output: the end of its output.
-    """
-    return code == _KILLED_BY_SHELL or _PROCESS_KILLED.search(output) is not None
 
 
 def count(run: RunDir) -> int:

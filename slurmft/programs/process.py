@@ -39,7 +39,7 @@ from slurmft.node.heartbeat import OUTPUT, Heart
 from slurmft.node.memory_kills import MemoryKills, killed
 from slurmft.node.peers import LOST_PEER
 from slurmft.node.profiles import bind_rank
-from slurmft.programs import memory_failures, node_environment
+from slurmft.programs import node_environment
 from slurmft.programs.description import OwnProgram, in_words, signal_of
 from slurmft.programs.process_group import LOOK_EVERY_S, GroupWatch
 from slurmft.programs.start_point import StartPoint
@@ -422,18 +422,12 @@ class OwnProcess:
         if is_foreign:
             hint = f"{sealed.HINT}; {hint}"
         error = SlurmftError(redact(message), hint, code)
-        if self._lost_process(code, output):
+        end = "\n".join(output[-_LINES_OF_LOADING:])
+        if memory_kills.lost_process(code, end, self._memory_kills):
             error = memory_kills.with_cause(error)
         ran_out = error.out_of_memory or memory_kills.is_said_by(text)
         self._record(error, trace, secondary, is_taken or is_foreign, ran_out)
         return code
-
-    def _lost_process(self, code: int, output: list[str]) -> bool:
-        """Returns whether the kernel has killed a process that the program had started, because
-        memory ran out, and the program has failed of that."""
-        end = "\n".join(output[-_LINES_OF_LOADING:])
-        says_so = memory_failures.says_killed(code, end)
-        return says_so and self._memory_kills.more() is True
 
     def _failed_alone(self, error: SlurmftError) -> int:
         """Records that --strict has ended the program: another start would end in the same way."""

@@ -131,6 +131,21 @@ def test_one_process_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_one_process_meets_once(tmp_path: Path) -> None:
+    """Also where it joins a process group of its own, as the trainer does."""
+    run = make_run(tmp_path)
+    script = """
+import os, slurmft
+os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+with slurmft.attach() as job:
+    job.join()
+"""
+    assert start(run, script, 1).wait(PATIENCE_S) == 0
+    (met,) = events(run, "met")
+    assert met["meetings"] == run.meetings(met["attempt"]) == 1
+
+
+@pytest.mark.processes
 def test_failure_is_recorded_with_its_step(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     script = """

@@ -12,7 +12,7 @@ import pytest
 from slurmft.core.errors import SlurmftError
 from slurmft.core.run_files import ATTEMPT, Failure
 from slurmft.job import process
-from slurmft.node import heartbeat
+from slurmft.node import heartbeat, memory_kills
 from slurmft.node.hardware import host_name
 from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
@@ -64,6 +64,23 @@ def test_failure_says_what_this_process_has_seen(run: RunDir, ended: list[int]) 
     assert failure.message == "ValueError: no such label"
     assert failure.traceback == "ValueError: no such label\n"
     assert ended == []  # a restart may help
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_process_that_the_kernel_has_killed_is_memory(
+    kills: int, run: RunDir, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker of a DataLoader. Somebody else may have killed it, too."""
+    monkeypatch.setenv(memory_kills.FAILURES, "2")
+    before = memory_kills.MemoryKills(5, 5)
+    now = memory_kills.MemoryKills(5 + kills, 5 + kills)
+    monkeypatch.setattr(process, "memory_kills_before", lambda: before)
+    monkeypatch.setattr(memory_kills.MemoryKills, "now", lambda root=None: now)
+    fail(run, "DataLoader worker (pid 7) is killed by signal: Killed.")
+    (failure,) = run.all_failures()
+    assert failure.out_of_memory == bool(kills)
+    assert failure.memory_failures == (2 if kills else None)
+    assert ("the kernel reports that memory ran out" in failure.message) == bool(kills)
 
 
 @pytest.mark.parametrize("clock_s", [-HOUR_S, 0.0, HOUR_S])

@@ -108,7 +108,7 @@ def test_error_of_torch_on_cpus() -> None:
 def test_end_of_a_process_of_the_program(
     code: int, output: str, expected: bool
 ) -> None:
-    assert memory_failures.says_killed(code, output) is expected
+    assert memory_kills.says_killed(code, output) is expected
 
 
 def test_ranks_that_fail_together_are_one_failure(tmp_path: Path) -> None:

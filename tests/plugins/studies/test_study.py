@@ -541,8 +541,9 @@ def test_status_as_json(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> 
         "10_0",
     )
     assert first["steps"] == {"done": 4, "total": 9}
-    assert study.main(["status", "s.toml"]) == 0
-    assert "step 4/9" in capsys.readouterr().out
+    for source in ("s.toml", "s"):
+        assert study.main(["status", source]) == 0
+        assert "step 4/9" in capsys.readouterr().out
 
 
 def test_what_to_type_next(

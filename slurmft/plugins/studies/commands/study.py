@@ -5,8 +5,8 @@ progress.
   slurmft study status FILE    which runs have finished, run, wait, failed or are missing
   slurmft study cancel FILE    end all its jobs
 
-FILE may also be the study's folder, studies/NAME, or the name of a study that comes along
-(`slurmft examples`).
+FILE may also be the study's folder, studies/NAME, its NAME alone, or that of a study that comes
+along (`slurmft examples`).
 
 a study file:
   name = "scaling"
@@ -61,7 +61,7 @@ from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm import launcher as slurm
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.status import RunStatus
-from slurmft.core import interruption
+from slurmft.core import interruption, shipped
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.options import options
@@ -106,7 +106,7 @@ def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
         "study",
         metavar="STUDY",
         type=input_file,
-        help="study file, or the folder of a study",
+        help="study file, the folder of a study, or its name in --studies-dir",
     )
     place = "folder of the studies' folders, shared by all nodes (default: studies)"
     parser.add_argument("--studies-dir", default="studies", metavar="DIR", help=place)
@@ -114,7 +114,13 @@ def _parser(part: str, main: Callable[[list[str]], int]) -> Parser:
 
 
 def _read_study(arguments: argparse.Namespace, is_acted_on: bool) -> tuple[Study, Path]:
-    study = spec.read_study(arguments.study, is_acted_on=is_acted_on)
+    source = arguments.study
+    in_studies = Path(arguments.studies_dir, source)
+    # By its name alone, as it stands in tables and in `studies/`.
+    is_file_of_study = shipped.find("studies", source).exists()
+    if not is_file_of_study and (in_studies / spec.FILE).is_file():
+        source = in_studies
+    study = spec.read_study(source, is_acted_on=is_acted_on)
     return study, study_folder.folder_of(study, arguments.studies_dir)
 
 
