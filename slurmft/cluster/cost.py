@@ -13,7 +13,7 @@ from slurmft.cluster.slurm.commands import JobUse
 from slurmft.cluster.status import Cost
 from slurmft.core.config import time_limit_min
 from slurmft.core.decode import decode_leniently
-from slurmft.core.errors import SlurmftError
+from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.run_files import Result
 from slurmft.core.run_records import Start, TrainingStart
 from slurmft.core.text import duration, in_bytes, numbers
@@ -207,7 +207,6 @@ def advice(cost: Cost, run: MeasuredRun) -> str:
     """Returns a better request for the next time; "" where this one fits, or its use is unknown."""
     peak_bytes = cost["peak_memory_bytes"]
     request_bytes = cost["asked_memory_bytes"]
-    limit = run.value("time")
     advice = []
     # Without --mem, the site chose the memory: no request of the user's would be smaller.
     is_known = run.value("mem") and peak_bytes and request_bytes
@@ -220,13 +219,23 @@ def advice(cost: Cost, run: MeasuredRun) -> str:
         advice.append(
             f"asked for {requested} a node, used {used}: --mem {enough}G would do"
         )
-    if run.is_finished and isinstance(limit, str):
-        limit_s = 60 * time_limit_min(limit)
-        longest_s = cost["longest_s"]
-        # Of less than an hour there is little to gain.
-        if limit_s >= 3600 and limit_s > _MUCH_TIME * longest_s:
-            used = duration(longest_s)
-            advice.append(
-                f"asked for --time {limit}, ran {used}: a shorter one may start sooner"
-            )
+    limit_s = _limit_s(run)
+    longest_s = cost["longest_s"]
+    # Of less than an hour there is little to gain.
+    is_long = limit_s >= 3600 and limit_s > _MUCH_TIME * longest_s
+    if run.is_finished and is_long:
+        used = duration(longest_s)
+        limit = run.value("time")
+        advice.append(
+            f"asked for --time {limit}, ran {used}: a shorter one may start sooner"
+        )
     return "; ".join(advice)
+
+
+def _limit_s(run: MeasuredRun) -> int:
+    """Returns the time limit of a run in seconds; 0 where its configuration has none."""
+    try:
+        return 60 * time_limit_min(str(run.value("time")))
+    # Whoever wrote the configuration may have written anything.
+    except UsageError:
+        return 0

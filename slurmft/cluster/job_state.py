@@ -147,7 +147,7 @@ def combine(
     """
     # Nobody knows what became of it: neither Slurm nor the run itself.
     if report is None and not recorded.has_ended:
-        return _vanished(LOST)
+        return _vanished(recorded, LOST)
     if report is None:
         return by_record(recorded, has_result=has_result)
     # Before all that reads the report: no answer is neither an end nor a life.
@@ -159,7 +159,7 @@ def combine(
     # Slurm shows preempted jobs, and those of dead nodes, as ended until it requeues them.
     lives_on = not report.ended or (report.may_be_requeued and may_requeue)
     if not lives_on:
-        return _ended_by_scheduler(report, is_process)
+        return _ended_by_scheduler(recorded, report, is_process)
     if report.name != "PENDING" and not report.may_be_requeued:
         return _running(recorded, report)
     # The job of a resumed run waits for the first time, whatever jobs came before.
@@ -199,8 +199,13 @@ def by_record(
         phase = Phase.PENDING
         if recorded.state in _ALIVE_BY_RECORD:
             phase = Phase(recorded.state)
+        elif recorded.problem:
+            phase = Phase.UNKNOWN
         return JobState(
-            phase=phase, report=Report(name="UNKNOWN"), reason=reason, is_sure=False
+            phase=phase,
+            report=Report(name="UNKNOWN"),
+            reason=recorded.problem or reason,
+            is_sure=False,
         )
     phase, reason = _recorded_end(recorded, has_result)
     report = Report(
@@ -223,10 +228,12 @@ def _recorded_end(recorded: State, has_result: bool) -> tuple[Phase, str]:
             return Phase.FAILED, recorded.reason or "failed"
 
 
-def _vanished(report: Report) -> JobState:
+def _vanished(recorded: State, report: Report) -> JobState:
     cause = report.reason
     if report == LOST:
         cause = "neither queue nor accounting knows its job"
+    # What cannot be read may be its end.
+    cause = recorded.problem or cause
     return JobState(
         phase=Phase.VANISHED, report=report, reason=f"vanished: {cause}", is_over=True
     )
@@ -258,12 +265,12 @@ def _ended_by_record(
     return JobState(phase=phase, report=report, reason=reason, is_over=report.ended)
 
 
-def _ended_by_scheduler(report: Report, is_process: bool) -> JobState:
+def _ended_by_scheduler(recorded: State, report: Report, is_process: bool) -> JobState:
     if report.name == "CANCELLED":
         phase = Phase.CANCELLED
     elif is_process:
         # It records its end itself: one that did not was killed.
-        return _vanished(report)
+        return _vanished(recorded, report)
     else:
         phase = Phase.FAILED
     return JobState(phase=phase, report=report, reason=str(report), is_over=True)

@@ -797,7 +797,8 @@ LEAD_S = 120
 """Seconds from the stop signal to the time limit, where neither flag nor time says otherwise."""
 # A year: submitit's local executor wants a number, also where there is no limit.
 _UNLIMITED_MIN = 60 * 24 * 365
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+# sbatch counts in 32 bits; and Python takes no number of thousands of digits.
+_TIME = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 
 
 def time_limit_min(text: str) -> int:

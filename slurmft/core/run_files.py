@@ -12,6 +12,8 @@ from slurmft.core.errors import Exit, SlurmftError
 ATTEMPT = "SLURMFT_ATTEMPT"
 """Variable with the number of the attempt, from 1, in every process of a job."""
 FINAL_STATES = ("finished", "failed", "cancelled")
+UNKNOWN = "unknown"
+"""The state of a run whose record is absent, or cannot be read."""
 
 # Eight bits, as the kernel keeps them: a larger number may become 0, a success.
 ExitCode: TypeAlias = Annotated[int, range(256)]
@@ -57,6 +59,13 @@ class State(Transition):
     @property
     def has_ended(self) -> bool:
         return self.state in FINAL_STATES
+
+    @property
+    def problem(self) -> str:
+        """Why the record cannot be read; "" where it can, or there is none."""
+        if self.state == UNKNOWN:
+            return self.reason
+        return ""
 
     @property
     def raised_mem_mib_since_submission(self) -> int | None:
@@ -230,7 +239,11 @@ class Rank:
 
     @property
     def node_number(self) -> int:
-        return int(self.node or 0)
+        # A file that somebody has edited may have any text.
+        try:
+            return int(self.node or 0)
+        except ValueError:
+            return 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -390,6 +403,8 @@ class _JobOptions(TypedDict):
     nodes: NotRequired[Count]
     cluster: NotRequired[str]
     requeue: NotRequired[bool]
+    after: NotRequired[list[str]]
+    after_any: NotRequired[list[str]]
 
 
 class AnyConfig(TypedDict):

@@ -190,9 +190,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest_s:02d} h"
 
 
-def clock(seconds: float) -> str:
-    """Returns a time in Unix seconds as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+def clock(seconds: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Returns a time in Unix seconds as local date and time, or in another form of strftime; "?"
+    for a number that no calendar has, as in a file that somebody has edited."""
+    try:
+        return time.strftime(form, time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return "?"
 
 
 def ago(seconds: float) -> str:

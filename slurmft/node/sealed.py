@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 SECRET = "SLURMFT_STORE_SECRET"
 """Variable with the secret, as 64 hexadecimal digits. Its name is one of those whose values are
 recorded nowhere."""
-HINT = (
-    "nothing of it was used; the next start has another secret and other ports. A program whose "
-    "store is shared with processes that slurmft does not start: --open-rendezvous"
-)
+HINT = "nothing of it was used; the next start has another secret and other ports"
 SEAL_BYTES = 32
 AGENTS = "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend"
 """The module of torch that creates the store of torchrun's agents."""

@@ -420,7 +420,10 @@ class OwnProcess:
         # The next start has another secret, and other ports.
         is_foreign = sealed.ForeignWriteError.__name__ in text
         if is_foreign:
-            hint = f"{sealed.HINT}; {hint}"
+            hint = (
+                f"{sealed.HINT}. A program whose store is shared with processes that slurmft does "
+                f"not start: --open-rendezvous; {hint}"
+            )
         error = SlurmftError(redact(message), hint, code)
         end = "\n".join(output[-_LINES_OF_LOADING:])
         if memory_kills.lost_process(code, end, self._memory_kills):

@@ -8,7 +8,6 @@ refused until its user has seen these and agreed.
 import dataclasses
 import os
 import shlex
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.options import Option, options
 from slurmft.core.program import OWN, RANK_MODULES, Program
+from slurmft.core.text import clock
 
 NAME = "origin.json"
 """The mark. `slurmft pull` fetches no file of this name."""
@@ -47,7 +47,7 @@ class Origin:
 
     def __str__(self) -> str:
         owner = self.owner or "somebody"
-        day = time.strftime("%Y-%m-%d", time.localtime(self.time))
+        day = clock(self.time, "%Y-%m-%d")
         return f"{self.cluster}:{self.path} of {owner}, fetched on {day} by {self.user}"
 
 

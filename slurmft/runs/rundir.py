@@ -40,6 +40,7 @@ from slurmft.core.program import kind_of
 from slurmft.core.run_files import (
     FINAL_STATES,
     RESULT_KEYS,
+    UNKNOWN,
     Attempt,
     Environment,
     Failure,
@@ -469,7 +470,7 @@ class RunDir:
             reason = ""
         except (OSError, ValueError) as error:
             reason = unreadable(self.state.name, error)
-        return State(state="unknown", time=0.0, reason=reason, history=[])
+        return State(state=UNKNOWN, time=0.0, reason=reason, history=[])
 
     def read_job(self) -> Job | None:
         """Returns the job that was submitted last; None before the run is submitted."""

@@ -64,7 +64,7 @@ class MeasuredRun:
             raise UsageError(f"{problem}: {shown(str(error))}") from None
         result = files.read_result()
         # A damaged result must not pass for a run that has not finished.
-        if result is None and files.result.exists():
+        if result is None and os.path.lexists(files.result):
             raise UsageError(f"{str(files.result)!r} is not the result of a run")
         environment = Environment()
         if with_environment:  # it has an entry for every rank: lists of runs do without

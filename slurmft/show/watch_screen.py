@@ -3,7 +3,6 @@
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from slurmft.core.run_records import (
     TrainingStart,
 )
 from slurmft.core.terminal import plain
-from slurmft.core.text import duration, number
+from slurmft.core.text import clock, duration, number
 from slurmft.runs.records import add_point
 from slurmft.show.progress import describe, metrics_words
 from slurmft.show.status_words import COLOURS
@@ -113,11 +112,9 @@ class RunView:
                 self.evaluate = None
         text = describe(record)
         if text:
-            local_time = time.localtime(record.time)
-            clock = time.strftime("%H:%M:%S", local_time)
             # The first line alone: a warning may be of twenty, and the screen is small.
             first_line = text.splitlines()[0]
-            self.events.append(f"{clock} {first_line}")
+            self.events.append(f"{clock(record.time, '%H:%M:%S')} {first_line}")
             del self.events[:-_EVENTS_SHOWN]
 
     def _ranks_of(self, record: Ranks) -> list[Rank]:
@@ -170,8 +167,7 @@ class RunView:
             return table
         table.add_row("train", _progress(step, options))
         # From the time of the record: until the next one, the end stays where it is.
-        end = time.localtime(step.time + step.left_s)
-        ends_at = time.strftime("%H:%M", end)
+        ends_at = clock(step.time + step.left_s, "%H:%M")
         left_words = duration(step.left_s)
         left = f"{left_words} of training, until {ends_at}"
         table.add_row("left", _line(left))

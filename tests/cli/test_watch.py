@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import signal
 import subprocess
@@ -257,3 +258,19 @@ def test_ended_run_is_shown_with_its_result(tmp_path: Path) -> None:
     run.model.mkdir()
     done = slurmft("watch", str(run.path))
     assert done.out.splitlines()[-1] == f"model and records: {run.path}"
+
+
+def test_times_that_no_calendar_has(tmp_path: Path) -> None:
+    """A colleague's file may have any number."""
+    view = made_view(1)
+    take(view, {"event": "step", "step": 101, "samples_per_s": 1280.0, "left_s": 1e18,
+                "total_steps": 400, "time": 1e18},
+         {"event": "warning", "text": "in a far future", "time": -1e18})  # fmt: skip
+    assert "? warning: in a far future" in "\n".join(text_of(view))
+    run = write_run(tmp_path / "r")
+    state = json.loads(run.state.read_text())
+    state["history"][0]["time"] = 1e18
+    write_json(run.state, state)
+    status = slurmft("status", str(run.path))
+    assert status.code == 0, status.err
+    assert "?  submitted" in status.out

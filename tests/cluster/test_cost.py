@@ -10,8 +10,10 @@ import pytest
 
 from slurmft.cluster import cost
 from slurmft.cluster.status import Cost
+from slurmft.core.files import write_json
 from slurmft.runs.scan import MeasuredRun
 from slurmft.show import costs
+from tests.support.made_runs import write_run
 
 GIB = 2**30
 COST: dict[str, Any] = {
@@ -134,3 +136,13 @@ def test_advice(
 ) -> None:
     run = made(tmp_path, [("submitted", 0), ("failed", 1)], **job)
     assert cost.advice(cast(Cost, COST | more), run) == words
+
+
+@pytest.mark.parametrize("limit", ["abc", "9" * 5000, 7.5, [], "0", None])
+def test_a_limit_that_is_none_has_no_advice(tmp_path: Path, limit: Any) -> None:
+    """A colleague's run must not end the report of all."""
+    run = write_run(tmp_path / "r")
+    config = json.loads(run.config.read_text())
+    config["job"]["time"] = limit
+    write_json(run.config, config)
+    assert cost.advice(cast(Cost, COST), MeasuredRun.read(run.path)) == ""

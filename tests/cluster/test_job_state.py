@@ -13,7 +13,7 @@ from slurmft.cluster.job_state import (
     by_record,
     combine,
 )
-from slurmft.core.run_files import State
+from slurmft.core.run_files import UNKNOWN, State
 
 
 def recorded(state: str) -> State:
@@ -125,3 +125,15 @@ def test_nobody_is_asked(record: str, phase: str, is_over: bool) -> None:
     state = by_record(recorded(record), reason="elsewhere")
     assert (state.phase, state.is_over, state.is_sure) == (phase, is_over, is_over)
     assert (state.reason == "elsewhere") == (not is_over)
+
+
+def test_a_record_that_cannot_be_read_is_named() -> None:
+    """Its end may have been in it."""
+    damaged = State(state=UNKNOWN, time=0.0, reason="state.json is damaged", history=[])
+    vanished = combine(damaged, None)
+    assert vanished.reason == "vanished: state.json is damaged"
+    ended = Report(name="FAILED", reason="it ended without a word", exit_code=1)
+    assert combine(damaged, ended, is_process=True).reason == vanished.reason
+    elsewhere = by_record(damaged, reason="elsewhere")
+    assert (elsewhere.phase, elsewhere.reason) == ("unknown", "state.json is damaged")
+    assert combine(recorded(UNKNOWN), ended, is_process=True).reason != vanished.reason

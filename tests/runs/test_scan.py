@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from slurmft.core import terminal
 from slurmft.core.errors import UsageError
-from slurmft.core.run_files import StudyEntry
+from slurmft.core.files import write_json
+from slurmft.core.run_files import Rank, StudyEntry
 from slurmft.core.run_records import Step
 from slurmft.runs.scan import MeasuredRun, find
 from tests.support.made_runs import write_run
@@ -141,10 +143,25 @@ def test_damaged_files_count_as_absent(tmp_path: Path) -> None:
     odd = write_run(tmp_path / "odd", submission={"git": None})
     odd.state.write_text('{"reason": "no state"}')
     odd.environment.write_text('{"ranks": [1, {"rank": 0}], "versions": []}')
+    rank = Rank(rank=0, host="n1", node="the first")
+    assert rank.node_number == 0
     ((run,), _) = find([tmp_path])
     reason = "state.json is damaged: history, state, time missing"
     assert (run.state.state, run.state.reason) == ("unknown", reason)
     assert (run.study, run.hosts, run.code) == (None, [], "0.1")
+
+
+def test_runs_that_one_waits_for_are_names(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    odd = write_run(tmp_path / "odd")
+    config = json.loads(odd.config.read_text())
+    config["job"]["after"] = 5
+    write_json(odd.config, config)
+    runs, (problem,) = find([tmp_path])
+    assert [run.name for run in runs] == ["good"]
+    assert problem.endswith(
+        "is not the configuration of a run: job: after: 5 is no list"
+    )
 
 
 def test_run_without_a_configuration_is_named(tmp_path: Path) -> None:

@@ -53,10 +53,11 @@ _LOOK_EVERY_S = 1.0
 
 SECRETS = trusted.Door(
     "the secrets of an attempt by mpirun",
-    "`RUN/secrets-N.json`",
+    "`RUN/.secrets.slurmft-N-0000`",
     "with which seals ranks take each other's values",
 )
-SECRETS_NAME = re.compile(r"secrets-\d+\.json")
+# A form of `removal.ASIDE`: what a launcher that was killed has left is for `slurmft clean`, too.
+SECRETS_NAME = re.compile(r"\.secrets\.slurmft-\d+-0000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +317,7 @@ def secrets_of(run: RunDir) -> dict[str, str]:
 
 def secrets_path(run: RunDir) -> Path:
     # A name of each attempt's own: NFS may still show the file of the one before.
-    return run.path / f"secrets-{current_attempt()}.json"
+    return run.path / f".secrets.slurmft-{current_attempt()}-0000"
 
 
 def stop_marker(run: RunDir) -> Path:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from slurmft.cluster import cleanup
 from slurmft.cluster.local import LocalNodes
 from slurmft.core.config import JobConfig, RunConfig
 from slurmft.core.errors import SlurmftError, UsageError
+from slurmft.core.files import write_json
 from slurmft.plugins.mpirun import rank as mpi_rank
 from slurmft.plugins.mpirun.launcher import (
     choose_program,
@@ -32,6 +34,7 @@ from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE, Done, Following, assert_two_lines, slurmft
 from tests.support.ccl import stand_in, torch_version
 from tests.support.cluster import Cluster
+from tests.support.made_runs import write_run
 from tests.support.own_programs import PLACES, write
 from tests.train.test_resume import assert_same, held, rank_pids, states, steps_twice
 from tests.train.test_trainer import assert_gone, emotion
@@ -197,7 +200,7 @@ def test_own_program(
 RECORDS_ENVIRONMENT = """\
 #!/bin/bash
 env >{folder}/environment
-stat --format %a "${{@: -1}}"/secrets-*.json >{folder}/mode
+stat --format %a "${{@: -1}}"/.secrets.* >{folder}/mode
 exec {mpirun} "$@"
 """
 
@@ -225,7 +228,16 @@ def test_secrets_go_by_no_mpirun(mpi: Mpi, hostfile: Path, tmp_path: Path) -> No
     assert "SLURMFT_STORE_SECRET" not in environment
     assert "word-of-the-user" not in environment
     assert (tmp_path / "mode").read_text() == "600\n"
-    assert not list(done.run.path.glob("secrets-*"))
+    assert not list(done.run.path.glob(".secrets*"))
+
+
+def test_secrets_of_a_launcher_that_was_killed_are_left_over(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "emotion-20261120-093012-a1b2", state="failed")
+    secrets = mpi_rank.secrets_path(run)
+    write_json(secrets, {"HF_TOKEN": "word-of-the-user"}, is_private=True)
+    assert mpi_rank.SECRETS_NAME.fullmatch(secrets.name)
+    (item,) = cleanup.plan(tmp_path, ["leftovers"], 0).items
+    assert item.path == secrets
 
 
 @pytest.mark.extra("mpi")

@@ -249,6 +249,18 @@ def test_values_that_are_no_numbers(
     assert "(3 and 0 windows" in verdicts["training"]
 
 
+def test_an_accuracy_that_is_no_share_and_gradients_that_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a")
+    write_run(
+        tmp_path / "b", result={"metrics": {"accuracy": 84.0}, "gradients": "none"}
+    )
+    comparison = json.loads(compared(capsys, tmp_path / "a", tmp_path / "b", "--json"))
+    verdicts = {f["what"]: f["verdict"] for f in comparison["findings"]}
+    assert verdicts["accuracy"].startswith("cannot tell")
+
+
 def test_a_link_is_the_same_run(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     (tmp_path / "b").symlink_to("a")

@@ -224,9 +224,10 @@ def test_runs_that_cannot_be_are_left_out(
 ) -> None:
     source = study(tmp_path / "runs", (1, 2))
     odd: list[dict[str, Any]] = [
-        {"world_size": None}, {"world_size": 0}, {"nodes": None}, {"train_samples": 0},
-        {"phases_s": None}, {"phases_s": {"train": 0.0}}, {"wall_s": 10**400},
-        {"wall_s": float("inf")}, {"attempts": None, "global_batch_size": "x"},
+        {"world_size": None}, {"world_size": 0}, {"world_size": float("inf")},
+        {"nodes": None}, {"train_samples": 0}, {"phases_s": None},
+        {"phases_s": {"train": 0.0}}, {"phases_s": {"train": 1e300}},
+        {"wall_s": 10**400}, {"wall_s": float("inf")}, {"attempts": None, "global_batch_size": "x"},
     ]  # fmt: skip
     for i, result in enumerate(odd):
         write_run(tmp_path / "runs" / f"odd{i}", result=result, nodes=4, epochs=1)

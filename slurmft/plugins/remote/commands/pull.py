@@ -41,7 +41,7 @@ ELSEWHERE = Elsewhere.HERE
 # Large, and of no use without the job: only a resume needs them. rsync: below the run's folder.
 _LEFT_OUT = ("/checkpoints", "/tokens", "/submitit")
 _ELSEWHERE = "give another folder: --into"
-_NEVER = ("/submissions", f"/{MARK}", "/secrets-*.json")
+_NEVER = ("/submissions", f"/{MARK}", "/.secrets.*")
 """Links by which a job has the run there; what marks folders that slurmft has made here; and the
 secrets of a job by mpirun."""
 _LATEST_OUTPUT_S = 60

@@ -284,8 +284,8 @@ def _from_result(key: str) -> Callable[[MeasuredRun], Any]:
 
 def _gradients_used(run: MeasuredRun) -> Any:
     """Returns the format in which a run sent gradients; it may be another one than configured."""
-    gradients = (run.result or {}).get("gradients") or {}
-    return gradients.get("used")
+    gradients = (run.result or {}).get("gradients")
+    return (decode_or_none(gradients, dict[str, Any]) or {}).get("used")
 
 
 _FACTS: dict[str, Callable[[MeasuredRun], Any]] = {
@@ -528,7 +528,8 @@ def _metric(name: str, a: Side, b: Side) -> Finding:
         return Finding(name, *texts, verdict, _BY_REPEATS, *interval)
     # An accuracy is a share of right answers, and so has a binomial interval; of a program of the
     # user's own, neither that nor the number of its samples is known.
-    if "accuracy" not in name or _has_own_program(a, b):
+    are_shares = 0 <= mean_a <= 1 and 0 <= mean_b <= 1
+    if "accuracy" not in name or not are_shares or _has_own_program(a, b):
         return Finding(name, *texts, _TOO_FEW)
     # The interval counts answers: of an evaluation without any there is none.
     split = "validation"

@@ -4,8 +4,9 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+from slurmft.core.decode import matches
 from slurmft.core.errors import UsageError
 from slurmft.core.run_records import Epoch
 from slurmft.plugins.studies.cells import COST_FIELDS
@@ -21,6 +22,10 @@ _RESOLUTION_S = {
     "rest": 0.5,
 }
 """How much phases of equal runs differ, however short: file systems, thread wake-ups."""
+
+_Count: TypeAlias = Annotated[int, range(1, 2**63)]
+_LONGEST_S = 1e10
+"""Three centuries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +164,11 @@ def row_of(run: MeasuredRun) -> Row:
         ArithmeticError,
     ):
         row = _row(run)
-        least_count = min(row.devices, row.nodes, row.work.train_samples)
-        has_counts = least_count >= 1
+        counts = [row.devices, row.nodes, row.work.train_samples]
         # NaN and infinity are no JSON, and yet Python reads them.
-        are_finite = all(math.isfinite(seconds) for seconds in row.seconds.values())
-        if has_counts and are_finite and "train" in row.seconds:
+        has_counts = matches(counts, list[_Count])
+        are_possible = all(seconds < _LONGEST_S for seconds in row.seconds.values())
+        if has_counts and are_possible and "train" in row.seconds:
             return row
     raise UsageError(
         f"the result of {str(run.path)!r} lacks times, samples or devices, or they are invalid"
