@@ -476,6 +476,8 @@ def build_own(
             plain = Option(each.default, "", name=each.name, annotation=each.type)
             declaration = declared.get(each.name, plain)
             arguments[each.name] = declaration.checked(values[each.name])
+        elif each.default is each.default_factory is dataclasses.MISSING:
+            raise UsageError(f"the configuration lacks {each.name!r}")
     return config(**arguments)
 
 

@@ -439,3 +439,9 @@ def test_a_list_that_repeats_options_is_found(tmp_path: Path) -> None:
     )
     names = {name for config in CONFIGURATIONS for name in options(config)}
     assert list(collections_of_options(file, names)) == ["B", "C"]
+
+
+def test_what_a_program_cannot_do_without_is_named() -> None:
+    settings = {"argv": ["python", "train.py"], "folder": "/home/ada"}
+    with pytest.raises(UsageError, match="lacks 'file'"):
+        build(OwnProgram, settings)

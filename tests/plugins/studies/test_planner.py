@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from slurmft.core.errors import UsageError
+from slurmft.core.files import write_json
 from slurmft.plugins.studies.commands import plan
 from slurmft.plugins.studies.scaling import model, planner
 from slurmft.plugins.studies.scaling.model import TOTAL, Fit, Row, Workload
@@ -231,12 +232,16 @@ def test_runs_that_cannot_be_are_left_out(
     ]  # fmt: skip
     for i, result in enumerate(odd):
         write_run(tmp_path / "runs" / f"odd{i}", result=result, nodes=4, epochs=1)
+    edited = write_run(tmp_path / "runs" / "edited", nodes=4, epochs=1)
+    config = json.loads(edited.config.read_text())
+    config["program"]["settings"]["global_batch_size"] = "x"
+    write_json(edited.config, config)
     write_run(tmp_path / "runs" / "bare", result={"metrics": None}, nodes=4, epochs=1)
     assert plan.main([source, "--nodes", "1,2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["label"] for row in found["rows"]} == {"n1", "n2", "bare"}
     told = [note for note in found["notes"] if note.startswith("left out: ")]
-    assert len(told) == len(odd)
+    assert len(told) == len(odd) + 1
     with pytest.raises(
         UsageError, match=r"none of 1 finished run\(s\) can be used: the result of"
     ):

@@ -165,6 +165,8 @@ def row_of(run: MeasuredRun) -> Row:
     ):
         row = _row(run)
         counts = [row.devices, row.nodes, row.work.train_samples]
+        if row.work.kept_global_batch is not None:
+            counts.append(row.work.kept_global_batch)
         # NaN and infinity are no JSON, and yet Python reads them.
         has_counts = matches(counts, list[_Count])
         are_possible = all(seconds < _LONGEST_S for seconds in row.seconds.values())
