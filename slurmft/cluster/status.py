@@ -80,11 +80,11 @@ class RunStatus:
     def requeues(self) -> int:
         """How often its job was requeued since the run was last submitted."""
         # A resume is a new submission with a job of its own: requeues count from there.
-        transitions = self.run.state.since_submission()
-        starts = [each for each in transitions if each.state == "running"]
+        state = self.run.state
+        starts = state.starts_since_submission()
         # A requeue away from hosts that are to be excluded happens before an attempt begins, so
         # no start shows it.
-        requeues = len([each for each in transitions if each.avoided])
+        requeues = sum(each.avoided for each in state.since_submission())
         if starts:
             requeues += len(starts) - 1
             # the start that this requeue leads to is to come

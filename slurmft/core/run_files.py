@@ -43,6 +43,8 @@ class Transition:
     """The newest checkpoint when the attempt began, of "running"."""
     avoided: bool = False
     """The job was requeued before its start, to avoid hosts that failed before."""
+    in_allocation: bool = False
+    """The next attempt begins at once, in the allocation of this one: no job is queued again."""
     raised_mem_mib: int | None = None
     """The memory a node that the job asks for from now on, because --mem was too small; 0: Slurm
     has refused it; None: as before."""
@@ -89,6 +91,17 @@ class State(Transition):
                 return self.history[index + 1 :]
         # The file was damaged once: its history begins with what was recorded after that.
         return self.history
+
+    def starts_since_submission(self) -> list[Transition]:
+        """Returns the attempts since the last submission with which the job started, oldest first:
+        not those in the allocation of the one before."""
+        starts = []
+        is_in_allocation = False
+        for each in self.since_submission():
+            if each.state == "running" and not is_in_allocation:
+                starts.append(each)
+            is_in_allocation = each.in_allocation
+        return starts
 
 
 def _last_raise(transitions: Sequence[Transition]) -> int | None:

@@ -119,7 +119,7 @@ class Rendezvous:
     check_port: int
     """Port on which the head answers the other nodes' reachability checks (see `check`)."""
     id: str
-    """Job id, restart count, and what nobody can guess; torchrun's store has a key of this name."""
+    """Job id, attempt, and what nobody can guess; torchrun's store has a key of this name."""
     interface: str | None = None
     """Network interface of the collectives. None: the one that leads to the peers."""
     elastic: bool = False
@@ -141,12 +141,9 @@ class Rendezvous:
             # Several runs may be simulated on one machine at a time: each has ports of its own.
             job_id = f"local-{ports.partition(',')[0]}"
             suffix = ""
-            start = environment.get(ATTEMPT, "0")
         else:
             job_id = environment.get("SLURM_JOB_ID", "")
             suffix = job.host_suffix
-            # Slurm sets it from the first requeue on.
-            start = environment.get("SLURM_RESTART_COUNT", "0")
         has_ports = re.fullmatch(r"\d+,\d+", ports) is not None
         if not (host_list and job_id and secret and has_ports):
             raise RendezvousError(
@@ -174,7 +171,7 @@ class Rendezvous:
             node_rank=rank,
             port=int(port),
             check_port=int(check_port),
-            id=f"{job_id}.{start}.{sealed.tag(secret)}",
+            id=f"{job_id}.{environment.get(ATTEMPT, '0')}.{sealed.tag(secret)}",
             interface=interface,
         )
 

@@ -327,12 +327,10 @@ def _unrecorded_starts(run: RunDir, restarts: int) -> int:
     """Returns how many starts of this job a full disk has not recorded: Slurm has counted them."""
     if current_attempt() <= run.attempt_number():
         return 0
-    transitions = run.get_state().since_submission()
-    recorded = 0
-    for transition in transitions:
-        # One that avoided bad nodes ended before it was "running".
-        if transition.state == "running" or transition.avoided:
-            recorded += 1
+    state = run.get_state()
+    recorded = len(state.starts_since_submission())
+    # One that avoided bad nodes ended before it was "running".
+    recorded += sum(each.avoided for each in state.since_submission())
     starts = restarts + 1  # Slurm counts the starts after the first
     return max(0, starts - recorded)
 

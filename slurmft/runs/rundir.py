@@ -395,6 +395,7 @@ class RunDir:
         attempt: int | None = None,
         checkpoint: str | None = None,
         avoided: bool = False,
+        in_allocation: bool = False,
         raised_mem_mib: int | None = None,
     ) -> Callable[[], None]:
         """Records what the run is doing, with the time; see `Transition` and `tell`.
@@ -429,6 +430,7 @@ class RunDir:
             attempt=attempt,
             checkpoint=checkpoint,
             avoided=avoided,
+            in_allocation=in_allocation,
             raised_mem_mib=raised_mem_mib,
         )
         # The last transition is at the top of the file, too: most readers want no more.

@@ -251,6 +251,7 @@ def _attempts(past: Past, signs: Sequence[_Sign]) -> list[_Attempt]:
     running: _Attempt | None = None
     queued: float | None = None
     time = past.history[0].time
+    stays = False
     for transition, time in _ascending(past.history):
         state = transition.state
         starts_again = state in ("running", "submitted")
@@ -267,7 +268,9 @@ def _attempts(past: Past, signs: Sequence[_Sign]) -> list[_Attempt]:
                 queued = attempts[-1].end
             if queued is None:
                 queued = time
-            running = _Attempt(number, queued, time)
+            # In the allocation of the attempt before, nothing waited.
+            begin = queued if stays else time
+            running = _Attempt(number, queued, begin)
             attempts.append(running)
             queued = None
         elif state != "stopping":
@@ -280,6 +283,7 @@ def _attempts(past: Past, signs: Sequence[_Sign]) -> list[_Attempt]:
                 queued = None
             elif queued is None:
                 queued = time
+        stays = transition.in_allocation
     if running is not None:
         if past.now is not None and not past.is_queued:
             _end(running, past.now, "running")

@@ -46,6 +46,16 @@ exit "${CODE-0}"
 NOTE = '#!/bin/bash\necho "${0##*/} $*" >>"$STATE/calls"\n'
 
 
+WAITING_PYTHON = """#!/bin/bash
+# Waits in one phase; the next attempt is to begin, unless the tasks were stopped.
+echo "$4" >>"$STATE/calls"
+if [ "$4" = "$PHASE" ]; then until [ -e "$STATE/go" ]; do /bin/sleep 0.05; done; fi
+[ "$4" = begin ] && exit 0
+echo "ended $6" >>"$STATE/calls"
+[ "$6" = 75 ] && exit 75
+exit 79
+"""
+
 CANNOT = "slurmft cannot be imported: ModuleNotFoundError: No module named 'slurmft'\n"
 
 
@@ -185,6 +195,36 @@ def test_signal_to_the_script_leaves_the_end_to_it(
     running.communicate()
 
 
+def test_attempts_on_the_same_nodes(tmp_path: Path) -> None:
+    """Until one ends otherwise."""
+    script = Script(tmp_path)
+    python = tmp_path / "bin" / "python"
+    ends = 'end) [ $(grep -c srun "$STATE/calls") = 3 ] && exit 7; exit 79; echo'
+    python.write_text(python.read_text().replace("end) echo", ends))
+    assert script.run(CODE="1") == (7, "")
+    assert script.calls == ["begin", "srun", "end"] * 3
+
+
+@pytest.mark.parametrize("phase", ["begin", "end"])
+@pytest.mark.parametrize("sent", [signal.SIGUSR2, signal.SIGTERM])
+def test_stop_between_two_attempts(
+    tmp_path: Path, phase: str, sent: signal.Signals
+) -> None:
+    """No tasks get it: the job is requeued, and starts none."""
+    script = Script(tmp_path)
+    (tmp_path / "bin" / "python").write_text(WAITING_PYTHON)
+    running = script.start(CODE="1", PHASE=phase)
+    until(lambda: phase in script.calls, every_s=0.02)
+    running.send_signal(sent)
+    (tmp_path / "go").touch()
+    assert running.wait(PATIENCE_S) == 75
+    before = ["begin", "srun", "end", "ended 1"]
+    if phase == "begin":
+        before = ["begin"]
+    assert script.calls == [*before, "end", "ended 75"]
+    running.communicate()
+
+
 # --- its commands ---------------------------------------------------------------------------------
 
 
@@ -195,6 +235,9 @@ class Slurm:
         self.calls: list[str] = []
         self.refuses = False
         self.refuses_memory = False
+        self.unwell = ""
+        """Nodes that take no jobs, as sinfo writes them."""
+        self.partitions = ""
 
     def call(self, *command: str, timeout_s: float = 0) -> str:
         self.calls.append(" ".join(command))
@@ -202,6 +245,10 @@ class Slurm:
             return "RUNNING|None\n"
         if command[0] == "sinfo" and "--exact" in command:
             return "3|4000\n1|8000\n"
+        if command[0] == "sinfo" and "--Node" in command:
+            return self.unwell
+        if command[0] == "sinfo":
+            return self.partitions
         if self.refuses_memory and command[-1].startswith("MinMemoryNode"):
             raise SlurmftError("scontrol failed (exit 1): Requested node configuration")
         if self.refuses and command[:2] == ("scontrol", "requeue"):
@@ -299,6 +346,62 @@ def test_start_after_an_end_that_was_killed_ends_at_once(
     assert run.attempt_number() == 1
 
 
+def test_next_attempt_begins_on_the_same_nodes(make: Make, slurm: Slurm) -> None:
+    run = make()
+    assert end(run, 137) == commands.AGAIN
+    assert slurm.changes() == []
+    state = run.get_state()
+    assert (state.state, state.in_allocation) == ("requeued", True)
+    assert state.reason.endswith("; it starts again on the same nodes")
+    attempts.begin(run, ["n1"], "7")
+    # The job has started once.
+    assert len(run.get_state().starts_since_submission()) == 1
+
+
+def bad_host(run: RunDir, slurm: Slurm) -> None:
+    """It has failed twice, and the partition has others."""
+    os.environ["SLURM_JOB_PARTITION"] = "all"
+    slurm.partitions = "all|up|infinite|3|8"
+    for attempt in (0, 1):
+        lost = SlurmftError("torchrun was killed by SIGKILL")
+        run.add(Failure.of("node n1", lost, bad_host="n1", attempt=attempt))
+
+
+def drained_host(run: RunDir, slurm: Slurm) -> None:
+    slurm.unwell = "n1|drained|maintenance"
+
+
+def no_progress(run: RunDir, slurm: Slurm) -> None:
+    attempts.begin(run, ["n1"], "7", 1)
+    attempts.begin(run, ["n1"], "7", 2)
+
+
+def little_time(run: RunDir, slurm: Slurm) -> None:
+    lead_s = run.load_config().job.lead_s
+    os.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + lead_s))
+
+
+def full_disk(run: RunDir, slurm: Slurm) -> None:
+    fill(run.path.parent)
+    os.environ[ATTEMPT] = str(attempts.begin(run, ["n1"], "7"))
+
+
+@pytest.mark.parametrize(
+    "hinder", [bad_host, drained_host, no_progress, little_time, full_disk]
+)
+def test_next_attempt_cannot_begin_on_the_same_nodes(
+    make: Make,
+    slurm: Slurm,
+    monkeypatch: pytest.MonkeyPatch,
+    hinder: Callable[[RunDir, Slurm], None],
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
+    run = make()
+    hinder(run, slurm)
+    assert end(run, 137) == Exit.STOPPED
+    assert "scontrol requeue 7" in slurm.changes()
+
+
 def memory_changes(slurm: Slurm) -> list[str]:
     prefix = "scontrol update JobId=7 MinMemoryNode="
     return [
@@ -346,11 +449,13 @@ def test_memory_that_was_too_small_is_raised(
     """After the requeue: of a running job Slurm does not change it."""
     run = make(**job)
     fail(run)
-    assert end(run, 253) == Exit.STOPPED
+    # What cannot have more need not wait in the queue for it.
+    code = Exit.STOPPED if raised else commands.AGAIN
+    assert end(run, 253) == code
     # The next start counts it, and takes less.
     (failure,) = run.all_failures()
     assert failure.out_of_memory
-    assert slurm.changes()[0] == "scontrol requeue 7"
+    assert slurm.changes()[:1] == (["scontrol requeue 7"] if raised else [])
     assert memory_changes(slurm) == raised
     last = run.get_state()
     assert [str(last.raised_mem_mib)] == (raised or ["None"])
@@ -386,7 +491,7 @@ def test_memory_is_raised_once(make: Make, slurm: Slurm) -> None:
     end(run, 1)
     attempts.begin(run, ["n1"], "7", restarts=1)
     fail_by_kernel(run)
-    assert end(run, 1) == Exit.STOPPED
+    assert end(run, 1) == commands.AGAIN
     assert memory_changes(slurm) == ["3072"]
     assert run.get_state().raised_mem_mib is None
     assert run.get_state().raised_mem_mib_since_submission == 3072
@@ -423,8 +528,8 @@ def test_program_that_finished_after_memory_ran_out(
 
 def test_other_failures_raise_no_memory(make: Make, slurm: Slurm) -> None:
     run = make(mem="2G")
-    assert end(run, 137) == Exit.STOPPED
-    assert slurm.changes() == ["scontrol requeue 7"]
+    assert end(run, 137) == commands.AGAIN
+    assert slurm.changes() == []
 
 
 def test_refused_requeue_is_recorded(make: Make, slurm: Slurm) -> None:

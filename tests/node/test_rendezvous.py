@@ -84,7 +84,7 @@ def test_of_node() -> None:
             rendezvous.HOSTS: "n1,n2,n3",
             "SLURM_JOB_ID": "12",
             "SLURM_NODEID": "1",
-            "SLURM_RESTART_COUNT": "2",
+            ATTEMPT: "2",
             rendezvous.PORT_VARIABLE: "12345,12346",
             sealed.SECRET: "s",
         },

@@ -143,6 +143,18 @@ def test_steps_that_were_done_again_are_lost() -> None:
     assert total(attempts_of(past)) == 600
 
 
+def test_an_attempt_on_the_same_nodes_waits_in_no_queue() -> None:
+    """What lies between the attempts is the start of the second."""
+    history = states((0, "submitted"), (10, "running"), (40, "requeued"))
+    history[-1] = replace(history[-1], in_allocation=True)
+    last = replace(history[1], time=T0 + 45, attempt=2)
+    records = [met(20), start(30), met(50, attempt=2)]
+    past = Past(history=[*history, last], records=records, now=T0 + 60)
+    first, second = attempts_of(past)
+    assert (first.seconds[Part.QUEUE], second.seconds[Part.QUEUE]) == (10, 0)
+    assert second.seconds[Part.START] == 20
+
+
 def test_where_no_checkpoint_says_it_the_time_of_a_step_is_interpolated() -> None:
     past = Past(
         history=states((0, "submitted"), (0, "running"), (200, "finished")),
@@ -433,7 +445,7 @@ def test_parts_of_any_history_add_up() -> None:
             time = before + generator.uniform(-20, 100)
             changes.append((time, generator.choice(_NEXT[state])))
         past = Past(
-            history=states(*changes),
+            history=[_perhaps_in_allocation(generator, s) for s in states(*changes)],
             records=[_any_record(generator) for _ in range(generator.randrange(40))],
             failures=[
                 Failure("x", "y", hang_s=generator.uniform(0, 99), time=T0 + 99)
@@ -449,6 +461,11 @@ def test_parts_of_any_history_add_up() -> None:
         for each in attempts:
             assert min(each.seconds.values()) >= -1e-6, past
         assert total(attempts) == pytest.approx(_time_that_counts(past)), past
+
+
+def _perhaps_in_allocation(generator: random.Random, state: Transition) -> Transition:
+    stays = state.state == "requeued" and generator.random() < 0.5
+    return replace(state, in_allocation=stays)
 
 
 def _any_record(generator: random.Random) -> Record:

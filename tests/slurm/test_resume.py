@@ -90,3 +90,30 @@ def test_task_that_is_killed_is_the_reason(
     assert f"error: {reason}" in followed.err
     assert run.history()[-1].reason.startswith(f"{reason}; no new checkpoint")
     fake_slurm.wait_idle()
+
+
+def test_task_that_is_killed_costs_no_place_in_the_queue(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """The next attempt begins in the allocation of this one."""
+    program = 'test "$SLURMFT_ATTEMPT" = 2 || exec sleep 600'
+    flags = ("--nodes", "2", "--max-restarts", "0")
+    run = run_script(fake_slurm, tmp_path, program, *flags).run
+    until(lambda: all(run.rank_log(rank).exists() for rank in (0, 1)), run.history)
+    os.kill(pids(run, "slurmft.node.task")[-1], signal.SIGKILL)
+    followed = slurmft(fake_slurm, "follow", str(run.path))
+    assert followed.code == 0, followed.err
+    # srun has ended the other task by SIGTERM.
+    history = [each for each in run.history() if each.state != "stopping"]
+    assert [each.state for each in history] == [
+        "submitted", "running", "requeued", "running", "finished",
+    ]  # fmt: skip
+    killed = f"the task of {fake_slurm.hosts[1]} was killed by SIGKILL"
+    again = "it starts again on the same nodes"
+    assert history[2].reason == f"{killed} (out of memory?); {again}"
+    # The job was started once, and accounting knows nothing of it.
+    every_start = ["sacct", "-nPX", "--duplicates", f"--jobs={run.job_id()}"]
+    rows = fake_slurm.run([*every_start, "--format=State"]).stdout
+    assert rows == "COMPLETED\n"
+    assert "requeued" not in slurmft(fake_slurm, "status", str(run.path)).out
+    fake_slurm.wait_idle()

@@ -69,6 +69,8 @@ def inside_text(
             ),
             "note": commands.NOTE,
             "broken": str(_BROKEN),
+            "again": str(commands.AGAIN),
+            "stopped": str(int(Exit.STOPPED)),
         },
     )
     return "\n".join(["#!/bin/bash", *options, "", lines])
@@ -124,6 +126,6 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
     lines = []
     for line in template.splitlines():
         filled_line = _PLACE.sub(lambda place: values[place[1]], line)
-        if filled_line or not line:
+        if filled_line.strip() or not line:
             lines.append(filled_line)
     return "\n".join(lines) + "\n"

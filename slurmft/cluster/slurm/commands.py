@@ -706,6 +706,9 @@ def requeue(
     return warnings
 
 
+AGAIN = 79
+"""Exit code of `first_node end` where the next attempt is to begin in the same allocation; none of
+slurmft's own exit codes is that."""
 NOTE = "slurmft: "
 """How a job's comment begins that slurmft has left there."""
 

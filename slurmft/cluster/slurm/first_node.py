@@ -1,12 +1,14 @@
 """The commands that a job's batch script runs on the first node, around srun:
 
 begin RUN_DIR      starts an attempt; prints shell assignments for the tasks
-end RUN_DIR CODE   requeues the job, or records its end
+end RUN_DIR CODE   requeues the job, or records its end; ends with `commands.AGAIN` where the next
+                   attempt is to begin in this allocation
 """
 
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +28,7 @@ from slurmft.runs import log_times
 from slurmft.runs.attempts import (
     SUPERSEDED,
     Outcome,
+    attempts_without_progress,
     await_failure,
     begin,
     check_turn,
@@ -37,6 +40,8 @@ from slurmft.runs.attempts import (
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 
+_LEAD_TIMES = 2
+"""A job that ends sooner than so many times --stop-lead-s goes back to the queue at once."""
 _ACCOUNTING_WAIT_S = 6
 """How long the end of a script waits for accounting: Slurm may kill it after `KillWait` seconds."""
 
@@ -236,6 +241,44 @@ def requeue(
     return Exit.STOPPED
 
 
+def can_stay(run: RunDir, exclude: Sequence[str]) -> bool:
+    """Returns whether the next attempt can have the nodes of this one, without the queue.
+
+    Args:
+        run: the run.
+        exclude: hosts that the next attempt is not to have.
+    """
+    # The nodes may be the reason, or what they share: with others it may go on.
+    if attempts_without_progress(run) > 1:
+        return False
+    attempt = run.read_attempt()
+    # A full disk records no attempts: then Slurm counts the starts.
+    if attempt is None or attempt.number != current_attempt():
+        return False
+    if not set(exclude).isdisjoint(attempt.hosts):
+        return False
+    # A start needs time, too; the stop that comes before the time limit finds it ready to save.
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    needed_s = _LEAD_TIMES * run.load_config().job.lead_s
+    if end.isdecimal() and int(end) - time.time() < needed_s:
+        return False
+    try:
+        unwell = commands.unwell_hosts(f"--nodes={','.join(attempt.hosts)}")
+    except SlurmftError:
+        # A controller that does not answer could not requeue the job, either.
+        return True
+    return not unwell
+
+
+def start_again(run: RunDir, reason: str) -> int:
+    """Records that the next attempt begins in this allocation; returns the exit code that has the
+    batch script begin it."""
+    full_reason = f"{reason}; it starts again on the same nodes"
+    run.set_state("requeued", full_reason, Exit.STOPPED, in_allocation=True)
+    print(f"slurmft: {full_reason}", file=sys.stderr, flush=True)
+    return commands.AGAIN
+
+
 def blame_lost_nodes(run: RunDir) -> None:
     """Records which nodes of the previous attempt Slurm reports as down: why that attempt ended."""
     before = run.read_attempt()
@@ -277,6 +320,8 @@ def end_attempt(run: RunDir, code: int) -> int:
         failure = run.root_failure(current_attempt())
         if exclude or failure is None or not failure.exclude:
             mem_mib = raised_memory(run, killed_by, exclude)
+            if code != Exit.STOPPED and mem_mib is None and can_stay(run, exclude):
+                return start_again(run, outcome.reason)
             return requeue(run, outcome.reason, exclude, mem_mib=mem_mib)
         # A host is certainly bad and cannot be excluded: the job would get it again.
         reason = f"{outcome.reason}; no other nodes can be had"
