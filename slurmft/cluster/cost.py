@@ -125,6 +125,8 @@ def _by_records(run: MeasuredRun, peak_bytes: int | None) -> Cost:
     if _is_slurm(run) and run.value("cluster") != "local":
         node_count = run.nodes or 1
         node_hours = _node_hours(run, attempts, node_count)
+        # Spare nodes are paid for, too.
+        node_hours += (run.value("spare_nodes") or 0) * sum(attempts_s) / 3600
     gpus = 0
     cpus = 0
     gpu_hours = None

@@ -106,6 +106,18 @@ class JobConfig:
         # It compares numbers of nodes.
         varies=False,
     )
+    spare_nodes: int = option(
+        0,
+        "further nodes, which wait to take the place of nodes that fail",
+        affects="nothing",
+        at="job",
+        metavar="N",
+        least=0,
+        most=65_536,
+        counts="devices",
+        needs=(Needs("requeue", (True,), why="a job that starts once needs none"),),
+        read_with=_SLURM,
+    )
     nproc_per_node: int | None = option(
         None,
         "processes a node (default: one a GPU; without GPUs one a CPU socket)",
@@ -598,9 +610,27 @@ class JobConfig:
             return str(self.nodes)
         return f"{self.min_nodes}-{self.nodes}"
 
+    @property
+    def allocation(self) -> str:
+        """The number of nodes to ask sbatch for, spare ones included: "4", or "2-8"."""
+        most = self.nodes + self.spare_nodes
+        if self.min_nodes is None:
+            return str(most)
+        return f"{self.min_nodes}-{most}"
+
+    @property
+    def least_allocation(self) -> int:
+        """Nodes with which Slurm can start the job."""
+        return self.min_nodes or self.nodes + self.spare_nodes
+
+    @property
+    def outlives_nodes(self) -> bool:
+        """True if an attempt may begin without a node that the one before had."""
+        return self.requeue and (self.min_nodes is not None or self.spare_nodes > 0)
+
     def on_nodes(self, count: int) -> "JobConfig":
-        """Returns the job as it is where Slurm gave so many nodes, which `node_range` allows."""
-        return dataclasses.replace(self, nodes=count, min_nodes=None)
+        """Returns the job as it is on so many nodes, which `node_range` allows."""
+        return dataclasses.replace(self, nodes=count, min_nodes=None, spare_nodes=0)
 
     def raised_mem_mib(self, most_mib: int) -> int | None:
         """Returns the memory a node that a requeue asks for where --mem was too small; None: no

@@ -31,6 +31,9 @@ from slurmft.node.watchdog import Watchdog
 from slurmft.runs import log_times
 from slurmft.runs.rundir import RunDir, log_head
 
+TASK_FAILED = "a task has failed"
+"""Reason of the state "stopping" where srun stops the tasks that one has left."""
+
 _POLL_S = 0.5
 # How often the head looks into the run directory.
 _HEAD_LOOKS_EVERY_S = 2.0
@@ -183,7 +186,7 @@ class Supervisor:
             reason = f"the job received {Signals(self.stop_signal).name}"
             # Then the signal is srun's, which stops the tasks that are left.
             if self.peers.heard(FAILED):
-                reason = "a task has failed"
+                reason = TASK_FAILED
             self.run.set_state("stopping", reason)
 
     def _record_hang(self, watchdog: Watchdog) -> bool:

@@ -660,6 +660,15 @@ class RunDir:
         failures = self.failures_of(number, names)
         return next(iter(failures), None)
 
+    def blamed_hosts(self, attempt: int) -> set[str]:
+        """Returns the hosts that were to blame in an attempt."""
+        blamed = set()
+        for failure in self.all_failures():
+            is_cause = failure.attempt == attempt and not failure.secondary
+            if is_cause and failure.bad_host:
+                blamed.add(failure.bad_host)
+        return blamed
+
     def bad_hosts(self) -> list[str]:
         """Returns the hosts that were to blame in two attempts or more, or are bad for sure."""
         blamed: set[tuple[str, int]] = set()

@@ -243,6 +243,8 @@ class Slurm:
         self.calls.append(" ".join(command))
         if command[0] == "squeue":
             return "RUNNING|None\n"
+        if command[:3] == ("scontrol", "show", "hostnames"):
+            return command[3].replace(",", "\n")
         if command[0] == "sinfo" and "--exact" in command:
             return "3|4000\n1|8000\n"
         if command[0] == "sinfo" and "--Node" in command:
@@ -272,6 +274,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setattr(attempts, "_FILE_LAG_S", 0)
     monkeypatch.setattr(time, "sleep", lambda s: None)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
     monkeypatch.setenv(ATTEMPT, "1")
     return made
 
@@ -448,6 +451,9 @@ def test_memory_that_was_too_small_is_raised(
 ) -> None:
     """After the requeue: of a running job Slurm does not change it."""
     run = make(**job)
+    os.environ["SLURM_JOB_NODELIST"] = ",".join(
+        ["n1", "n2", "n3", "n4"][: run.load_config().job.nodes]
+    )
     fail(run)
     # What cannot have more need not wait in the queue for it.
     code = Exit.STOPPED if raised else commands.AGAIN

@@ -110,10 +110,10 @@ def test_task_that_is_killed_costs_no_place_in_the_queue(
     ]  # fmt: skip
     killed = f"the task of {fake_slurm.hosts[1]} was killed by SIGKILL"
     again = "it starts again on the same nodes"
-    assert history[2].reason == f"{killed} (out of memory?); {again}"
+    assert history[2].reason == f"{killed}; {again}"
     # The job was started once, and accounting knows nothing of it.
     every_start = ["sacct", "-nPX", "--duplicates", f"--jobs={run.job_id()}"]
     rows = fake_slurm.run([*every_start, "--format=State"]).stdout
     assert rows == "COMPLETED\n"
-    assert "requeued" not in slurmft(fake_slurm, "status", str(run.path)).out
+    assert "requeued once" not in slurmft(fake_slurm, "status", str(run.path)).out
     fake_slurm.wait_idle()

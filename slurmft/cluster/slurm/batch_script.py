@@ -55,6 +55,15 @@ def inside_text(
     # Appended: a requeued job keeps its id, and so the names of its logs.
     srun += ["--open-mode=append", "--output", f"{log}.out", "--error", f"{log}.err"]
     in_container = container.srun_options(config, run)
+    task = [*in_container, *container.node_task(config, run)]
+    chosen_nodes = []
+    if config.job.outlives_nodes:
+        # Not all of the allocation: `first_node begin` chooses.
+        chosen_nodes = [
+            '--nodes="$SLURMFT_NODE_COUNT"',
+            '--ntasks="$SLURMFT_NODE_COUNT"',
+            '--nodelist="$SLURMFT_HOSTS"',
+        ]
     blocks = _optional_blocks(config, run, in_srun=bool(in_container))
     lines = _filled(
         _TEMPLATE.read_text(encoding="utf-8"),
@@ -64,9 +73,7 @@ def inside_text(
             "python": shlex.quote(interpreter.PYTHON),
             "path": shlex.quote(str(run.path)),
             "start": shlex.join(interpreter.code(_RUN)),
-            "task": shlex.join(
-                [*srun, *in_container, *container.node_task(config, run)]
-            ),
+            "task": " ".join([shlex.join(srun), *chosen_nodes, shlex.join(task)]),
             "note": commands.NOTE,
             "broken": str(_BROKEN),
             "again": str(commands.AGAIN),

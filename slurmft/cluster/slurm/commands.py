@@ -267,6 +267,11 @@ def job_state(job_id: str) -> Report | None:
     return NO_ANSWER
 
 
+def allocated_nodes(job_id: str) -> str:
+    """Returns the nodes that a running job has now, as a list of Slurm's: "n[1-3]"."""
+    return call("squeue", "--noheader", f"--jobs={job_id}", "--format=%N").strip()
+
+
 def _state_in_queue(job_id: str) -> Report | None:
     text = call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r")
     return parse_squeue(text)

@@ -22,8 +22,9 @@ from slurmft.core import permissions
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
+from slurmft.core.text import some
 from slurmft.core.trusted import NotOwnError
-from slurmft.node import memory_kills, rendezvous, sealed, signals
+from slurmft.node import memory_kills, rendezvous, sealed, signals, supervisor
 from slurmft.runs import log_times
 from slurmft.runs.attempts import (
     SUPERSEDED,
@@ -51,7 +52,7 @@ def begin_attempt(run: RunDir) -> int:
 
     Where Slurm itself requeued the job onto hosts that are to be excluded, requeues it to others.
     """
-    hosts = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
+    job = run.load_config().job
     job_id = own_job_id(os.environ)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     # A process that was killed before it could record that the run has finished, may have left
@@ -70,8 +71,9 @@ def begin_attempt(run: RunDir) -> int:
     history = run.history()
     # Once, not for ever: the job got these hosts again though they were excluded.
     was_avoided = bool(history) and history[-1].avoided
+    hosts = hosts_to_use(run)
     has_bad_host = not set(hosts).isdisjoint(exclude)
-    if has_bad_host and run.load_config().job.requeue and not was_avoided:
+    if has_bad_host and job.requeue and not was_avoided:
         reason = f"{', '.join(exclude)} failed before"
         return requeue(run, reason, exclude, avoided=True)
     # This is the first node, where the rendezvous will be.
@@ -80,6 +82,7 @@ def begin_attempt(run: RunDir) -> int:
     host_list = ",".join(hosts)
     port_list = ",".join(str(port) for port in ports)
     print(f"{ATTEMPT}={number} {rendezvous.HOSTS}={host_list}")
+    print(f"{rendezvous.NODE_COUNT}={len(hosts)}")
     print(f"{rendezvous.PORT_VARIABLE}={port_list}")
     print(f"{sealed.SECRET}={sealed.new_secret()}")
     return Exit.OK
@@ -109,7 +112,7 @@ def excludable_hosts(run: RunDir) -> list[str]:
     for partition in commands.partitions():
         if partition.name == name:
             size = partition.nodes
-    if size - len(bad_hosts) < job.least_nodes:
+    if size - len(bad_hosts) < job.least_allocation:
         return []
     return bad_hosts
 
@@ -185,7 +188,7 @@ def raised_memory(run: RunDir, killed_by: str, exclude: Sequence[str]) -> int | 
     if _restricts_hosts(job):
         which.append(f"--nodes={os.environ.get('SLURM_JOB_NODELIST', '')}")
     # With more than the nodes have, the job would wait for ever.
-    nodes = job.least_nodes + len(exclude)
+    nodes = job.least_allocation + len(exclude)
     most_mib = commands.largest_memory_mib(nodes, *which)
     return job.raised_mem_mib(most_mib)
 
@@ -241,53 +244,98 @@ def requeue(
     return Exit.STOPPED
 
 
-def can_stay(run: RunDir, exclude: Sequence[str]) -> bool:
-    """Returns whether the next attempt can have the nodes of this one, without the queue.
+def hosts_to_use(run: RunDir) -> list[str]:
+    """Returns the hosts of this job's allocation that the next attempt is to have, in Slurm's
+    order: without those that fail, as far as the others are enough."""
+    job = run.load_config().job
+    allocated = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
+    if not job.outlives_nodes:
+        return allocated
+    # This process runs on the first one, where the rendezvous will be.
+    head = allocated[0]
+    with contextlib.suppress(SlurmftError):
+        # Slurm takes a node that is down out of the job, but not out of its variables.
+        left = commands.allocated_nodes(own_job_id(os.environ))
+        allocated = commands.hostnames(left)
+    failing = failing_hosts(run, allocated)
+    blamed = run.blamed_hosts(run.attempt_number())
+
+    def flaws(host: str) -> tuple[bool, bool, bool]:
+        return host != head, host in failing, host in blamed
+
+    hosts = sorted(allocated, key=flaws)[: job.nodes]
+    while len(hosts) > job.least_nodes and any(flaws(hosts[-1])[1:]):
+        hosts.pop()
+    return sorted(hosts, key=allocated.index)
+
+
+def failing_hosts(run: RunDir, hosts: Sequence[str]) -> set[str]:
+    """Returns which hosts Slurm takes for unwell, or failed twice, or failed a preflight."""
+    failing = set(run.bad_hosts())
+    # A controller that does not answer could not requeue the job, either.
+    with contextlib.suppress(SlurmftError):
+        failing |= commands.unwell_hosts(f"--nodes={','.join(hosts)}").keys()
+    return failing.intersection(hosts)
+
+
+def was_stopped(run: RunDir, code: int) -> bool:
+    """Returns whether the tasks of an attempt were stopped from outside: who does so wants the
+    nodes.
 
     Args:
         run: the run.
-        exclude: hosts that the next attempt is not to have.
+        code: of all tasks together.
     """
-    # The nodes may be the reason, or what they share: with others it may go on.
-    if attempts_without_progress(run) > 1:
-        return False
+    # Where one task has failed, srun stops the others, whose code may be the largest.
+    return code == Exit.STOPPED and run.get_state().reason != supervisor.TASK_FAILED
+
+
+def can_stay(run: RunDir) -> bool:
+    """Returns whether the next attempt can begin in this allocation, without the queue."""
+    job = run.load_config().job
     attempt = run.read_attempt()
     # A full disk records no attempts: then Slurm counts the starts.
     if attempt is None or attempt.number != current_attempt():
         return False
-    if not set(exclude).isdisjoint(attempt.hosts):
+    hosts = hosts_to_use(run)
+    # The nodes may be the reason, or what they share: with others it may go on.
+    if hosts == attempt.hosts and attempts_without_progress(run) > 1:
         return False
     # A start needs time, too; the stop that comes before the time limit finds it ready to save.
     end = os.environ.get("SLURM_JOB_END_TIME", "")
-    needed_s = _LEAD_TIMES * run.load_config().job.lead_s
-    if end.isdecimal() and int(end) - time.time() < needed_s:
+    if end.isdecimal() and int(end) - time.time() < _LEAD_TIMES * job.lead_s:
         return False
-    try:
-        unwell = commands.unwell_hosts(f"--nodes={','.join(attempt.hosts)}")
-    except SlurmftError:
-        # A controller that does not answer could not requeue the job, either.
-        return True
-    return not unwell
+    return len(hosts) >= job.least_nodes and not failing_hosts(run, hosts)
 
 
 def start_again(run: RunDir, reason: str) -> int:
     """Records that the next attempt begins in this allocation; returns the exit code that has the
     batch script begin it."""
-    full_reason = f"{reason}; it starts again on the same nodes"
+    where = "on the same nodes"
+    attempt = run.read_attempt()
+    hosts = hosts_to_use(run)
+    if attempt is not None and hosts != attempt.hosts:
+        where = f"on {some(hosts)}"
+    full_reason = f"{reason}; it starts again {where}"
     run.set_state("requeued", full_reason, Exit.STOPPED, in_allocation=True)
-    print(f"slurmft: {full_reason}", file=sys.stderr, flush=True)
+    print(f"slurmft: restart: {full_reason}", file=sys.stderr, flush=True)
     return commands.AGAIN
 
 
-def blame_lost_nodes(run: RunDir) -> None:
-    """Records which nodes of the previous attempt Slurm reports as down: why that attempt ended."""
-    before = run.read_attempt()
-    if before is None or run.get_state().state != "running":
+def blame_lost_nodes(run: RunDir, hosts: Sequence[str] = ()) -> None:
+    """Records which nodes of the last attempt Slurm reports as down: why that attempt ended.
+
+    Args:
+        run: the run.
+        hosts: further nodes that Slurm has given up.
+    """
+    attempt = run.read_attempt()
+    if attempt is None or run.get_state().state not in ("running", "stopping"):
         return
-    for host in commands.down_hosts(before.hosts):
+    for host in sorted({*commands.down_hosts(attempt.hosts), *hosts}):
         where = f"node {host}"
-        lost = SlurmftError(f"{where} was lost (Slurm reports it as down)")
-        run.add(Failure.of(where, lost, bad_host=host, attempt=before.number))
+        lost = SlurmftError("it was lost: Slurm reports it as down")
+        run.add(Failure.of(where, lost, bad_host=host, attempt=attempt.number))
 
 
 def end_attempt(run: RunDir, code: int) -> int:
@@ -314,14 +362,16 @@ def end_attempt(run: RunDir, code: int) -> int:
         code = Exit.OK
         killed_by = ""
     record_out_of_memory(run, killed_by)
+    for nodes in srun_log.failed_nodes(srun_says, current_attempt()):
+        blame_lost_nodes(run, commands.hostnames(nodes))
     outcome = decide(run, code, restarts, killed_by)
     if outcome.state == "requeued":
         exclude = excludable_hosts(run)
+        mem_mib = raised_memory(run, killed_by, exclude)
+        if not was_stopped(run, code) and mem_mib is None and can_stay(run):
+            return start_again(run, outcome.reason)
         failure = run.root_failure(current_attempt())
         if exclude or failure is None or not failure.exclude:
-            mem_mib = raised_memory(run, killed_by, exclude)
-            if code != Exit.STOPPED and mem_mib is None and can_stay(run, exclude):
-                return start_again(run, outcome.reason)
             return requeue(run, outcome.reason, exclude, mem_mib=mem_mib)
         # A host is certainly bad and cannot be excluded: the job would get it again.
         reason = f"{outcome.reason}; no other nodes can be had"

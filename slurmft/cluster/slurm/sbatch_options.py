@@ -45,9 +45,11 @@ def request(config: RunConfig) -> dict[str, str | None]:
         requeue = "requeue"
     # For a range of nodes, Slurm would give no more nodes than the fewest have tasks: there srun
     # says it.
-    tasks = {}
+    tasks: dict[str, str | None] = {}
     if job.min_nodes is None:
         tasks["ntasks-per-node"] = "1"
+    if job.outlives_nodes:
+        tasks["no-kill"] = None
     return {
         **fields,
         "job-name": job.project,
@@ -75,7 +77,7 @@ def of_fields(job: JobConfig, names: Iterable[str]) -> dict[str, str | None]:
         elif value is not None and value is not False:
             arguments[key] = str(value)
     if "nodes" in arguments:
-        arguments["nodes"] = job.node_range
+        arguments["nodes"] = job.allocation
     return arguments
 
 

@@ -15,6 +15,7 @@ from slurmft.core.text import numbers
 _TASK = re.compile(r"srun: error: (\S+): tasks? ([\d,\[\]-]+): (.+)")
 _ABORTED = ("srun: Job step aborted", "srun: forcing job termination")
 """How srun begins to end its tasks because it was told to: by a signal to it, or by Slurm."""
+_NODE_FAILED = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _OUT_OF_MEMORY = ("Out Of Memory", "oom_kill event", "oom-kill event")
 _RAN_OUT = "out of memory"
 """The words for it in a cause."""
@@ -23,7 +24,7 @@ _OVER_LIMIT = re.compile(
 )
 """What a node says where Slurm itself compares (JobAcctGatherParams=OverMemoryKill): srun reports
 the signal alone."""
-_STARTED_AGAIN = re.compile(r"slurmft: requeue: |\*\*\* JOB .+ DUE TO ")
+_STARTED_AGAIN = re.compile(r"slurmft: (?:requeue|restart): |\*\*\* JOB .+ DUE TO ")
 """Where an attempt ends in the log of a job, which is appended to."""
 _SIGNALS = {signal.strsignal(each): each.name for each in signal.Signals}
 """As srun writes a signal -> its name."""
@@ -92,6 +93,11 @@ def cause_of(log: Path, attempt: int) -> str:
             memory = f" ({_RAN_OUT})"
         return f"the task of {host} was killed by {name}{memory}"
     return ""
+
+
+def failed_nodes(log: Path, attempt: int) -> list[str]:
+    """Returns the nodes that Slurm gave up in an attempt, as lists of Slurm's: "n[1-3]"."""
+    return _NODE_FAILED.findall(messages_of(log, attempt))
 
 
 def over_limit(job_log: Path) -> str:
