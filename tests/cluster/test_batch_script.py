@@ -238,9 +238,12 @@ class Slurm:
         self.unwell = ""
         """Nodes that take no jobs, as sinfo writes them."""
         self.partitions = ""
+        self.time_left = "1-00:00:00\n"
 
     def call(self, *command: str, timeout_s: float = 0) -> str:
         self.calls.append(" ".join(command))
+        if command[0] == "squeue" and "--format=%L" in command:
+            return self.time_left
         if command[0] == "squeue":
             return "RUNNING|None\n"
         if command[:3] == ("scontrol", "show", "hostnames"):
@@ -363,7 +366,6 @@ def test_next_attempt_begins_on_the_same_nodes(make: Make, slurm: Slurm) -> None
 
 def bad_host(run: RunDir, slurm: Slurm) -> None:
     """It has failed twice, and the partition has others."""
-    os.environ["SLURM_JOB_PARTITION"] = "all"
     slurm.partitions = "all|up|infinite|3|8"
     for attempt in (0, 1):
         lost = SlurmftError("torchrun was killed by SIGKILL")
@@ -380,8 +382,8 @@ def no_progress(run: RunDir, slurm: Slurm) -> None:
 
 
 def little_time(run: RunDir, slurm: Slurm) -> None:
-    lead_s = run.load_config().job.lead_s
-    os.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + lead_s))
+    assert run.load_config().job.lead_s == 120
+    slurm.time_left = "2:59\n"
 
 
 def full_disk(run: RunDir, slurm: Slurm) -> None:
@@ -398,7 +400,7 @@ def test_next_attempt_cannot_begin_on_the_same_nodes(
     monkeypatch: pytest.MonkeyPatch,
     hinder: Callable[[RunDir, Slurm], None],
 ) -> None:
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "all")
     run = make()
     hinder(run, slurm)
     assert end(run, 137) == Exit.STOPPED

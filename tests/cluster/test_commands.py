@@ -810,3 +810,21 @@ def test_words_that_are_left_with_a_job(slurm: Callable[..., Slurm]) -> None:
     assert commands.noted("5") == ""
     slurm(scontrol=failed(NO_CONTROLLER, "scontrol"))
     assert commands.noted("5") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "left_s"),
+    [
+        ("9:59\n", 599),
+        ("1:00:00\n", 3600),
+        ("2-12:00:01\n", 216_001),
+        ("UNLIMITED\n", None),
+        ("INVALID\n", None),
+        ("", None),
+    ],
+)
+def test_how_long_a_job_has(
+    monkeypatch: pytest.MonkeyPatch, text: str, left_s: int | None
+) -> None:
+    monkeypatch.setattr(commands, "call", lambda *words: text)
+    assert commands.time_left_s("7") == left_s

@@ -37,7 +37,7 @@ ipex dropout freeze
 lora lora_alpha lora_dropout lora_targets use_rslora use_dora merge load_in_4bit seed
 class_weights label_smoothing label_all_tokens save save_dtype evaluate_every metric early_stopping
 log_every"""
-JOB_FLAGS = """name nodes min_nodes nproc_per_node profile cluster backend runs_dir
+JOB_FLAGS = """name nodes min_nodes spare_nodes nproc_per_node profile cluster backend runs_dir
 share_with_group job_name
 partition account qos time gpus_per_node cpus_per_task mem max_mem constraint exclusive reservation
 comment sbatch setup container container_runtime host_suffix

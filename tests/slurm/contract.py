@@ -556,14 +556,14 @@ echo $?
         line = first_line(site.folder / "environment")
         assert line == f"{array} outside 1 urgent 2 {array} 5 slurmft"
 
-    def test_when_the_time_of_a_job_ends(self, site: Site) -> None:
-        """Also of a second step."""
-        text = "#!/bin/sh\nsrun true\nsrun sh -c 'echo \"$SLURM_JOB_END_TIME\"'\n"
-        output = f"--output={site.folder}/end"
-        now = time.time()
-        site.submit(output, "--time=7", site.write("end.sh", text))
-        end = int(first_line(site.folder / "end"))
-        assert now + 7 * 60 - 1 <= end <= time.time() + 7 * 60 + 1
+    def test_how_long_a_job_has(self, site: Site) -> None:
+        times = [("--time=7", r"[67]:\d\d"), ("--time=60", r"(1:00|59):\d\d")]
+        for limit, left in times:
+            job = site.submit("--partition=urgent", limit, site.sleeps, "60")
+            site.await_running(job)
+            text = site.output("squeue", "-h", f"--jobs={job}", "--format=%L")
+            assert re.fullmatch(left, text.strip())
+            site.output("scancel", job)
 
     def test_quotes_and_backslashes_in_lines(self, site: Site) -> None:
         """A value that `directives` writes is what Slurm has."""

@@ -26,7 +26,6 @@ from tests.support.suffering import undisturbed
 from tests.train.test_resume import assert_same, pids
 from tests.train.test_trainer import emotion
 
-
 pytestmark = pytest.mark.processes
 
 
@@ -174,7 +173,9 @@ def test_a_node_loses_its_power(
     assert attempt is not None
     assert (attempt.number, len(attempt.hosts)) == (2, left)
     assert host not in attempt.hosts
-    assert f"it was lost: Slurm reports it as down (node {host})" in text
+    reasons = [each.reason for each in job.run.history()]
+    lost = f"it was lost: Slurm reports it as down (node {host}); it starts again on "
+    assert any(reason.startswith(lost) for reason in reasons), reasons
     every_start = ["sacct", "-nPX", "--duplicates", f"--jobs={job.job_id}"]
     assert idle_cluster.run([*every_start, "--format=State"]).stdout == "COMPLETED\n"
     if "--spare-nodes" in flags:

@@ -272,6 +272,20 @@ def allocated_nodes(job_id: str) -> str:
     return call("squeue", "--noheader", f"--jobs={job_id}", "--format=%N").strip()
 
 
+def time_left_s(job_id: str) -> int | None:
+    """Returns how long a running job has until its time limit; None without a limit, or without an
+    answer."""
+    try:
+        text = call("squeue", "--noheader", f"--jobs={job_id}", "--format=%L")
+        days, _, clock = text.strip().rpartition("-")
+        left_s = 0
+        for part in clock.split(":"):  # 9:59, 1:00:00, 2-12:00:00
+            left_s = 60 * left_s + int(part)
+        return 86400 * int(days or 0) + left_s
+    except (SlurmftError, ValueError):
+        return None
+
+
 def _state_in_queue(job_id: str) -> Report | None:
     text = call("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r")
     return parse_squeue(text)

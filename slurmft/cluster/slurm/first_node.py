@@ -8,7 +8,6 @@ end RUN_DIR CODE   requeues the job, or records its end; ends with `commands.AGA
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -302,8 +301,8 @@ def can_stay(run: RunDir) -> bool:
     if hosts == attempt.hosts and attempts_without_progress(run) > 1:
         return False
     # A start needs time, too; the stop that comes before the time limit finds it ready to save.
-    end = os.environ.get("SLURM_JOB_END_TIME", "")
-    if end.isdecimal() and int(end) - time.time() < _LEAD_TIMES * job.lead_s:
+    left_s = commands.time_left_s(own_job_id(os.environ))
+    if left_s is not None and left_s < _LEAD_TIMES * job.lead_s:
         return False
     return len(hosts) >= job.least_nodes and not failing_hosts(run, hosts)
 

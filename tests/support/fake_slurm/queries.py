@@ -44,6 +44,15 @@ def limit_text(minutes: int) -> str:
     return f"{hours}:{rest:02}:00" if hours else f"{rest}:00"
 
 
+def time_left_text(job: Job) -> str:
+    """Returns how long a job may still run, as squeue prints it: 9:59."""
+    left_s = 60 * job.time_min
+    if job.is_running:
+        left_s = max(0, left_s - int(time.time() - job.started))
+    minutes, seconds = divmod(left_s, 60)
+    return limit_text(minutes).removesuffix("00") + f"{seconds:02}"
+
+
 # --- squeue ---------------------------------------------------------------------------------------
 
 
@@ -132,6 +141,7 @@ def _field(letter: str, name: str, job: Job) -> str:
         "D": str(job.allocated_nodes),
         "C": str(job.allocated_nodes * job.cpus_per_task),
         "l": limit_text(job.time_min),
+        "L": time_left_text(job),
         "N": hosts,
         "o": job.command,
         "j": job.name,

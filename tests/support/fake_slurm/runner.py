@@ -192,7 +192,6 @@ def environment_of(job: Job) -> dict[str, str]:
             min(CPUS_PER_NODE, job.tasks_per_node * job.cpus_per_task)
         ),
         "SLURM_JOBID": str(job.id),
-        "SLURM_JOB_END_TIME": str(int(job.started) + 60 * job.time_min),
         "SLURM_JOB_ID": str(job.id),
         "SLURM_JOB_NAME": job.name,
         "SLURM_JOB_NODELIST": hosts,
