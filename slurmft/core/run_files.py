@@ -149,6 +149,8 @@ class Started:
     attempt: int
     meetings: int
     """How often the ranks have met in this attempt."""
+    world_size: int | None = None
+    """How many ranks it has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

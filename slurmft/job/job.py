@@ -224,7 +224,7 @@ class Job:
         assert self._run is not None
         self._meetings += 1
         if self.is_main:
-            self._run.mark_started(self._meetings)
+            self._run.mark_started(self._meetings, self.world_size)
             self.record("met", attempt=current_attempt(), meetings=self._meetings)
 
     # --- between steps ----------------------------------------------------------------------------

@@ -581,6 +581,9 @@ def main(run_dir: str) -> None:
             redirect_output(run, rank)
         run.settle_permissions()
         bind_rank(os.environ)
+        if rank == 0:
+            world_size = int(os.environ.get("WORLD_SIZE", "1"))
+            run.mark_started(run.meetings(current_attempt()), world_size)
         program = OwnProgram.of(config.program)
         assert program is not None
         code = OwnProcess(run, program, rank, config.job).run()

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from slurmft.core import fingerprint, removal
 from slurmft.core.decode import read
@@ -225,11 +224,10 @@ def recovered(run: RunDir) -> Outcome | None:
 
 
 def _record_result(run: RunDir) -> None:
-    """Writes the result of a program that does not record it by itself, and has not: what it has
-    measured, and how long it took."""
+    """Writes the result of a program that does not record it by itself: what it has measured, and
+    how long it took. To one that the program, or its library, has recorded, it adds what is in the
+    program's own file."""
     config = run.load_config()
-    if run.result.exists():
-        return
     try:
         metrics = kind_of(config.program).read_result()
     except LookupError as error:
@@ -237,11 +235,17 @@ def _record_result(run: RunDir) -> None:
         metrics = {}
     if metrics is None:
         return
-    result: dict[str, Any] = {
+    result = run.read_result()
+    if result is not None:
+        if metrics:
+            result["metrics"] = result["metrics"] | metrics
+            run.tell(run.result, result, f"result: {result}")
+        return
+    result = {
         "metrics": metrics,
         "primary_metric": next(iter(metrics), None),
-        # Such a program does not tell its number of ranks; each has a log.
-        "world_size": len(list(run.logs.glob("rank-*.log"))),
+        # Each rank has a log; but ranks of earlier attempts may have been more.
+        "world_size": run.world_size() or len(list(run.logs.glob("rank-*.log"))),
         "steps": None,
         "phases_s": {},
         "nodes": run.attempt_nodes(config.job.nodes, config.job.min_nodes),

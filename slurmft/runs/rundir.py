@@ -552,10 +552,19 @@ class RunDir:
             return 0
         return started.meetings
 
-    def mark_started(self, meetings: int) -> None:
+    def world_size(self) -> int | None:
+        """Returns how many ranks the last attempt had; None: it has not come so far."""
+        started = read(self.started, Started)
+        if started is None or started.attempt != self.attempt_number():
+            return None
+        return started.world_size
+
+    def mark_started(self, meetings: int, world_size: int) -> None:
         """Records that the ranks have met, for so many times in this attempt: what failed before
         this is overcome."""
-        started = Started(attempt=current_attempt(), meetings=meetings)
+        started = Started(
+            attempt=current_attempt(), meetings=meetings, world_size=world_size
+        )
         self.tell(self.started, started, "the ranks have met")
 
     def checkpoint_names(self) -> list[str]:

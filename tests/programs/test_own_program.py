@@ -494,6 +494,33 @@ def test_arguments_stay_as_they_are(here: Path) -> None:
         assert str(words[-1:]) in done.out
 
 
+def test_result_has_the_ranks_of_the_last_start(here: Path) -> None:
+    """Those of earlier ones, which were more, have left their logs."""
+    text = "import os, sys; sys.exit(os.environ['WORLD_SIZE'] == '2')"
+    write(here, "train.py", text)
+    size = ("--nodes", "2", "--nproc-per-node", "1")
+    failed = run("--per", "process", *size, "--", "train.py")
+    assert failed.code == 1
+    assert failed.run.rank_log(1).exists()
+    resumed = api.Run(str(failed.run.path)).resume(nodes=1)
+    assert resumed.wait(PATIENCE_S)["world_size"] == 1
+
+
+def test_result_file_of_a_program_that_attaches(here: Path) -> None:
+    """Its library may report a result, too: both are there, the library's first."""
+    text = """\
+import slurmft
+with slurmft.attach() as job:
+    open("r", "w").write('{"x": 1.5, "y": 2}')
+    job.result(train_loss=0.5, x=1)
+"""
+    write(here, "train.py", text)
+    done = run("--nproc-per-node", "1", "--result-file", "r", "--", "train.py")
+    assert done.code == 0, done.err
+    assert done.result["metrics"] == {"train_loss": 0.5, "x": 1.5, "y": 2}
+    assert done.result["primary_metric"] == "train_loss"
+
+
 def test_from_python(here: Path) -> None:
     write(
         here,

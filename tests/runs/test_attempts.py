@@ -597,7 +597,7 @@ def root(run: RunDir) -> str | None:
 
 def meet(run: RunDir, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ATTEMPT, str(run.attempt_number()))
-    run.mark_started(times)
+    run.mark_started(times, 2)
 
 
 @pytest.mark.parametrize("clock_s", [-HOUR_S, 0.0, HOUR_S])

@@ -217,7 +217,7 @@ def test_what_is_only_told_goes_to_stderr_where_the_disk_is_full(
     run.set_state("running")
     ballast = fill(small_disk)
     run.set_state("requeued", "stopped; the newest checkpoint is step-00000005", 75)
-    run.mark_started(1)
+    run.mark_started(1, 2)
     token = "hf_" + "a" * 34
     failure = run.add(
         Failure.of("rank 3 on n1", SlurmftError(f"no room; {token}", code=7))
