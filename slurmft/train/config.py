@@ -1244,8 +1244,8 @@ def _check_class_weights(task: str) -> None:
 
 def _check_label_smoothing(task: str) -> None:
     """Raises UsageError where the labels of a task cannot be smoothed."""
-    # A target's tokens are labels as classes are.
-    if task != "seq2seq":
+    # The tokens that a model is to write are labels as classes are.
+    if task not in ("seq2seq", "causal-lm", "sft"):
         _check_has_classes(
             "--label-smoothing", task, "smooth them in loss() of the task"
         )

@@ -105,7 +105,7 @@ def test_config_survives_json() -> None:
             ({"label_smoothing": 0.1, "task": task}, why)
             for task, why in {
                 "text-regression": "it has no classes",
-                "causal-lm": "it has no classes",
+                "squad": "it has no classes",
                 "multi-label": "each of its classes is a decision of its own",
             }.items()
         ),

@@ -185,14 +185,17 @@ def test_what_is_cut_is_told(tmp_path: Path, decoder: Path) -> None:
 # --- the loss -------------------------------------------------------------------------------------
 
 
-def test_loss_and_its_gradient_are_torchs() -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_and_its_gradient_are_torchs(smoothing: float) -> None:
     labels = torch.randint(0, 50_000, (64,))
     labels[::5] = IGNORED
     given = (3 * torch.randn(64, 50_000)).requires_grad_()
-    expected = torch.nn.functional.cross_entropy(given, labels, reduction="sum")
+    expected = torch.nn.functional.cross_entropy(
+        given, labels, reduction="sum", label_smoothing=smoothing
+    )
     (gradient,) = torch.autograd.grad(expected, given)
     other = given.detach().clone().requires_grad_()
-    losses = _losses(other * 1, labels)
+    losses = _losses(other * 1, labels, smoothing)
     assert (losses[::5] == 0).all()
     assert losses.sum().item() == pytest.approx(expected.item(), rel=1e-6)
     (own,) = torch.autograd.grad(losses.sum() * 2, other)

@@ -91,7 +91,10 @@ def by_trainer(
 
 @pytest.mark.parametrize(
     ("name", "smoothing"),
-    [*((name, 0.0) for name in MAKERS), ("emotion", 0.2), ("seq2seq", 0.2)],
+    [
+        *((name, 0.0) for name in MAKERS),
+        *((name, 0.2) for name in ("emotion", "seq2seq", "causal-lm")),
+    ],
 )
 def test_loss_is_that_of_the_trainer(
     name: str, smoothing: float, tmp_path: Path

@@ -198,11 +198,16 @@ class Task(Pretrained):
     def loss(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
         labels = batch.targets["labels"].flatten()
         has_label = labels != IGNORED
-        return _losses(output.logits, labels).sum(), has_label.sum()
+        losses = _losses(output.logits, labels, self.config.label_smoothing)
+        return losses.sum(), has_label.sum()
 
     def evaluate(self, model: Any, batch: Batch, data: TokenData) -> Evaluated:
+        output = model(**batch.inputs)
+        predictions = self.predict(output, batch, data)
+        # A perplexity is of the labels as they are.
+        if self.config.label_smoothing:
+            return Evaluated(predictions, *self.loss(output, batch))
         # The predictions have the losses: those of a large vocabulary are not computed twice.
-        predictions = self.predict(model(**batch.inputs), batch, data)
         loss, tokens, _ = predictions.sum(0)
         return Evaluated(predictions, loss, tokens)
 
@@ -250,39 +255,52 @@ class _CrossEntropy(torch.autograd.Function):
 
     They are by far the largest tensor of a language model. So nothing of their size is made:
     forwards some rows are computed at a time, and backwards their gradient takes their place.
+    `smoothing` is the part of each label that is spread evenly over all tokens of the vocabulary.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float
+    ) -> torch.Tensor:
         # At least one: a row of a large vocabulary may be larger than the limit.
         ctx.rows = max(_LOGITS_AT_ONCE // logits.shape[-1], 1)
         parts: Any = logits.split(ctx.rows)  # type: ignore[no-untyped-call]
         sums_of_parts = [part.float().logsumexp(-1) for part in parts]
         sums = torch.cat(sums_of_parts)
         ctx.save_for_backward(logits, labels, sums)
+        ctx.smoothing = smoothing
         # -log(softmax) at the label: the logarithm of all exponentials' sum, less its own logit.
-        logits_of_labels = logits.gather(1, labels[:, None])
-        return sums - logits_of_labels.squeeze(1)
+        targets = logits.gather(1, labels[:, None]).squeeze(1)
+        if smoothing:
+            means = torch.cat([part.float().mean(-1) for part in parts])
+            targets = (1 - smoothing) * targets + smoothing * means
+        return sums - targets
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits, *others = ctx.saved_tensors
         parts = [tensor.split(ctx.rows) for tensor in (logits, *others, *gradients)]
         for rows, labels, sums, gradient in zip(*parts, strict=True):
-            # The gradient of a cross entropy: probabilities, less 1 at the label.
+            # The gradient of a cross entropy: probabilities, less those of the label.
             rows.sub_(sums[:, None]).exp_()
-            minus_one = rows.new_full((len(rows), 1), -1.0)
-            rows.scatter_add_(1, labels[:, None], minus_one)
+            if ctx.smoothing:
+                rows.sub_(ctx.smoothing / rows.shape[1])
+            of_label = rows.new_full((len(rows), 1), ctx.smoothing - 1.0)
+            rows.scatter_add_(1, labels[:, None], of_label)
             rows.mul_(gradient[:, None])
-        return logits, None
+        return logits, None, None
 
 
-def _losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _losses(
+    logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
+) -> torch.Tensor:
     """Returns the loss of each token, 0 where it has no label: (tokens,).
 
     The backward pass overwrites the logits.
     """
     # IGNORED is negative, and no index: any class stands for it until its loss becomes 0.
     classes = labels.clamp(min=0)
-    losses: torch.Tensor = _CrossEntropy.apply(logits.flatten(0, -2), classes)  # type: ignore[no-untyped-call]
+    losses: torch.Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits.flatten(0, -2), classes, smoothing
+    )
     return losses.masked_fill(labels == IGNORED, 0)
