@@ -428,7 +428,8 @@ def write_many_labels(
 
 
 def write_seq2seq_model(folder: Path, kind: str = "t5") -> Path:
-    """Saves a small T5 or BART with random weights, and a tokenizer whose tokens are WORDS."""
+    """Saves a small T5, or one of Bart's kin by the name of its classes, with random weights, and a
+    tokenizer whose tokens are WORDS."""
     import torch
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -459,13 +460,15 @@ def write_seq2seq_model(folder: Path, kind: str = "t5") -> Path:
         )
         transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
     else:
-        config = transformers.BartConfig(
+        name = "Bart" if kind == "bart" else kind
+        config = getattr(transformers, f"{name}Config")(
             vocab_size=len(names), d_model=64, encoder_layers=1, decoder_layers=1,
             encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128,
             decoder_ffn_dim=128, max_position_embeddings=64, init_std=0.1, bos_token_id=0,
             forced_eos_token_id=None, **ids,
         )  # fmt: skip
-        transformers.BartForConditionalGeneration(config).save_pretrained(folder)
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+        model.save_pretrained(folder)
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import warnings
 from importlib.util import find_spec
@@ -147,6 +148,13 @@ def test_a_global_batch_has_the_same_loss_however_it_is_divided(
     assert done.result["metrics"] == pytest.approx(triplets.result["metrics"])
 
 
+def truncate(model: Path, size: int) -> None:
+    """Lets sentence-transformers return the first numbers of vectors alone."""
+    file = model / "config_sentence_transformers.json"
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(settings | {"truncate_dim": size}))
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "preset", ["triplets", pytest.param("scores", marks=pytest.mark.extra("training"))]
@@ -210,6 +218,7 @@ def test_modules_and_prompts_of_the_base_are_trained_and_saved(
     from sentence_transformers.sentence_transformer import losses
 
     base = write_sentence_model(tmp_path / "base")
+    truncate(base, 12)
     flags = ("--epochs", "2", "--batch-size", "8", "--nodes", "2", "--save", "last")
     done = run(tmp_path, preset, compared, base, *flags)
     kind = losses.MultipleNegativesRankingLoss
@@ -228,11 +237,35 @@ def test_modules_and_prompts_of_the_base_are_trained_and_saved(
     assert (saved.prompts, saved.default_prompt_name) == (PROMPTS, "query")
     texts, *_ = texts_of(preset, rows_of(compared, "validation"))
     vectors = saved.encode(texts)
-    lengths = np.linalg.norm(theirs.encode(texts), axis=1, keepdims=True)
+    assert vectors.shape == (len(texts), 12)
+    whole_vectors = theirs.encode(texts, truncate_dim=16)
+    lengths = np.linalg.norm(whole_vectors, axis=1, keepdims=True)
     assert vectors * lengths == pytest.approx(theirs.encode(texts), abs=1e-4)
     assert saved.encode(texts, prompt="") != pytest.approx(vectors, abs=1e-3)
     predictions = predicted(done.run, compared, tmp_path / "vectors.npy")
     assert predictions == pytest.approx(vectors, abs=1e-5)
+
+
+@pytest.mark.processes
+@pytest.mark.extra("training")
+def test_layers_behind_a_model_with_weights_that_nothing_uses(
+    tmp_path: Path, compared: Path
+) -> None:
+    """RoFormer's table of positions, which is computed, and not trained."""
+    from transformers import RoFormerConfig, RoFormerModel
+
+    base = write_sentence_model(tmp_path / "base")
+    config = RoFormerConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=64,
+    )  # fmt: skip
+    RoFormerModel(config).save_pretrained(base)
+    losses = []
+    for nodes in ("1", "2"):
+        flags = ("--nodes", nodes, "--global-batch-size", "16", "--max-steps", "3")
+        done = run(tmp_path / nodes, "triplets", compared, base, *flags)
+        losses.append([step["loss"] for step in records(done.run, "step")])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -508,14 +541,18 @@ def test_a_pooler_that_the_source_lacks_is_not_saved(
 
 
 @pytest.mark.processes  # its import starts one
+@pytest.mark.parametrize("size", [None, 3])
 def test_metrics_are_those_of_sentence_transformers(
-    compared: Path, model: Path
+    compared: Path, model: Path, tmp_path: Path, size: int | None
 ) -> None:
     """Of the model as it comes, with an anchor that has two texts, and texts that are there twice,
     one of them in capitals: a document of the evaluator is what the model can tell apart."""
     st = reference()
     from sentence_transformers.sentence_transformer import evaluation
 
+    if size is not None:
+        model = Path(shutil.copytree(model, tmp_path / "truncated"))
+        truncate(model, size)
     rows = rows_of(compared, "validation")
     rows[3]["anchor"] = rows[2]["anchor"]
     rows[5]["positive"] = rows[6]["positive"]
@@ -523,8 +560,9 @@ def test_metrics_are_those_of_sentence_transformers(
     rows[8]["anchor"] = rows[7]["anchor"].upper()
     for copied, number in ((7, 9), (2, 10), (5, 11)):
         rows[number]["positive"] = f" {rows[copied]['positive'].upper()}  "
-    data = write_splits(compared.parent / "again", {"train": rows, "validation": rows})
+    data = write_splits(tmp_path / "again", {"train": rows, "validation": rows})
     encoder = plain_encoder(st, model)
+    encoder.truncate_dim = size
     texts = {
         text.lower().strip()
         for row in rows

@@ -291,6 +291,7 @@ def test_texts_are_cut_to_the_positions_of_the_model(tmp_path: Path) -> None:
         ("MPNet", {}, 38),
         ("GPT2", {"n_positions": 40}, 40),
         ("OPT", {"ffn_dim": 8, "word_embed_proj_dim": 8}, 40),
+        ("Nystromformer", {"num_landmarks": 40, "segment_means_seq_len": 40}, 40),
         ("Llama", {}, None),
         ("T5", {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2}, None),
     ],

@@ -216,3 +216,18 @@ def test_packages_that_are_missing(
         configure.configure(flags)
     assert caught.value.hint
     assert caught.value.hint.endswith("pip install rouge-score sacrebleu")
+
+
+@pytest.mark.parametrize("kind", ["bart", "M2M100", "BlenderbotSmall"])
+def test_loss_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
+    """Some models have no method that makes the decoder's inputs: they make them of labels."""
+    data = write_copies(tmp_path / "data", 12, 4)
+    task = task_of(data, write_seq2seq_model(tmp_path / "model", kind))
+    tokens = task.prepare()
+    model = task.model(tokens).eval()
+    batch = task.batch(tokens.train.batch(np.arange(12), 0), tokens.train)
+    with torch.no_grad():
+        total, count = task.loss(model(**batch.inputs), batch)
+        del batch.inputs["decoder_input_ids"]
+        expected = model(**batch.inputs, labels=batch.targets["labels"]).loss
+    assert float(total / count) == pytest.approx(float(expected), rel=1e-5)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from slurmft.core.errors import UsageError
 from slurmft.train import tasks
@@ -21,10 +23,16 @@ from slurmft.train.login.sources import localize
 from slurmft.train.recipes import RECIPES
 from slurmft.train.task_facts import TASKS
 from slurmft.train.tasks import sequence
+from slurmft.train.tasks.base import set_dropout
 from slurmft.train.tasks.metrics import SCORES
 from slurmft.train.tasks.pretrained import Pretrained
 from tests.conftest import Done, assert_two_lines, records
-from tests.support.models import write_model, write_pairs, write_splits
+from tests.support.models import (
+    write_decoder,
+    write_model,
+    write_pairs,
+    write_splits,
+)
 from tests.train.test_trainer import EXACT, train
 
 PAIR = ("sentence1", "sentence2")
@@ -47,6 +55,51 @@ def test_weights_are_mapped_from_their_file(tmp_path: Path) -> None:
     for name, weight in weights.items():
         address = weight.data_ptr()
         assert any(first <= address < last for first, last in mapped), name
+
+
+def test_dropout_is_that_of_all_modules(tmp_path: Path) -> None:
+    """The configuration of a decoder has none for a head for words, which is made with 0.1."""
+    folder = write_decoder(tmp_path / "model")
+    config = TrainConfig.resolve(
+        task="token-classification", data="unused/data", model=str(folder), dropout=0.3
+    )
+    data: Any = type("Data", (), {"labels": ["a", "b"]})
+    model = tasks.get(config).model(data)
+    modules = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
+    assert {module.p for module in modules} == {0.3}
+
+
+def test_switches_of_dropout_stay() -> None:
+    config = transformers.EsmConfig(vocab_size=9, mask_token_id=4, token_dropout=True)
+    set_dropout(config, 0.3)
+    assert config.token_dropout is True
+    assert config.hidden_dropout_prob == 0.3
+
+
+@pytest.mark.parametrize("kind", ["Bert", "XLNet"])
+def test_a_saved_tokenizer_gives_what_the_model_was_trained_on(
+    kind: str, tmp_path: Path
+) -> None:
+    """XLNet's configuration has no number of types, so that texts are read without them."""
+    model = write_model(tmp_path / "model")
+    getattr(transformers, f"{kind}Config")(vocab_size=60).save_pretrained(model)
+    data = write_pairs(
+        tmp_path / "data", ("text", "other"), 2, {"train": 9, "validation": 9}
+    )
+    task = tasks.get(
+        TrainConfig.resolve(
+            task="text-classification", data=str(data), model=str(model),
+            text_pair_column="other",
+        )
+    )  # fmt: skip
+    tokens = task.prepare()
+    task.save_tokenizer(tmp_path / "saved")
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    row = json.loads((data / "train.jsonl").read_text().splitlines()[0])
+    given = saved(row["text"], row["other"])
+    read = tokens.train.batch(np.array([0]), 0).inputs
+    assert given.keys() == read.keys()
+    assert all(given[name] == read[name][0].tolist() for name in given)
 
 
 GLUE = [task for task in TASKS if RECIPES[task].get("data") == "nyu-mll/glue"]

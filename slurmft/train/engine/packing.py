@@ -596,7 +596,14 @@ def position_limits(base: Any) -> tuple[int, int]:
             # RoBERTa's positions begin behind that of padding
             if module.padding_idx is not None:
                 first = module.padding_idx + 1
-            return module.num_embeddings - first, first
+            most = module.num_embeddings - first
+            # Nystromformer, YOSO and MRA have two rows more than numbers of positions.
+            numbers = getattr(
+                base.get_submodule(name.rpartition(".")[0]), "position_ids", None
+            )
+            if numbers is not None:
+                most = min(most, numbers.shape[-1])
+            return most, first
     return sys.maxsize, 0
 
 

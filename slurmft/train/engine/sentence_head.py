@@ -78,6 +78,22 @@ def _activation(path: str) -> nn.Module:
     )
 
 
+class _Announced(torch.autograd.Function):
+    """Hidden states as they are; weights that are used behind the model stand in their graph, too.
+
+    Where a model has weights that no loss uses, DDP looks for them in the graph of its output.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, *weights: Tensor) -> Tensor:
+        ctx.weights = len(weights)
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return (*gradients, *[None] * ctx.weights)
+
+
 class SentenceHead:
     """Makes vectors of length 1, by a pooling and the layers behind it."""
 
@@ -92,12 +108,21 @@ class SentenceHead:
             model.sentence_dense = self.layers
             # In the model's own file, transformers would find weights that it has no layer for.
             model.saved_apart = ("sentence_dense.",)
+            model.register_forward_hook(self._announce)
+
+    def _announce(self, model: Any, inputs: Any, output: Any) -> None:
+        states = output.last_hidden_state
+        output.last_hidden_state = _Announced.apply(states, *self.layers.parameters())  # type: ignore[no-untyped-call]
 
     def size(self, hidden_size: int) -> int:
         """Returns the numbers of a vector, of a model whose states have so many."""
         if self.modules.dense:
             return self.modules.dense[-1].out_features
         return hidden_size * len(self.modules.poolings)
+
+    def kept(self, vectors: Any) -> Any:
+        """Returns what `encode()` returns of vectors, an array or a tensor: (texts, kept)."""
+        return vectors[:, : self.modules.truncate_dim]
 
     def vectors(self, states: Tensor, lengths: Tensor) -> Tensor:
         """Returns a vector of each text: fp32, (texts, size).
@@ -133,6 +158,8 @@ class SentenceHead:
         if self.modules.prompts:
             settings["prompts"] = dict(self.modules.prompts)
             settings["default_prompt_name"] = self.modules.default_prompt
+        if self.modules.truncate_dim is not None:
+            settings["truncate_dim"] = self.modules.truncate_dim
         write_json(folder / SETTINGS, settings)
 
     def _pooling(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ The login node and the ranks read them by this code. It needs neither torch nor 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class SentenceModules:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     """Name of the prompt that stands before every text."""
+    truncate_dim: int | None = None
+    """How many numbers of a vector `encode()` returns, the first ones; None: all."""
 
     @property
     def prompt(self) -> str:
@@ -190,8 +192,13 @@ def read(model: str, file_of: FileOf) -> SentenceModules:
     """
     prompts, default_prompt = _prompts(model, file_of)
     modules_file = file_of(MODULES)
+    base = SentenceModules(
+        prompts=prompts,
+        default_prompt=default_prompt,
+        truncate_dim=_settings(file_of).get("truncate_dim"),
+    )
     if modules_file is None:
-        return SentenceModules(prompts=prompts, default_prompt=default_prompt)
+        return base
     modules = _modules(model, modules_file)
     folders = [module["path"] for module in modules]
     kinds = [_kind(module) for module in modules]
@@ -213,7 +220,7 @@ def read(model: str, file_of: FileOf) -> SentenceModules:
     for kind, folder in zip(kinds, folders, strict=True):
         if kind == "Dense":
             dense.append(_dense(model, folder, file_of))
-    return SentenceModules(poolings, tuple(dense), prompts, default_prompt)
+    return replace(base, poolings=poolings, dense=tuple(dense))
 
 
 def _json(path: Path) -> Any:

@@ -78,8 +78,9 @@ def kind_of(task: Any, data: TokenData, predict: PredictConfig) -> Kind:
             generate = partial(_continued, settings, task.config.seed)
             return replace(_kind_of_texts(data, most, generate), pads_left=True)
         case embeddings.Task():
-            kind = _kind_of_task(task, _columns_of_vectors)
-            return replace(kind, shape=(task.vector_size,))
+            vectors = partial(_kept_vectors, task)
+            kept = len(range(task.vector_size)[: task.head.modules.truncate_dim])
+            return Kind((kept,), task.prediction_dtype, vectors, _columns_of_vectors)
         case reranker.Task():
             return Kind((), np.float64, _scores, _columns_of_numbers)
         case _ if not data.labels:
@@ -208,6 +209,12 @@ def _scores(model: Any, batch: Batch, data: TokenData) -> Any:
 
 def _columns_of_numbers(inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:
     return {"prediction": values.tolist()}
+
+
+def _kept_vectors(
+    task: embeddings.Task, model: Any, batch: Batch, data: TokenData
+) -> Any:
+    return task.head.kept(_predictions_of_task(task, model, batch, data))
 
 
 def _columns_of_vectors(inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:

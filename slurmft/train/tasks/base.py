@@ -259,12 +259,25 @@ def label_maps(labels: list[str]) -> dict[str, Any]:
     }
 
 
+def set_dropout_of_modules(model: torch.nn.Module, dropout: float | None) -> None:
+    """Sets the dropout probability of a model's modules: no configuration has that of the heads for
+    words of decoders, such as Qwen2's. None leaves them."""
+    import torch
+
+    if dropout is None:
+        return
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = dropout
+
+
 def set_dropout(model_config: Any, dropout: float | None) -> None:
     """Sets every dropout probability of a model's configuration; None leaves them."""
     if dropout is None:
         return
     for name, value in model_config.to_dict().items():
         is_dropout = "dropout" in name or name.endswith("_pdrop")  # as GPT-2 calls them
-        # Some names with "dropout" are switches or lists, which stay.
-        if is_dropout and (value is None or isinstance(value, int | float)):
+        # Some names with "dropout" are lists, or switches as ESM's token_dropout, which stay.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_dropout and (value is None or is_number):
             setattr(model_config, name, dropout)

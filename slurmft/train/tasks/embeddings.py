@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 from transformers import AutoConfig, AutoModel
 
 from slurmft.core.errors import UsageError
@@ -211,21 +211,29 @@ class Task(Pretrained):
         split."""
         check_numbers(predictions)
         table = data.validation
+        compared = self._compared(predictions)
         if self._has_scores:
-            pairs = predictions.reshape(-1, 2, predictions.shape[-1]).astype(np.float64)
-            cosines = (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
+            cosines = _cosines(compared)
             # Both texts of a pair have its score.
             scores = table.labels[::2]
             values = {name: SCORES[name](cosines, scores) for name in self.metric_names}
-            return values | {LOSS: float(np.mean(np.square(cosines - scores)))}
+            errors = _cosines(predictions) - scores
+            return values | {LOSS: float(np.mean(np.square(errors)))}
         texts = self._ranked_texts(data)
-        ranks = ranks_of_positives(predictions, texts, self._texts)
+        ranks = ranks_of_positives(compared, texts, self._texts)
         reciprocals = np.where(ranks <= _MOST_RANKED, 1 / ranks, 0)
         first_name, second_name = self.metric_names
         return {
             first_name: float(np.mean(ranks == 1)),
             second_name: float(np.mean(reciprocals)),
         }
+
+    def _compared(self, vectors: np.ndarray) -> np.ndarray:
+        """Returns what cosines of the saved model's vectors compare. A loss is of whole vectors, as
+        that of sentence-transformers."""
+        if self.head.modules.truncate_dim is None:
+            return vectors
+        return normalize(torch.from_numpy(self.head.kept(vectors)), dim=-1).numpy()
 
     def _ranked_texts(self, data: TokenData) -> np.ndarray:
         """Returns a number for each text of the validation split: int64, (texts,).
@@ -267,6 +275,13 @@ class Task(Pretrained):
                 count = min(at_once, len(rows) - first)
                 total += float(self.coupled_loss(rows, first, count))
         return total / len(by_row)
+
+
+def _cosines(vectors: np.ndarray) -> np.ndarray:
+    """Returns the cosine of each pair of texts, whose vectors of length 1 follow one another."""
+    pairs = vectors.reshape(-1, 2, vectors.shape[-1]).astype(np.float64)
+    cosines: np.ndarray = (pairs[:, 0] * pairs[:, 1]).sum(axis=-1)
+    return cosines
 
 
 def by_row(samples: np.ndarray, row_size: int) -> np.ndarray:

@@ -35,7 +35,7 @@ from slurmft.train.login.validation_part import (
     splits_of_data,
 )
 from slurmft.train.task_facts import TASKS
-from slurmft.train.tasks.base import Task, set_dropout
+from slurmft.train.tasks.base import Task, set_dropout, set_dropout_of_modules
 from slurmft.train.tasks.hub import Loaded, Rows, Source, from_hub
 
 _SHARED_CODE = (
@@ -395,7 +395,9 @@ class Pretrained(Task):
             for row in filled(encoded.get("token_type_ids", ()), 0):
                 types.append(np.asarray(row, dtype=np.int8))
         self.warn_of_cuts(is_cut, what, longest)
-        if len(texts) > 1 and self.tells_texts_apart(tokenizer):
+        # Funnel's first token has a type of its own in a single text, too.
+        are_told_apart = any(numbers.any() for numbers in types)
+        if are_told_apart and self.tells_texts_apart(tokenizer):
             return ids, types
         return ids, None
 
@@ -490,6 +492,12 @@ class Pretrained(Task):
         if self.facts.library == LIBRARY:
             # It cuts texts as they were cut here.
             tokenizer.model_max_length = self.longest(tokenizer)
+        if not self.tells_texts_apart(tokenizer):
+            # The saved model gets what it was trained on, as XLNet, or GPT-2 with BERT's tokenizer.
+            names = [n for n in tokenizer.model_input_names if n != "token_type_ids"]
+            tokenizer.model_input_names = names
+            # Only what is among these is written.
+            tokenizer.init_kwargs["model_input_names"] = names
         tokenizer.save_pretrained(folder)
 
     def tells_texts_apart(self, tokenizer: Any) -> bool:
@@ -530,6 +538,7 @@ class Pretrained(Task):
             output_loading_info=True,
             **lora.quantization(self.config),
         )
+        set_dropout_of_modules(model, self.config.dropout)
         # new weights, which LoRA trains whole
         model.missing_keys = loading["missing_keys"]
         model.stored_dtype = stored_dtype

@@ -8,7 +8,8 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ class Task(Pretrained):
             do_sample=False,
         )
         _drop_unused(generation_config)
-        self._decoder_inputs = model.prepare_decoder_input_ids_from_labels
+        self._decoder_inputs = _maker_of_decoder_inputs(model)
         if data.folder:  # the source of the tokenizer may be gone
             self._decoder = AutoTokenizer.from_pretrained(data.folder / "tokenizer")
         else:
@@ -216,6 +217,18 @@ class Task(Pretrained):
         ids = [row[row != NO_TOKEN] for row in tokens]
         texts = self._decoder.batch_decode(ids, skip_special_tokens=True)
         return {"": text_inputs(texts, data.read_texts())}
+
+
+def _maker_of_decoder_inputs(model: Any) -> Callable[..., torch.Tensor]:
+    """Returns what makes the decoder's inputs of `labels`, as the model does of labels alone."""
+    make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if make is not None:
+        return make
+    # M2M-100, NLLB and Blenderbot have no method for it, but a function of their module.
+    shift = vars(sys.modules[type(model).__module__])["shift_tokens_right"]
+    pad = model.config.pad_token_id
+    start = model.config.decoder_start_token_id
+    return lambda labels: shift(labels, pad, start)
 
 
 @contextlib.contextmanager
