@@ -221,8 +221,9 @@ class Task(Pretrained):
 
 def _maker_of_decoder_inputs(model: Any) -> Callable[..., torch.Tensor]:
     """Returns what makes the decoder's inputs of `labels`, as the model does of labels alone."""
-    make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if make is not None:
+    name = "prepare_decoder_input_ids_from_labels"
+    if hasattr(model, name):
+        make: Callable[..., torch.Tensor] = getattr(model, name)
         return make
     # M2M-100, NLLB and Blenderbot have no method for it, but a function of their module.
     shift = vars(sys.modules[type(model).__module__])["shift_tokens_right"]
