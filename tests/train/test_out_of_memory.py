@@ -407,3 +407,6 @@ def test_batch_norms_need_the_batches_of_all_nodes() -> None:
     memory_limits.check_batch_norms(plan, torch.nn.Linear(2, 2))
     with pytest.raises(SlurmftError, match="6 batches rather than 4 make up"):
         memory_limits.check_batch_norms(plan, model)
+    plan = replace(plan, world_size=1, resumed_batch_size=32, resumed_parts=2)
+    with pytest.raises(SlurmftError, match="4 batches rather than 2 make up"):
+        memory_limits.check_batch_norms(plan, model)

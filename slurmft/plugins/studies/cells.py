@@ -12,7 +12,7 @@ from slurmft.core.options import Option, options
 from slurmft.core.program import kind_class
 from slurmft.programs.description import FLAGS
 from slurmft.runs.scan import MeasuredRun
-from slurmft.train.config import TrainConfig
+from slurmft.train.config import AUTO, TrainConfig
 
 _TRAINING = options(TrainConfig) | options(JobConfig)
 _OWN_PROGRAM = FLAGS | options(JobConfig)
@@ -64,6 +64,10 @@ def fields_of(run: MeasuredRun) -> dict[str, Any]:
         # Repeats have seeds of their own; --seed is an argument of the user's program.
         if affects and name not in ("seed", "--seed"):
             fields[name] = value
+    # What memory held may differ from run to run, and the time of a step with it.
+    tried_size = (run.result or {}).get("batch_size")
+    if fields.get("batch_size") == AUTO and tried_size:
+        fields["batch_size"] = f"{AUTO}: {tried_size}"
     # On another number of nodes it is another measurement; its global batch is that of the most.
     if fields.get("min_nodes") is not None:
         fields["min_nodes"] = f"{fields['min_nodes']}-{fields['nodes']}"

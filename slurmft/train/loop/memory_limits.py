@@ -45,26 +45,26 @@ def note(run: RunDir, limits: MemoryLimits) -> None:
 
 
 def check_batch_norms(plan: Plan, model: nn.Module) -> None:
-    """Raises SlurmftError where fewer samples at a time, or other batches on fewer nodes, would be
-    another training."""
+    """Raises SlurmftError where fewer samples at a time, or other batches on another number of
+    nodes, would be another training."""
     if plan.is_auto and has_batch_statistics(model):
         raise SlurmftError(
             "--batch-size auto cannot be used with a model that has batch norms: with other "
             "samples at a time they train otherwise",
             "give the number: --batch-size 8",
         )
-    if plan.parts != plan.parts_of_all_nodes and has_batch_statistics(model):
-        raise SlurmftError(
-            f"{plan.parts} batches rather than {plan.parts_of_all_nodes} make up a step on fewer "
-            "nodes than --nodes, and the model has batch norms, which with other batches train "
-            "otherwise",
-            "resume it on the most nodes of its range: slurmft resume RUN --nodes N",
-        )
     if plan.micro_batch_size < plan.batch_size and has_batch_statistics(model):
         raise SlurmftError(
             f"memory was too small for --batch-size {plan.config.batch_size}, and the model has "
             "batch norms, which with fewer samples at a time train otherwise",
             f"submit a new run, with --batch-size {plan.micro_batch_size} or more memory",
+        )
+    if plan.parts != plan.parts_before and has_batch_statistics(model):
+        raise SlurmftError(
+            f"{plan.parts} batches rather than {plan.parts_before} make up a step on this number "
+            "of nodes, and the model has batch norms, which with other batches train otherwise",
+            "resume it on as many nodes as it had, or as --nodes asks for: slurmft resume RUN "
+            "--nodes N",
         )
 
 

@@ -90,6 +90,7 @@ class Setup:
             validation_samples=data.rows(data.validation),
             least_rows=task.least_step_rows,
             resumed_batch_size=_batch_size_of(checkpoint),
+            resumed_parts=checkpoint.setup.get("parts") if checkpoint else None,
             memory_limit=limits.train_samples,
             absent_ranks=world.size // job.nodes * (job.config.job.nodes - job.nodes),
         )
@@ -187,6 +188,7 @@ class Setup:
         return self._may_change() | {
             "shard": self.config.shard,
             "global_batch_size": self.plan.global_batch_size,
+            "parts": self.plan.parts,
             "tokens_sha256": self.tokens_sha256,
         }
 

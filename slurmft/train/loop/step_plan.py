@@ -31,6 +31,8 @@ class Plan:
     """Rows of the smallest step that an epoch may end with, see `Task.least_step_rows`."""
     resumed_batch_size: int | None = None
     """Global batch size of the run that this one continues: kept, whatever the number of ranks."""
+    resumed_parts: int | None = None
+    """Batches that made up a step of that run when its checkpoint was written."""
     memory_limit: int | None = None
     """The most samples of a rank's batch, where memory was too small for --batch-size, or that is
     auto."""
@@ -67,8 +69,11 @@ class Plan:
         return self.world_size * self.micro_steps
 
     @property
-    def parts_of_all_nodes(self) -> int:
-        """Batches of an optimizer step where Slurm gives all of --nodes."""
+    def parts_before(self) -> int:
+        """Batches of an optimizer step in the run that this one continues; of one that starts,
+        where Slurm gives all of --nodes."""
+        if self.resumed_parts:
+            return self.resumed_parts
         return replace(self, world_size=self._all_ranks, absent_ranks=0).parts
 
     @property

@@ -88,3 +88,12 @@ def test_costs_depend_on_what_changes_the_speed() -> None:
     sizes = {"nodes", "nproc_per_node", "batch_size", "epochs", "max_steps"}
     assert not sizes & set(COST_FIELDS)
     assert not {"learning_rate", "seed", "time", "notify"} & set(COST_FIELDS)
+
+
+def test_sizes_that_memory_has_decided_are_cells(tmp_path: Path) -> None:
+    for number, size in enumerate((8, 8, 4)):
+        path = tmp_path / str(number)
+        write_run(path, batch_size="auto", result={"batch_size": size})
+    runs, _ = find([tmp_path])
+    assert varied(runs) == ["batch_size"]
+    assert [len(cell) for cell in cells(runs)] == [2, 1]
