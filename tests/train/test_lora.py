@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from peft import AutoPeftModelForSequenceClassification
 from safetensors.numpy import load_file
 from torch import Tensor
@@ -90,6 +91,31 @@ def trained(model: Any) -> set[str]:
 
 
 # --- models ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_adapters_of_experts_are_saved(merge: bool, tmp_path: Path) -> None:
+    """PEFT puts two modules around the experts of a layer, one within the other."""
+    mixtral = transformers.MixtralConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=24, num_local_experts=2,
+    )  # fmt: skip
+    base = transformers.MixtralForCausalLM(mixtral)
+    base.save_pretrained(tmp_path / "base")
+    model = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "base")
+    adapter = Adapter(model, config(task="causal-lm"))
+    for parameter, weight in model.named_parameters():
+        if "lora_B" in parameter:
+            torch.nn.init.normal_(weight, std=0.1)
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        expected = model(tokens).logits
+        adapter.save(tmp_path / "saved", None, merge, torch.float32)
+        if merge:
+            base = type(base).from_pretrained(tmp_path / "saved")
+        else:
+            lora.attach(base, str(tmp_path / "saved"))
+        torch.testing.assert_close(base.eval()(tokens).logits, expected)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from slurmft.train.engine import packing
 from slurmft.train.engine.packing import Form
 from slurmft.train.login.sources import localize
 from slurmft.train.loop import saved_model
-from slurmft.train.loop.loaded_model import LoadedModel
+from slurmft.train.loop.loaded_model import LoadedModel, recompute_activations
 from tests.conftest import slurmft
 from tests.support.models import (
     write_compared,
@@ -575,3 +575,10 @@ def test_padding_is_no_longer_than_the_positions(
     table = setup.data.train
     with torch.no_grad():
         loaded.model(**table.batch(samples, 0, multiple=48, most=64).inputs)
+
+
+def test_models_that_cannot_compute_layers_again() -> None:
+    sizes = {"vocab_size": 60, "emb_dim": 16, "n_layers": 1, "n_heads": 2}
+    model = transformers.XLMModel(transformers.XLMConfig(**sizes))
+    with pytest.raises(UsageError, match="XLMModel does not support it"):
+        recompute_activations(model)

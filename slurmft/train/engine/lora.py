@@ -5,6 +5,7 @@ with. Frozen weights are in no checkpoint: a resume reads them from the model's 
 """
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,9 @@ class Adapter:
         for name, tensor in self._model.state_dict().items():
             if ".lora_" in name or ".original_module." in name:
                 continue
-            # PEFT has put its own modules in the place of the model's.
-            name = name.replace(".base_layer.", ".")
+            # PEFT has put its own modules in the place of the model's; of experts, one within the
+            # other.
+            name = re.sub(r"(\.base_layer)+\.", ".", name)
             name = name.replace(".modules_to_save.default.", ".")
             weights[name] = tensor
         return weights

@@ -259,5 +259,11 @@ def recompute_activations(model: Any) -> None:
     enable = getattr(model, "activation_checkpointing_enable", None)
     if enable is None:  # transformers 4
         enable = model.gradient_checkpointing_enable
-    # The reentrant kind makes no gradients behind frozen embeddings.
-    enable({"use_reentrant": False})
+    try:
+        # The reentrant kind makes no gradients behind frozen embeddings.
+        enable({"use_reentrant": False})
+    except ValueError:
+        name = type(model).__name__
+        raise UsageError(
+            f"--activation-checkpointing: {name} does not support it", "leave it out"
+        ) from None
