@@ -116,6 +116,8 @@ def test_adapters_of_experts_are_saved(merge: bool, tmp_path: Path) -> None:
         else:
             lora.attach(base, str(tmp_path / "saved"))
         torch.testing.assert_close(base.eval()(tokens).logits, expected)
+    with pytest.raises(UsageError, match="PEFT cannot adapt MixtralForCausalLM"):
+        Adapter(transformers.MixtralForCausalLM(mixtral), config(use_dora=True))
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,14 @@ class Adapter:
             modules_to_save=_heads(model),
         )
         self._model = model
-        self._peft = get_peft_model(model, lora_config)
+        try:
+            self._peft = get_peft_model(model, lora_config)
+        except ValueError as error:
+            # As of DoRA for experts. PEFT's messages name its own arguments.
+            raise UsageError(
+                f"PEFT cannot adapt {type(model).__name__}: {one_line(error)}",
+                "leave --use-dora out, or choose other --lora-targets",
+            ) from error
         # Not before: PEFT's classes for tasks wrap heads that `modules_to_save` has already.
         lora_config.task_type = task_type(model)
         self.facts = settings | {"base_sha256": freezing.fingerprint(model)}
