@@ -106,7 +106,7 @@ def as_json(top: Path, plan: Plan, is_removed: bool) -> Removal:
 
 def main(argv: list[str]) -> int:
     arguments = parser().parse(argv)
-    older_s = duration_s(arguments.older_than, "--older-than", needs_unit=True)
+    older_s = duration_s(arguments.older_than, "--older-than")
     top = resolve.folder(arguments.runs_dir)
     # Not as argparse's default, to which `append` would add the kinds that are typed.
     kinds = arguments.only or KINDS

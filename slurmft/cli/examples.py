@@ -15,6 +15,7 @@ from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.core import shipped
 from slurmft.core.errors import Exit
+from slurmft.core.text import counted
 
 ELSEWHERE = Elsewhere.PLAIN
 
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
     folder = parser().parse(argv).folder
     if folder is not None:
         files = shipped.copy(folder)
-        print(f"{len(files)} files written to {folder}")
+        print(f"{counted(len(files), 'file')} written to {folder}")
         return Exit.OK
     for kind, purpose in shipped.KINDS.items():
         names = ", ".join(file.stem for file in shipped.files(kind))

@@ -237,6 +237,16 @@ def is_program(word: str) -> bool:
     return word.endswith((".py", ".sh")) or is_executable
 
 
+def taker(word: str, options: Mapping[str, Option]) -> str | None:
+    """Returns the flag that takes what was typed without one; a command need not have it."""
+    if os.path.isdir(word):
+        # Of `list`, --data is a text that data are called by, and no option of a run.
+        return "--data" if "data" in options else "--runs-dir"
+    if plugins.find(plugins.TASKS, word) is not None:
+        return "--task"
+    return None
+
+
 def program_hint(words: Sequence[str]) -> str:
     """Returns the hint for a program of the user's own in a place where none belongs."""
     line = shlex.join(["slurmft", "run", "--", *words])

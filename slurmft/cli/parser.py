@@ -4,6 +4,7 @@ import argparse
 import functools
 import inspect
 import re
+import shlex
 import sys
 import textwrap
 import warnings
@@ -242,7 +243,13 @@ class Parser(argparse.ArgumentParser):
         yield from self._actions
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"see {self.prog} --help")
+        hint = f"see {self.prog} --help"
+        if message.startswith("the following arguments are required"):
+            usage = self._short_usage() % {"prog": self.prog}
+            hint = " ".join(usage.split())
+            if "RUN" in hint:
+                hint += "; RUN may be last: the newest of yours"
+        raise UsageError(message, hint)
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parses a command line; UsageError for a flag or an argument that it does not have."""
@@ -274,6 +281,10 @@ class Parser(argparse.ArgumentParser):
         # Others start no jobs: a file is a mistake of another kind there.
         if "nodes" in self.options and is_program:
             hint = foreign_flags.program_hint(words)
+        else:
+            flag = foreign_flags.taker(word, self.options)
+            if flag in self._option_string_actions:
+                hint = f"did you mean {flag} {shlex.quote(word)}?"
         return UsageError(f"unexpected argument {word!r}", hint)
 
     def _with_values_joined(self, argv: list[str]) -> list[str]:

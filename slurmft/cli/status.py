@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
         return print_json(facts)
     print(run_page.text(facts))
     # By its state: nobody cancels a run that has finished.
-    sensible = status_words.next_commands(facts["state"])
-    print(next_commands(run.path, sensible))
+    sensible = status_words.next_commands(facts["state"], facts["program"]["kind"])
+    if sensible:
+        print(next_commands(run.path, sensible))
     return Exit.OK

@@ -553,7 +553,8 @@ class JobConfig:
         check_options(self)
         check_credentials(self)
         # For its error alone: the field keeps the text as it was typed.
-        duration_s(self.checkpoint_every, "--checkpoint-every")
+        of_steps = "; of steps: --checkpoint-every-steps {}"
+        duration_s(self.checkpoint_every, "--checkpoint-every", of_steps)
         if self.time is not None:
             limit_s = time_limit_min(self.time) * 60
             # A lead that nobody asked for is shorter than any limit: see `lead_s`.
@@ -913,14 +914,15 @@ def _time_hint(text: str) -> str:
     return f"write it as {int(number)}-00"
 
 
-def duration_s(text: str, what: str, *, needs_unit: bool = False) -> float:
-    """Returns the seconds of "90s", "10m", "2h", "3d", or of a bare number.
+def duration_s(text: str, what: str, more: str = "") -> float:
+    """Returns the seconds of "90s", "10m", "2h", "3d", or of "0".
 
     Args:
-        needs_unit: a bare number other than 0 is refused: it may be meant as days.
+        more: what else may be meant by a number without a unit, with `{}` in its place.
 
     Raises:
-        UsageError: the text, which belongs to the flag `what`, has none of these forms.
+        UsageError: the text, which belongs to the flag `what`, has none of these forms. So is a
+            number without a unit, which may be meant as minutes, days or steps.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if not match:
@@ -928,11 +930,11 @@ def duration_s(text: str, what: str, *, needs_unit: bool = False) -> float:
             f"{what} {text!r} is not a duration", "write it as 90s, 10m, 2h or 3d"
         )
     number, unit = match.groups()
-    if needs_unit and not unit and float(number) > 0:
-        raise UsageError(
-            f"{what} {text!r} has no unit",
-            f"{number}d are days, {number}h hours, {number}m minutes",
+    if not unit and float(number) > 0:
+        units = (
+            f"{number}d are days, {number}h hours, {number}m minutes, {number}s seconds"
         )
+        raise UsageError(f"{what} {text!r} has no unit", units + more.format(number))
     return float(number) * _SECONDS_OF_UNIT[unit]
 
 

@@ -211,12 +211,17 @@ def nearest(word: str, words: Sequence[str]) -> str | None:
     return next(iter(matches), None)
 
 
-def unknown(what: str, word: str, words: Sequence[str]) -> UsageError:
-    """Returns the error for a name that is none of `words`."""
+def unknown(
+    what: str, word: str, words: Sequence[str], page: str | None = None
+) -> UsageError:
+    """Returns the error for a name that is none of `words`. `page`: which page of the
+    documentation lists them all; None: none does."""
     from slurmft.core.text import some  # an error alone pays for it
 
     near = nearest(word, words)
     hint = f"known: {some(words)}"
+    if page is not None:
+        hint += f"; all: slurmft help {page}"
     # Not both: in a list nobody would see it.
     if near:
         hint = f"did you mean {near}?"

@@ -156,6 +156,13 @@ def brief(reason: str) -> str:
     return _LONG_PATH.sub(".../", without_process)
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """Returns a number of things: 1 row, 2,000 rows; `several`: the plural, where it is no "s"."""
+    if count == 1:
+        return f"1 {one}"
+    return f"{count:,} {several or one + 's'}"
+
+
 def some(names: Sequence[str], most: int = 8, separator: str = ", ") -> str:
     """Returns the first names, and how many there are besides: n1, n2 and 998 more"""
     text = separator.join(names[:most])

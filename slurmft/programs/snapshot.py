@@ -29,7 +29,7 @@ from slurmft.core.errors import SlurmftWarning, UsageError, unknown
 from slurmft.core.files import UnfitFileError, write_bytes
 from slurmft.core.removal import aside_of
 from slurmft.core.run_files import AnyConfig, Snapshot
-from slurmft.core.text import in_bytes
+from slurmft.core.text import counted, in_bytes
 from slurmft.runs import frozen_code
 from slurmft.runs.disk_space import is_full, no_room
 from slurmft.runs.rundir import RunDir
@@ -78,8 +78,8 @@ class Source:
             commit = self.commit or "no commit"
             parts = [f"git work tree {self.root} at {commit[:9]}"]
             if self.changed:
-                parts.append(f"{self.changed:,} files changed")
-        parts.append(f"{len(self.files):,} files")
+                parts.append(f"{counted(self.changed, 'file')} changed")
+        parts.append(counted(len(self.files), "file"))
         parts.append(in_bytes(self.bytes))
         return ", ".join(parts)
 

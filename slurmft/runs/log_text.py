@@ -1,5 +1,6 @@
 """The text of `slurmft logs`: logs of ranks, nodes and Slurm as one, after the first failure."""
 
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -113,7 +114,7 @@ class LogText:
         if every_line_counts:
             last = self._tail
         lines = self._logs.lines(whole, last)
-        return self._written(deque(lines, maxlen=self._tail))
+        return self._written(deque(lines, maxlen=min(self._tail, sys.maxsize)))
 
     def new_lines(self, whole: bool = True) -> Iterator[str]:
         """Returns the lines that are new."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from slurmft.core.decode import decode_leniently
 from slurmft.core.run_files import ClassScores, Result
-from slurmft.core.text import aligned, shown
+from slurmft.core.text import aligned, counted, shown
 
 SHOWN = 20
 """Of more classes, those with the lowest F1 are shown."""
@@ -63,5 +63,5 @@ def _confusions(classes: dict[str, ClassScores]) -> list[str]:
     for count, name, other in confusions[:_CONFUSIONS]:
         right = shown(name, _NAME_WIDTH)
         wrong = shown(other, _NAME_WIDTH)
-        text.append(f"{right} taken for {wrong}: {count:,} times")
+        text.append(f"{right} taken for {wrong}: {counted(count, 'time')}")
     return text

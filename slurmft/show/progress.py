@@ -23,7 +23,7 @@ from slurmft.core.run_records import (
     Vocabulary,
 )
 from slurmft.core.terminal import plain, raw
-from slurmft.core.text import duration, number
+from slurmft.core.text import counted, duration, number
 
 
 class Progress:
@@ -120,14 +120,14 @@ class Progress:
 def describe_start(start: Start) -> str:
     """Returns the start in lines. That of a user's program may have its number of steps alone."""
     if not isinstance(start, TrainingStart):
-        return f"{start.total_steps} steps"
+        return counted(start.total_steps, "step")
     where = f"{start.world_size} process(es), {start.nodes} node(s)"
     model = _parameters(start) + _vocabulary(start.vocabulary)
     settings = [
         start.precision,
         start.backend,
         f"global batch {_batch(start)}",
-        f"{start.total_steps} steps",
+        counted(start.total_steps, "step"),
         model,
     ]
     if start.optimizer and start.learning_rate is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from slurmft.core.decode import decode, decode_leniently
 from slurmft.core.run_files import Result
 from slurmft.core.run_records import ImportTimes
-from slurmft.core.text import duration, hanging, in_bytes, number
+from slurmft.core.text import counted, duration, hanging, in_bytes, number
 from slurmft.show import classes
 from slurmft.show.progress import imports, optimizer_words
 
@@ -102,7 +102,7 @@ def _processes(r: Values) -> str:
 def _batch(r: Values) -> str:
     samples = r["global_batch_size"]
     steps = r["steps"]
-    text = f"{samples:d} samples, {steps:d} steps"
+    text = f"{counted(samples, 'sample')}, {counted(steps, 'step')}"
     # Results of earlier versions and of other programs lack it.
     step_samples = r.get("step_samples", samples)
     if step_samples < samples:
@@ -135,8 +135,8 @@ def _saved_model(r: Values) -> str:
     samples = compared["samples"]
     difference = compared["largest_difference"]
     return (
-        f"by transformers its outputs for {samples:d} validation samples differ by "
-        f"{difference:.1g} at most"
+        f"transformers loads it: outputs for {counted(samples, 'validation sample')} differ by "
+        f"at most {difference:.1g}"
     )
 
 

@@ -8,7 +8,16 @@ from typing import Any
 from slurmft.core import fingerprint
 from slurmft.core.decode import decode_or_none
 from slurmft.core.run_files import Snapshot, Transition
-from slurmft.core.text import ago, brief, clock, duration, hanging, in_bytes, some
+from slurmft.core.text import (
+    ago,
+    brief,
+    clock,
+    counted,
+    duration,
+    hanging,
+    in_bytes,
+    some,
+)
 from slurmft.show import costs, time_use
 from slurmft.show.progress import metrics_words
 from slurmft.show.result_table import result_table
@@ -114,17 +123,17 @@ def _speed(facts: Mapping[str, Any]) -> str:
 
 
 def _code(raw_snapshot: Any) -> str:
-    """ "git 0a1b2c3, 2 file(s) changed, as it was at submission" """
+    """ "git 0a1b2c3, 2 files changed, as it was at submission" """
     snapshot = decode_or_none(raw_snapshot, Snapshot)
     if snapshot is None:
         return ""
-    what = f"{snapshot.files} file(s)"
+    what = counted(snapshot.files, "file")
     if snapshot.mode == "git":
         # A work tree may have no commit yet: nine characters, as those of an id that are shown.
         commit = snapshot.commit or "no commit"
         what = f"git {commit[:9]}"
         if snapshot.changed:
-            what += f", {snapshot.changed} file(s) changed"
+            what += f", {counted(snapshot.changed, 'file')} changed"
     return f"{what}, as it was at submission"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from slurmft.core.program import PREDICT
 from slurmft.core.text import brief, number
 
 COLOURS = {
@@ -28,9 +29,18 @@ _NEXT = {
 }
 
 
-def next_commands(state: str) -> tuple[str, ...]:
-    """Returns the commands to type next; in other states than those above, as of a running run."""
-    return _NEXT.get(state, _NEXT["running"])
+def next_commands(state: str, kind: str) -> tuple[str, ...]:
+    """Returns the commands to type next; in other states than those above, as of a running run.
+
+    Args:
+        state: that of the run.
+        kind: that of its program.
+    """
+    commands = _NEXT.get(state, _NEXT["running"])
+    # A report is of what was trained.
+    if kind == PREDICT:
+        return tuple(each for each in commands if each != "report")
+    return commands
 
 
 def note(facts: Mapping[str, Any]) -> str:

@@ -58,7 +58,10 @@ def words(use: Mapping[str, Any]) -> str:
     for key, percent in percents.items():
         if percent and key != "steps_s":
             parts.append(f"{LABELS[key]} {percent:.1f} %")
-    head = f"ETTR {_cell('steps_s', percents)} of {duration(use['total_s'])}"
+    head = duration(use["total_s"])
+    share = ettr(percents)
+    if share:
+        head = f"ETTR {share} % of {head}"
     if not parts:
         return head
     return f"{head}; {', '.join(parts)}"

@@ -154,10 +154,8 @@ def _unknown_task(name: str) -> UsageError:
             hint = f"did you mean {ours}?"
     if hint is not None:
         return UsageError(f"unknown --task {name!r}", hint)
-    # `unknown` shows some of them: slurmft help tasks has all.
-    return unknown(
-        "--task", name, ["package.module:Class", *plugins.entries(plugins.TASKS)]
-    )
+    names = ["package.module:Class", *plugins.entries(plugins.TASKS)]
+    return unknown("--task", name, names, page="tasks")
 
 
 def facts(name: str) -> TaskFacts:

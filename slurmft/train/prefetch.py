@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmft.core.errors import Exit, run_main
 from slurmft.core.hub import NotOnHubError, hub_cache, is_local
-from slurmft.core.text import in_bytes
+from slurmft.core.text import counted, in_bytes
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
 from slurmft.train.own_task import facts
@@ -51,7 +51,7 @@ def _counts(source: TrainConfig, splits: Sequence[str]) -> str:
     counts = []
     for split in splits:
         rows = task.rows(split)
-        counts.append(f"{split} {len(rows):,} rows")
+        counts.append(f"{split} {counted(len(rows), 'row')}")
     all_counts = ", ".join(counts)
     return f"{source.data}: {all_counts}"
 

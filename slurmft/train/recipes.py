@@ -102,7 +102,7 @@ def _named_recipe(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of --recipe."""
     name = given["recipe"]
     if name not in RECIPES:
-        raise unknown("--recipe", name, list(RECIPES))
+        raise unknown("--recipe", name, list(RECIPES), page="tasks")
     for key in ("task", "preset"):
         value = RECIPES[name][key]
         if given.get(key, value) != value:
@@ -132,7 +132,7 @@ def _default_recipe(task: str, given: dict[str, Any]) -> dict[str, Any]:
     if preset is None:
         preset = known_presets[0]
     if preset not in known_presets:
-        raise unknown(f"preset of task {task}", preset, known_presets)
+        raise unknown(f"--preset of --task {task}:", preset, known_presets)
     for name, recipe in RECIPES.items():
         if (recipe["task"], recipe["preset"]) == (task, preset):
             return _values_of(name, given) | {"recipe": name}

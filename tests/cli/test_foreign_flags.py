@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurmft.api import checked_options
-from slurmft.cli import foreign_flags, load_command, parser, run
+from slurmft.cli import command_parser, foreign_flags, load_command, parser, run
 from slurmft.cli import list as list_command
 from slurmft.core import plugins
 from slurmft.core.config import JobConfig
@@ -166,6 +166,34 @@ def test_word_that_a_command_has_no_place_for(words: list[str]) -> None:
     with pytest.raises(UsageError, match="unexpected argument") as error:
         list_command.parser().parse(words)
     assert error.value.hint == "see slurmft list --help"
+
+
+def test_word_that_a_flag_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my mails").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for command, word, flag in (
+        (submit, "emotion", "--task emotion"),
+        (submit, "my mails", "--data 'my mails'"),
+        # Its --data is part of what the data of a run are called.
+        (list_command, "my mails", "--runs-dir 'my mails'"),
+    ):
+        with pytest.raises(UsageError, match="unexpected argument") as error:
+            command.parser().parse([word])
+        assert error.value.hint == f"did you mean {flag}?"
+
+
+def test_what_must_be_typed_is_in_the_hint() -> None:
+    for words, hint in (
+        (["logs"], "slurmft logs [FLAG ...] RUN; RUN may be last: the newest of yours"),
+        (["study", "run"], "slurmft study run [FLAG ...] STUDY"),
+    ):
+        parser = command_parser(words)
+        assert parser is not None
+        with pytest.raises(UsageError, match="arguments are required") as error:
+            parser.parse([])
+        assert error.value.hint == hint
 
 
 @pytest.mark.parametrize("name", ["lr", "per_device_train_batch_size"])

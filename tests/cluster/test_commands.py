@@ -511,7 +511,7 @@ def test_sbatch_refuses(path: Path) -> None:
     assert caught.value.message == f"sbatch refused the job (exit 1): {words}"
     assert (
         caught.value.hint
-        == "partitions here: batch (1 nodes of 2 CPUs, time limit 1:00:00, up)"
+        == "partitions here: batch (1 node of 2 CPUs, time limit 1:00:00, up)"
     )
     assert caught.value.code == Exit.SUBMIT
     program(path, "sinfo", "exit 1")
@@ -521,6 +521,8 @@ def test_sbatch_refuses(path: Path) -> None:
         caught.value.hint
         == "sinfo shows no partitions: is Slurm up? Without it: --cluster local"
     )
+    # Commands that need nodes of Slurm have no --cluster.
+    assert commands.offers(otherwise="") == "sinfo shows no partitions: is Slurm up?"
     assert commands.refusal("", 2).message.endswith("(exit 2): it gave no reason")
 
 

@@ -1,6 +1,7 @@
 """Slurm's reasons for waiting, in words; the queue of a pending job."""
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from slurmft.cluster import pending
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands, queue_facts
 from slurmft.core.errors import SlurmftError
+from slurmft.core.program import PREDICT
 from slurmft.show import status_words
 
 # "JOB REASON CODES" of Slurm 25.11, and the texts that the controller itself writes.
@@ -156,10 +158,38 @@ def test_a_time_to_begin_is_no_guess() -> None:
     assert "Slurm guesses a start at 2026-11-22 14:05:00" in status_words.note(facts)
 
 
-def test_own_jobs_and_reservations() -> None:
-    assert queue_facts.parse_own_jobs("2|64\n1|8\n") == (
-        "you run 2 jobs on 3 nodes, with 72 CPUs"
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("QOSMaxJobsPerUserLimit", "you run 1 job on 2 nodes, with 64 CPUs; 1"),
+        ("AssocMaxJobsLimit", "you run 1 job on 2 nodes, with 64 CPUs; 1"),
+        ("AssocGrpCpuLimit", "the account nlp runs 2 jobs on 3 nodes, with 72 CPUs; 2"),
+        ("QOSGrpNodeLimit", "the QOS long runs 1 job on 5 nodes, with 5 CPUs; 0"),
+    ],
+)
+def test_jobs_behind_a_limit(reason: str, words: str) -> None:
+    lines = [
+        "1|RUNNING|ann|nlp|normal|2|64|None",
+        "2|RUNNING|bob|nlp|normal|1|8|None",
+        "3|RUNNING|cyd|bio|long|5|5|None",
+        f"4|PENDING|bob|nlp|normal|1|8|{reason}",
+        f"5|PENDING|ann|nlp|normal|1|8|{reason}",
+        "6|PENDING|ann|nlp|normal|1|8|Priority",
+        f"7|PENDING|ann|nlp|long|1|8|{reason}",
+        f"8|PENDING|ann|nlp|long|1|8|{reason}",
+    ]
+    text = "\n".join(lines)
+    assert queue_facts.parse_limited_jobs(text, "7") == (
+        f"{words} pending job(s) before it wait for the same limit"
     )
+    assert queue_facts.parse_limited_jobs(text, "99") is None
+    questions = [
+        ask for pattern, ask in queue_facts._QUESTIONS if re.match(pattern, reason)
+    ]
+    assert questions[0] is queue_facts._limited_jobs
+
+
+def test_reservations() -> None:
     text = (
         "ReservationName=later StartTime=2026-12-02T08:00:00 EndTime=2026-12-02T18:00:00 x=y\n"
         "ReservationName=maint StartTime=2026-12-01T08:00:00 EndTime=2026-12-01T18:00:00 x=y\n"
@@ -214,3 +244,12 @@ def test_a_program_that_polls_asks_once_a_minute(
     # Another state of the job is news.
     queue_facts.of_job("7", Report(name="PENDING", reason="Priority"))
     assert len(calls) == 4
+
+
+# --- what to type next ----------------------------------------------------------------------------
+
+
+def test_a_report_is_of_what_was_trained() -> None:
+    assert status_words.next_commands("finished", "train") == ("report",)
+    assert status_words.next_commands("finished", PREDICT) == ()
+    assert "logs" in status_words.next_commands("failed", PREDICT)

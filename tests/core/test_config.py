@@ -150,6 +150,10 @@ def test_train_values_that_cannot_be_right(
             "--max-mem '2 GB' is no amount of memory",
         ),
         ({"checkpoint_every": "often"}, "--checkpoint-every 'often' is not a duration"),
+        (
+            {"checkpoint_every": "10"},
+            "--checkpoint-every '10' has no unit",
+        ),
         ({"comment": "two\nlines"}, "holds a line break"),
         ({"setup": ("a\nb",)}, "holds a line break"),
         ({"sbatch": ("=3",)}, "is not KEY=VALUE"),
@@ -295,7 +299,7 @@ def test_flags_and_site_file_lie_over_recipes(
         ),
         ({"preset": "huge"}, "known: quick, paper"),
         ({"recipe": "squat"}, "did you mean squad?"),
-        ({"task": "squad", "preset": "v3"}, "unknown preset of task squad 'v3'"),
+        ({"task": "squad", "preset": "v3"}, "unknown --preset of --task squad: 'v3'"),
         ({"task": "glue"}, "unknown --task 'glue'"),
     ],
 )

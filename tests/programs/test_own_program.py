@@ -471,7 +471,7 @@ def test_code_is_that_of_the_submission(here: Path) -> None:
         assert "word old after, and longer" in done.out
         shown = slurmft("status", str(each.path)).out
         assert "changed since submission: data.txt" in shown
-        assert "file(s), as it was at submission" in shown
+        assert " files, as it was at submission" in shown
     refused = slurmft("follow", str(strict.path))
     assert refused.code != 0
     assert "--strict" in refused.err

@@ -137,6 +137,8 @@ def test_merged_in_time_order(tmp_path: Path) -> None:
         "n1  slurm  | srun: error: n2: task 1: Exited",
     ]
     assert texts(run, "--rank", "1") == ["a", "c"]
+    # More than a deque can be long.
+    assert texts(run, "--rank", "1", "--tail", "99999999999999999999") == ["a", "c"]
     assert texts(run, "--rank", "0", "--rank", "1", "--tail", "2") == ["b, too", "c"]
     assert (
         texts(run, "--node", "n2")

@@ -34,7 +34,7 @@ def test_words_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     first = in_all([use_of(steps=50, queue=50)])
     second = in_all([use_of(program=50, queue=150)])
     assert time_use.words(first) == "ETTR 50.0 % of 1:40 min; queue 50.0 %"
-    words = "ETTR unknown of 3:20 min; queue 75.0 %, program 25.0 %"
+    words = "3:20 min; queue 75.0 %, program 25.0 %"
     assert time_use.words(second) == words
     assert time_use.words(in_all([])) == ""
     both = in_all([first, second])

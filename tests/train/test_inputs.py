@@ -588,7 +588,7 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
     assert said[:1] == [
         f"{str(data / 'train.csv')!r} has labels that differ only by white space, case or "
         "Unicode normal form, and are classes of their own: 'delivery' (2 rows), 'delivery ' "
-        "(2 rows), 'Delivery' (1 rows); "
+        "(2 rows), 'Delivery' (1 row); "
         "write each in one way, as pandas' .str.strip().str.lower().str.normalize('NFC') does"
     ]
 
@@ -597,7 +597,7 @@ def test_labels_of_another_unicode_form(tmp_path: Path) -> None:
     """An accent may be a character of its own: nobody sees it."""
     data = folder_of(tmp_path / "data", TICKETS + "x,caf\xe9\ny,cafe\u0301\n")
     _, (remark, *_) = check(data)
-    assert r"'caf\xe9' (1 rows), 'cafe\u0301' (1 rows); write each in one way" in remark
+    assert r"'caf\xe9' (1 row), 'cafe\u0301' (1 row); write each in one way" in remark
     data = folder_of(
         tmp_path / "other", TICKETS + "x,caf\xe9\n", "text,label\ny,cafe\u0301\n"
     )
@@ -696,7 +696,7 @@ def test_a_check_that_takes_too_long_says_how_far_it_came(
     data = folder_of(tmp_path / "data", "text,label\n" + rows, "text,label\n" + "x,b\n")
     words, said = check(data)
     assert words[0].startswith(
-        "1,000 rows, 1 classes: 'a' 1,000 (100 %) in the first 4% of the file; "
+        "1,000 rows, 1 class: 'a' 1,000 (100 %) in the first 4% of the file; "
     )
     assert (
         "the first 4% were checked, 1,000 rows, in 0 s; the job checks the rest"
@@ -802,7 +802,7 @@ def test_dry_run_shows_the_data_and_imports_nothing_heavy(tmp_path: Path) -> Non
     assert done.err.splitlines()[:1] == [
         f"warning: {str(data / 'train.csv')!r} has labels that differ only by white space, case or "
         "Unicode normal form, and are classes of their own: 'billing' (2 rows), 'Billing' "
-        "(1 rows); "
+        "(1 row); "
         "write each in one way, as pandas' .str.strip().str.lower().str.normalize('NFC') does"
     ]
 

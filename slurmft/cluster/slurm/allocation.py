@@ -79,7 +79,7 @@ def _granted(
         errors.seek(0)
         lines = error_text(errors.read().decode(errors="replace").splitlines())
         raise SlurmftError(
-            f"salloc refused: {' '.join(lines)}", offers(), code=Exit.SUBMIT
+            f"salloc refused: {' '.join(lines)}", offers(otherwise=""), code=Exit.SUBMIT
         )
     variables: dict[str, str] = json.loads(line)
     return variables

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report
 from slurmft.core.config import time_limit_min
 from slurmft.core.errors import Exit, SlurmftError
-from slurmft.core.text import some
+from slurmft.core.text import counted, some
 from slurmft.runs.job_ids import array_of, is_job_id, tasks_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Partition:
     cpus_per_node: str
 
     def __str__(self) -> str:
-        size = f"{self.nodes} nodes of {self.cpus_per_node} CPUs"
+        size = f"{counted(self.nodes, 'node')} of {self.cpus_per_node} CPUs"
         return f"{self.name} ({size}, time limit {self.time_limit}, {self.state})"
 
 
@@ -869,11 +869,15 @@ def refusal(stderr: str, exit_code: int) -> SlurmftError:
     )
 
 
-def offers() -> str:
-    """Returns the partitions of the cluster, as a hint."""
+def offers(otherwise: str = " Without it: --cluster local") -> str:
+    """Returns the partitions of the cluster, as a hint.
+
+    Args:
+        otherwise: what to do where there are none, for commands that can do without Slurm.
+    """
     descriptions = some([str(partition) for partition in partitions()])
     if not descriptions:
-        return "sinfo shows no partitions: is Slurm up? Without it: --cluster local"
+        return f"sinfo shows no partitions: is Slurm up?{otherwise}"
     return f"partitions here: {descriptions}"
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.slurm import commands
 from slurmft.core.errors import SlurmftError
-from slurmft.core.text import duration, shown, some
+from slurmft.core.text import counted, duration, shown, some
 
 _PAST = "now-30days"
 """How far back the user's own waits are looked at, in sacct's form."""
@@ -198,24 +198,35 @@ def parse_licenses(text: str) -> str | None:
     return f"licenses in use: {some(uses)}"
 
 
-def _own_jobs(job: str, report: Report) -> str | None:
-    text = commands.call(
-        "squeue", "--noheader", "--me", "--states=RUNNING", "--format=%D|%C"
+def _limited_jobs(job: str, report: Report) -> str | None:
+    options = ["--noheader", "--array", "--states=PENDING,RUNNING", "--sort=-p,i"]
+    text = commands.call("squeue", *options, "--format=%i|%T|%u|%a|%q|%D|%C|%r")
+    return parse_limited_jobs(text, job)
+
+
+def parse_limited_jobs(text: str, job: str) -> str | None:
+    """Reads lines of `squeue --sort=-p,i --format=%i|%T|%u|%a|%q|%D|%C|%r`; returns which jobs of
+    the user, account or QOS that the limit is of use it, and which wait before the job."""
+    rows = [line.strip().split("|", 7) for line in text.splitlines()]
+    own_row = next((row for row in rows if row[0] == job), None)
+    if own_row is None:
+        return None
+    reason = own_row[7]
+    # The association of a user and an account: MaxJobs, for instance, is one of the user.
+    column, owner = 2, "you run"
+    if re.match(r"QOSGrp", reason):
+        column, owner = 4, f"the QOS {own_row[4]} runs"
+    elif re.match(r"AssocGrp|\w*PerAccount", reason):
+        column, owner = 3, f"the account {own_row[3]} runs"
+    sharing = [row for row in rows if row[column] == own_row[column]]
+    running = [row for row in sharing if row[1] == "RUNNING"]
+    waiting = [row[0] for row in sharing if row[7] == reason and row[1] == "PENDING"]
+    nodes = counted(sum(int(row[5]) for row in running), "node")
+    cpus = counted(sum(int(row[6]) for row in running), "CPU")
+    return (
+        f"{owner} {counted(len(running), 'job')} on {nodes}, with {cpus}; "
+        f"{waiting.index(job)} pending job(s) before it wait for the same limit"
     )
-    return parse_own_jobs(text)
-
-
-def parse_own_jobs(text: str) -> str:
-    """Reads lines of `squeue --me --states=RUNNING --format=%D|%C`."""
-    jobs = 0
-    nodes = 0
-    cpus = 0
-    for line in text.splitlines():
-        node_count, _, cpu_count = line.strip().partition("|")
-        jobs += 1
-        nodes += int(node_count)
-        cpus += int(cpu_count)
-    return f"you run {jobs} jobs on {nodes} nodes, with {cpus} CPUs"
 
 
 def _reservations(job: str, report: Report) -> str | None:
@@ -244,7 +255,7 @@ _QUESTIONS: Sequence[tuple[str, Callable[[str, Report], str | None]]] = (
     (r"Resources|ReqNodeNotAvail|Nodes required|NodeDown", _nodes),
     (r"Partition(Node|Time)Limit", _limits_of_partition),
     ("Licenses", _licenses),
-    (r"(Assoc|QOS)?(Max\w*Per(User|Account)|MaxJobs)", _own_jobs),
+    (r"(Assoc|QOS)?(Grp|Max\w*Per(User|Account)|MaxJobs)", _limited_jobs),
 )
 """Beginning of a reason -> the question that explains it."""
 

@@ -1,6 +1,7 @@
 """The clusters that a laptop knows, by name: host, folder, how slurmft starts there; in TOML."""
 
 import os
+import re
 import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,8 +12,7 @@ from slurmft.core.errors import UsageError, unknown
 from slurmft.core.files import parse_toml, read_text
 from slurmft.core.site import in_file
 
-# For printf in a shell: its line breaks are not this string's.
-_EXAMPLE = '[juwels]\\nhost = "juwels"\\npython = "~/slurmft-venv/bin/python"'
+_PYTHON = 'python = "~/slurmft-venv/bin/python"'
 # Keys that are no text -> their type, and words for it.
 _KINDS: dict[str, tuple[Any, str]] = {
     "setup": (list[str], "a list of strings"),
@@ -70,7 +70,7 @@ def named(names: str) -> list[Cluster]:
     Raises:
         UsageError: the file cannot be read, lacks one of them, or has a value that cannot be right.
     """
-    tables = _read(clusters_file())
+    tables = _read(clusters_file(), names)
     if names == "all":
         chosen = list(tables)
     else:
@@ -86,15 +86,22 @@ def named(names: str) -> list[Cluster]:
     return [_cluster(name, tables[name]) for name in without_repeats]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, names: str) -> dict[str, Any]:
+    """Returns the tables of the file; where there is none, the error has the line that makes one
+    with the cluster that was named."""
     try:
         return parse_toml(read_text(path))
     except FileNotFoundError:
         folder = shlex.quote(str(path.parent))
         file = shlex.quote(str(path))
+        name, _, _ = names.partition(",")
+        if name == "all" or not re.fullmatch(r"[\w-]+", name, re.ASCII):
+            name = "juwels"
+        # The line breaks are printf's.
+        table = rf'[{name}]\nhost = "{name}"\n{_PYTHON}\n'
         raise UsageError(
             f"--on needs a file that names clusters: {path}",
-            f"mkdir -p {folder}; printf '{_EXAMPLE}\\n' > {file}",
+            f"mkdir -p {folder}; printf '{table}' > {file}",
         ) from None
     except (ValueError, OSError) as error:
         raise UsageError(f"cannot read the clusters' file {path}: {error}") from None
@@ -107,7 +114,7 @@ def _cluster(name: str, values: Any) -> Cluster:
     keys.remove("name")  # it is that of the table
     if not isinstance(values, dict):
         problem = f"{where} must be a table, not {values!r}"
-        raise UsageError(problem, f"such as {_EXAMPLE}")
+        raise UsageError(problem, f"such as {{ {_PYTHON} }}")
     for key, value in values.items():
         if key not in keys:
             raise in_file(where, unknown("key", key, keys))
@@ -120,7 +127,7 @@ def _cluster(name: str, values: Any) -> Cluster:
     if bool(cluster.python) == bool(cluster.uv):
         raise UsageError(
             f"{where} needs one of python and uv: what starts slurmft there",
-            'such as python = "~/slurmft-venv/bin/python"',
+            f"such as {_PYTHON}",
         )
     # ssh would take such a host as an option, and could be made to run a command by it.
     if cluster.host.startswith("-") or not cluster.folder:

@@ -42,7 +42,9 @@ FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "README.md")
 def parser() -> Parser:
     command = Parser("slurmft push", __doc__).add_run()
     command.add_argument(
-        "repo", help="repository on the hub: NAME, or USER/NAME; made if absent"
+        "repo",
+        metavar="REPO",
+        help="repository on the hub: NAME, or USER/NAME; made if absent",
     )
     command.add_argument("--public", action="store_true", help="everybody may see it")
     return command

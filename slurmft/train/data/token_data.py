@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from slurmft.core.text import some
+from slurmft.core.text import counted, some
 from slurmft.train.data.tables import IGNORED, Array, TokenTable
 from slurmft.train.login.texts import Lengths
 
@@ -104,7 +104,7 @@ class TokenData:
         for name, table in zip(names, self.tables, strict=False):
             token_counts = np.diff(table.offsets)
             lengths = Lengths.of(token_counts.tolist())
-            line = f"{name}: {self.rows(table):,} samples"
+            line = f"{name}: {counted(self.rows(table), 'sample')}"
             if self.source_sizes and table is self.train:
                 line += " of all sources"
             if self.labels and table.labels.ndim == 1:  # each sample has one class

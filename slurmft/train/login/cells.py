@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from slurmft.core.errors import UsageError
-from slurmft.core.text import some
+from slurmft.core.text import counted, some
 from slurmft.train.login.rows import SQUAD_COLUMNS
 
 MAX_LABELS = 100_000
@@ -213,7 +213,7 @@ class Labels:
                 quote = ascii
             for text in variants:
                 count = self.counts[str, text]
-                described.append(f"{quote(text)} ({count:,} rows)")
+                described.append(f"{quote(text)} ({counted(count, 'row')})")
         if described:
             yield (
                 f"{self.where!r} has labels that differ only by white space, case or Unicode "

@@ -17,7 +17,7 @@ from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import read_json
 from slurmft.core.hub import is_local
 from slurmft.core.terminal import ProgressLine
-from slurmft.core.text import some
+from slurmft.core.text import counted, some
 from slurmft.train import metric_spec, mix_spec
 from slurmft.train.config import TrainConfig, max_steps_remark
 from slurmft.train.login import prompts, sentence_modules
@@ -155,16 +155,15 @@ class Split:
             return "few"  # the longest text alone, which is in no sample
         if rows < self.rows:
             return f"{100 * texts / sampled:.1f} %"
-        if texts == 1:
-            return "1 text"
-        return f"{texts:,} texts"
+        return counted(texts, "text")
 
     def summary(self) -> str:
         """Returns one line: "16,000 rows, 6 classes: 'joy' 5,362 (34 %), ...; tokens: ..."."""
-        rows = f"{self.rows:,} rows"
+        rows = counted(self.rows, "row")
         classes = len(self.class_counts)
         if classes:
-            rows += f", {classes:,} classes: {shares(self.class_counts)}"
+            words = counted(classes, "class", "classes")
+            rows += f", {words}: {shares(self.class_counts)}"
         if self.share < 1:
             rows += f" in the first {self.share:.0%} of the file"
         lengths = f"tokens: {self.tokens}"

@@ -14,7 +14,7 @@ from slurmft.core.hub import is_local
 from slurmft.core.options import build, flag, options
 from slurmft.core.program import PREDICT, Program, trained_by
 from slurmft.core.site import merge, site_defaults
-from slurmft.core.text import some
+from slurmft.core.text import counted, some
 from slurmft.runs import frozen_code
 from slurmft.runs.rundir import RunDir
 from slurmft.train import own_task
@@ -336,7 +336,7 @@ def _describe_rows_of(
         prompts.check_questions(train, str(model), questions, str(file))
     if continues_prompts(train) and predict.max_new_tokens is not None:
         prompts.check(train, model, columns, str(file), predict.max_new_tokens)
-    return f"{len(columns[0]):,} rows"
+    return counted(len(columns[0]), "row")
 
 
 def _names_of_questions(columns: dict[str, list[Any]]) -> list[str]:

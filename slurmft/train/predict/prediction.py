@@ -15,6 +15,7 @@ import torch
 from slurmft.core.errors import UsageError
 from slurmft.core.files import named_by_user, write_json
 from slurmft.core.options import build
+from slurmft.core.text import counted
 from slurmft.job import Job
 from slurmft.train.data.tables import Batch, TokenTable
 from slurmft.train.data.token_data import TokenData
@@ -248,7 +249,7 @@ def _write(setup: Setup, kind: Kind, values: np.ndarray | None) -> None:
     if output.suffix == ARRAY:
         columns = {}
     write_rows(output, columns | predictions)
-    setup.job.say(f"{len(inputs[0]):,} rows with predictions: {output}")
+    setup.job.say(f"{counted(len(inputs[0]), 'row')} with predictions: {output}")
 
 
 def write_answers(file: Path, ids: Iterable[Any], answers: Iterable[str]) -> None:

@@ -1,11 +1,15 @@
-"""Which words of a command line name files that are sent: the parsers of the commands say it."""
+"""Which words of a command line name files that are sent: the parsers of the commands say it; the
+file of clusters."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from slurmft.core.errors import UsageError
+from slurmft.plugins.remote import clusters
 from slurmft.plugins.remote.clusters import Cluster
 from slurmft.plugins.remote.forward import Forwarded
 
@@ -82,3 +86,18 @@ def test_other_words_are_not_sent(words: tuple[str, ...]) -> None:
     """A value of a flag that names no input; a filter of `list`; a study's folder, which is there;
     a command that is not installed here."""
     assert sent(*words) == []
+
+
+def test_the_line_that_makes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is pasted, it has the cluster that was named."""
+    monkeypatch.setenv("SLURMFT_CLUSTERS", str(tmp_path / "my files" / "clusters.toml"))
+    for names, first in (("lab,lab2", "lab"), ("all", "juwels"), ("x y", "juwels")):
+        with pytest.raises(UsageError, match="needs a file that names") as error:
+            clusters.named(names)
+        assert error.value.hint is not None
+        subprocess.run(["sh", "-c", error.value.hint], check=True)
+        (cluster,) = clusters.named("all")
+        assert (cluster.name, cluster.host) == (first, first)
+        clusters.clusters_file().unlink()

@@ -27,7 +27,7 @@ from slurmft.core.below import is_new
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import OWN
 from slurmft.core.run_files import FINAL_STATES
-from slurmft.core.text import in_bytes
+from slurmft.core.text import counted, in_bytes
 from slurmft.core.trusted import MARK, Door
 from slurmft.plugins.remote.clusters import named, word
 from slurmft.plugins.remote.connection import was_cut
@@ -220,7 +220,7 @@ def _fetch_outputs(
     if not sizes:
         return ""
     status.connection.fetch(folder, into, names=sizes)
-    return f"{len(sizes):,} file(s), {in_bytes(sum(sizes.values()))}"
+    return f"{counted(len(sizes), 'file')}, {in_bytes(sum(sizes.values()))}"
 
 
 def _fetch(

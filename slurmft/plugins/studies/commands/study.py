@@ -66,7 +66,7 @@ from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.options import options
 from slurmft.core.run_files import Provenance
-from slurmft.core.text import duration, shown
+from slurmft.core.text import counted, duration, shown
 from slurmft.plugins.studies import folder as study_folder
 from slurmft.plugins.studies import runner, spec
 from slurmft.plugins.studies.folder import STATES, Repeat, StudyStatus, study_status
@@ -275,7 +275,7 @@ def status_main(argv: list[str]) -> int:
         if count:
             totals.append(f"{count} {state}")
     all_totals = ", ".join(totals)
-    print(f"{len(status.repeats)} runs: {all_totals}")
+    print(f"{counted(len(status.repeats), 'run')}: {all_totals}")
     print(next_command(study, folder, status))
     return Exit.OK
 
