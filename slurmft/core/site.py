@@ -204,5 +204,5 @@ def typed_values(
 
 def in_file(where: str | Path, error: UsageError) -> UsageError:
     """Returns an error that names its file, and has a hint."""
-    hint = error.hint or "correct the line, or take it out"
+    hint = error.hint or "correct it, or take it out"
     return UsageError(f"{where}: {error.message}", hint)

@@ -879,21 +879,35 @@ def test_folder_without_a_split_says_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("is_list", [True, False])
-def test_a_json_says_how_it_becomes_lines(is_list: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("is_list", "ending"), [(True, ".json"), (False, ".json"), (True, ".jsonl")]
+)
+def test_a_json_says_how_it_becomes_lines(
+    is_list: bool, ending: str, tmp_path: Path
+) -> None:
     """The line that is advised makes a file that is read."""
     rows = [ROW | {"text": "caf\u00e9 \u2028"}, OTHER]
     text = json.dumps(rows, indent=1, ensure_ascii=False)
     if not is_list:
         text = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "train.json").write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match="has no train file") as error:
-        find_split(tmp_path, "train")
+    (tmp_path / f"train{ending}").write_text(text, encoding="utf-8")
+    fact = "has no train file|line 1 is no JSON object"
+    with pytest.raises(UsageError, match=fact) as error:
+        read_columns(find_split(tmp_path, "train"))
     command = str(error.value.hint).partition(": ")[2]
     command = command.replace("python ", f"{sys.executable} ")
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
     columns = read_columns(find_split(tmp_path, "train"))
     assert columns["text"] == [row["text"] for row in rows]
+
+
+def test_a_folder_above_that_of_the_data(tmp_path: Path) -> None:
+    folder = tmp_path / "my data" / "mails"
+    folder.mkdir(parents=True)
+    (folder / "train.csv").write_text(TICKETS)
+    with pytest.raises(UsageError, match="it has mails/") as error:
+        find_split(folder.parent, "train")
+    assert error.value.hint == f"mails/ has one: give '{folder}'"
 
 
 def test_a_model_that_is_nowhere_and_cannot_be_fetched(

@@ -662,13 +662,32 @@ def _objects(raw: BinaryIO, path: Path) -> Iterator[tuple[int, str, dict[str, An
             row = None
         if not isinstance(row, dict):
             end = ""
-            if not line.endswith("\n"):
+            cure = 'each line is one row: {"text": "...", "label": "..."}'
+            if number == 1 and line.startswith("[") and path.suffix == ".jsonl":
+                cure = cure_of_list(path, path)
+            elif not line.endswith("\n"):
                 end = ", where the file ends: is it whole?"
             raise UsageError(
                 f"{str(path)!r}: line {number} is no JSON object: {shown(line)!r}{end}",
-                'each line is one row: {"text": "...", "label": "..."}',
+                cure,
             )
         yield number, line, row
+
+
+def cure_of_list(file: Path, lines: Path) -> str:
+    """Returns how a file of JSON that is a list of rows becomes one that has a row a line.
+
+    Args:
+        file: the file of the list.
+        lines: the other file, which may have the same name.
+    """
+    code = (
+        "import json, sys; old, new = sys.argv[1:]; "
+        "rows = json.load(open(old, encoding='utf-8-sig')); "
+        "open(new, 'w').writelines(json.dumps(row) + '\\n' for row in rows)"
+    )
+    names = f"{as_argument(file)} {as_argument(lines)}"
+    return f'write a row a line: python -c "{code}" {names}'
 
 
 def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:

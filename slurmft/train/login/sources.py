@@ -1,5 +1,6 @@
 """Checks of --model and --data where they are local folders, before the job waits in a queue."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -19,7 +20,7 @@ from slurmft.core.permissions import user_name
 from slurmft.core.text import some
 from slurmft.train import ipex, metric_spec
 from slurmft.train.config import TrainConfig, frozen_layers
-from slurmft.train.login.rows import as_argument, files_of
+from slurmft.train.login.rows import as_argument, cure_of_list, files_of
 from slurmft.train.login.validation_part import (
     VALIDATION,
     has_validation,
@@ -745,6 +746,10 @@ def find_split(folder: Path, split: str) -> Path:
                     file=as_argument(folder / name), folder=as_argument(folder)
                 )
                 hint = f"unpack it: {unpack}"
+            inner = folder / name
+            with contextlib.suppress(OSError):
+                if inner.is_dir() and _files_of_split(inner, split):
+                    hint = f"{name}/ has one: give {as_argument(inner)}"
         if any(name.lower().endswith(_SPREADSHEETS) for name in os.listdir(folder)):
             hint = f"open the spreadsheet, and save it as CSV (UTF-8): {split}.csv"
         if (folder / f"{split}.json").is_file():
@@ -791,13 +796,7 @@ def _cure_of_json(file: Path) -> str:
         return (
             f"if each line of it is a row: mv {as_argument(file)} {as_argument(lines)}"
         )
-    code = (
-        "import json, sys; old, new = sys.argv[1:]; "
-        "rows = json.load(open(old, encoding='utf-8-sig')); "
-        "open(new, 'w').writelines(json.dumps(row) + '\\n' for row in rows)"
-    )
-    names = f"{as_argument(file)} {as_argument(lines)}"
-    return f'write a row a line: python -c "{code}" {names}'
+    return cure_of_list(file, lines)
 
 
 def _check_kinds(folder: Path, split: str) -> None:

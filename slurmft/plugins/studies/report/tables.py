@@ -337,7 +337,9 @@ def state_value(row: Row) -> Value:
 
 def _notes(rows: Sequence[Row], runset: RunSet) -> list[str]:
     """Returns how the numbers of these rows were computed."""
-    rows_note = "a row has the medians of n finished runs, of the same settings but the seed"
+    rows_note = (
+        "a row has the medians of n finished runs, of the same settings but the seed"
+    )
     spreads: list[Spread] = []
     for row in rows:
         spreads += row.measures.values()
