@@ -51,6 +51,7 @@ OF_OTHERS = {
     "--lab": "the tests",
     "--extra": "the tests",
     "--each": "the search for faults",
+    "--index-url": "pip",
 }
 """Flags in inline code that are not slurmft's, and whose they are."""
 
