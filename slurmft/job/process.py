@@ -129,21 +129,17 @@ def record_failure(
     host = host_name()
     where = f"rank {rank} on {host}"
     bad_host = None
-    secondary = False
     if host in explained.bad_hosts:
         bad_host = host
-    else:
-        # Where other hosts are at fault, or other ranks failed, their failure is the one to read.
-        secondary = bool(explained.bad_hosts) or is_secondary(error)
+    # Where other hosts are at fault, or other ranks failed, their failure is the one to read.
+    is_elsewhere = bool(explained.bad_hosts) or is_secondary(error)
+    secondary = bad_host is None and is_elsewhere
     can_restart = secondary or explained.retry
     # Without a trace it is a SlurmftError: of the input, or of what the user has asked for.
     if not secondary and bad_host is None and trace is not None:
         can_restart = not failed_so_before(run, explained, where, step, meetings)
     memory_failures = None
     retry = explained.retry
-    # As a worker of a DataLoader: the error of this process says only that it was killed.
-    if memory_kills.lost_process(1, explained.message, memory_kills_before()):
-        explained = memory_kills.with_cause(explained)
     ran_out = explained.out_of_memory or memory_kills.is_said_by(explained.message)
     if not secondary and ran_out:
         memory_failures = _memory_failures()
@@ -223,7 +219,11 @@ def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
             _, hint = disk
             reason = filesystem.reason(error, place)
             return SlurmftError(f"{str(place)!r} cannot be written: {reason}", hint)
-    return SlurmftError(f"{type(error).__name__}: {error}", hint)
+    explained = SlurmftError(f"{type(error).__name__}: {error}", hint)
+    # As a worker of a DataLoader: the error of this process says only that it was killed.
+    if memory_kills.lost_process(1, explained.message, memory_kills_before()):
+        return memory_kills.with_cause(explained)
+    return explained
 
 
 def _broken_gpu(error: Exception) -> SlurmftError:
