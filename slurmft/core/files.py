@@ -287,7 +287,9 @@ def read_text(path: Path, most_bytes: int | None = MOST_BYTES) -> str:
     deadline = time.monotonic() + _STALE_S
     while True:
         try:
-            return read_bytes(path, most_bytes).decode("utf-8")
+            text = read_bytes(path, most_bytes).decode("utf-8")
+            # The mark of the byte order, which editors on Windows write, is none of it.
+            return text.removeprefix("\ufeff")
         except OSError as error:
             # NFS's word for a file that was opened, and replaced before it was read.
             if error.errno != errno.ESTALE or time.monotonic() > deadline:

@@ -284,8 +284,8 @@ WRONG_FILES: dict[str, tuple[str | bytes, str, str]] = {
     "empty": ("", "has no rows", "it is empty"),
     "names": ("text,label\n", "has no rows", "add rows"),
     "spreadsheet": (SPREADSHEET, "is a spreadsheet", "save it as CSV (UTF-8)"),
-    "old-mac": (
-        csv_of(ROWS).replace("\n", "\r"),
+    "old-mac": (  # below a header of today; where all lines end so, they are read
+        csv_of(ROWS).replace("\n", "\r").replace("\r", "\n", 1),
         "has a carriage return within a cell",
         r"tr '\r' '\n' < data/train.csv > new && mv new data/train.csv",
     ),

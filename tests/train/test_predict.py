@@ -51,6 +51,7 @@ from tests.support.models import (
     write_many_labels,
     write_model,
     write_seq2seq_model,
+    write_splits,
     write_squad,
     write_words,
 )
@@ -317,7 +318,8 @@ def test_index_of_pandas(tmp_path: Path) -> None:
         part.to_parquet(tmp_path / "new.parquet")
         columns = read_columns(tmp_path / "new.parquet")
         output = tmp_path / "out.parquet"
-        write_rows(output, columns | {"prediction": ["p", "q"]})
+        source = tmp_path / "new.parquet"
+        write_rows(output, columns | {"prediction": ["p", "q"]}, source)
         found = pandas.read_parquet(output)
         assert found.index.equals(part.index)
         assert list(found.columns) == ["text", "label", "prediction"]
@@ -442,7 +444,7 @@ def test_other_tasks(tmp_path: Path, tiny_model: Path) -> None:
     many = write_many_labels(tmp_path / "many", 40, 20)
     copies = tmp_path / "copies"
     numbers = tmp_path / "numbers"
-    from tests.support.models import write_copies, write_splits
+    from tests.support.models import write_copies
 
     write_copies(copies, 40, 20)
     rows = [{"text": f"word{i} word{i + 1}", "label": i / 10} for i in range(20)]
@@ -487,6 +489,41 @@ def test_other_tasks(tmp_path: Path, tiny_model: Path) -> None:
                 assert isinstance(
                     predicted, float if task == "text-regression" else str
                 )
+
+
+@pytest.mark.parametrize("task", ["text-classification", "multi-label"])
+@pytest.mark.parametrize(
+    "labels", [[3, -1], [True, False], ["1", "0"], ["01", "1"]], ids=str
+)
+def test_labels_are_of_the_type_of_the_training_data(
+    task: str, labels: list[Any], tmp_path: Path, tiny_model: Path
+) -> None:
+    """Also on a base that was trained for labels of another type; a .csv has the same text."""
+    column, values = "label", labels * 2
+    if task == "multi-label":
+        column, values = "labels", [[label] for label in labels] * 2
+    rows = [
+        {"text": f"word{i} word{i % 2}", column: label}
+        for i, label in enumerate(values)
+    ]
+    data = write_splits(tmp_path / "data", {"train": rows, "validation": rows})
+    base = shutil.copytree(tiny_model, tmp_path / "base")
+    base_config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(base_config | {"label_type": "bool"}))
+    fields = {"task": task, "data": str(data)}
+    trainee: Any = tasks.get(TrainConfig.resolve(**fields, model=str(base)))
+    tokens = trainee.prepare()
+    tokens.save(tmp_path / "kept")
+    model = trainee.model(TokenData.load(tmp_path / "kept"))
+    run = write_trained(tmp_path / "runs/labels", tiny_model, task=task)
+    model.save_pretrained(run.model)
+    config = configure(run, data / "train.jsonl", tmp_path / "out.jsonl", False, {})
+    predictions = predicted(config, tmp_path / "tokens")["prediction"]
+    if task == "multi-label":
+        predictions = list(itertools.chain(*predictions))
+    assert {type(each) for each in predictions} <= {type(labels[0])}
+    assert set(predictions) <= set(labels)
+    assert predictions or task == "multi-label"
 
 
 def test_a_prediction_keeps_no_option_of_adapters(
@@ -659,7 +696,7 @@ def test_answers_have_the_scores_of_the_run(preset: str, tmp_path: Path) -> None
     done = predict(run, file, "--output", str(output), "--nodes", "2")
     assert done.code == 0, done.err
     rows = [json.loads(line) for line in output.read_text().splitlines()]
-    by_id = json.loads(output.with_suffix(".json").read_text())
+    by_id = json.loads((tmp_path / "out.jsonl.json").read_text())
     assert by_id == {row["id"]: row["prediction"] for row in rows}
     metrics = json.loads(run.result.read_text())["metrics"]
     assert metrics["squad_f1"] > 5
@@ -679,8 +716,13 @@ def test_answers_have_the_scores_of_the_run(preset: str, tmp_path: Path) -> None
     assert metrics["squad_f1"] == pytest.approx(float(expected["f1"]), abs=1e-4)
     exact = float(expected["exact_match"])
     assert metrics["squad_exact_match"] == pytest.approx(exact, abs=1e-4)
-    again = predict(run, file, "--output", str(tmp_path / "out.csv"))
-    assert_two_lines(again, "out.json' exists, and is not overwritten")
+    # Rows of another kind of file have answers of their own.
+    output.unlink()
+    again = predict(run, file, "--output", str(output))
+    assert_two_lines(again, "out.jsonl.json' exists, and is not overwritten")
+    other = predict(run, file, "--output", str(tmp_path / "out.csv"))
+    assert other.code == 0, other.err
+    assert json.loads((tmp_path / "out.csv.json").read_text()) == by_id
 
 
 def test_answers_are_those_of_single_windows(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 examples:
   slurmft predict last new.csv --follow                  writes new.predictions.csv here
   slurmft predict emotion-20261120 new.jsonl --output out.jsonl --nodes 4
-  slurmft predict squad-20261120 questions.jsonl         and questions.predictions.json
+  slurmft predict squad-20261120 questions.jsonl         and questions.predictions.jsonl.json
   slurmft predict sft-20261120 chats.jsonl --max-new-tokens 100 --nodes 2 --follow
   slurmft predict sft-20261120 chats.jsonl --generation model --seed 1
 

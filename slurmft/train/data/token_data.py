@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from slurmft.train.login.texts import Lengths
 
 _META = (
     "labels",
+    "label_type",
     "pad_id",
     "sizes",
     "source_sizes",
@@ -23,6 +25,7 @@ _META = (
     "notes",
     "warnings",
 )
+_NUMBER = re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,21 @@ class TokenData:
     """Remarks that a user should see, such as how many texts are cut."""
     folder: Path | None = None
     """Folder that it was loaded from."""
+    label_type: str = "str"
+    """Type of the labels in the training data, of which `labels` has the names."""
     test: TokenData | None = None
     """The test split, as its validation; None: there is none."""
+
+    @property
+    def label_values(self) -> list[Any]:
+        """Labels by label id, as the training data has them: names, whole numbers or truth
+        values."""
+        if self.label_type == "bool":
+            return [name == "True" for name in self.labels]
+        # Whoever has the model may have given its classes other names.
+        if self.label_type == "int" and all(map(_NUMBER.fullmatch, self.labels)):
+            return list(map(int, self.labels))
+        return self.labels
 
     @property
     def source_rows(self) -> list[int]:

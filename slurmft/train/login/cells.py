@@ -187,6 +187,11 @@ class Labels:
                 )
         return first_type
 
+    @property
+    def type_name(self) -> str:
+        """Name of the type of all labels, which `names` has checked."""
+        return next(iter(self.first))[0].__name__
+
     def oddities(self) -> Iterator[str]:
         """Yields warnings of labels that differ by white space, case or Unicode normal form alone,
         or look like floats."""

@@ -276,7 +276,8 @@ def answers_file(output: Path, train: TrainConfig) -> Path | None:
     """Returns the file of the answers as SQuAD's script reads them; None: the task has none."""
     if own_task.facts(train.task).predictions != "answers":
         return None
-    return output.with_suffix(".json")
+    # Behind the whole name: those of new.csv and new.jsonl are two.
+    return output.with_name(f"{output.name}.json")
 
 
 def _check_files(file: Path, output: Path, overwrite: bool, train: TrainConfig) -> None:

@@ -17,7 +17,7 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -50,8 +50,10 @@ _MOST_WORDS_OF_NAME = 3
 """A column of a longer name is more probably a text: the file has no header."""
 _LINES_A_ROW = 100
 """Lines of a plain text that make one row."""
+_BLOCK_BYTES = 2**20
 _LINE_BYTES = 2**26
 """Most bytes of a line: a file with a longer one is of another kind."""
+_LINE_END = re.compile(rb"\r*\n|\r")
 
 
 class ShardRow(int):
@@ -206,9 +208,17 @@ def read_columns(
 # --- writing --------------------------------------------------------------------------------------
 
 
-def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+def write_rows(
+    path: Path,
+    columns: Mapping[str, Sequence[Any]],
+    source: Path | None = None,
+) -> None:
     """Writes columns as a .csv, .tsv, .jsonl or .parquet file, whole or not at all; a column of
-    vectors alone as a .npy file, too."""
+    vectors alone as a .npy file, too.
+
+    Args:
+        source: the file that rows are of: what a .parquet has keeps its types in another one.
+    """
     # Written beside its place and renamed: nobody sees half a file.
     aside = aside_of(path)
     # Opened here: libraries would follow a link that others put there, and numpy would add an
@@ -216,7 +226,7 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     with open(aside, "xb") as file:
         inode = os.fstat(file.fileno()).st_ino
         try:
-            _write_columns(file, path.suffix, columns)
+            _write_columns(file, path.suffix, columns, source)
             file.flush()
             # Network filesystems may say only here that the disk is full.
             os.fsync(file.fileno())
@@ -227,15 +237,16 @@ def write_rows(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _write_columns(
-    file: BinaryIO, suffix: str, columns: Mapping[str, Sequence[Any]]
+    file: BinaryIO,
+    suffix: str,
+    columns: Mapping[str, Sequence[Any]],
+    source: Path | None,
 ) -> None:
     """Writes columns into a file, in the form that the ending of its name says."""
     if suffix == ".parquet":
         import pyarrow.parquet
 
-        table = pyarrow.table(dict(columns))
-        table = table.replace_schema_metadata(_pandas_metadata(columns))
-        pyarrow.parquet.write_table(table, file)
+        pyarrow.parquet.write_table(_parquet_table(columns, source), file)
         return
     if suffix == ".npy":
         import numpy as np
@@ -255,28 +266,20 @@ def _write_columns(
     text.detach()
 
 
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-"""Names under which pandas writes an index that has none."""
+def _parquet_table(columns: Mapping[str, Sequence[Any]], source: Path | None) -> Any:
+    """Returns columns as a table of pyarrow; what `source` has of them is as it has it."""
+    import pyarrow.parquet
 
-
-def _pandas_metadata(columns: Iterable[str]) -> dict[str, str] | None:
-    """Returns by what pandas takes columns for the index that they were; None where none was."""
-    index = [name for name in columns if _PANDAS_INDEX.fullmatch(name)]
-    if not index:
-        return None
-    # Their types are those of the file; pandas asks for names of them all the same.
-    field: dict[str, Any] = {
-        "name": None,
-        "pandas_type": "unicode",
-        "numpy_type": "object",
-    }
-    described = {
-        "index_columns": index,
-        "column_indexes": [],
-        "columns": [field | {"field_name": name, "metadata": None} for name in index],
-        "pandas_version": "2.0.0",
-    }
-    return {"pandas": json.dumps(described)}
+    if source is None or _kind(source) != "parquet":
+        return pyarrow.table(dict(columns))
+    with _opened(source) as raw:
+        table = pyarrow.parquet.read_table(raw)
+    # Its metadata, which stays, has the numbers of such an index.
+    index_name, _ = _index_of_numbers(table.schema.metadata, table.num_rows)
+    for name, cells in columns.items():
+        if name not in (*table.column_names, index_name):
+            table = table.append_column(name, pyarrow.array(cells))
+    return table
 
 
 def check_writable(
@@ -287,7 +290,8 @@ def check_writable(
     Args:
         where: the file that has the columns, in messages.
     """
-    if output.suffix == ".npy":  # which has none of them
+    # The one has none of them, the other all as they are.
+    if output.suffix == ".npy" or output.suffix == Path(where).suffix == ".parquet":
         return
     hint = "give an --output of another kind, or take the column out"
     for name, cells in columns.items():
@@ -332,7 +336,13 @@ def _write_jsonl(file: Any, columns: Mapping[str, Sequence[Any]]) -> None:
 
 def _write_csv(file: Any, columns: Mapping[str, Sequence[Any]], separator: str) -> None:
     writer = csv.writer(file, delimiter=separator)
-    writer.writerow(columns)
+    quoting: Any = csv.QUOTE_MINIMAL
+    all_cells = itertools.chain(*columns.values())
+    has_lines = any(isinstance(cell, str) and "\n" in cell for cell in all_cells)
+    # By quotes in the header `_has_quoted_cells` knows that they are no part of texts.
+    if separator == "\t" and has_lines:
+        quoting = csv.QUOTE_ALL
+    csv.writer(file, delimiter=separator, quoting=quoting).writerow(columns)
     for cells in zip(*columns.values(), strict=True):
         row = list(cells)
         for place, cell in enumerate(cells):
@@ -360,32 +370,88 @@ def _plain(cell: Any) -> Any:
 
 
 def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
+    """Yields the lines of a text file, each with its end."""
+    stream = _text_stream(raw, path)
+    block = stream.read(_BLOCK_BYTES)
+    # The first line tells how all end: old Macs, and Excel for them, write no "\n".
+    first_end = _LINE_END.search(block)
+    end = b"\n"
+    if first_end and first_end[0] == b"\r":
+        end = b"\r"
+    first_line, *_ = block.split(end, 1)
+    # UTF-16 of plain letters is UTF-8, too.
+    if first_line.count(0) > len(first_line) / 4:
+        raise _not_utf8(path, 1, first_line, first_line.index(0))
+    number = 1  # of the first line of a block
+    for whole_lines in _blocks_of_lines(stream, block, end, path):
+        try:
+            text = whole_lines.decode()
+        except UnicodeDecodeError as error:
+            before = whole_lines[: error.start]
+            number += before.count(end)
+            begin = before.rfind(end) + 1
+            line, *_ = whole_lines[begin:].split(end, 1)
+            raise _not_utf8(path, number, line, error.start - begin) from None
+        if number == 1:
+            text = text.removeprefix("\ufeff")  # Excel's byte order mark
+        # A split takes the ends away; behind the last one, nothing is left.
+        *ended_lines, last_line = text.split(end.decode())
+        for ended_line in ended_lines:
+            yield ended_line + end.decode()
+        if last_line:
+            yield last_line
+        number += len(ended_lines)
+
+
+def _blocks_of_lines(
+    stream: BinaryIO, block: bytes, end: bytes, path: Path
+) -> Iterator[bytes]:
+    """Yields what a file holds, some whole lines at a time; UsageError for a line that is too long.
+
+    Args:
+        block: what is read of it already.
+        end: what ends a line.
+    """
+    # A line of several blocks is joined once: each join copies it.
+    begun: list[bytes] = []
+    while block:
+        lines, line_end, rest = block.rpartition(end)
+        if not line_end and len(begun) * _BLOCK_BYTES > _LINE_BYTES:
+            if _kind(path) != "txt":
+                raise UsageError(
+                    f"{str(path)!r} has a line of more than {_LINE_BYTES // 2**20} MiB",
+                    "each row is a line, or a few: write long texts into several rows",
+                )
+            # A plain text may be one line.
+            lines, line_end, rest = block.rpartition(b" ")
+        if line_end:
+            yield b"".join([*begun, lines, line_end])
+            begun = []
+        begun.append(rest)
+        block = stream.read(_BLOCK_BYTES)
+    if any(begun):
+        yield b"".join(begun)
+
+
+def _text_stream(raw: BinaryIO, path: Path) -> Any:
+    """Returns the unpacked contents of a file whose name says that it is text.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
     stream: Any = raw
     if path.suffix.lower() == ".gz":
+        if raw.read(2) != b"\x1f\x8b":
+            name = as_argument(path)
+            raise UsageError(
+                f"{str(path)!r} is no .gz, whatever its name says",
+                f"name it as it is: mv {name} {as_argument(path.with_suffix(''))}",
+            )
+        raw.seek(0)
         # Over the same file: `read_chunks` asks that one how far it has come.
         stream = gzip.GzipFile(fileobj=raw)
-    else:
-        _check_is_text(raw, path)
-    for number in itertools.count(1):
-        line = stream.readline(_LINE_BYTES)
-        if not line:
-            return
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path, number, line, error.start) from None
-        if number == 1:
-            # UTF-16 of plain letters is UTF-8, too
-            if text.count("\0") > len(text) / 4:
-                raise _not_utf8(path, number, line, text.index("\0"))
-            text = text.removeprefix("\ufeff")  # Excel's byte order mark
-        yield text
-
-
-def _check_is_text(raw: BinaryIO, path: Path) -> None:
-    """Raises UsageError for a file of another kind, whose name says that it is text."""
-    beginning = raw.read(256)
-    raw.seek(0)
+    beginning = stream.read(256)
+    stream.seek(0)
     # A plain text may be one.
     if _WEB_PAGE.match(beginning) and _kind(path) != "txt":
         raise UsageError(
@@ -398,6 +464,7 @@ def _check_is_text(raw: BinaryIO, path: Path) -> None:
                 f"{str(path)!r} is {kind}, whatever its name says",
                 cure,
             )
+    return stream
 
 
 def as_argument(path: Path) -> str:
@@ -451,6 +518,11 @@ def _not_utf8(path: Path, number: int, line: bytes, at: int) -> UsageError:
             f"{what} but {encoding}, as Excel's Unicode text is",
             f"convert it: {_rewritten(f'iconv -f {encoding} -t UTF-8', path)}",
         )
+    if b"\0" in line:
+        return UsageError(
+            f"{str(path)!r} is no text: line {number} has bytes of 0",
+            "save it as CSV (UTF-8), or give another file",
+        )
     # The word with that byte, as Windows-1252 reads it: whoever knows the data sees if it fits.
     text_before = line[:at].decode("cp1252", "replace")
     text_after = line[at:].decode("cp1252", "replace")
@@ -478,10 +550,14 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
     separator = _separator(header_line, path, names)
     # strict: else a quote that nobody closes would swallow the rest of the file unseen.
     reader = csv.reader(itertools.chain(head, lines), delimiter=separator, strict=True)
+    if separator == "\t" and not _has_quoted_cells(path):
+        reader = csv.reader(
+            itertools.chain(head, lines), delimiter=separator, quoting=csv.QUOTE_NONE
+        )
     where = str(path)
     first_line = 1  # of the row that is read
     try:
-        header = next(filter(None, reader), [])
+        header = next((row for row in reader if any(map(str.strip, row))), [])
         first_line = reader.line_num + 1
         if not header:
             return
@@ -493,7 +569,8 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
         absent = [None] * (len(columns) - len(header))
         places = [columns.index(name) for name in chosen]
         for row in reader:
-            if not row:  # an empty line
+            # An empty line, as pandas takes it; of one column, blanks are a cell.
+            if not row or (len(row) == 1 < len(header) and not row[0].strip()):
                 first_line = reader.line_num + 1
                 continue
             if len(row) != len(header):  # often an unquoted comma: cells would move
@@ -526,6 +603,54 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
             f"{where!r}: {problem}",
             'a cell that holds a quote is written in quotes, with two of them: "say ""hi"""',
         ) from None
+
+
+def _has_quoted_cells(path: Path) -> bool:
+    """Returns whether quotes at the begin of cells of a table with tabs are around them, as csv and
+    pandas write them; else they are part of the texts, as in GLUE's files.
+
+    It goes by the names of the columns, then by the first row that only one of both readings has
+    whole, with as many cells as there are columns.
+
+    Raises:
+        UsageError: nothing tells whether some lines are one row.
+    """
+    with _opened(path) as raw:
+        lines = filter(str.strip, _lines(raw, path))
+        header = next(lines, "")
+        if header.startswith('"') or '\t"' in header:
+            return True
+        tabs = header.count("\t")
+        row_lines: list[str] = []
+
+        def noted() -> Iterator[str]:
+            # Rows without quotes are the same in both readings.
+            for line in itertools.dropwhile(lambda line: '"' not in line, lines):
+                row_lines.append(line)
+                yield line
+
+        reader = csv.reader(noted(), delimiter="\t", strict=True)
+        undecided = ""
+        while True:
+            row_lines.clear()
+            cells: list[str] | None = []
+            with contextlib.suppress(csv.Error):
+                cells = next(reader, None)
+            if cells is None:
+                break
+            is_row = len(cells) == tabs + 1
+            are_rows = all(line.count("\t") == tabs for line in row_lines)
+            if is_row != are_rows:
+                return is_row
+            if is_row and len(row_lines) > 1:
+                undecided = row_lines[0]
+    if undecided:
+        raise UsageError(
+            f"{str(path)!r}: the line {shown(undecided)!r} and the next may be two rows, or one "
+            "with quotes around a cell",
+            "put quotes around the names of the columns if they are one; else write a .jsonl",
+        )
+    return True
 
 
 def _check_header(header: Sequence[str], path: Path, names: Sequence[str]) -> None:
@@ -662,32 +787,57 @@ def _objects(raw: BinaryIO, path: Path) -> Iterator[tuple[int, str, dict[str, An
             row = None
         if not isinstance(row, dict):
             end = ""
-            cure = 'each line is one row: {"text": "...", "label": "..."}'
-            if number == 1 and line.startswith("[") and path.suffix == ".jsonl":
-                cure = cure_of_list(path, path)
-            elif not line.endswith("\n"):
+            hint = 'each line is one row: {"text": "...", "label": "..."}'
+            cure = ""
+            if number == 1:
+                cure = cure_of_json(path)
+            if not cure and not line.endswith("\n"):
                 end = ", where the file ends: is it whole?"
             raise UsageError(
                 f"{str(path)!r}: line {number} is no JSON object: {shown(line)!r}{end}",
-                cure,
+                cure or hint,
             )
         yield number, line, row
 
 
-def cure_of_list(file: Path, lines: Path) -> str:
-    """Returns how a file of JSON that is a list of rows becomes one that has a row a line.
+_OTHER_JSON = {
+    rb"\[": "json.load(file)",
+    rb'\{(?s:.){,99}"data":\s*\[(?s:.)*?"paragraphs":': (
+        "({'id': qa['id'], 'question': qa['question'], 'context': part['context'], "
+        "'answers': {'text': [each['text'] for each in qa['answers']], "
+        "'answer_start': [each['answer_start'] for each in qa['answers']]}} "
+        "for article in json.load(file)['data'] for part in article['paragraphs'] "
+        "for qa in part['qas'])"
+    ),
+    rb'\{\s*"(data|train|rows)":\s*\[\s*\{': "next(iter(json.load(file).values()))",
+    rb'\{\s*"\w+":\s*\{\s*"0":': (
+        "(dict(zip(table, cells)) for table in [json.load(file)] "
+        "for cells in zip(*(column.values() for column in table.values())))"
+    ),
+}  # fmt: skip
+"""How JSON begins that has not a row a line: a list, SQuAD's articles, rows below a name, pandas'
+columns. With the expression of Python that makes rows of it."""
 
-    Args:
-        file: the file of the list.
-        lines: the other file, which may have the same name.
-    """
-    code = (
-        "import json, sys; old, new = sys.argv[1:]; "
-        "rows = json.load(open(old, encoding='utf-8-sig')); "
-        "open(new, 'w').writelines(json.dumps(row) + '\\n' for row in rows)"
-    )
-    names = f"{as_argument(file)} {as_argument(lines)}"
-    return f'write a row a line: python -c "{code}" {names}'
+
+def cure_of_json(file: Path) -> str:
+    """Returns the command that writes the rows of a file of JSON a row a line; "": they are so, or
+    there is no telling."""
+    try:
+        with open_regular(file) as raw:
+            beginning = raw.read(_BLOCK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except (OSError, ValueError):  # whatever reads it says so
+        return ""
+    for pattern, rows in _OTHER_JSON.items():
+        if re.match(pattern, beginning):
+            new = file.with_suffix(".jsonl")  # the same one, where it is named so
+            code = (
+                "import json, sys; old, new = sys.argv[1:]; "
+                f"file = open(old, encoding='utf-8-sig'); rows = {rows}; "
+                "open(new, 'w').writelines(json.dumps(row) + '\\n' for row in rows)"
+            )
+            names = f"{as_argument(file)} {as_argument(new)}"
+            return f'write a row a line: python -c "{code}" {names}'
+    return ""
 
 
 def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmft.core import interpreter
 from slurmft.core.errors import UsageError
-from slurmft.core.files import open_regular, other_kind, read_json
+from slurmft.core.files import other_kind, read_json
 from slurmft.core.filesystem import absolute
 from slurmft.core.hub import datasets_cache, hub_cache, is_hub_offline, is_local
 from slurmft.core.options import flag, options
@@ -20,7 +20,7 @@ from slurmft.core.permissions import user_name
 from slurmft.core.text import some
 from slurmft.train import ipex, metric_spec
 from slurmft.train.config import TrainConfig, frozen_layers
-from slurmft.train.login.rows import as_argument, cure_of_list, files_of
+from slurmft.train.login.rows import as_argument, cure_of_json, files_of
 from slurmft.train.login.validation_part import (
     VALIDATION,
     has_validation,
@@ -752,8 +752,13 @@ def find_split(folder: Path, split: str) -> Path:
                     hint = f"{name}/ has one: give {as_argument(inner)}"
         if any(name.lower().endswith(_SPREADSHEETS) for name in os.listdir(folder)):
             hint = f"open the spreadsheet, and save it as CSV (UTF-8): {split}.csv"
-        if (folder / f"{split}.json").is_file():
-            hint = _cure_of_json(folder / f"{split}.json")
+        for name in (f"{split}.json", f"{split}.ndjson"):
+            file = folder / name
+            if file.is_file():
+                lines = as_argument(file.with_suffix(".jsonl"))
+                hint = cure_of_json(file) or (
+                    f"if each line of it is a row: mv {as_argument(file)} {lines}"
+                )
         hint = _cure_of_hashes(folder, split) or hint
         raise NoSplitError(
             f"the data folder {str(folder)!r} has no {split} file: {_contents(folder)}",
@@ -782,21 +787,6 @@ def _cure_of_hashes(folder: Path, split: str) -> str:
                     f'for file in {files}; do mv "$file" "${{file%-*}}{match[1]}"; done'
                 )
     return ""
-
-
-def _cure_of_json(file: Path) -> str:
-    """Returns how a file .json, which is a list of rows or has a row a line, becomes a .jsonl."""
-    lines = file.with_suffix(".jsonl")
-    try:
-        with open_regular(file) as raw:
-            is_list = raw.read(100).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-    except (OSError, ValueError):  # whatever reads it says so
-        is_list = False
-    if not is_list:
-        return (
-            f"if each line of it is a row: mv {as_argument(file)} {as_argument(lines)}"
-        )
-    return cure_of_list(file, lines)
 
 
 def _check_kinds(folder: Path, split: str) -> None:

@@ -56,13 +56,13 @@ def kind_of(task: Any, data: TokenData, predict: PredictConfig) -> Kind:
             return _kind_of_task(task, columns)
         case multi_label.Task():
             shape = (len(data.labels),)
-            columns = partial(_several_labels, data.labels)
+            columns = partial(_several_labels, data.label_values)
             return Kind(shape, np.float64, _probabilities, columns)
         case tokens.Task():
             places = data.validation.token_labels
             assert places is not None  # of rows of words
             most = max(0, int(places.max())) + 1
-            columns = partial(_tags, data.labels)
+            columns = partial(_tags, data.label_values)
             if are_entities(data.labels):
                 columns = partial(_entities, data.labels)
             return Kind((most,), np.int64, partial(_labels_of_words, most), columns)
@@ -86,7 +86,7 @@ def kind_of(task: Any, data: TokenData, predict: PredictConfig) -> Kind:
         case _ if not data.labels:
             return Kind((), np.float64, _numbers, _columns_of_numbers)
         case _:
-            columns = partial(_labels, data.labels)
+            columns = partial(_labels, data.label_values)
             return Kind((2,), np.float64, _best_label, columns)
 
 
@@ -160,7 +160,7 @@ def _best_label(model: Any, batch: Batch, data: TokenData) -> torch.Tensor:
 
 
 def _labels(
-    names: list[str], inputs: Sequence[list[Any]], values: np.ndarray
+    names: list[Any], inputs: Sequence[list[Any]], values: np.ndarray
 ) -> Columns:
     classes = values[:, 0].astype(int)
     probabilities = values[:, 1].round(6)
@@ -178,7 +178,7 @@ def _probabilities(model: Any, batch: Batch, data: TokenData) -> Any:
 
 
 def _several_labels(
-    names: list[str],
+    names: list[Any],
     inputs: Sequence[list[Any]],
     values: np.ndarray,
 ) -> Columns:
@@ -266,11 +266,11 @@ def _entities(
     return {"prediction": predictions}
 
 
-def _tags(names: list[str], inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:
+def _tags(names: list[Any], inputs: Sequence[list[Any]], values: np.ndarray) -> Columns:
     """Returns the label of each word; None where it has none: it was cut off, or has no tokens."""
     predictions = []
     for words, labels in zip(inputs[0], values, strict=True):
-        tags: list[str | None] = [None] * len(words)
+        tags: list[Any] = [None] * len(words)
         for place in np.flatnonzero(labels >= 0):
             tags[place] = names[labels[place]]
         predictions.append(tags)

@@ -156,6 +156,7 @@ def fill_tokens(folder: Path, task: Task, job: Job) -> None:
         train=table.few(),
         validation=table,
         labels=labels,
+        label_type=str(model_config.get("label_type", "str")),
         pad_id=tokenizer.pad_token_id,
         texts=[],
         warnings=tuple(of_texts.warnings),
@@ -248,7 +249,7 @@ def _write(setup: Setup, kind: Kind, values: np.ndarray | None) -> None:
         write_answers(answers, columns["id"], predictions["prediction"])
     if output.suffix == ARRAY:
         columns = {}
-    write_rows(output, columns | predictions)
+    write_rows(output, columns | predictions, source)
     setup.job.say(f"{counted(len(inputs[0]), 'row')} with predictions: {output}")
 
 

@@ -250,13 +250,17 @@ class Task(TaskDeclaration):
         return by_class(predictions, labels, data.labels)
 
 
-def label_maps(labels: list[str]) -> dict[str, Any]:
-    """Returns label names as a model's configuration holds them."""
-    return {
-        "num_labels": len(labels),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {name: i for i, name in enumerate(labels)},
+def label_maps(data: TokenData) -> dict[str, Any]:
+    """Returns label names as a model's configuration holds them, and of labels that are no texts
+    their type."""
+    maps: dict[str, Any] = {
+        "num_labels": len(data.labels),
+        "id2label": dict(enumerate(data.labels)),
+        "label2id": {name: i for i, name in enumerate(data.labels)},
     }
+    if data.label_type != "str":
+        maps["label_type"] = data.label_type
+    return maps
 
 
 def set_dropout_of_modules(model: torch.nn.Module, dropout: float | None) -> None:

@@ -38,7 +38,7 @@ class Task(sequence.Task):
         from transformers import AutoModelForSequenceClassification
 
         self.prediction_shape = (len(data.labels),)
-        maps = label_maps(data.labels)
+        maps = label_maps(data)
         settings = maps | {"problem_type": "multi_label_classification"}
         return self.pretrained(AutoModelForSequenceClassification, **settings)
 

@@ -65,6 +65,7 @@ class Pretrained(Task):
     """The model's configuration gets the token of padding, where it names none."""
     is_mixed: bool = False
     """The data is a source of --mix: its classes are those of --data."""
+    _label_type = "str"
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
@@ -96,6 +97,7 @@ class Pretrained(Task):
             train=self.joined(train_tables),
             validation=TokenTable.joined(validation_tables),
             labels=names,
+            label_type=self._label_type,
             pad_id=tokenizer.pad_token_id,
             sizes=tuple(len(table) for table in validation_tables),
             source_sizes=source_sizes,
@@ -260,9 +262,12 @@ class Pretrained(Task):
         values = self.values(train)
         labels.add(self.form.labels(values))
         part = Part.of(self.config, self.facts.splits[0])
-        if part is None:
-            return labels.names()
-        return labels.names(part.description(self.form.classes(values)))
+        description = ""
+        if part is not None:
+            description = part.description(self.form.classes(values))
+        names = labels.names(description)
+        self._label_type = labels.type_name
+        return names
 
     def labels(self, rows: Rows, names: list[str]) -> list[Any]:
         """Returns a split's labels: numbers of classes or, without `names`, numbers.
@@ -525,6 +530,9 @@ class Pretrained(Task):
         from slurmft.train.engine import lora  # it imports torch
 
         model_config = self._configuration(**settings)
+        # transformers has no such setting; a base that was trained here may have another one.
+        if "label_type" in settings or hasattr(model_config, "label_type"):
+            model_config.label_type = settings.get("label_type", "str")
         set_dropout(model_config, self.config.dropout)
         # Loading sets it to that of the loaded weights.
         stored_dtype = dtype_of(model_config)

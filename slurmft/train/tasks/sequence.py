@@ -40,7 +40,7 @@ class Task(Pretrained):
         settings: dict[str, Any]
         if data.labels:
             # A model that was fine-tuned before has another problem_type in its configuration.
-            settings = label_maps(data.labels) | {
+            settings = label_maps(data) | {
                 "problem_type": "single_label_classification"
             }
         else:  # one label, without a name: a number, learnt by its squared error

@@ -86,7 +86,7 @@ class Task(base.Task):
         config = DistilBertConfig(
             vocab_size=self.preset.vocabulary,
             **self.preset.model,
-            **label_maps(data.labels),
+            **label_maps(data),
         )
         set_dropout(config, self.config.dropout)
         return DistilBertForSequenceClassification(config)

@@ -139,7 +139,7 @@ class Task(Pretrained):
     def model(self, data: TokenData) -> Any:
         from transformers import AutoModelForTokenClassification
 
-        maps = label_maps(data.labels)
+        maps = label_maps(data)
         if not are_entities(data.labels):
             self.metric_names = TASKS["token-classification"].data_metrics
         length = _count_places(data.labels)
