@@ -32,6 +32,7 @@ from slurmft.train import tasks
 from slurmft.train.commands import fetch
 from slurmft.train.config import TrainConfig
 from slurmft.train.login import inputs
+from slurmft.train.login import rows as rows_module
 from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.configure import configure
 from slurmft.train.login.rows import read_columns
@@ -690,6 +691,7 @@ def test_a_check_that_takes_too_long_says_how_far_it_came(
 ) -> None:
     """The rest may hold what was not seen: a label that validation has, and training not so far."""
     monkeypatch.setattr(inputs, "CHECK_S", 0.0)
+    monkeypatch.setattr(rows_module, "_BLOCK_BYTES", 2**13)
     rows = "".join(
         f"text {number},{'ab'[number > 15_000]}\n" for number in range(20_000)
     )

@@ -564,10 +564,9 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
         _check_header(header, path, names)
         chosen = _chosen(where, names, header)
         yield chosen
-        # A column that the file lacks is at its end.
-        columns = [*header, *(name for name in chosen if name not in header)]
-        absent = [None] * (len(columns) - len(header))
-        places = [columns.index(name) for name in chosen]
+        # A cell behind the row stands for a column that the file lacks.
+        columns = [*header, None]
+        places = [columns.index(name if name in header else None) for name in chosen]
         for row in reader:
             # An empty line, as pandas takes it; of one column, blanks are a cell.
             if not row or (len(row) == 1 < len(header) and not row[0].strip()):
@@ -583,7 +582,7 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
                     hint,
                 )
             first_line = reader.line_num + 1
-            cells = [*row, *absent]
+            cells: list[Any] = [*row, None]
             yield [cells[place] for place in places]
     except csv.Error as error:
         if str(error).startswith("new-line character"):

@@ -81,18 +81,22 @@ class Texts:
                 # The format of a task of the user's own may let other values pass.
                 text = str(each)
                 parts = (text,)
-            words = [len(part.split()) for part in parts]
-            characters = [len(part) for part in parts]
-            self.words.extend(words)
-            self.characters.extend(characters)
+            words = 0
+            characters = 0
+            for part in parts:
+                words_of_part = len(part.split())
+                words += words_of_part
+                characters += len(part)
+                self.words.append(words_of_part)
+                self.characters.append(len(part))
             # Eight bytes in place of the text: a split may have millions.
             key = hash(text)
             if key in self.seen:
                 self.repeated += 1
-            if any(words):
+            if words:
                 self.seen.add(key)
                 self.keys.append(key)
-            self._keep_some(row, text, sum(characters))
+            self._keep_some(row, text, characters)
             row += 1
 
     def _keep_some(self, row: int, text: Text, characters: int) -> None:
