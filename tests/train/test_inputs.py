@@ -691,7 +691,7 @@ def test_a_check_that_takes_too_long_says_how_far_it_came(
 ) -> None:
     """The rest may hold what was not seen: a label that validation has, and training not so far."""
     monkeypatch.setattr(inputs, "CHECK_S", 0.0)
-    monkeypatch.setattr(rows_module, "_BLOCK_BYTES", 2**13)
+    monkeypatch.setattr(rows_module, "_BLOCK_BYTES", 64)
     rows = "".join(
         f"text {number},{'ab'[number > 15_000]}\n" for number in range(20_000)
     )
