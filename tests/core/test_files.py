@@ -37,6 +37,13 @@ def test_a_file_that_another_node_has_just_replaced(
     assert list(stale) == []
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    """Editors on Windows write it before JSON and TOML that people change."""
+    path = tmp_path / "result.json"
+    path.write_text('{"state": "running"}', encoding="utf-8-sig")
+    assert files.read_json(path) == {"state": "running"}
+
+
 def test_a_file_that_stays_stale_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
