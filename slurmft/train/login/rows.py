@@ -441,7 +441,7 @@ def _text_stream(raw: BinaryIO, path: Path) -> Any:
     """
     stream: Any = raw
     if path.suffix.lower() == ".gz":
-        if raw.read(2) != b"\x1f\x8b":
+        if raw.read(2) not in (b"\x1f\x8b", b""):
             name = as_argument(path)
             raise UsageError(
                 f"{str(path)!r} is no .gz, whatever its name says",
