@@ -36,6 +36,7 @@ OURS = re.compile(
 FLAG = r"(?<![\w-])--[a-z][\w-]*"
 OF_OTHERS = {
     "--signal": "sbatch",
+    "--no-kill": "sbatch",
     "--dependency": "sbatch",
     "--nnodes": "torchrun",
     "--mpi": "srun",
