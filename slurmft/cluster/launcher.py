@@ -151,7 +151,7 @@ def job_of(run: RunDir) -> Job:
     """Returns the job of a submitted run; raises SlurmftError where it was never submitted."""
     job = run.read_job()
     if job is None:
-        raise SlurmftError(f"the run {str(run.named.path)!r} was never submitted")
+        raise SlurmftError(f"the run {str(run.path)!r} was never submitted")
     return job
 
 
@@ -168,7 +168,7 @@ def check_reachable(run: RunDir, job: Job) -> None:
     # An end on record is the same everywhere.
     if place and not run.get_state().has_ended:
         raise UsageError(
-            f"the job {job.id} of {run.named.path.name} is {place}",
+            f"the job {job.id} of {run.path.name} is {place}",
             "do it there; slurmft status and slurmft logs show its files here, too",
         )
 

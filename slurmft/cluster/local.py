@@ -92,7 +92,7 @@ class LocalNodes:
         """
         signals.block()
         run = self.run
-        permissions.settle(run.load_own_config().job.share_with_group)
+        permissions.settle(run.join().job.share_with_group)
         signals.listen(self._on_stop)
         attempts.check_turn(run, str(os.getpid()))
         pid = os.getpid()
@@ -313,7 +313,7 @@ def job_state(job_id: str, run: RunDir) -> Report | None:
     except OSError as error:
         if run.get_state().has_ended:
             return None
-        reason = f"{run.named.submitit} cannot be read: {one_line(error)}"
+        reason = f"{run.submitit} cannot be read: {one_line(error)}"
         return Report(name="UNKNOWN", reason=reason)
     # After the look: an end that is recorded meanwhile is seen.
     has_ended = run.get_state().has_ended
@@ -332,7 +332,7 @@ def cancel(job_id: str, run: RunDir) -> None:
     deadline = time.monotonic() + _KILL_AFTER_S
     while not _pid_file(run).exists() and _living(run) is not None:
         if time.monotonic() > deadline:
-            hint = f"log: {_job_log(run.named)}"
+            hint = f"log: {_job_log(run)}"
             raise SlurmftError(f"the job {job_id} does not start", hint)
         # It is just starting: before its file is there, nobody knows which process to signal.
         time.sleep(0.05)

@@ -188,7 +188,8 @@ def _submit_new(config: RunConfig, cluster: str, mark: str) -> RunDir:
     with shared_outputs.submitting(config):
         run = create(config, mark)
         try:
-            _submit_job(run.load_own_config(), run, cluster)
+            with run.held():
+                _submit_job(run.load_own_config(), run, cluster)
         except SlurmftError:
             run.discard()
             raise
@@ -219,7 +220,8 @@ def create(config: RunConfig, mark: str = "") -> RunDir:
     code = submission.source(config)
     run = RunDir.create(config, mark)
     try:
-        submission.freeze(config, run, code)
+        with run.held():
+            submission.freeze(config, run, code)
     except SlurmftError:
         run.discard()
         raise
@@ -268,7 +270,8 @@ def resume(run: RunDir, flags: dict[str, Any], submission: Submission) -> str:
         raise UsageError(
             f"you cannot write to the run {str(run.path)!r}", "its owner can resume it"
         )
-    with _alone(run):
+    # By its descriptor: others may put another run in the place of the one that is checked.
+    with run.held(), _alone(run):
         # Under the lock: another resume may just have changed it.
         resumes = run.load_own_config().submission.resumed
         job = run.read_job()

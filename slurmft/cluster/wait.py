@@ -315,13 +315,13 @@ def cancel(run: RunDir) -> JobState | None:
     job = cluster_launcher.job_of(run)
     try:
         # By its descriptor: where others can rename, theirs would say which job or process ends.
-        with run.held() as held:
-            job = cluster_launcher.job_of(held)
+        with run.held():
+            job = cluster_launcher.job_of(run)
             launcher = cluster_launcher.get(job.cluster)
-            state = cluster_launcher.job_state(held, job)
+            state = cluster_launcher.job_state(run, job)
             if state.report.ended:
                 return state
-            launcher.cancel(job.id, held)
+            launcher.cancel(job.id, run)
     except PermissionError:
         owner = permissions.user_name(run.path.stat().st_uid)
         raise SlurmftError(

@@ -48,10 +48,14 @@ class Below:
 
     Args:
         top: its path, on which no links lie.
+        above: an open folder that holds it; None: it is looked for from the root on.
     """
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top: Path, above: int | None = None) -> None:
         self.top = top
+        if above is not None:
+            self._folder = _opened(top.name, above, str(top))
+            return
         root = os.open("/", _FOLDER)
         try:
             self._folder = self._descend(root, "/", top.parts[1:])

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 _MOST_LINKS = 40
@@ -20,6 +21,18 @@ _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_PLACE = _PLACE | os.O_DIRECTORY
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DESCRIPTOR = re.compile(r"/proc/self/fd/(\d+)(/.*)?")
+
+
+@dataclass(slots=True)
+class _Held:
+    """An open folder, in which this process finds what its path names."""
+
+    place: int
+    users: int = 0
+
+
+_held: dict[str, _Held] = {}
+"""Path of a folder -> the one that this process holds under it."""
 
 
 class ForeignLinkError(PermissionError):
@@ -61,6 +74,39 @@ def opened(
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def held(path: Path, folder: int) -> Iterator[None]:
+    """Holds an open folder for the block: by its path, and all below it, this process finds what is
+    in that folder, whatever others put in the place of its name."""
+    key = str(path)
+    # Another thread may hold it already, and does so until both have ended.
+    if key not in _held:
+        # Nothing is open for a server or its lock manager: as the working directory of a process.
+        _held[key] = _Held(os.open(".", _FOLDER_PLACE, dir_fd=folder))
+    holding = _held[key]
+    holding.users += 1
+    try:
+        yield
+    finally:
+        holding.users -= 1
+        if not holding.users:
+            del _held[key]
+            os.close(holding.place)
+
+
+def through(path: Path) -> Path:
+    """Returns a path that leads through the nearest folder that this process holds; the path itself
+    where it holds none above it. For this process alone, and not for messages."""
+    text = str(path)
+    nearest = ""
+    for key in tuple(_held):
+        if len(key) > len(nearest) and f"{text}/".startswith(f"{key}/"):
+            nearest = key
+    if not nearest:
+        return path
+    return Path(f"/proc/self/fd/{_held[nearest].place}{text[len(nearest) :]}")
+
+
 def pinned(path: Path) -> Path:
     """Returns a path to a folder on which nobody else has a link that is followed: the path as it
     is, or what it leads to now.
@@ -92,11 +138,13 @@ class _Descent:
         """Names, none of a link, that lead to the folder that is open now."""
         self.follows_others = False
         """A link that was followed is neither this user's nor root's."""
-        through_descriptor = _DESCRIPTOR.fullmatch(str(path))
+        through_descriptor = _DESCRIPTOR.fullmatch(str(through(path)))
         if through_descriptor:
             # The caller has opened it, and may have examined it.
             self.place = os.dup(int(through_descriptor[1]))
-            path = Path(through_descriptor[2] or "/")
+            below = through_descriptor[2] or ""
+            self.way = PurePath(str(path).removesuffix(below))
+            path = Path(below or "/")
         else:
             self.place = os.open("/", _FOLDER_PLACE)
         self._parts = list(reversed(path.absolute().parts[1:]))

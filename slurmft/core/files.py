@@ -19,6 +19,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.removal import aside_of
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_S = 4.0
 """How long a client of a shared file system may still take a file for the one that another has
@@ -201,7 +202,13 @@ def open_regular(path: Path) -> BufferedReader:
         UnfitFileError: it is no regular file.
     """
     # Without O_NONBLOCK, opening a FIFO would wait for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        descriptor = os.open(
+            descent.through(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        )
+    except OSError as error:
+        error.filename = str(path)
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UnfitFileError(errno.EINVAL, "not a regular file", str(path))
@@ -260,7 +267,7 @@ def read_bytes(path: Path, most_bytes: int | None = MOST_BYTES) -> bytes:
 
 def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:
     """Checks a file before it is read by other means; UnfitFileError where it is larger."""
-    _check_size(path, path.stat().st_size, most_bytes)
+    _check_size(path, descent.through(path).stat().st_size, most_bytes)
 
 
 def _check_size(path: Path, size_bytes: int, most_bytes: int) -> None:
@@ -391,14 +398,15 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
     with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
 @contextlib.contextmanager
 def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     """Makes a folder to write into, beside `path`, and renames it to that at the end of the block.
 
-    Readers see it whole, or, for a moment while an older one gives way, not at all.
+    Readers see it whole, or, for a moment while an older one gives way, not at all. This process
+    holds it (`descent.held`): a path `through` it leads to no folder that others put there.
 
     Args:
         path: the folder's name at the end.
@@ -406,36 +414,71 @@ def new_folder(path: Path, replace: bool = True) -> Iterator[Path]:
             has put there meanwhile stays.
     """
     aside = aside_of(path)
-    old = aside_of(path)
-    inode = None
     try:
-        aside.mkdir()
-        inode = aside.lstat().st_ino
-        yield aside
-        # Some libraries write files by mkstemp, which nobody else may read: they get the mode that
-        # the umask has given to the folder.
-        mode = aside.stat().st_mode & 0o666
-        # The contents reach the disk before the name: a crash leaves no folder of empty files.
-        for file in (*aside.rglob("*"), aside):
-            if not file.is_dir():
-                file.chmod(mode)
-            _sync(file)
-        # It is there where an attempt ended right after it wrote the folder. No rename replaces a
-        # folder that holds something.
-        old_inode = None
-        if replace and path.exists():
-            old_inode = path.lstat().st_ino
-            os.rename(path, old)
-        os.rename(aside, path)
-        # The name is kept by the folder above.
-        _sync(path.parent)
-        removal.discard(old, inode=old_inode)
-    except BaseException as error:
-        removal.discard(aside, inode=inode)
+        with descent.opened(path.parent) as above:
+            with _made(aside, above) as folder:
+                yield aside
+                _sync_all(folder)
+                _take_place(above, aside, path, replace)
+            # The name is kept by the folder above.
+            os.fsync(above)
+    except OSError as error:
         # What another process has put there is as good.
-        was_slower = isinstance(error, OSError) and path.exists() and not replace
-        if not was_slower:
+        if replace or not path.exists():
+            if error.filename == aside.name:
+                error.filename = str(path)
             raise
+
+
+@contextlib.contextmanager
+def _made(aside: Path, above: int) -> Iterator[Path]:
+    """Makes a folder in an open one, and holds it for the block; removes it after an error.
+
+    Yields:
+        A path through it.
+    """
+    from slurmft.core.below import is_new  # which imports this module
+
+    os.mkdir(aside.name, dir_fd=above)
+    folder = os.open(aside.name, _FOLDER, dir_fd=above)
+    try:
+        # Others may have put another folder of this user's there.
+        if not is_new(folder):
+            reason = "it was replaced meanwhile"
+            raise FileExistsError(errno.EEXIST, reason, str(aside))
+        inode = os.fstat(folder).st_ino
+        with descent.held(aside, folder):
+            try:
+                yield descent.through(aside)
+            except BaseException:
+                place = Path(f"/proc/self/fd/{above}", aside.name)
+                removal.discard(place, inode=inode)
+                raise
+    finally:
+        os.close(folder)
+
+
+def _sync_all(folder: Path) -> None:
+    """Gives all files of a folder the mode that the umask has given to it, and waits until they are
+    on disk: after a crash, a folder with its name must have no empty files."""
+    # Some libraries write files by mkstemp, which nobody else may read.
+    mode = folder.stat().st_mode & 0o666
+    for file in (*folder.rglob("*"), folder):
+        if not file.is_dir():
+            file.chmod(mode)
+        _sync(file)
+
+
+def _take_place(above: int, aside: Path, path: Path, replace: bool) -> None:
+    """Renames a folder in an open one, and removes what had the name."""
+    old = aside_of(path).name
+    # One is there where an attempt ended right after it wrote the folder. No rename replaces a
+    # folder that holds something.
+    if replace:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path.name, old, src_dir_fd=above, dst_dir_fd=above)
+    os.rename(aside.name, path.name, src_dir_fd=above, dst_dir_fd=above)
+    removal.discard(Path(f"/proc/self/fd/{above}", old))
 
 
 def _sync(path: Path) -> None:

@@ -28,6 +28,7 @@ from types import MappingProxyType
 
 from slurmft.core.errors import UsageError
 from slurmft.core.files import UnfitFileError, open_regular, read_bytes
+from slurmft.core.trusted import temporary_place
 
 _SAFE = (
     "--no-pager",
@@ -479,7 +480,8 @@ def _private(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     top = _path(folder, "--show-toplevel")
     common = _path(folder, "--git-common-dir")
     index = _path(folder, "--git-path", "index")
-    with tempfile.TemporaryDirectory(prefix="slurmft-git-") as name:
+    place = temporary_place()
+    with tempfile.TemporaryDirectory(prefix="slurmft-git-", dir=place) as name:
         private = Path(name)
         # git takes a folder without `refs` for no repository.
         for part in ("refs", "info"):

@@ -82,16 +82,24 @@ def _make(path: Path, mode: int, may_be_used: bool) -> None:
     Args:
         may_be_used: another process may write into it at once.
     """
-    user_umask = os.umask(0o077)
+    first_mode = 0o700
+    # Where another process has written into it by then, it stays as it is made.
+    if may_be_used:
+        first_mode = mode & 0o777
+    user_umask = os.umask(0o777 & ~first_mode)
     try:
-        path.mkdir(mode=0o700)
+        path.mkdir(mode=first_mode)
     finally:
         os.umask(user_umask)
     # By a descriptor: others may put a link, or another folder of this user's, in its place, and
     # have that opened to the group.
     with Below(Path(os.path.realpath(path.parent), path.name)) as new:
-        if not may_be_used:
+        try:
             new.check_new()
+        except FileExistsError:
+            if not may_be_used:
+                raise
+            return
         folder = new.path()
         # In a folder with a default list the umask does not count: what is made there would be open
         # to those whom the list names.

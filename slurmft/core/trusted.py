@@ -15,6 +15,7 @@ Each purpose is a `Door` of its own: the table in docs/security.md is made of th
 import contextlib
 import errno
 import os
+import re
 import shlex
 import stat
 from collections.abc import Callable, Collection, Iterator
@@ -43,6 +44,7 @@ _CHUNK_BYTES = 2**20
 MARK = ".slurmft-folder"
 """A file in each folder that `Door.place` makes: others may have given its name to another folder
 of this user's. `slurmft pull` fetches none of this name."""
+_TEMPORARY_PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 EVERYBODY = "everybody"
 """Who can rename what lies in a folder that all may write, without the sticky bit."""
 
@@ -435,6 +437,20 @@ def renaming_on_the_way(path: Path) -> Renaming | None:
     return None
 
 
+def temporary_place() -> Path:
+    """Returns a folder for temporary folders in which nobody else can rename: what they are used
+    for by their names, and what is removed with them, would be other things of this user's. It is
+    Python's, if that is one."""
+    import tempfile  # not for every command
+
+    usual = Path(tempfile.gettempdir())
+    for place in (usual, *_TEMPORARY_PLACES):
+        can_write = os.access(place, os.W_OK | os.X_OK)
+        if can_write and renaming_on_the_way(place / "any") is None:
+            return place
+    return usual
+
+
 def is_open_to_renames(folder: Path) -> bool:
     """Returns whether somebody else can give the names in a folder to other things of this user's:
     what has only a name of slurmft's is not removed then. False where the folder is absent."""
@@ -530,26 +546,39 @@ def check_meant(what: str, name: str, otherwise: str) -> None:
         )
 
 
+_LOCK = re.compile(rb"(process \d+ on [^\n]+)?")
+"""What is in a lock: nothing, or who holds it (`locks.hold`)."""
+_MOST_LOCK_BYTES = 1000
+
+
 def own_lock_file(path: Path) -> int:
     """Opens a file to lock it, in a folder where others may make files; makes it where there is
     none. Returns its descriptor.
 
     Raises:
-        NotOwnError: another user's file or link has the name.
+        NotOwnError: another user's file or link has the name, or a file that is no lock: others may
+            have given it to one of this user's.
         OSError: it cannot be opened.
     """
     try:
-        descriptor = os.open(path, _LOCK_FILE, 0o600)
+        with descent.opened(path.parent) as folder:
+            descriptor = os.open(path.name, _LOCK_FILE, 0o600, dir_fd=folder)
     except OSError as error:
+        error.filename = str(path)
         with contextlib.suppress(OSError):
             status = os.lstat(path)
             if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid():
                 raise _in_the_way(path, status) from None
         raise error
     status = os.fstat(descriptor)
-    if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
+    is_own_file = status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
+    if is_own_file and _LOCK.fullmatch(os.pread(descriptor, _MOST_LOCK_BYTES, 0)):
         return descriptor
     os.close(descriptor)
+    if is_own_file:
+        raise NotOwnError(
+            f"{str(path)!r} has the name of a lock, and is none", "rename it"
+        )
     raise _in_the_way(path, status)
 
 

@@ -56,7 +56,7 @@ def verify(path: Path) -> None:
     try:
         manifest = parse_json(read_text(path / MANIFEST))
         for name, expected in manifest["files"].items():
-            size_bytes = (path / name).stat().st_size
+            size_bytes = descent.through(path / name).stat().st_size
             # cheaper than a checksum, and says more
             if size_bytes != expected["bytes"]:
                 raise BadCheckpointError(f"{name} has lost or gained bytes")
@@ -92,7 +92,7 @@ def newest(run: RunDir, warn: Callable[[str], None]) -> Path | None:
             # Kept until the run has finished, or for `slurmft clean`. A number in the name: the
             # same step may be saved again, and be damaged again.
             aside = path.with_name(f"bad-{name}-{time.time_ns()}")
-            path.rename(aside)
+            os.rename(descent.through(path), descent.through(aside))
             warn(
                 f"the checkpoint {name} is damaged ({error}); put aside as {aside.name}"
             )
@@ -108,9 +108,10 @@ def _check_writers(run: RunDir, path: Path) -> None:
     """Raises NotOwnError where somebody else can have written a checkpoint."""
     # What lies in a folder that is closed to others cannot be reached: there the umask under which
     # a program of the user's own writes does not matter.
-    is_closed = not run.path.stat().st_mode & 0o077
-    in_run = os.path.join(os.path.realpath(run.path), run.checkpoints.name, path.name)
-    if is_closed and os.path.realpath(path) == in_run:
+    opened = descent.through(run.path)
+    is_closed = not opened.stat().st_mode & 0o077
+    in_run = os.path.join(os.path.realpath(opened), run.checkpoints.name, path.name)
+    if is_closed and os.path.realpath(descent.through(path)) == in_run:
         return
     # Who can rename there puts another checkpoint in the place of this one.
     with CHECKPOINTS.folder(path.parent):
@@ -240,10 +241,10 @@ class Checkpoints:
         self._idle.clear()
         try:
             # Not earlier: a run without checkpoints has no such folder.
-            self._run.checkpoints.mkdir(exist_ok=True)
+            descent.through(self._run.checkpoints).mkdir(exist_ok=True)
             with new_folder(self._run.checkpoints / name) as folder:
                 yield folder
-                _write_manifest(folder)
+                _write_manifest(descent.through(folder))
                 # A process that hung while the job was started again must not save any more.
                 if self._run.is_superseded(self._attempt):
                     raise OSError("a later attempt of this run has begun")

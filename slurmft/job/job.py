@@ -89,7 +89,7 @@ def attach(run_dir: str | Path | None = None) -> "Job":
     try:
         # It names what is imported. Since the task of the node has looked, others may have put
         # another run in the place of this one: nothing is written there, either.
-        config = run.load_own_config()
+        config = run.join()
         frozen_code.check_owner(run, config)
         # Before the imports that follow in the program: what they print is in the log, too.
         if not sys.stdout.isatty():  # by hand, on a terminal, progress is wanted there

@@ -429,10 +429,12 @@ def install(primitive: str = "auto") -> None:
 
     import filelock
 
+    from slurmft.core.trusted import temporary_place
+
     # Takes a lock, to see that it comes through the shim.
     calls_before = _shim.calls
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=temporary_place()) as folder,
         filelock.FileLock(Path(folder) / "lock"),
     ):
         pass

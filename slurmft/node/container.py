@@ -15,6 +15,7 @@ from pathlib import Path
 from slurmft.core import process
 from slurmft.core.errors import SlurmftError, run_main
 from slurmft.core.run_files import Failure
+from slurmft.core.trusted import temporary_place
 from slurmft.node import signals
 from slurmft.node.hardware import host_name
 from slurmft.runs.rundir import RunDir
@@ -44,7 +45,7 @@ def _run_detached(command: list[str]) -> int:
     at SIGTERM, with code 0. Its monitor, conmon, ends with the container, and with its code."""
     # Before podman starts: conmon becomes a child of this process only if that adopts by then.
     process.adopt_orphans()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=temporary_place()) as folder:
         file = Path(folder, "pid")
         podman, subcommand, *arguments = command
         done = subprocess.run(

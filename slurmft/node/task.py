@@ -43,7 +43,7 @@ from slurmft.runs.rundir import RUN_DIR
 def run_node(supervisor: Supervisor) -> int:
     """Runs this node's share of the job; returns its exit code."""
     run = supervisor.run
-    config = run.load_own_config()  # it names the module that the ranks run
+    config = run.join()  # it names the module that the ranks run
     frozen_code.check(run, config)
     run.settle_permissions()
     rendezvous = Rendezvous.of_node(config.job, os.environ)

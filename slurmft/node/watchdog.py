@@ -17,6 +17,7 @@ from pathlib import Path
 from slurmft.core import process, removal
 from slurmft.core.files import open_to_append
 from slurmft.core.text import duration
+from slurmft.core.trusted import temporary_place
 from slurmft.node import ccl, heartbeat
 from slurmft.runs.rundir import RunDir
 
@@ -76,7 +77,7 @@ class Watchdog:
         place = Path("/dev/shm")
         # A container may have no such folder, or one that is closed to this user.
         if not os.access(place, os.W_OK):
-            place = Path(tempfile.gettempdir())
+            place = temporary_place()
         remove_stale(place)
         prefix = f"{_prefix()}{os.getpid()}-"
         self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))

@@ -575,7 +575,7 @@ def main(run_dir: str) -> None:
     rank = int(os.environ.get("RANK", "0"))
     try:
         # First: where others have put a run of theirs in the place of this one, nothing is written.
-        config = run.load_own_config()
+        config = run.join()
         frozen_code.check_owner(run, config)
         if not sys.stdout.isatty():
             redirect_output(run, rank)

@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from slurmft.core import filesystem, git, removal
+from slurmft.core import descent, filesystem, git, removal
 from slurmft.core.below import BehindLinkError, Below, is_below
 from slurmft.core.decode import read
 from slurmft.core.errors import SlurmftWarning, UsageError, unknown
@@ -342,11 +342,13 @@ def take(source: Source, run: RunDir) -> Snapshot:
     """
     aside = aside_of(run.code)
     try:
-        digest = frozen_code.record(run, _copy_all(source, aside))
-        if source.diff:
-            write_bytes(run.code_diff, os.fsencode(source.diff))
-        # At once: a run has its whole code, or none.
-        os.rename(aside, run.code)
+        with descent.opened(run.path) as folder:
+            digest = frozen_code.record(run, _copy_all(source, aside, folder))
+            if source.diff:
+                write_bytes(run.code_diff, os.fsencode(source.diff))
+            # At once: a run has its whole code, or none.
+            name = run.code.name
+            os.rename(aside.name, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
         if is_full(error):
             raise no_room(run, "the code", error, source.bytes) from None
@@ -375,8 +377,9 @@ def copy_of(path: Path, root: Path, run: RunDir) -> Path:
     return copy
 
 
-def _copy_all(source: Source, into: Path) -> list[str]:
-    """Copies all files into a new folder; returns their lines in the list of sums."""
+def _copy_all(source: Source, into: Path, above: int) -> list[str]:
+    """Copies all files into a new folder in an open one; returns their lines in the list of
+    sums."""
     # Here: it imports logging, which takes time that other commands need not spend.
     from concurrent.futures import ThreadPoolExecutor
 
@@ -384,9 +387,8 @@ def _copy_all(source: Source, into: Path) -> list[str]:
     for name in source.files:
         if name.endswith(".py"):
             folders.add(frozen_code.cache_folder(os.path.dirname(name)))
-    into.mkdir()
-    place = Path(os.path.realpath(into.parent), into.name)
-    with Below(source.root) as top, Below(place) as target:
+    os.mkdir(into.name, dir_fd=above)
+    with Below(source.root) as top, Below(into, above) as target:
         for folder in sorted(filter(None, folders)):
             target.make_folder(folder)
         copy = functools.partial(_copy, source, top, target, _with_parents(folders))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slurmft.core import fingerprint, removal
+from slurmft.core import descent, fingerprint, removal
 from slurmft.core.decode import read
 from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.program import kind_of
@@ -73,12 +73,13 @@ def check_turn(run: RunDir, job: str, restarts: int = 0) -> None:
 
 def _claim(run: RunDir, submission: int, job: str) -> str:
     """Claims a submission for a job; returns the job that has it."""
-    claim = run.claims / str(submission)
+    claims = descent.through(run.claims)
+    claim = claims / str(submission)
     owner = job
     # A full disk does not end a run: without a claim, each job that starts takes itself for the
     # owner.
     with contextlib.suppress(OSError):
-        run.claims.mkdir(exist_ok=True)
+        claims.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):
             claim.symlink_to(job)
         owner = os.readlink(claim)

@@ -99,6 +99,10 @@ _UNREADABLE = (
 """The errors of reading a configuration."""
 
 
+_of_process = contextlib.ExitStack()
+"""Holds the run that this process belongs to."""
+
+
 class RunDir:
     """The files of one run, below `path`."""
 
@@ -129,11 +133,8 @@ class RunDir:
     code_sums = _Below("code.sums")
     code_diff = _Below("code.diff")
 
-    def __init__(self, path: Path, named: "RunDir | None" = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.named = named or self
-        """The run by its name, for messages and other processes, where `path` leads through a
-        descriptor of this process."""
         self._inode: int | None = None
         """Of the folder that `make` has made."""
         self._made_above: list[Path] = []
@@ -168,14 +169,9 @@ class RunDir:
                 run._made_above = made_above
             try:
                 # the job would refuse others' writing
-                with CONFIG.folder(run.path) as folder:
-                    # By the descriptor: others may put a link to elsewhere in its place.
-                    opened = cls(Path(f"/proc/self/fd/{folder}"))
-                    if os.fstat(folder).st_ino != run._inode:
-                        reason = "it was replaced meanwhile"
-                        raise FileExistsError(errno.EEXIST, reason, str(run.path))
-                    write_text(opened.config, content)
-                    opened.set_state("submitted")
+                with run._held():
+                    write_text(run.config, content)
+                    run.set_state("submitted")
             except BaseException:
                 run.discard()
                 raise
@@ -232,7 +228,7 @@ class RunDir:
             OSError: one cannot be made.
         """
         for folder in self._job_folders():
-            folder.mkdir(exist_ok=True)
+            descent.through(folder).mkdir(exist_ok=True)
 
     def _job_folders(self) -> tuple[Path, ...]:
         return (self.logs, self.failures, self.submitit)
@@ -291,8 +287,11 @@ class RunDir:
             check_size(self.config)
             return RunConfig.from_json(read(self.config).decode("utf-8"))
         except _UNREADABLE as error:
-            reason = f"cannot read {str(self.config)!r}: {one_line(error)}"
-            raise SlurmftError(reason, self._hint_of_version()) from None
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> SlurmftError:
+        reason = f"cannot read {str(self.config)!r}: {one_line(error)}"
+        return SlurmftError(reason, self._hint_of_version())
 
     def read_submission(self) -> Submission:
         """Returns what a configuration of any version says of its submission. What is absent or
@@ -325,20 +324,36 @@ class RunDir:
         return self.load_config(CONFIG.read)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator["RunDir"]:
-        """Opens the run of whoever acts on it for the block.
-
-        Yields:
-            The run by a descriptor of its folder: others may put another in the place of its name.
+    def held(self) -> Iterator[None]:
+        """Holds the folder of the run for the block, for whoever acts on it: others may put another
+        in the place of its name (`descent.held`).
 
         Raises:
             NotOwnError, ForeignRunError: as of `load_own_config`.
+            OSError: it cannot be opened.
         """
-        with CONFIG.folder(self.path) as folder:
+        with self._held() as folder:
             os.close(CONFIG.open(self.config, folder))
-            opened = Path(f"/proc/self/fd/{folder}")
-            origin.check(self.path, opened)
-            yield RunDir(opened, named=self)
+            origin.check(self.path, descent.through(self.path))
+            yield
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[int]:
+        with CONFIG.folder(self.path) as folder:
+            if self._inode not in (None, os.fstat(folder).st_ino):
+                reason = "it was replaced meanwhile"
+                raise FileExistsError(errno.EEXIST, reason, str(self.path))
+            with descent.held(self.path, folder):
+                yield folder
+
+    def join(self) -> RunConfig:
+        """Returns the configuration for a process of the job, which holds the folder of the run
+        from then on: where it writes is what it has examined. Raises as `load_own_config`."""
+        try:
+            _of_process.enter_context(self.held())
+        except OSError as error:
+            raise self._unreadable(error) from None
+        return self.load_own_config()
 
     def is_own(self) -> bool:
         """Returns whether nobody else can have written the configuration, here or elsewhere."""
@@ -377,7 +392,9 @@ class RunDir:
     def ended_well(self, attempt: int, task: int) -> Path:
         """The mark of a task of Slurm's that has ended well, although a process of it may have been
         killed for its memory."""
-        return self.submitit / f"attempt_{attempt}_task_{task}_ended_well"
+        return (
+            descent.through(self.submitit) / f"attempt_{attempt}_task_{task}_ended_well"
+        )
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:03d}.log"
@@ -441,7 +458,7 @@ class RunDir:
         else:
             self.tell(self.state, recorded, f"{state}: {reason}")
         if state in (*FINAL_STATES, "requeued"):
-            return hooks.state_changed(self.named)
+            return hooks.state_changed(self)
         return _nothing
 
     def tell(self, path: Path, value: Any, words: str) -> None:
@@ -575,7 +592,7 @@ class RunDir:
             OSError: the file system fails; there may be some.
         """
         try:  # later versions of Python hide from glob() that a file system fails
-            names = os.listdir(self.checkpoints)
+            names = os.listdir(descent.through(self.checkpoints))
         except (FileNotFoundError, PermissionError):
             return []
         return sorted(filter(CHECKPOINT.fullmatch, names))

@@ -4,12 +4,14 @@ Nothing here needs torch, numpy or the version of slurmft that made a run: files
 JSON that they are, and what cannot be read is named, never dropped.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmft.core import descent, trusted
 from slurmft.core.config import STAMP
 from slurmft.core.decode import decode, decode_or_none, read
 from slurmft.core.errors import UsageError
@@ -271,9 +273,9 @@ def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
     # By its real path, a run that links lead to several times is one run, and links may lead back.
     seen = set()
     progress = ProgressLine()
-    unread = [(top, 0, os.path.realpath(top))]
+    unread = [(top, 0, os.path.realpath(top), _Patience(top, math.inf))]
     while unread:
-        folder, depth, place = unread.pop()
+        folder, depth, place, patience = unread.pop()
         if place in seen:
             continue
         seen.add(place)
@@ -281,13 +283,18 @@ def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
         try:
             if _is_run(folder):
                 yield place, folder
+            elif patience.is_over(problems):
+                continue
             elif depth < _MOST_DEPTH:
                 # The first comes out first.
                 for below, is_link in reversed(_below(folder)):
                     place_below = os.path.join(place, below.name)
                     if is_link:
                         place_below = os.path.realpath(below)
-                    unread.append((below, depth + 1, place_below))
+                    patience_below = patience
+                    if not (patience.is_limited or trusted.is_own(below)):
+                        patience_below = _Patience(below, _MOST_FOLDERS_OF_OTHERS)
+                    unread.append((below, depth + 1, place_below, patience_below))
             else:
                 problems.append(
                     f"{str(folder)!r} is not searched: it is {depth} folders down"
@@ -295,6 +302,33 @@ def folders(top: Path, problems: list[str]) -> Iterator[tuple[str, Path]]:
         except OSError as error:
             problems.append(f"{str(folder)!r} cannot be read: {error.strerror}")
     progress.clear()
+
+
+_MOST_FOLDERS_OF_OTHERS = 1000
+"""How many folders without a run are searched of one that somebody else has made: a link of theirs
+may lead to all that the machine has."""
+
+
+@dataclass(slots=True)
+class _Patience:
+    """How many more folders without a run are searched in one, and below it."""
+
+    folder: Path
+    left: float
+
+    @property
+    def is_limited(self) -> bool:
+        return self.left < math.inf
+
+    def is_over(self, problems: list[str]) -> bool:
+        """Counts a folder without a run; adds a line for the first one that is not searched."""
+        self.left -= 1
+        if self.left == -1:
+            problems.append(
+                f"{str(self.folder)!r}, which another user has made, is not searched to its end: "
+                f"{_MOST_FOLDERS_OF_OTHERS:,} folders in it hold no run"
+            )
+        return self.left < 0
 
 
 def newest_first(runs_dir: Path) -> list[Path]:
@@ -321,7 +355,7 @@ def _is_run(folder: Path) -> bool:
     named."""
     try:
         # lstat: a link that leads nowhere is a configuration, too, and one that cannot be read.
-        RunDir(folder).config.lstat()
+        descent.through(RunDir(folder).config).lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -330,14 +364,14 @@ def _is_run(folder: Path) -> bool:
 def _below(folder: Path) -> list[tuple[Path, bool]]:
     """Returns the folders in a folder that may hold runs, and whether each is a link."""
     below = []
-    with os.scandir(folder) as entries:
+    with os.scandir(descent.through(folder)) as entries:
         for entry in entries:
             # `slurmft clean` gives a run that it removes a name with a dot.
             if not entry.name.startswith(".") and _is_folder(entry):
                 below.append(entry)
     # Links last: a run that has a link beside it comes by its own name.
-    below.sort(key=lambda entry: (entry.is_symlink(), entry.path))
-    return [(Path(entry.path), entry.is_symlink()) for entry in below]
+    below.sort(key=lambda entry: (entry.is_symlink(), entry.name))
+    return [(folder / entry.name, entry.is_symlink()) for entry in below]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

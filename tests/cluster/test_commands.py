@@ -5,6 +5,7 @@ Texts are what Slurm 22.05.8 printed on the test cluster.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report
 from slurmft.cluster.slurm import commands
 from slurmft.core.errors import Exit, SlurmftError
+from slurmft.runs.rundir import RunDir
 
 NO_SUCH_JOB = "slurm_load_jobs error: Invalid job id specified"
 NO_CONTROLLER = (
@@ -76,6 +78,25 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Slurm]:
         return made
 
     return set_up
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for another group")
+def test_a_script_that_was_read_through_a_held_folder_is_known(tmp_path: Path) -> None:
+    """Where others can rename, the queue does not have its path."""
+    run = RunDir(tmp_path / "run")
+    script = run.submitit / ".submission_file_ab12.sh"
+    script.parent.mkdir(parents=True)
+    run.config.touch()
+    script.touch()
+    tmp_path.chmod(0o770)
+    os.chown(tmp_path, os.geteuid(), 21100)
+    with run.held():
+        named = commands.script_argument(script)
+    assert named.startswith(f"/proc/{os.getpid()}/fd/")
+    queue = f"11|/proc/1/fd/3/submitit/.submission_file_cd34.sh\n12|{named}\n"
+    assert commands.parse_job_of_script(queue, run.submitit) == "12"
+    tmp_path.chmod(0o700)
+    assert commands.script_argument(script) == str(script)
 
 
 def test_uses_of_starts_and_steps() -> None:

@@ -1169,6 +1169,189 @@ except OSError as error: print(error)
     assert {path.read_text() for path in home.iterdir()} == {"mine"}
 
 
+_SBATCH = """#!/bin/bash
+# sbatch, while others put a run of theirs in the place of the one that it is to start
+for last; do :; done
+cd "$HOME/submissions"
+run=$(ls)
+mv "$run" aside && mv ../their-run "$run"
+for script in aside/submitit/.submission*; do
+  echo 'touch "$HOME/attacked"' > "$run/submitit/${script##*/}"
+done
+cp "$last" "$HOME/submitted"
+echo Submitted batch job 4711
+"""
+
+
+@attack(
+    GROUP,
+    "puts a run directory of theirs, with a script of theirs, in the place of yours while you "
+    "submit it",
+    "Slurm gets your script",
+)
+def script_of_a_submission(ada: User, eve: User) -> None:
+    theirs = eve.write(ada.home / "their-run" / "submitit" / "x", "").parent
+    theirs.chmod(0o777)
+    runs = ada.write(ada.home / "submissions" / "x", "").parent
+    (runs / "x").unlink()
+    os.chown(runs, ada.uid, 21100)
+    runs.chmod(0o2775)
+    ada.write(ada.home / "fake" / "sbatch", _SBATCH, 0o755)
+    for name in ("squeue", "scontrol", "sinfo", "sacct", "srun"):
+        ada.write(ada.home / "fake" / name, "#!/bin/bash\n", 0o755)
+    words = ("submit", "--cluster", "slurm", "--runs-dir", str(runs))
+    path = f"{ada.home}/fake:{os.environ['PATH']}"
+    done = ada.slurmft(*words, "--setup", "echo of-ada", PATH=path)
+    assert "Traceback" not in done.err
+    assert "echo of-ada" in (ada.home / "submitted").read_text()
+
+
+@attack(
+    GROUP,
+    "puts another folder of yours, or one of theirs, in the place of a run while its job writes "
+    "model and checkpoints",
+    "they are written into the run that the job has begun with; your folder stays",
+)
+def run_swapped_while_its_job_writes(ada: User, eve: User) -> None:
+    run = run_of(ada, "written", state="running")
+    thesis = ada.write(run.path.parent / "thesis" / "model" / "thesis.tex", "mine")
+    ada.own(thesis.parents[1])
+    secret = ada.write(ada.home / "secret", "mine")
+    code = f"""
+import os
+from pathlib import Path
+from slurmft.core import descent
+from slurmft.core.files import new_folder
+from slurmft.job.checkpoints import Checkpoints
+from slurmft.runs.rundir import RunDir
+path = Path({str(run.path)!r})
+run = RunDir(path)
+run.join()
+os.rename(path, path.with_name("aside"))
+os.rename(path.with_name("thesis"), path)
+with new_folder(run.model) as folder:
+    # What others can write there: links in the place of files that are about to be written.
+    os.rename(path, path.with_name("thesis"))
+    os.mkdir(path)
+    os.mkdir(path / folder.name)
+    os.symlink({str(secret)!r}, path / folder.name / "config.json")
+    (descent.through(folder) / "config.json").write_text("a model")
+with Checkpoints(run, None, 3).write("step-00000001") as folder:
+    (descent.through(folder) / "state.json").write_text("a checkpoint")
+run.set_state("finished")
+print(run.get_state().state)
+"""
+    assert ada.python(code) == "finished\n"
+    aside = run.path.with_name("aside")
+    assert (aside / "model" / "config.json").read_text() == "a model"
+    assert (aside / "checkpoints" / "step-00000001" / "manifest.json").is_file()
+    assert (thesis.read_text(), secret.read_text()) == ("mine", "mine")
+
+
+@attack(
+    GROUP,
+    "puts a repository of theirs, or another folder of yours, in the place of a temporary folder, "
+    "where your TMPDIR is theirs to write",
+    "no temporary folder is made there",
+)
+def temporary_folders(ada: User, eve: User) -> None:
+    shared = ada.write(ada.home / "shared-tmp" / "x", "").parent
+    (shared / "x").unlink()
+    os.chown(shared, ada.uid, 21100)
+    shared.chmod(0o2775)
+    ada.write(ada.home / "work" / "train.py", "")
+    code = """
+import os, subprocess, tempfile
+os.chdir("work")
+for words in (["init", "-q"], ["add", "."]): subprocess.run(["git", *words], check=True)
+make = tempfile.mkdtemp
+def noted(*arguments, **more):
+    print(made := make(*arguments, **more))
+    return made
+tempfile.mkdtemp = noted
+from pathlib import Path
+from slurmft.core import git
+from slurmft.node.watchdog import Watchdog
+with git._private(Path.cwd()): pass
+os.access = lambda place, mode: "shm" not in str(place) and os.path.isdir(place)
+Watchdog(1.0, True).close()
+"""
+    made = ada.python(code, TMPDIR=str(shared)).splitlines()
+    assert [Path(folder).parent for folder in made] == [Path("/tmp")] * 2
+    assert list(shared.iterdir()) == []
+
+
+@attack(
+    GROUP,
+    "gives the name of a lock among your runs to a file of yours, before you submit",
+    "it is no lock, and stays",
+)
+def file_as_a_lock(ada: User, eve: User) -> None:
+    runs = ada.home / "locked-runs"
+    mine = ada.write(runs / f".outputs-{ada.uid}", "three weeks of labels\n")
+    ada.write(runs / ".request-abcdef", "more labels\n")
+    os.chown(runs, ada.uid, 21100)
+    runs.chmod(0o2775)
+    ada.write(ada.home / "own.py", "")
+    words = ("run", "--runs-dir", str(runs), "--cluster", "local")
+    checkpoints = ("--checkpoint-dir", str(ada.home / "of-own"))
+    ada.slurmft(*words, *checkpoints, "--", "own.py")
+    assert mine.read_text() == "three weeks of labels\n"
+    code = f"""
+from pathlib import Path
+from slurmft.runs import request
+try:
+    with request.alone(Path({str(runs)!r}), "abcdef"): print("locked")
+except Exception as error: print(error)
+"""
+    assert "has the name of a lock, and is none" in ada.python(code)
+    assert (runs / ".request-abcdef").read_text() == "more labels\n"
+
+
+@attack(
+    GROUP,
+    "puts another run, or another study, of yours in the place of the one that you `resume` or "
+    "`study run`, once it was looked at",
+    "the one that was looked at goes on; the other stays",
+)
+def acted_on_what_was_checked(ada: User, eve: User) -> None:
+    run = run_of(ada, "checked")
+    other = run_of(ada, "checked-other")
+    before = other.state.read_text()
+    ada.write(ada.home / "checked-study" / "study.toml", "")
+    ada.write(ada.home / "checked-study-2" / "study.toml", "mine")
+    code = f"""
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from slurmft.cluster import submit
+from slurmft.plugins.studies import folder as studies
+from slurmft.runs.rundir import RunDir
+def swap(path, other):
+    os.rename(path, str(path) + ".aside")
+    os.rename(other, path)
+run, home = Path({str(run.path)!r}), Path({str(ada.home)!r})
+check = submit._resumed
+def check_and_swap(*arguments, **more):
+    checked = check(*arguments, **more)
+    swap(run, {str(other.path)!r})
+    return checked
+submit._resumed = check_and_swap
+submit._submit_job = lambda config, run, cluster: "4712"
+submit.resume(RunDir(run), {{"cluster": "local"}}, submit.provenance("resume", []))
+study = home / "checked-study"
+with studies.exclusive(study):
+    swap(study, home / "checked-study-2")
+    text = SimpleNamespace(path=home / "x.toml", text="theirs", published=None)
+    studies.keep_copies(text, study)
+"""
+    ada.python(code)
+    assert RunDir(run.path.with_name("checked.aside")).get_state().state == "submitted"
+    assert (run.path / "state.json").read_text() == before
+    assert not (run.path / "resume.lock").exists()
+    assert (ada.home / "checked-study" / "study.toml").read_text() == "mine"
+
+
 @attack(
     GROUP,
     "gives the name of what slurmft is about to remove to another folder of yours: the lock of a "

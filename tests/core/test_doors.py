@@ -123,6 +123,24 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("core/removal.py",),
     ),
+    "make a temporary folder": (
+        ("TemporaryDirectory", "mkdtemp", "gettempdir"),
+        (
+            "core/trusted.py",
+            # By `temporary_place`.
+            "core/git.py",
+            "locks/__init__.py",
+            "node/container.py",
+            "node/watchdog.py",
+            "plugins/examine/agent.py",
+            "train/engine/saved_weights.py",
+            "train/tasks/pretrained.py",
+            # They look at it; or ask for a folder by a door.
+            "node/compile_cache.py",
+            "plugins/examine/inspection.py",
+            "plugins/examine/login.py",
+        ),
+    ),
     "change the path of imports": (
         ("sys.path.insert", "sys.path.append", "sys.path[:0]", "site.addsitedir"),
         (

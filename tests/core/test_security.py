@@ -403,12 +403,12 @@ def test_a_run_that_is_held_is_told_of_by_its_name(
         return lambda: None
 
     monkeypatch.setattr(hooks, "state_changed", hear)
-    with run.held() as held:
+    with run.held():
         run.path.rename(tmp_path / "elsewhere")
-        held.set_state("cancelled")
+        run.set_state("cancelled")
         with pytest.raises(
             SlurmftError, match=f"{str(run.path)!r} was never submitted"
         ):
-            launcher.job_of(held)
+            launcher.job_of(run)
     assert heard == [run.path]
     assert RunDir(tmp_path / "elsewhere").get_state().state == "cancelled"

@@ -321,6 +321,28 @@ def test_what_takes_the_place_of_a_new_folder_keeps_its_mode(
     assert place.stat().st_mode & 0o7777 == 0o700
 
 
+def test_what_takes_the_place_of_a_new_folder_above_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All could look into a private folder that has its name for a moment."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "diary").touch()
+    above = tmp_path / "runs"
+
+    def exchange(top: Path) -> Below:
+        top.rename(tmp_path / "away")
+        private.rename(top)
+        return Below(top)
+
+    monkeypatch.setattr(permissions, "Below", exchange)
+    permissions.make_above(above / "run")
+    assert (above / "diary").exists()
+    assert above.stat().st_mode & 0o7777 == 0o700
+    # As another process, which writes into it at once, makes no difference to its mode.
+    assert (tmp_path / "away").stat().st_mode & 0o7777 == 0o755
+
+
 def test_link_that_takes_the_place_of_a_new_run_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.files import write_json
 from slurmft.core.run_files import Rank, StudyEntry
 from slurmft.core.run_records import Step
+from slurmft.runs import scan
 from slurmft.runs.scan import MeasuredRun, find
 from tests.support.made_runs import write_run
 
@@ -172,3 +173,25 @@ def test_run_without_a_configuration_is_named(tmp_path: Path) -> None:
     assert problems == [
         f"{str(odd.config)!r} is not the configuration of a run: submission: time: 5 is no str"
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a link away")
+def test_links_of_others_are_searched_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "_MOST_FOLDERS_OF_OTHERS", 3)
+    for number in range(9):
+        (tmp_path / "disk" / str(number)).mkdir(parents=True)
+    for number in range(9):  # folders with runs do not count
+        write_run(tmp_path / "old" / f"run-{number}")
+    top = tmp_path / "runs"
+    write_run(top / "mine")
+    for name in ("disk", "old"):
+        (top / name).symlink_to(tmp_path / name)
+        os.chown(top / name, 1001, 1001, follow_symlinks=False)
+    runs, problems = find([top])
+    assert len(runs) == 10
+    (problem,) = problems
+    assert f"{str(top / 'disk')!r}, which another user has made, is not" in problem
+    os.chown(top / "disk", 0, 0, follow_symlinks=False)
+    assert find([top])[1] == []

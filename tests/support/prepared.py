@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slurmft.core import process
+from slurmft.core import descent, process
 from slurmft.train import rank
 from tests.support import prepared_command, reaping
 
@@ -349,6 +349,7 @@ def _take_streams(streams: list[int], keep: set[int], unbuffered: bool) -> None:
         os.closerange(last + 1, fd)
         last = fd
     os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))
+    descent._held.clear()  # theirs are closed, too
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for number, name, errors in (
         (1, "stdout", "strict"),

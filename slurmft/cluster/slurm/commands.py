@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmft.cluster.job_state import NO_ACCOUNTING, NO_ANSWER, Report
+from slurmft.core import descent, trusted
 from slurmft.core.config import time_limit_min
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.text import counted, some
@@ -627,6 +628,14 @@ def parse_grant(text: str, partitions: Sequence[Partition]) -> Grant | None:
     return None
 
 
+def script_argument(script: Path) -> str:
+    """Returns the path by which sbatch reads a script: where others could put theirs in its place,
+    through the folder that this process holds."""
+    if trusted.renaming_on_the_way(script) is None:
+        return str(script)
+    return trusted.for_children(descent.through(script))
+
+
 def job_of_script(folder: Path) -> str:
     """Returns the queued job of this user whose script lies in a folder; "": there is none."""
     text = call("squeue", "--noheader", "--me", "--format=%i|%o")
@@ -635,9 +644,14 @@ def job_of_script(folder: Path) -> str:
 
 def parse_job_of_script(text: str, folder: Path) -> str:
     """Reads lines of `squeue --format=%i|%o`."""
+    names = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(descent.through(folder))
     for line in text.splitlines():
         job, _, script = line.strip().partition("|")
-        if script.startswith(f"{folder}/"):
+        # The name is random: see `script_argument`.
+        is_held = script.startswith("/proc/") and os.path.basename(script) in names
+        if script.startswith(f"{folder}/") or is_held:
             return job
     return ""
 

@@ -17,7 +17,7 @@ from slurmft.cluster.ending import cancelled_error
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.ports import ports_of_attempt
 from slurmft.cluster.slurm import commands, srun_log
-from slurmft.core import permissions
+from slurmft.core import descent, permissions
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
 from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
@@ -91,7 +91,7 @@ def note_job(run: RunDir) -> None:
     """Records the job that has the run, where another one is recorded: that was submitted, too, or
     the submission was interrupted."""
     with contextlib.suppress(OSError):  # a full disk does not end a run
-        claim = run.claims / str(run.submissions())
+        claim = descent.through(run.claims / str(run.submissions()))
         job_id = os.readlink(claim)
         job = run.read_job()
         if job is None or job.id != job_id:
@@ -420,7 +420,7 @@ def main(argv: list[str]) -> int:
     command, run_dir, *rest = argv
     try:
         run = RunDir.open(run_dir)
-        permissions.settle(run.load_own_config().job.share_with_group)
+        permissions.settle(run.join().job.share_with_group)
     except (SlurmftError, OSError) as error:
         if command == "end":
             return end_unread(RunDir(Path(run_dir)), int(rest[0]), error)

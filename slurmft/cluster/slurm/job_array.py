@@ -123,7 +123,9 @@ def submit(
         options = array_options(first, len(runs), at_most, after, script.parent)
         write_text(script, script_text(options, scripts))
         with outside_of_jobs():
-            array = commands.sbatch(arguments(options), str(script))
+            array = commands.sbatch(
+                arguments(options), commands.script_argument(script)
+            )
     # Outside of the block above: once sbatch has taken the array, its run directories must stay.
     for index, run in enumerate(runs):
         launcher.note_job(run, "slurm", array_task_id(array, index), where)

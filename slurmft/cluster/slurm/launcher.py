@@ -95,7 +95,7 @@ def submit(config: RunConfig, run: RunDir) -> str:
             return [
                 "sbatch",
                 *arguments(all_options(config, run)),
-                str(submission_file_path),
+                commands.script_argument(submission_file_path),
             ]
 
         @classmethod

@@ -15,6 +15,7 @@ from slurmft.core import decode, process
 from slurmft.core.config import JobConfig
 from slurmft.core.files import write_json
 from slurmft.core.options import build
+from slurmft.core.trusted import temporary_place
 from slurmft.node import preparation, rendezvous, sealed, start
 from slurmft.node.rendezvous import Rendezvous
 from slurmft.plugins.examine import connections, inspection, node_use
@@ -82,7 +83,9 @@ class Agent:
         environment = preparation.training_environment(profile, rdzv, os.environ)
         environment[sealed.SECRET] = secret
         # A rank that is about to end may still write there: that is no fault of the node.
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        with tempfile.TemporaryDirectory(
+            dir=temporary_place(), ignore_cleanup_errors=True
+        ) as name:
             folder = Path(name)
             (folder / "logs").mkdir()
             # Collectives have a third of the time: before them torch is imported.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from slurmft.core import decode, interpreter, trusted
+from slurmft.core import decode, descent, interpreter, trusted
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit, SlurmftError, run_main
 from slurmft.core.files import exists_now, write_json
@@ -103,7 +103,7 @@ def run_rank(supervisor: Supervisor, place: Place) -> int:
     run = supervisor.run
     # a failed rank sends it, to end torchrun
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    config = run.load_own_config()
+    config = run.join()
     # First: what follows, and the rank itself, has them in its environment.
     os.environ.update(secrets_of(run))
     # Once on each node.
@@ -322,12 +322,12 @@ def secrets_path(run: RunDir) -> Path:
 
 def stop_marker(run: RunDir) -> Path:
     """Returns the file whose presence tells all ranks of an attempt to stop."""
-    return run.logs / f"stop-{current_attempt()}"
+    return descent.through(run.logs) / f"stop-{current_attempt()}"
 
 
 def stopped_marker(run: RunDir) -> Path:
     """Returns the file whose presence says that the ranks of an attempt have saved and stopped."""
-    return run.logs / f"stopped-{current_attempt()}"
+    return descent.through(run.logs) / f"stopped-{current_attempt()}"
 
 
 def main(argv: list[str]) -> NoReturn:

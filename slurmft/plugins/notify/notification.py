@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from slurmft.core import interpreter, process, removal
+from slurmft.core import descent, interpreter, permissions, process, removal
 from slurmft.core.credentials import is_private, kind_in, redact
 from slurmft.core.errors import SlurmftError, UsageError, one_line
 from slurmft.core.files import write_text
@@ -251,7 +251,7 @@ def send(run: RunDir, number: int) -> None:
     What goes wrong becomes a warning of the run.
     """
     title_and_text = message(run, number)
-    claim = run.notifications / str(number)
+    claim = descent.through(run.notifications) / str(number)
     if title_and_text is None or not _claim(claim):
         return
     # The alarm ends what no time-out of apprise's or the command's covers.
@@ -330,7 +330,7 @@ def _send_by_command(command: str, run: RunDir, title: str, text: str) -> str:
 def main(path: str, number: str, later_s: str) -> None:
     time.sleep(float(later_s))
     run = RunDir.open(path)
-    run.settle_permissions()
+    permissions.settle(run.join().job.share_with_group)
     send(run, int(number))
 
 

@@ -108,7 +108,7 @@ def send(run: RunDir, environment: Mapping[str, str]) -> str:
     Raises:
         StageError: an environment cannot be packed, or has no place on the nodes.
     """
-    config = run.load_own_config()
+    config = run.join()
     runs_dir = Path(config.job.runs_dir)
     try:
         kept = ARCHIVE.place(runs_dir / f"{_ARCHIVES}-{os.getuid()}")

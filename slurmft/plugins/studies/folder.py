@@ -5,9 +5,11 @@ scripts and logs of job arrays in `arrays/`. No status is stored: run directorie
 they belong, and at most two calls of Slurm's commands give the states of all their jobs.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO, TypedDict
+from typing import Any, TypedDict
 
 from slurmft import locks
 from slurmft.cluster.status import RunStatus, run_statuses
@@ -35,37 +37,40 @@ def folder_of(study: Study, studies_dir: str) -> Path:
     return descent.pinned(absolute(studies_dir)) / study.name
 
 
-def exclusive(folder: Path, share_with_group: bool = False) -> TextIO:
-    """Locks the study's folder: no other command, on any node, submits or cancels meanwhile.
+@contextlib.contextmanager
+def exclusive(folder: Path, share_with_group: bool = False) -> Iterator[None]:
+    """Holds and locks the study's folder for the block: no other command, on any node, submits or
+    cancels meanwhile, and no other folder takes its place.
 
     What this process writes from then on is private, or readable for the group.
-
-    Returns:
-        The lock's file; closing it ends the lock.
 
     Raises:
         HeldError: another command holds it.
         UsageError: the folder cannot be written, or locked.
         NotOwnError: it is another user's, or others can write it.
     """
-    try:
-        permissions.make_folder(folder, share_with_group, exist_ok=True)
-        permissions.settle(share_with_group)
-        # Run directories hold what jobs start: no other user may have put the folder there.
-        with spec.STUDY.folder(folder):
-            permissions.make_folder(folder / "runs", share_with_group, exist_ok=True)
-        return locks.hold(folder / ".lock")
-    except BlockingIOError as holder:
-        raise HeldError(
-            f"another `slurmft study run` or `cancel` is at work in {str(folder)!r}: {holder}",
-            "wait until it ends, or end it there; slurmft study status shows its progress",
-        ) from None
-    except OSError as error:
-        reason = filesystem.reason(error, folder)
-        raise UsageError(
-            f"cannot write and lock the study folder {str(folder)!r}: {reason}",
-            "give one that you can write, on a file system with POSIX locks: --studies-dir",
-        ) from None
+    with contextlib.ExitStack() as stack:
+        try:
+            permissions.make_folder(folder, share_with_group, exist_ok=True)
+            permissions.settle(share_with_group)
+            # Run directories hold what jobs start: no other user may have put the folder there.
+            with spec.STUDY.folder(folder) as opened:
+                stack.enter_context(descent.held(folder, opened))
+            runs = descent.through(folder) / "runs"
+            permissions.make_folder(runs, share_with_group, exist_ok=True)
+            stack.enter_context(locks.hold(folder / ".lock"))
+        except BlockingIOError as holder:
+            raise HeldError(
+                f"another `slurmft study run` or `cancel` is at work in {str(folder)!r}: {holder}",
+                "wait until it ends, or end it there; slurmft study status shows its progress",
+            ) from None
+        except OSError as error:
+            reason = filesystem.reason(error, folder)
+            raise UsageError(
+                f"cannot write and lock the study folder {str(folder)!r}: {reason}",
+                "give one that you can write, on a file system with POSIX locks: --studies-dir",
+            ) from None
+        yield
 
 
 def check_name(study: Study, folder: Path) -> None:

@@ -9,7 +9,6 @@ after another.
 import contextlib
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -410,9 +409,7 @@ def cancel(alive: Sequence[RunStatus]) -> None:
         # The last arrays first: otherwise each would start when the one before it is gone.
         commands.cancel(*reversed(jobs))
     for status in alive:
-        # It may lead through a descriptor, which messages and other processes do not know.
-        named = RunDir(Path(os.path.realpath(status.run.path)))
-        run = RunDir(status.run.path, named)
+        run = RunDir(status.run.path)
         if status.cluster == "slurm":
             # A run that has not started cannot record it itself.
             run.set_state("cancelled", "by slurmft study cancel", Exit.CANCELLED)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slurmft.core.files import write_text
+from slurmft.core.trusted import temporary_place
 from slurmft.train.config import TrainConfig
 
 SAVED_DTYPES = {
@@ -73,7 +74,7 @@ def saved_generation(model: Any) -> Iterator[Any]:
     config = getattr(model, "saved_generation_config", evaluated_config)
     # transformers refuses to save a model with settings that it would not use, such as a
     # temperature without sampling, which published models have; but not those of a file.
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=temporary_place()) as folder:
         config.to_json_file(Path(folder, "generation_config.json"))
         config = type(config).from_pretrained(folder)
     model.generation_config = config

@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors.torch import load, save_file
 
-from slurmft.core import filesystem
+from slurmft.core import descent, filesystem
 from slurmft.core.errors import UsageError
 from slurmft.core.files import read_bytes, read_text
 from slurmft.job import Job
@@ -228,7 +228,7 @@ class Saver:
         try:
             with folder as path:
                 assert path is not None  # on the main rank
-                write(path, checkpoint)
+                write(descent.through(path), checkpoint)
         except Exception as error:
             return error
         return None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slurmft.core import descent
 from slurmft.core.errors import one_line
 from slurmft.node import hardware
 from slurmft.train.data.tables import Batch, TokenTable
@@ -37,7 +38,7 @@ def compare(setup: Setup, loaded: LoadedModel) -> dict[str, Any] | None:
         Number of samples, and the largest difference of outputs; None: they were not compared, as
         where the model has no output of `_OUTPUTS`.
     """
-    folder = setup.run_dir.model
+    folder = descent.through(setup.run_dir.model)
     model_class = type(loaded.model)
     is_whole = (folder / "config.json").is_file()  # and no adapter
     if not is_whole or not hasattr(model_class, "from_pretrained"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from slurmft.core import descent
 from slurmft.core.errors import SlurmftError
 from slurmft.core.files import new_folder
 from slurmft.core.run_files import Failure
@@ -101,14 +102,16 @@ class PatientSave:
 def save_model(setup: Setup, loaded: LoadedModel, strategy: Strategy) -> None:
     """Saves the model with all that loads it. Called on every rank. Raises as `PatientSave.run`."""
     run_dir = setup.run_dir
-    weights_folder = run_dir.checkpoints / COLLECTED_WEIGHTS
+    weights_folder = descent.through(run_dir.checkpoints / COLLECTED_WEIGHTS)
 
     def save() -> None:
         weights = strategy.collected_weights(weights_folder)
-        with new_folder(run_dir.model) as folder:
+        with new_folder(run_dir.model) as named:
+            folder = descent.through(named)
             loaded.save(folder, weights)
             # Saved before training: at its end the tokenizer's source may be gone.
-            shutil.copytree(run_dir.tokens / "tokenizer", folder, dirs_exist_ok=True)
+            tokenizer = descent.through(run_dir.tokens / "tokenizer")
+            shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
             setup.task.save_extras(folder, loaded.model)
 
     # About: the first weight stands for all. The number is for a message alone.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slurmft.core import fingerprint
+from slurmft.core import descent, fingerprint
 from slurmft.core.errors import UsageError
 from slurmft.core.files import new_folder
 from slurmft.core.run_files import current_attempt
@@ -326,7 +326,7 @@ def _load_tokens(
     classes."""
     # The others wait; where it fails, all of them fail with its message.
     job.join().on_main(lambda: _make_tokens(folder, task, job, fill))
-    data = TokenData.load(folder)
+    data = TokenData.load(descent.through(folder))
     # Known only with the data: how often each class occurs.
     if task.config.class_weights == "balanced":
         weights = None
@@ -364,7 +364,8 @@ def _make_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> 
 def _write_tokens(folder: Path, task: tasks.Task, job: Job, fill: FillTokens) -> None:
     # All cores: the other ranks wait. The folder gets its name when it is whole, so that an attempt
     # that is killed here leaves nothing that the next one would take.
-    with profiles.all_cores(os.environ), new_folder(folder) as unfinished:
+    with profiles.all_cores(os.environ), new_folder(folder) as named:
+        unfinished = descent.through(named)
         fill(unfinished, task, job)
         _check_sources(TokenData.load(unfinished), task.config)
 

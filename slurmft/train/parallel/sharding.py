@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from slurmft.core import descent
 from slurmft.core.errors import SlurmftError, UsageError
 from slurmft.core.files import fingerprint
 from slurmft.job import Job
@@ -312,6 +313,8 @@ class ShardedSaver(Saver):
                 path = Path(
                     self._world.on_main(lambda: str(stack.enter_context(folder)))
                 )
+                # Of the main rank. Each holds the run, and leads through that.
+                path = descent.through(path)
                 files = self._write_shares(path / FOLDER, checkpoint.shares)
                 manifest = json.dumps({"files": files})
 

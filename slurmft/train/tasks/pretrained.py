@@ -16,6 +16,7 @@ from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import fingerprint
 from slurmft.core.hub import is_local
 from slurmft.core.options import options
+from slurmft.core.trusted import temporary_place
 from slurmft.train.config import TrainConfig, required
 from slurmft.train.data.tables import TokenTable
 from slurmft.train.data.token_data import TokenData
@@ -434,7 +435,7 @@ class Pretrained(Task):
         code = [here.parent / name for name in _SHARED_CODE]
         code += sorted(here.glob("*.py"))
         # The tokenizer's own files may be in several places; saved ones are all there is.
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=temporary_place()) as folder:
             self.save_tokenizer(Path(folder))
             tokenizer = {}
             for path in Path(folder).iterdir():

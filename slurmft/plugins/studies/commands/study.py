@@ -61,7 +61,7 @@ from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm import launcher as slurm
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.status import RunStatus
-from slurmft.core import interruption, shipped
+from slurmft.core import descent, interruption, shipped
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.options import options
@@ -295,13 +295,13 @@ def cancel_main(argv: list[str]) -> int:
         # No flag says it here: the folder stays as readable as `study run` made it.
         share = bool(folder.stat().st_mode & stat.S_IRGRP)
         # By a descriptor: where others can rename, theirs would say which jobs end.
-        with study_folder.exclusive(folder, share), spec.STUDY.folder(folder) as opened:
-            _cancel(study, _alive_runs(Path(f"/proc/self/fd/{opened}"), folder))
+        with study_folder.exclusive(folder, share):
+            _cancel(study, _alive_runs(folder))
     except study_folder.HeldError:
         # Without Slurm, `study run` holds the folder as long as it runs, and ends with a run that
         # is cancelled. With Slurm, the other command ends soon, and the user can wait for it.
-        with spec.STUDY.folder(folder) as opened:
-            runs = _alive_runs(Path(f"/proc/self/fd/{opened}"), folder)
+        with spec.STUDY.folder(folder) as opened, descent.held(folder, opened):
+            runs = _alive_runs(folder)
             alive = [run for run in runs if run.cluster != "slurm"]
             if not alive:
                 raise
@@ -309,17 +309,12 @@ def cancel_main(argv: list[str]) -> int:
     return Exit.OK
 
 
-def _alive_runs(opened: Path, folder: Path) -> list[RunStatus]:
-    """Returns the runs of a study that wait or run; warns of what cannot be read.
-
-    Args:
-        opened: a path through a descriptor of the study's folder.
-    """
-    runs, problems = study_folder.find_runs(opened)
+def _alive_runs(folder: Path) -> list[RunStatus]:
+    """Returns the runs of a study that wait or run; warns of what cannot be read."""
+    runs, problems = study_folder.find_runs(folder)
     lines = []
     for problem in problems:
-        text = problem.replace(str(opened), str(folder))
-        lines.append(f"warning: {text}; its job, if it has one, is not cancelled")
+        lines.append(f"warning: {problem}; its job, if it has one, is not cancelled")
     _warn(lines)
     unfinished = [run for run in runs if not run.is_finished]
     statuses = cluster_status.run_statuses(unfinished)
