@@ -97,7 +97,10 @@ class SlurmftCallback(Callback):  # type: ignore[misc, unused-ignore]
             self._save_or_stop(trainer)
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        if not self._process.in_job:
+        # Where steps alone limit the fit, Lightning resumes what was saved here with one batch more
+        # of the same epoch: the next step is a better place.
+        counts_steps = trainer.max_epochs == -1 and trainer.num_training_batches > 1
+        if counts_steps or not self._process.in_job:
             return
         # A fit that is over goes on to its result: Lightning would not resume it.
         epochs = trainer.fit_loop.epoch_progress.current.processed

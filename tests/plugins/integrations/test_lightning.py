@@ -156,6 +156,20 @@ def test_epochs_of_one_batch_stop_and_resume(script: Path, tmp_path: Path) -> No
     assert json.loads(run.result.read_text())["metrics"]
 
 
+def test_fit_of_so_many_steps_stops_within_an_epoch(
+    script: Path, tmp_path: Path
+) -> None:
+    """Lightning resumes one from the end of an epoch with a batch too many."""
+    text = SCRIPT.replace("max_epochs=3", "max_epochs=-1, max_steps=30")
+    script.write_text(text.replace(", Loader(data[:8], batch_size=4)", ""))
+    whole, run = make_run(tmp_path), make_run(tmp_path)
+    assert start(whole, script, tmp_path / "whole").end() == Exit.OK
+    assert start(run, script, tmp_path / "parts", "1:20").end() == Exit.OK
+    assert run.checkpoint_names() == ["step-00000021"]
+    assert start(run, script, tmp_path / "parts").end() == Exit.OK
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
 def test_a_stop_in_the_last_step_leaves_the_result(
     script: Path, tmp_path: Path
 ) -> None:
