@@ -38,6 +38,7 @@ from tests.conftest import Done, Following, records, slurmft
 from tests.support.models import (
     PROMPTS,
     write_compared,
+    write_decoder,
     write_model,
     write_sentence_model,
     write_splits,
@@ -912,3 +913,18 @@ def test_prompts_of_the_base(
     sources = tasks.get(config).sources()
     assert sources is not None
     assert sources["prefix"] == PROMPTS.get(default or "document")
+
+
+@pytest.mark.processes  # its import starts one
+def test_texts_are_as_long_as_sentence_transformers_has_them(
+    compared: Path, tmp_path: Path
+) -> None:
+    """It cuts them to the positions of the configuration, where there is no table of them, too."""
+    base = write_decoder(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    config["max_position_embeddings"] = 9
+    (base / "config.json").write_text(json.dumps(config))
+    settings = {"data": str(compared), "model": str(base), "max_length": 20}
+    task = tasks.get(TrainConfig.resolve(task="embeddings", **settings))
+    expected = plain_encoder(reference(), base).max_seq_length
+    assert task.longest(task.tokenizer()) == expected == 9

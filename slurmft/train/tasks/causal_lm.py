@@ -6,9 +6,7 @@ sees all before it in its block, those of other documents too.
 """
 
 import dataclasses
-import functools
 import inspect
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,17 +38,11 @@ class Task(Pretrained):
     prediction_dtype: np.dtype[Any] = np.dtype(np.float64)
     prediction_shape: tuple[int, ...] = (3,)
     """Of a sample: the sum of the loss, tokens, tokens that are predicted rightly."""
+    limits_by_configuration = True
     names_padding = False  # a token that ends texts as well is none to a language model
 
     _chooses_logits = False
     """The model can make logits of chosen tokens alone."""
-
-    @functools.cached_property
-    def positions(self) -> int:
-        # A model with rotary embeddings has no table of positions, but was trained for so many.
-        model_config = self.load(AutoConfig.from_pretrained)
-        most = getattr(model_config, "max_position_embeddings", sys.maxsize)
-        return min(super().positions, int(most))
 
     # --- blocks -----------------------------------------------------------------------------------
 

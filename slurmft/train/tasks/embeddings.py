@@ -52,6 +52,9 @@ class Task(Pretrained):
     prediction_dtype: np.dtype[Any] = np.dtype(np.float32)
     # Rounded vectors would tie, which rankings see.
     evaluates_in_fp32 = True
+    limits_by_configuration = (
+        True  # sentence-transformers cuts the texts of encode() so
+    )
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)

@@ -64,6 +64,9 @@ class Pretrained(Task):
     """The tokenizer must tell which words and characters its tokens are of."""
     names_padding: bool = True
     """The model's configuration gets the token of padding, where it names none."""
+    limits_by_configuration: bool = False
+    """Texts have no more tokens than the configuration names positions, also where the model has no
+    table of them, as with rotary embeddings."""
     is_mixed: bool = False
     """The data is a source of --mix: its classes are those of --data."""
     _label_type = "str"
@@ -353,9 +356,14 @@ class Pretrained(Task):
         try:
             with torch.device("meta"):  # modules without weights
                 model = AutoModel.from_config(model_config, trust_remote_code=False)
+            most, _ = position_limits(model)
         except ValueError:  # a configuration of no base model
-            return sys.maxsize
-        return position_limits(model)[0]
+            most = sys.maxsize
+        named = getattr(model_config, "max_position_embeddings", None)
+        # XLNet's is -1: it has no limit.
+        if self.limits_by_configuration and named and named > 0:
+            most = min(most, named)
+        return most
 
     def encode(
         self,
