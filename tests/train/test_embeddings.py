@@ -925,6 +925,6 @@ def test_texts_are_as_long_as_sentence_transformers_has_them(
     config["max_position_embeddings"] = 9
     (base / "config.json").write_text(json.dumps(config))
     settings = {"data": str(compared), "model": str(base), "max_length": 20}
-    task = tasks.get(TrainConfig.resolve(task="embeddings", **settings))
+    task: Any = tasks.get(TrainConfig.resolve(task="embeddings", **settings))
     expected = plain_encoder(reference(), base).max_seq_length
     assert task.longest(task.tokenizer()) == expected == 9
