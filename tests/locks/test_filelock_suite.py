@@ -42,8 +42,6 @@ REPLACED = {
     "test_acquire_from_a_signal_handler_during_a_release_is_refused": (
         "interrupts fcntl.flock"
     ),
-    "test_concurrent_fallback_keeps_both_acquires_valid": "makes fcntl.flock fail",
-    "test_errno_after_async_unix_unlock_refuses_reentrant_acquire": "hooks fcntl.flock",
     "test_errno_after_unix_unlock_refuses_reentrant_acquire": "hooks fcntl.flock",
     "test_errno_before_unix_unlock_keeps_explicit_retry": "hooks fcntl.flock",
     "test_flock_not_implemented_unix": "makes fcntl.flock fail",
@@ -59,6 +57,14 @@ REPLACED = {
         "locks by flock itself, which does not see the other primitives"
     ),
 }
+BY_LOCKF = {
+    "test_concurrent_fallback_keeps_both_acquires_valid": (
+        "waits within fcntl.flock, where another thread must not open the file"
+    ),
+    "test_errno_after_async_unix_unlock_refuses_reentrant_acquire": (
+        "unlocks by flock: lockf's lock stays"
+    ),
+}
 IN_A_FILE = {
     "test_acquire_proceeds_after_queued_release_is_canceled": (
         "unlocks by flock: closing the descriptor leaves the file"
@@ -66,8 +72,23 @@ IN_A_FILE = {
     "test_acquire_repeated_cancellation_waits_for_rollback": (
         "unlocks by flock: closing the descriptor leaves the file"
     ),
+    "test_errno_after_async_unix_unlock_refuses_reentrant_acquire": (
+        "unlocks by flock: the second file stays"
+    ),
+    "test_callback_lock_retries_after_the_link_count_returns_to_one": (
+        "two names of one file have two .soft files"
+    ),
+    "test_failed_acquire_retains_registration_after_failed_unlock": (
+        "makes fcntl.flock fail"
+    ),
+    "test_hard_linked_names_share_a_native_lock_without_a_callback": (
+        "two names of one file have two .soft files"
+    ),
     "test_nested_acquire_without_working_directory_preserves_hold[UnixFileLock]": (
         "removes the folder, which has the .soft file"
+    ),
+    "test_post_open_failure_closes_fd[fchmod]": (
+        "makes os.fchmod fail, which the second file needs as well"
     ),
     "test_release_completes_despite_cancellation": (
         "unlocks by flock: closing the descriptor leaves the file"
@@ -83,7 +104,7 @@ IN_A_FILE = {
 EXCEPTIONS: dict[tuple[str, str], dict[str, str]] = {
     (OLDEST, "soft"): {"test_simple": IN_A_FILE["test_simple"]},
     (NEWEST, "auto"): ASIDE,
-    (NEWEST, "lockf"): ASIDE | REPLACED,
+    (NEWEST, "lockf"): ASIDE | REPLACED | BY_LOCKF,
     (NEWEST, "ofd"): ASIDE | REPLACED,
     (NEWEST, "soft"): ASIDE | REPLACED | IN_A_FILE,
 }
