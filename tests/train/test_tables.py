@@ -175,7 +175,12 @@ def test_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "content", "what", "cure"),
     [
         ("train.csv.gz", b"text,label\n", "is no .gz", "mv "),
-        ("train.csv.gz", gzip.compress(b"PK\x03\x04"), "is a spreadsheet", "CSV"),
+        (
+            "train.csv.gz",
+            gzip.compress(b"PK\x03\x04", mtime=0),
+            "is a spreadsheet",
+            "CSV",
+        ),
         ("train.csv", b"\xff,\0a\n" + b"a" * 99, "is no text: line 1", "CSV"),
         # One letter of another script is no sign of Windows-1252.
         ("train.csv", "text,ى\n".encode("utf-16-le"), "but UTF-16LE", "iconv"),
