@@ -654,7 +654,7 @@ def test_what_a_program_writes_is_no_code(here: Path, is_git: bool) -> None:
         folder = "." if name == "snapshot.pt" else "out"
         done = run(*flags, "--checkpoint-dir", folder, "--", "train.py", follow=False)
         assert done.code == 0, done.err
-        assert ", 1 files" in done.out
+        assert ", 1 file" in done.out
         refused = run(*flags, "--", "train.py", follow=False)
         assert "is too large to be copied" in refused.err
         path.unlink()

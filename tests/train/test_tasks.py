@@ -43,7 +43,7 @@ def test_weights_are_mapped_from_their_file(tmp_path: Path) -> None:
     """The ranks of a node share their pages, and nothing is initialised only to be replaced."""
     folder = write_model(tmp_path / "model")
     config = TrainConfig.resolve(task="emotion", data="unused/data", model=str(folder))
-    data: Any = type("Data", (), {"labels": ["a", "b"]})
+    data: Any = type("Data", (), {"labels": ["a", "b"], "label_type": "str"})
     model = tasks.get(config).model(data)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     mapped = [
@@ -63,7 +63,7 @@ def test_dropout_is_that_of_all_modules(tmp_path: Path) -> None:
     config = TrainConfig.resolve(
         task="token-classification", data="unused/data", model=str(folder), dropout=0.3
     )
-    data: Any = type("Data", (), {"labels": ["a", "b"]})
+    data: Any = type("Data", (), {"labels": ["a", "b"], "label_type": "str"})
     model = tasks.get(config).model(data)
     modules = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
     assert {module.p for module in modules} == {0.3}

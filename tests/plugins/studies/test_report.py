@@ -463,7 +463,7 @@ def test_narrow_terminals_keep_what_matters(tmp_path: Path) -> None:
     for width in (60, 80):
         text = report(tmp_path, env={"COLUMNS": str(width)})
         assert max(map(len, text.splitlines())) <= width
-        table = text.partition("- a row is")[0]
+        table = text.partition("- a row has")[0]
         for word in ("1/data", "2/data", "accuracy", "train", "devices"):
             assert word in table
         assert "/gpfs" not in table
