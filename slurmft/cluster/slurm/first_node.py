@@ -338,7 +338,8 @@ def blame_lost_nodes(run: RunDir, hosts: Sequence[str] = ()) -> None:
 
 
 def end_attempt(run: RunDir, code: int) -> int:
-    """Requeues this script's own job, or records its end; returns its exit code."""
+    """Has the next attempt begin in this allocation, requeues this script's own job, or records its
+    end; returns the exit code."""
     state = commands.job_state(own_job_id(os.environ))
     undecided = ("RUNNING", "UNKNOWN")
     if code != Exit.OK and state is not None and state.name not in undecided:
