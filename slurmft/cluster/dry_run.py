@@ -134,7 +134,7 @@ def node_command(config: RunConfig, run: RunDir, cluster: str) -> list[str]:
     job_id = "$JOB_ID"
     if cluster == "slurm":
         head = "$HEAD"
-        job_id = "$SLURM_JOB_ID.0"
+        job_id = "$SLURM_JOB_ID.1"
     hosts = (head,) * config.job.nodes
     nproc = str(config.job.nproc_per_node or "$NPROC")
     meeting = Rendezvous(

@@ -114,7 +114,6 @@ class JobConfig:
         metavar="N",
         least=0,
         most=65_536,
-        counts="devices",
         needs=(Needs("requeue", (True,), why="a job that starts once needs none"),),
         read_with=_SLURM,
     )

@@ -21,6 +21,7 @@ from slurmft.core.errors import Exit, SlurmftError, UsageError
 from slurmft.core.files import write_json
 from slurmft.core.program import Program
 from slurmft.core.run_files import ATTEMPT, Failure
+from slurmft.node import supervisor
 from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 from tests.support import PATIENCE_S, until
@@ -362,6 +363,22 @@ def test_next_attempt_begins_on_the_same_nodes(make: Make, slurm: Slurm) -> None
     attempts.begin(run, ["n1"], "7")
     # The job has started once.
     assert len(run.get_state().starts_since_submission()) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (supervisor.TASK_FAILED, commands.AGAIN),
+        ("the job received SIGTERM", Exit.STOPPED),
+    ],
+)
+def test_tasks_that_srun_stopped_are_no_stop_of_the_job(
+    make: Make, slurm: Slurm, reason: str, code: int
+) -> None:
+    """Theirs is the largest exit code of all tasks."""
+    run = make()
+    run.set_state("stopping", reason)
+    assert end(run, Exit.STOPPED) == code
 
 
 def bad_host(run: RunDir, slurm: Slurm) -> None:

@@ -185,6 +185,6 @@ def test_only_our_own_variables_are_variables(name: str) -> None:
     )
     words = done.stdout.decode().split("\0")
     assert f"/r{name}/a" in words
-    assert words[words.index("--rdzv-id") + 1] == "9.0"
+    assert words[words.index("--rdzv-id") + 1] == "9.1"
     assert words[words.index("--rdzv-endpoint") + 1] == "n1:7"
     assert words[words.index("--nproc-per-node") + 1] == "2"

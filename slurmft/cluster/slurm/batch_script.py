@@ -12,6 +12,7 @@ from slurmft.cluster.slurm.sbatch_options import all_options, directives
 from slurmft.core import hooks, interpreter, permissions
 from slurmft.core.config import RunConfig
 from slurmft.core.errors import Exit
+from slurmft.node.rendezvous import HOSTS, NODE_COUNT
 from slurmft.runs.rundir import RunDir
 
 # EX_CONFIG of sysexits.h, which none of slurmft's own exit codes is.
@@ -60,9 +61,9 @@ def inside_text(
     if config.job.outlives_nodes:
         # Not all of the allocation: `first_node begin` chooses.
         chosen_nodes = [
-            '--nodes="$SLURMFT_NODE_COUNT"',
-            '--ntasks="$SLURMFT_NODE_COUNT"',
-            '--nodelist="$SLURMFT_HOSTS"',
+            f'--nodes="${NODE_COUNT}"',
+            f'--ntasks="${NODE_COUNT}"',
+            f'--nodelist="${HOSTS}"',
         ]
     blocks = _optional_blocks(config, run, in_srun=bool(in_container))
     lines = _filled(

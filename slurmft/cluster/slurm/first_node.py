@@ -289,30 +289,32 @@ def was_stopped(run: RunDir, code: int) -> bool:
     return code == Exit.STOPPED and run.get_state().reason != supervisor.TASK_FAILED
 
 
-def can_stay(run: RunDir) -> bool:
-    """Returns whether the next attempt can begin in this allocation, without the queue."""
+def hosts_without_queue(run: RunDir) -> list[str]:
+    """Returns the hosts on which the next attempt can begin in this allocation; none where the job
+    is to go back to the queue."""
     job = run.load_config().job
     attempt = run.read_attempt()
     # A full disk records no attempts: then Slurm counts the starts.
     if attempt is None or attempt.number != current_attempt():
-        return False
+        return []
     hosts = hosts_to_use(run)
     # The nodes may be the reason, or what they share: with others it may go on.
     if hosts == attempt.hosts and attempts_without_progress(run) > 1:
-        return False
+        return []
     # A start needs time, too; the stop that comes before the time limit finds it ready to save.
     left_s = commands.time_left_s(own_job_id(os.environ))
     if left_s is not None and left_s < _LEAD_TIMES * job.lead_s:
-        return False
-    return len(hosts) >= job.least_nodes and not failing_hosts(run, hosts)
+        return []
+    if len(hosts) < job.least_nodes or failing_hosts(run, hosts):
+        return []
+    return hosts
 
 
-def start_again(run: RunDir, reason: str) -> int:
-    """Records that the next attempt begins in this allocation; returns the exit code that has the
-    batch script begin it."""
+def start_again(run: RunDir, reason: str, hosts: list[str]) -> int:
+    """Records that the next attempt begins in this allocation, on these hosts; returns the exit
+    code that has the batch script begin it."""
     where = "on the same nodes"
     attempt = run.read_attempt()
-    hosts = hosts_to_use(run)
     if attempt is not None and hosts != attempt.hosts:
         where = f"on {some(hosts)}"
     full_reason = f"{reason}; it starts again {where}"
@@ -368,8 +370,10 @@ def end_attempt(run: RunDir, code: int) -> int:
     if outcome.state == "requeued":
         exclude = excludable_hosts(run)
         mem_mib = raised_memory(run, killed_by, exclude)
-        if not was_stopped(run, code) and mem_mib is None and can_stay(run):
-            return start_again(run, outcome.reason)
+        if not was_stopped(run, code) and mem_mib is None:
+            hosts = hosts_without_queue(run)
+            if hosts:
+                return start_again(run, outcome.reason, hosts)
         failure = run.root_failure(current_attempt())
         if exclude or failure is None or not failure.exclude:
             return requeue(run, outcome.reason, exclude, mem_mib=mem_mib)

@@ -549,11 +549,11 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
         header_line = head[-1]
     separator = _separator(header_line, path, names)
     # strict: else a quote that nobody closes would swallow the rest of the file unseen.
-    reader = csv.reader(itertools.chain(head, lines), delimiter=separator, strict=True)
+    quoting: Any = csv.QUOTE_MINIMAL
     if separator == "\t" and not _has_quoted_cells(path):
-        reader = csv.reader(
-            itertools.chain(head, lines), delimiter=separator, quoting=csv.QUOTE_NONE
-        )
+        quoting = csv.QUOTE_NONE
+    all_lines = itertools.chain(head, lines)
+    reader = csv.reader(all_lines, delimiter=separator, strict=True, quoting=quoting)
     where = str(path)
     first_line = 1  # of the row that is read
     try:
@@ -585,23 +585,36 @@ def _csv(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]
             cells: list[Any] = [*row, None]
             yield [cells[place] for place in places]
     except csv.Error as error:
-        if str(error).startswith("new-line character"):
-            lines_anew = _rewritten(r"tr '\r' '\n' <", path)
-            raise UsageError(
-                f"{where!r}: line {reader.line_num} has a carriage return within a cell",
-                "if lines end so, as of old Macs and some spreadsheets: "
-                f"{lines_anew}; else write the cell in quotes",
-            ) from None
-        problem = f"line {reader.line_num}: {error}"
-        # csv reads on to the next quote, or to the end of the file.
-        if reader.line_num > first_line or str(error) == "unexpected end of data":
-            problem = (
-                f"a quote is left open in the row that begins in line {first_line}"
-            )
-        raise UsageError(
-            f"{where!r}: {problem}",
-            'a cell that holds a quote is written in quotes, with two of them: "say ""hi"""',
-        ) from None
+        raise _bad_row(path, error, reader.line_num, first_line) from None
+
+
+def _bad_row(
+    path: Path, error: csv.Error, line_number: int, first_line: int
+) -> UsageError:
+    """Returns the error for a row that csv cannot read.
+
+    Args:
+        path: the file.
+        error: what csv says.
+        line_number: how far csv has read.
+        first_line: where the row begins.
+    """
+    where = str(path)
+    if str(error).startswith("new-line character"):
+        lines_anew = _rewritten(r"tr '\r' '\n' <", path)
+        return UsageError(
+            f"{where!r}: line {line_number} has a carriage return within a cell",
+            "if lines end so, as of old Macs and some spreadsheets: "
+            f"{lines_anew}; else write the cell in quotes",
+        )
+    problem = f"line {line_number}: {error}"
+    # csv reads on to the next quote, or to the end of the file.
+    if line_number > first_line or str(error) == "unexpected end of data":
+        problem = f"a quote is left open in the row that begins in line {first_line}"
+    return UsageError(
+        f"{where!r}: {problem}",
+        'a cell that holds a quote is written in quotes, with two of them: "say ""hi"""',
+    )
 
 
 def _has_quoted_cells(path: Path) -> bool:
