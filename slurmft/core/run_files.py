@@ -409,6 +409,7 @@ class _Input(TypedDict):
 
 
 class _Program(TypedDict):
+    kind: str
     name: NotRequired[str]
     settings: NotRequired[_Settings]
     inputs: NotRequired[dict[str, _Input]]

@@ -94,13 +94,13 @@ class MeasuredRun:
     @property
     def is_own_program(self) -> bool:
         """It is a run of a program of the user's own, not a training of slurmft's."""
-        kind = self.config["program"].get("kind")
+        kind = self.config["program"]["kind"]
         return bool(kind == OWN)
 
     @property
     def is_prediction(self) -> bool:
         """It is a run of `slurmft predict`, which measures no training."""
-        return bool(self.config["program"].get("kind") == PREDICT)
+        return bool(self.config["program"]["kind"] == PREDICT)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def test_decoders_as_classifiers(tokenizer: dict[str, Any], tmp_path: Path) -> N
     )
     assert predicted.code == 0, predicted.err
     rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert np.mean([row["prediction"] == str(row["label"]) for row in rows]) == accuracy
+    assert np.mean([row["prediction"] == row["label"] for row in rows]) == accuracy
 
 
 def test_the_end_of_texts_pads_where_nothing_does(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_a_head_that_reads_the_last_place(tmp_path: Path) -> None:
     )  # fmt: skip
     assert predicted.code == 0, predicted.err
     rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert np.mean([row["prediction"] == str(row["label"]) for row in rows]) == accuracy
+    assert np.mean([row["prediction"] == row["label"] for row in rows]) == accuracy
 
 
 def test_padding_on_either_side() -> None:

@@ -65,7 +65,8 @@ def predictions(folder: Path, run: Path, data: Path) -> list[tuple[str, float]]:
         timeout_s=600,
     )  # fmt: skip
     rows = [json.loads(line) for line in output.open()]
-    return [(row["prediction"], row["probability"]) for row in rows]
+    # The labels are numbers, as in the file; the pipeline names a class by its text.
+    return [(str(row["prediction"]), row["probability"]) for row in rows]
 
 
 def ends_with_pad(folder: Path) -> Path:

@@ -53,8 +53,7 @@ def fields_of(run: MeasuredRun) -> dict[str, Any]:
     """
     cell = run.study.cell if run.study else None
     program = run.config["program"]
-    # str(): a record of another version may lack the kind; no kind has the name "None".
-    kind = kind_class(str(program.get("kind")))
+    kind = kind_class(program["kind"])
     settings = kind.varied(run.settings, cell) | run.config["job"]
     declared = declarations(run)
     fields = {}

@@ -192,7 +192,7 @@ def test_outputs_come_back(laptop: Laptop) -> None:
     assert pulled.code == 0, pulled.err
     name = laptop.runs()[0].path.name
     outputs = laptop.folder / "runs" / name / "outputs"
-    assert f"its outputs: 3 file(s), 23 bytes: runs/{name}/outputs" in pulled.out
+    assert f"its outputs: 3 files, 23 bytes: runs/{name}/outputs" in pulled.out
     assert "left there: ckpt; --checkpoints fetches it" in pulled.out
     latin = os.fsdecode(b"caf\xe9")
     assert _files(outputs) == {"out/a b.txt", "log.csv", latin}
