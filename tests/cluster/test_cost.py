@@ -32,7 +32,11 @@ def made(folder: Path, history: list[tuple[str, float]], **job: Any) -> Measured
         for n in range(2)
     ]
     files: dict[str, Any] = {
-        "config.json": {"program": {}, "job": {"nodes": 2} | job, "submission": {}},
+        "config.json": {
+            "program": {"kind": "x"},
+            "job": {"nodes": 2} | job,
+            "submission": {},
+        },
         "state.json": states[-1] | {"history": states},
         "job.json": {"cluster": "slurm", "id": "7", "where": "another"},
         "environment.json": {"ranks": ranks},
