@@ -17,28 +17,29 @@ from slurmft.runs.rundir import RunDir
 
 
 def text(config: RunConfig, cluster: str, run: RunDir | None = None) -> str:
-    """Returns the text of a dry run: what would run, in a few lines; the job, and the command of
-    the first node; the whole configuration. `run`: the one that resumes."""
+    """Returns the text of a dry run: the job, and the command of the first node; the whole
+    configuration; the data that it reads; at the end, where the eye is when the command has
+    printed it all, what would run, in a few lines. `run`: the one that resumes."""
     config = dependency.settled(config, cluster, config.job.runs_dir)
     shared_outputs.check(config, run)
     if run is None:
         name = f"{config.name}-<time>-<random>"
         run = RunDir(Path(config.job.runs_dir) / name)
     launcher = cluster_launcher.get(cluster)
-    lines = [*_summary(config, cluster, run), ""]
+    lines = [launcher.plan(config, run)]
+    # Where a launcher starts the ranks, its plan is the whole command.
+    if not launcher.STARTS_RANKS:
+        lines += node_command(config, run, cluster)
+    lines += ["", f"# configuration, written to {run.config}", config.to_json()]
+    lines += _site_lines(config)
     if config.program.inputs:
         lines.append("# what it reads, as it is now")
         for path, facts in config.program.inputs.items():
             size = in_bytes(facts["bytes"])
             lines.append(hanging("", f"{path}: {facts['what']}, {size}"))
         lines.append("")
-    lines.append(launcher.plan(config, run))
-    # Where a launcher starts the ranks, its plan is the whole command.
-    if not launcher.STARTS_RANKS:
-        lines += node_command(config, run, cluster)
-    lines += ["", *_site_lines(config)]
-    lines += [f"# configuration, written to {run.config}", config.to_json()]
-    lines += ["dry run: nothing was submitted"]
+    lines += _summary(config, cluster, run)
+    lines += ["", "dry run: nothing was submitted"]
     return "\n".join(lines)
 
 

@@ -19,6 +19,9 @@ from slurmft.core.decode import decode_leniently, loads
 from slurmft.core.errors import UsageError
 from slurmft.core.filesystem import LOCK_PRIMITIVES, absolute
 from slurmft.core.options import (
+    DAY_S,
+    MOST_STEPS,
+    YEAR_S,
     Command,
     Config,
     Needs,
@@ -123,6 +126,7 @@ class JobConfig:
         affects="both",
         at="node",
         least=1,
+        most=4_096,
         counts="devices",
         published=("processes_per_node",),
         commands=("doctor", "doctor node", "render"),
@@ -258,6 +262,7 @@ class JobConfig:
         affects="both",
         at="job",
         least=1,
+        most=1_024,
         counts="devices",
         usual=True,
         read_with=_SLURM,
@@ -421,6 +426,7 @@ class JobConfig:
         at="node",
         metavar="SECONDS",
         least=1,
+        most=DAY_S,
         commands=("render",),
         elsewhere=("rdzv_timeout",),
     )
@@ -435,6 +441,7 @@ class JobConfig:
         at="node",
         metavar="SECONDS",
         least=0,
+        most=DAY_S,
         commands=("render",),
     )
     file_locks: str = option(
@@ -484,6 +491,7 @@ class JobConfig:
         affects="nothing",
         at="node",
         least=0,
+        most=1_000_000,
         commands=("render",),
     )
     max_restarts: int = option(
@@ -492,6 +500,7 @@ class JobConfig:
         affects="nothing",
         at="node",
         least=0,
+        most=1_000_000,
         commands=("render",),
     )
     hang_timeout_s: int = option(
@@ -502,6 +511,7 @@ class JobConfig:
         at="node",
         metavar="SECONDS",
         least=0,
+        most=YEAR_S,
         commands=("render",),
     )
 
@@ -524,6 +534,7 @@ class JobConfig:
         at="rank",
         metavar="STEPS",
         least=1,
+        most=MOST_STEPS,
         commands=("render",),
         elsewhere=(
             "save_steps",
@@ -537,6 +548,7 @@ class JobConfig:
         affects="nothing",
         at="rank",
         least=1,
+        most=1_000_000,
         commands=("render",),
         elsewhere=("save_total_limit",),
     )

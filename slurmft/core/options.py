@@ -51,6 +51,15 @@ TYPE_NAMES: dict[type, str] = {
 }
 """Types of values, as messages call them."""
 
+# Every number has a largest value: a digit too many is an error at submission, and no job that
+# waits for days to fail. Each is well beyond what anybody trains with.
+MOST_STEPS = 10**9
+"""Optimizer steps of a run."""
+MOST_TOKENS = 10**7
+"""Tokens of a text."""
+DAY_S = 86_400
+YEAR_S = 365 * DAY_S
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -267,21 +276,26 @@ class Option:
     def _bounds(self, below: float | None) -> str:
         """The bounds in words: "0 or more and below 1"."""
         if self.least is not None and self.most is not None:
-            return f"between {self.least} and {self.most}"
+            return f"between {_bound(self.least)} and {_bound(self.most)}"
         parts = []
         if self.least == 0:
             parts.append("0 or more")
         elif self.least is not None:
-            parts.append(f"at least {self.least}")
+            parts.append(f"at least {_bound(self.least)}")
         if self.above is not None:
-            parts.append(f"above {self.above}")
+            parts.append(f"above {_bound(self.above)}")
         if self.most is not None:
-            parts.append(f"at most {self.most}")
+            parts.append(f"at most {_bound(self.most)}")
         if isinstance(self.below, str) and below is not None:
             parts.append(f"below {flag(self.below)} {below}")
         elif below is not None:
-            parts.append(f"below {below}")
+            parts.append(f"below {_bound(below)}")
         return " and ".join(parts)
+
+
+def _bound(value: float) -> str:
+    """Writes a bound so that its digits need not be counted: 1,000,000."""
+    return f"{value:,}"
 
 
 def flag(name: str) -> str:

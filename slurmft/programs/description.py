@@ -160,6 +160,7 @@ class OwnProgram:
         at="submission",
         metavar="MIB",
         least=0,
+        most=1_000_000,
         read_with=(Needs("snapshot", ("auto", "git", "folder")),),
     )
 

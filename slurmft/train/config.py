@@ -11,6 +11,8 @@ from typing import Any, Literal
 from slurmft.core.errors import UsageError, unknown
 from slurmft.core.hub import is_local
 from slurmft.core.options import (
+    MOST_STEPS,
+    MOST_TOKENS,
     Excludes,
     Needs,
     build,
@@ -50,6 +52,10 @@ _REFERENCE = Needs(
     why="the largest global batch for which --learning-rate is right",
 )
 _LORA = (Needs("lora"),)
+_MOST_ROWS = 2**20
+"""Rows of a process in a step, and steps of which the gradients are added up."""
+_MOST_GLOBAL = 10**8
+"""Rows of a step, of all processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,6 +238,7 @@ class TrainConfig:
         at="rank",
         metavar="TOKENS",
         least=1,
+        most=MOST_TOKENS,
         predicts="flag",
         usual=True,
         decides_tokens=True,
@@ -252,6 +259,7 @@ class TrainConfig:
         by_task=True,
         metavar="TOKENS",
         least=1,
+        most=MOST_TOKENS,
         decides_tokens=True,
     )
     source_prefix: str | None = option(
@@ -275,6 +283,7 @@ class TrainConfig:
         by_task=True,
         metavar="BEAMS",
         least=1,
+        most=1_000,
         predicts="flag",
     )
     doc_stride: int | None = option(
@@ -295,6 +304,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         least=1,
+        most=1_000_000,
         predicts="reset",
         counts="work",
         usual=True,
@@ -310,6 +320,7 @@ class TrainConfig:
         at="rank",
         metavar="STEPS",
         least=1,
+        most=MOST_STEPS,
         predicts="reset",
         counts="work",
         elsewhere=("max_train_steps",),
@@ -322,6 +333,7 @@ class TrainConfig:
         at="rank",
         texts=(AUTO,),
         least=1,
+        most=_MOST_ROWS,
         counts="batch",
         usual=True,
         published=("batch_size_per_gpu", "batch_size_per_process"),
@@ -342,6 +354,7 @@ class TrainConfig:
         affects="speed",
         at="rank",
         least=1,
+        most=_MOST_ROWS,
         predicts="flag",
         counts="batch",
         elsewhere=("per_device_eval_batch_size",),
@@ -352,6 +365,7 @@ class TrainConfig:
         affects="both",
         at="rank",
         least=1,
+        most=_MOST_ROWS,
         counts="batch",
         elsewhere=(
             "gradient_accumulation",
@@ -366,6 +380,7 @@ class TrainConfig:
         at="rank",
         metavar="SAMPLES",
         least=1,
+        most=_MOST_GLOBAL,
         excludes=(
             Excludes(
                 "gradient_accumulation_steps",
@@ -401,6 +416,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         above=0,
+        most=1_000,
         usual=True,
         elsewhere=("lr",),
     )
@@ -411,6 +427,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         above=0,
+        most=1_000,
         read_with=(Needs("optimizer", ("muon", "auto")),),
         predicts="reset",
     )
@@ -430,6 +447,7 @@ class TrainConfig:
         at="rank",
         metavar="SAMPLES",
         least=1,
+        most=_MOST_GLOBAL,
         read_with=(Needs("lr_rule"), Needs("optimizer", ("auto",))),
         predicts="reset",
     )
@@ -441,6 +459,7 @@ class TrainConfig:
         at="rank",
         metavar="SAMPLES",
         least=1,
+        most=_MOST_GLOBAL,
         predicts="reset",
         counts="batch",
     )
@@ -462,6 +481,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         least=0,
+        most=MOST_STEPS,
         elsewhere=("num_warmup_steps",),
     )
     warmup_ratio: float | None = option(
@@ -479,6 +499,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         least=0,
+        most=1_000,
         elsewhere=("wd",),
     )
     adam_beta1: float = option(
@@ -507,6 +528,7 @@ class TrainConfig:
         at="rank",
         # With 0, a weight that has had no gradient yet would be divided by 0.
         above=0,
+        most=1,
         predicts="reset",
     )
     max_grad_norm: float = option(
@@ -515,6 +537,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         least=0,
+        most=10**9,
         elsewhere=(
             "clip_grad",
             "gradient_clip",
@@ -645,6 +668,7 @@ class TrainConfig:
         at="rank",
         metavar="RANK",
         least=1,
+        most=65_536,
         predicts="reset",
         usual=True,
         elsewhere=(
@@ -661,6 +685,7 @@ class TrainConfig:
         affects="result",
         at="rank",
         least=1,
+        most=1_000_000,
         needs=_LORA,
         predicts="reset",
     )
@@ -837,6 +862,7 @@ class TrainConfig:
         at="rank",
         metavar="EVALUATIONS",
         least=1,
+        most=1_000_000,
         predicts="reset",
         elsewhere=(
             "early_stopping_patience",
@@ -851,6 +877,7 @@ class TrainConfig:
         at="rank",
         metavar="STEPS",
         least=1,
+        most=MOST_STEPS,
         elsewhere=("logging_steps",),
     )
 

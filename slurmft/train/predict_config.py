@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from slurmft.core.options import check_options, option
+from slurmft.core.options import MOST_TOKENS, check_options, option
 
 GENERATIONS = ("greedy", "model")
 NEW_TOKENS = 256
@@ -23,6 +23,7 @@ class PredictConfig:
         at="rank",
         metavar="TOKENS",
         least=1,
+        most=MOST_TOKENS,
     )
     generation: str = option(
         "greedy",

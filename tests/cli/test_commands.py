@@ -99,7 +99,7 @@ def fake_sbatch(tmp_path: Path) -> dict[str, str]:
     ("arguments", "hint"),
     [
         (["--ndoes", "4"], "did you mean --nodes?"),
-        (["--nodes", "0"], "--nodes 0 must be between 1 and 65536"),
+        (["--nodes", "0"], "--nodes 0 must be between 1 and 65,536"),
         (["--nodes", "four"], "argument --nodes: 'four' is not a whole number"),
         (
             ["--batch-size", "auot"],
@@ -112,7 +112,7 @@ def fake_sbatch(tmp_path: Path) -> dict[str, str]:
         (["--model=--"], "argument --model: '--' is no value"),
         (["--account", ""], "--account '' is empty"),
         (["--runs-dir", ""], "--runs-dir '' is empty"),
-        (["--nodes", "99999999999"], "--nodes 99999999999 must be between 1 and 65536"),
+        (["--nodes", "99999999999"], "--nodes 99999999999 must be between 1 and 65,536"),
         (["--doc-stride", "-1"], "--doc-stride -1 must be 0 or more"),
         (["4"], "unexpected argument '4'"),
         (["--task", "emotion", "--data", "/no/such/place"], "no such folder"),
@@ -370,16 +370,16 @@ def test_dry_run_shows_everything_and_does_nothing(
         env=fake_sbatch,
     )
     assert done.code == 0
-    # What a newcomer looks for comes first.
-    assert done.out.splitlines()[:4] == [
+    # What everybody looks for is on the screen when all has been printed: at the end.
+    end = done.out.splitlines()[-8:]
+    assert end[:4] == [
         "# what would be submitted",
         "  what     synthetic",
         "  where    Slurm: 3 node(s), partition gpu",
         "  time     the limit of the partition (--time)",
     ]
-    assert done.out.splitlines()[4].startswith(
-        "  a node   4 GPU(s); all CPUs; a process"
-    )
+    assert end[4].startswith("  a node   4 GPU(s); all CPUs; a process")
+    assert end[6:] == ["", "dry run: nothing was submitted"]
     for text in (
         '"batch_size": 32',
         "#SBATCH --nodes=3",

@@ -86,11 +86,14 @@ def test_config_survives_json() -> None:
     [
         ({"task": "emtion"}, "did you mean emotion?"),
         ({"precision": "fp8"}, "unknown --precision 'fp8'"),
-        ({"epochs": 0}, "--epochs 0 must be at least 1"),
+        ({"epochs": 10**12}, "--epochs 1000000000000 must be between 1 and 1,000,000"),
+        ({"batch_size": 99999999999}, "must be between 1 and 1,048,576"),
+        ({"learning_rate": 1e30}, "--learning-rate 1e+30 must be above 0 and at most"),
+        ({"epochs": 0}, "--epochs 0 must be between 1 and 1,000,000"),
         ({"learning_rate": -1.0}, "--learning-rate -1.0 must be above 0"),
         ({"warmup_ratio": 1.5}, "between 0 and 1"),
         ({"dropout": 1.0}, "below 1"),
-        ({"seed": 2**32}, "between 0 and 4294967295"),
+        ({"seed": 2**32}, "between 0 and 4,294,967,295"),
         ({"class_weights": "even"}, "unknown --class-weights 'even'"),
         *(
             ({"class_weights": "balanced", "task": task}, why)
@@ -136,7 +139,7 @@ def test_train_values_that_cannot_be_right(
             {"stop_lead_s": 600, "time": "10"},
             "--stop-lead-s 600 leaves nothing of --time 10",
         ),
-        ({"nodes": 0}, "--nodes 0 must be between 1 and 65536"),
+        ({"nodes": 0}, "--nodes 0 must be between 1 and 65,536"),
         ({"time": "soon"}, "invalid time limit: --time 'soon'"),
         ({"time": "0:00"}, "leaves no time"),
         ({"mem": "much"}, "--mem 'much' is no amount of memory"),

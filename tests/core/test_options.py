@@ -75,9 +75,10 @@ def problems(config: type[Any]) -> Iterator[str]:
         if not set(each.commands) <= set(answers["Command"]):
             yield f"{where}: commands = {each.commands}"
         is_number = each.value_type in (int, float)
-        has_bound = (each.least, each.above, each.most, each.below) != (None,) * 4
-        if is_number != has_bound:
-            yield f"{where}: a number has bounds, and nothing else has"
+        has_smallest = (each.least, each.above) != (None, None)
+        has_largest = (each.most, each.below) != (None, None)
+        if (is_number, is_number) != (has_smallest, has_largest):
+            yield f"{where}: a number has bounds on both sides, and nothing else has"
         if not each.help or each.help[0].isspace() or each.help.endswith("."):
             yield f"{where}: help is one clause without a full stop"
         if each.metavar in ("DIR", "FILE", "ID|DIR") and each.path is None:
@@ -114,11 +115,13 @@ def test_every_option_answers_every_question(config: type[Any]) -> None:
 def test_an_option_without_an_answer_is_named() -> None:
     @dataclass(frozen=True)
     class Incomplete:
-        wheels: int = option(4, "number of wheels", at="job", least=0)
+        wheels: int = option(4, "number of wheels", at="job", least=0, most=9)
+        doors: int = option(4, "doors", affects="nothing", at="job", least=0)
         colour: str = option("red", "colour of the paint.", affects="nothing")
 
     assert list(problems(Incomplete)) == [
         "Incomplete.wheels does not say what it affects",
+        "Incomplete.doors: a number has bounds on both sides, and nothing else has",
         "Incomplete.colour does not say where it acts (at)",
         "Incomplete.colour: help is one clause without a full stop",
     ]

@@ -95,7 +95,7 @@ def test_what_is_no_range(tmp_path: Path) -> None:
         ("4-4", "--nodes 4-4 is no range from fewer to more\nhint: did you mean --nodes 4?"),
         ("2-", "argument --nodes: '2-' is not a whole number"),
         ("0-2", "--min-nodes 0 must be at least 1"),
-        ("2-70000", "--nodes 70000 must be between 1 and 65536"),
+        ("2-70000", "--nodes 70000 must be between 1 and 65,536"),
     ):  # fmt: skip
         done = slurmft("submit", "--dry-run", "--nodes", nodes, imported=True)
         assert done.code == 2

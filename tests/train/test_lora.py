@@ -495,7 +495,7 @@ def test_a_checkpoint_of_whole_weights_is_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lora": 0}, "--lora 0 must be at least 1"),
+        ({"lora": 0}, "--lora 0 must be between 1 and"),
         (
             {"lora": 4, "lora_dropout": 1.0},
             "--lora-dropout 1.0 must be 0 or more and below 1",

@@ -413,7 +413,7 @@ def test_global_batch_of_fewer_samples_than_processes() -> None:
         ({"lr_rule": "linear"}, "--lr-rule linear needs", "--reference-batch-size"),
         (
             {"reference_batch_size": 0},
-            "--reference-batch-size 0 must be at least 1",
+            "--reference-batch-size 0 must be between 1 and",
             "",
         ),
     ],
