@@ -112,7 +112,10 @@ def fake_sbatch(tmp_path: Path) -> dict[str, str]:
         (["--model=--"], "argument --model: '--' is no value"),
         (["--account", ""], "--account '' is empty"),
         (["--runs-dir", ""], "--runs-dir '' is empty"),
-        (["--nodes", "99999999999"], "--nodes 99999999999 must be between 1 and 65,536"),
+        (
+            ["--nodes", "99999999999"],
+            "--nodes 99999999999 must be between 1 and 65,536",
+        ),
         (["--doc-stride", "-1"], "--doc-stride -1 must be 0 or more"),
         (["4"], "unexpected argument '4'"),
         (["--task", "emotion", "--data", "/no/such/place"], "no such folder"),
