@@ -365,7 +365,7 @@ class TimeParts(TypedDict):
     hangs_s: float
     """From the last sign of ranks that hung until the watchdog ended them."""
     program_s: float
-    """A program ran that does not tell its steps."""
+    """A program ran that does not tell its steps, or a prediction predicted."""
 
 
 class AttemptTime(TimeParts):
@@ -379,8 +379,8 @@ class TimeUse(TimeParts):
 
     total_s: float
     ettr: float | None
-    """The share of steps that count, from 0 to 1. null: a program ran that does not tell its steps;
-    `steps_s` is the least they took."""
+    """The share of steps that count, from 0 to 1. null: a program ran that does not tell its steps, and
+    `steps_s` is the least they took; or the run is a prediction, which has none."""
     attempts: list[AttemptTime]
 
 

@@ -369,9 +369,11 @@ def _check_ended(run: RunDir, moves: bool) -> None:
     finished. With `moves` the user names a cluster: the run may then come here from elsewhere."""
     job = cluster_launcher.job_of(run)
     if run.get_state().state == "finished":
-        raise UsageError(
-            f"the run {str(run.path)!r} has finished", f"its model: {run.model}"
-        )
+        hint = f"what it has left: slurmft status {shlex.quote(str(run.path))}"
+        # Predictions and programs of the user's own have none.
+        if run.model.is_dir():
+            hint = f"its model: {run.model}"
+        raise UsageError(f"the run {str(run.path)!r} has finished", hint)
     place = cluster_launcher.elsewhere(run)
     if place:
         # Nobody here can check it: whoever names a cluster takes the responsibility.

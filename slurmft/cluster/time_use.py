@@ -52,7 +52,23 @@ def _of(
         is_training=is_training,
         kept_step=kept_step,
     )
-    return _time_use(attempts_of(past))
+    attempts = attempts_of(past)
+    if not run.is_prediction:
+        return _time_use(attempts)
+    for attempt in attempts:
+        _count_as_program(attempt.seconds)
+    use = _time_use(attempts)
+    # Also of one that has not begun to predict.
+    use["ettr"] = None
+    return use
+
+
+def _count_as_program(seconds: dict[Part, float]) -> None:
+    """Gives the time in which a prediction predicts to its program: it has neither steps that could
+    be lost nor evaluations between them, and so no ETTR."""
+    for part in (Part.STEPS, Part.EVALUATIONS):
+        seconds[Part.PROGRAM] += seconds[part]
+        seconds[part] = 0.0
 
 
 def _kept_step(

@@ -60,7 +60,9 @@ def words(use: Mapping[str, Any]) -> str:
             parts.append(f"{LABELS[key]} {percent:.1f} %")
     head = duration(use["total_s"])
     share = ettr(percents)
-    if share:
+    # It may be unknown before the program has run.
+    is_known = use["ettr"] is not None or use["steps_s"]
+    if share and is_known:
         head = f"ETTR {share} % of {head}"
     if not parts:
         return head

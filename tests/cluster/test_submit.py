@@ -268,8 +268,14 @@ def test_job_that_has_ended_or_is_forgotten_is(
 def test_finished_run_is_not_resumed(queue: Queue, tmp_path: Path) -> None:
     run = write_run(tmp_path / "done", cluster="local")
     launcher.note_job(run, "local", "7", "")
-    with pytest.raises(UsageError, match="has finished"):
+    with pytest.raises(UsageError, match="has finished") as error:
         resume(run)
+    # A prediction has no model, nor has a program of the user's own.
+    assert error.value.hint == f"what it has left: slurmft status {run.path}"
+    run.model.mkdir()
+    with pytest.raises(UsageError, match="has finished") as error:
+        resume(run)
+    assert error.value.hint == f"its model: {run.model}"
     assert queue.submitted == []
 
 

@@ -13,6 +13,8 @@ from slurmft.core.files import write_json
 from slurmft.core.run_files import Transition
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
+from slurmft.runs.time_use import Part
+from slurmft.show import time_use as show_time_use
 from tests.support.made_runs import write_run
 
 T0 = 1_000_000.0
@@ -71,3 +73,20 @@ def test_a_run_that_nobody_can_be_asked_about_ends_with_its_last_record(
     assert (run_status.is_alive, run_status.is_sure) == (True, False)
     use = time_use.of_status(run_status)
     assert (use["total_s"], use["steps_s"]) == (100, 80)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_prediction_has_no_ettr(tmp_path: Path, begun: bool) -> None:
+    """What it does besides starting is its program's time, in no step that could be lost."""
+    run = made_run(tmp_path / "a", "finished")
+    config = json.loads(run.config.read_text())
+    config["program"]["kind"] = "predict"
+    write_json(run.config, config)
+    if not begun:
+        lines = run.records.read_text().splitlines()
+        run.records.write_text(lines[0] + "\n")
+    use = time_use.of_records(MeasuredRun.read(run.path))
+    assert use["ettr"] is None
+    assert (use["steps_s"], use["evaluations_s"]) == (0, 0)
+    assert sum(use[time_use.key_of(part)] for part in Part) == use["total_s"] == 100
+    assert "ETTR" not in show_time_use.words(use)

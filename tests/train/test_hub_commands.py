@@ -24,6 +24,7 @@ from slurmft.train.login import model_card
 from slurmft.train.task_facts import TASKS
 from tests.conftest import Done, assert_two_lines, slurmft
 from tests.support.hub import NAME, Hub
+from tests.support.made_runs import write_run
 from tests.support.models import write_compared, write_sentence_model
 
 pytestmark = pytest.mark.processes
@@ -206,6 +207,26 @@ def test_run_that_has_not_finished(state: str, tmp_path: Path) -> None:
     run.set_state(state)
     with pytest.raises(UsageError, match=f"has not finished: it is {state}"):
         check_finished(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "hint"),
+    [
+        ("predict", {"model": "/r/a/model"}, "the run that trained the model: /r/a"),
+        ("own", {}, "leaves its model elsewhere"),
+        ("train", {}, "was it moved away?"),
+    ],
+)
+def test_run_without_a_model(
+    kind: str, settings: dict[str, Any], hint: str, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "a")
+    config = json.loads(run.config.read_text())
+    config["program"] |= {"kind": kind, "settings": settings}
+    write_json(run.config, config)
+    with pytest.raises(UsageError, match="holds no model") as error:
+        check_finished(run)
+    assert hint in str(error.value.hint)
 
 
 def test_fetch(hub: Hub, tmp_path: Path, tiny_data: Path) -> None:

@@ -737,6 +737,18 @@ def test_ranks_find_what_the_login_node_finds(content: str, tmp_path: Path) -> N
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("values", [{}, {"validation_fraction": 0.1}])
+def test_data_without_a_task(tmp_path: Path, values: dict[str, Any]) -> None:
+    """An error about the default would name a task that nobody has typed."""
+    folder = folder_of(tmp_path / "my data", TICKETS)
+    with pytest.raises(UsageError, match="my data' without --task: nothing") as error:
+        submit(data=folder, cluster="local", runs_dir=tmp_path, **values)
+    look = f"slurmft data '{folder}'"
+    assert error.value.hint is not None
+    assert look in error.value.hint
+    assert slurmft(*shlex.split(look)[1:]).code == 0
+
+
 def test_submit_refuses_before_anything_is_written(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data", TICKETS + "gone,\n")
     source = (
@@ -757,6 +769,7 @@ def test_data_for_a_task_that_generates_its_own(tmp_path: Path) -> None:
         UsageError, match="--task synthetic generates its data, and reads no"
     ):
         submit(
+            task="synthetic",
             data=folder_of(tmp_path / "data", TICKETS),
             cluster="local",
             runs_dir=tmp_path,

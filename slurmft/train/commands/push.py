@@ -19,6 +19,7 @@ from typing import Any
 from slurmft.cli.elsewhere import Elsewhere
 from slurmft.cli.parser import Parser
 from slurmft.core.errors import Exit, SlurmftError, UsageError
+from slurmft.core.program import OWN, PREDICT, trained_by
 from slurmft.core.terminal import unprotected
 from slurmft.core.text import shown
 from slurmft.core.trusted import Door
@@ -64,8 +65,19 @@ def check_finished(run: RunDir) -> dict[str, Any]:
             "slurmft follow it, or slurmft resume it; then push",
         )
     if not any(run.model.glob("*.safetensors")):
-        raise UsageError(f"{str(run.model)!r} holds no model", "was it moved away?")
+        raise UsageError(f"{str(run.model)!r} holds no model", _why_no_model(run))
     return result
+
+
+def _why_no_model(run: RunDir) -> str:
+    """Returns where to look for a model that is not in the folder of its run."""
+    program = run.load_config().program
+    if program.kind == PREDICT:
+        trained = trained_by(program.settings)
+        return f"it is a prediction; give the run that trained the model: {trained}"
+    if program.kind == OWN:
+        return "a program of your own leaves its model elsewhere: hf upload REPO FOLDER"
+    return "was it moved away?"
 
 
 def push(run: RunDir, repo: str, public: bool) -> str:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
+import shlex
 import warnings
 from typing import Any
 
 from slurmft.core.config import JobConfig, RunConfig, with_absolute_paths
-from slurmft.core.errors import SlurmftWarning
+from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.options import build, options
 from slurmft.core.site import merge, site_defaults
 from slurmft.train import ipex, recipes
@@ -99,7 +100,26 @@ def resolve(flags: dict[str, Any]) -> tuple[TrainConfig, JobConfig]:
     Raises:
         UsageError: a value that cannot be right.
     """
-    values = recipes.fill(merge(site_defaults(OPTIONS), flags))
+    given = merge(site_defaults(OPTIONS), flags)
+    _check_names_task(given)
+    values = recipes.fill(given)
     train = build(TrainConfig, values)
     job = with_absolute_paths(build(JobConfig, values))
     return train, job
+
+
+def _check_names_task(given: dict[str, Any]) -> None:
+    """Raises UsageError for data without a task.
+
+    The default is a task that generates its data: an error about that one would be about a name
+    that nobody has typed.
+    """
+    is_named = given.get("task") or given.get("recipe")
+    data = given.get("data")
+    if data and not is_named:
+        look = shlex.join(["slurmft", "data", str(data)])
+        raise UsageError(
+            f"--data {data!r} without --task: nothing says what is to be learnt from it",
+            f"--task text-classification, if each text has one label; a look at it: {look}; "
+            "all tasks: slurmft help tasks",
+        )
