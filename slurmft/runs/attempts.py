@@ -407,7 +407,7 @@ def await_failure(run: RunDir, code: int) -> None:
             return
         # a change of its own makes NFS read the folder anew
         with contextlib.suppress(OSError):
-            probe = run.failures / f".{os.getpid()}"
+            probe = descent.through(run.failures) / f".{os.getpid()}"
             probe.touch()
             removal.remove(probe, removal.exactly(probe.name))
         time.sleep(0.5)

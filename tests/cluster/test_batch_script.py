@@ -34,7 +34,7 @@ PYTHON = """#!/bin/bash
 [ -s "$STATE/broken" ] && sed -i 1d "$STATE/broken" && exec "$PYTHON" -S "$@"
 echo "$4" >>"$STATE/calls"
 case "$4" in
-  begin) echo A=1; exit "${BEGIN-0}" ;;
+  begin) echo A=1 "SLURMFT_RUN_INODE=$(stat -c %i "$5" 2>/dev/null)"; exit "${BEGIN-0}" ;;
   end) echo "ended $6" >>"$STATE/calls"; exit "${END-$6}" ;;
 esac
 """

@@ -30,6 +30,7 @@ from slurmft.core.trusted import MARK
 from slurmft.plugins.remote.forward import _hash_of_path
 from slurmft.programs.description import OwnProgram
 from slurmft.runs.rundir import RunDir
+from tests.cluster.test_batch_script import Script
 from tests.conftest import Done
 from tests.programs.test_snapshot import taken_by, write_index
 from tests.support import PATIENCE_S
@@ -1204,6 +1205,87 @@ def script_of_a_submission(ada: User, eve: User) -> None:
     done = ada.slurmft(*words, "--setup", "echo of-ada", PATH=path)
     assert "Traceback" not in done.err
     assert "echo of-ada" in (ada.home / "submitted").read_text()
+
+
+_SCONTROL = """#!/bin/bash
+echo 'JobId=7 JobName=a Requeue=1 TimeLimit=01:00:00 OverSubscribe=OK Partition=p'
+"""
+_PREPARE = """#!/bin/bash
+# slurmft, while others put a run of theirs in the place of the one that is prepared
+{python} "$@"
+cd "$HOME/prepared"
+run=$(ls)
+mv "$run" aside && mv ../their-prepared "$run"
+"""
+
+
+@attack(
+    GROUP,
+    "puts a run directory of theirs in the place of yours while a file of sbatch/ prepares it, or "
+    "modules into the folder where you submit that",
+    "your script runs, and nothing of theirs",
+)
+def script_of_a_prepared_run(ada: User, eve: User) -> None:
+    attacked = ada.home / "attacked"
+    theirs = ada.home / "their-prepared" / "submitit" / "job.sh"
+    eve.write(theirs, f"touch {attacked}\n")
+    theirs.parents[1].chmod(0o777)
+    runs = ada.write(ada.home / "prepared" / "x", "").parent
+    (runs / "x").unlink()
+    os.chown(runs, ada.uid, 21100)
+    runs.chmod(0o2775)
+    python = _PREPARE.format(python=sys.executable)
+    ada.write(ada.home / "fake" / "python", python, 0o755)
+    ada.write(ada.home / "fake" / "scontrol", _SCONTROL, 0o755)
+    here = eve.write(ada.home / "submit-here" / "slurmft" / "__init__.py", "").parent
+    eve.write(here / "__main__.py", f"open({str(attacked)!r}, 'w')\n")
+    file = REPOSITORY / "sbatch" / "multi_node.sbatch"
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1"}
+    done = ada.run(
+        *("bash", "-c", f'cd {here.parent}; exec bash {file} "$@"', "bash"),
+        *("--runs-dir", str(runs), "--setup", "echo of-ada; exit 3"),
+        SLURMFT_PYTHON=str(ada.home / "fake" / "python"),
+        PATH=f"{ada.home}/fake:{os.environ['PATH']}",
+        **slurm,
+    )
+    assert (done.code, done.out) == (3, "of-ada\n"), done.err
+    assert not attacked.exists()
+
+
+@attack(
+    GROUP,
+    "puts a run directory of theirs, with links to files of yours, in the place of one whose job "
+    "runs, or whose task of a job array starts",
+    "not followed; your files stay",
+)
+def links_where_a_script_writes(ada: User, eve: User) -> None:
+    secret = ada.write(ada.home / "secret-of-scripts", "mine")
+    place = ada.home / "scripts"
+    place.mkdir()
+    script = Script(place)
+    srun = '#!/bin/bash\ncd "$STATE"; mv run aside; mv theirs run\n'
+    (place / "bin" / "srun").write_text(srun)
+    (place / "run" / "submitit").mkdir(parents=True)
+    links = ("ended.json", "submitit/7_srun_log.err", "submitit/7_1_0_log.err")
+    eve.write(place / "theirs" / "submitit" / "job.sh", "")
+    for name in links:
+        (place / "theirs" / name).symlink_to(secret)
+    for folder in (place, place / "bin", place / "run"):
+        ada.own(folder)
+    eve.own(place / "theirs")
+    assert ada.run("bash", "-c", script.text, **script.env).code == 0
+    # The file's descriptor leads to the run that has begun, whatever its name is by now.
+    assert (place / "aside" / "ended.json").is_file()
+    text = job_array.script_text(
+        [], {run_of(ada, "array-2"): "", RunDir(place / "run"): ""}
+    )
+    array = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "7"}
+    done = ada.run("bash", "-c", text, **array)
+    assert (done.code, done.err) == (
+        1,
+        f"refused: {place}/run/submitit is another user's, or others can write it\n",
+    )
+    assert secret.read_text() == "mine"
 
 
 @attack(

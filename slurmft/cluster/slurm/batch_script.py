@@ -30,6 +30,8 @@ except Exception as error:
     sys.exit({_BROKEN})
 first_node.run()"""
 
+INODE = "SLURMFT_RUN_INODE"
+"""Variable of the script: the number of the run directory that `first_node begin` has examined."""
 _TEMPLATE = Path(__file__).with_name("job.sh.template")
 _PLACE = re.compile(r"\{\{ (\w+) \}\}")
 
@@ -73,6 +75,7 @@ def inside_text(
             "umask": f"{permissions.umask(config.job.share_with_group):04o}",
             "python": shlex.quote(interpreter.PYTHON),
             "path": shlex.quote(str(run.path)),
+            "inode": f"${INODE}",
             "start": shlex.join(interpreter.code(_RUN)),
             "task": " ".join([shlex.join(srun), *chosen_nodes, shlex.join(task)]),
             "note": commands.NOTE,

@@ -17,6 +17,7 @@ from slurmft.cluster.ending import cancelled_error
 from slurmft.cluster.job_state import Report
 from slurmft.cluster.ports import ports_of_attempt
 from slurmft.cluster.slurm import commands, srun_log
+from slurmft.cluster.slurm.batch_script import INODE
 from slurmft.core import descent, permissions
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, SlurmftError, one_line, run_main
@@ -84,6 +85,7 @@ def begin_attempt(run: RunDir) -> int:
     print(f"{rendezvous.NODE_COUNT}={len(hosts)}")
     print(f"{rendezvous.PORT_VARIABLE}={port_list}")
     print(f"{sealed.SECRET}={sealed.new_secret()}")
+    print(f"{INODE}={run.inode_of_own()}")
     return Exit.OK
 
 

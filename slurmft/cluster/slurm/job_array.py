@@ -25,12 +25,18 @@ from slurmft.runs.rundir import RunDir
 JOB = "%A_%a"
 """An array task's id, as Slurm writes it in file names."""
 
-# In the place of a run's folder others may have put theirs, or another of this user's. What is
-# compared is what runs: the text is read once. "." keeps the line ends that $() would drop.
+# In the place of a run's folder others may have put theirs, or another of this user's. So it is
+# opened once: where they can write, there may be links in the place of logs. What is compared is
+# what runs: the text is read once. "." keeps the line ends that $() would drop.
 _TASK = """\
 folder=${runs[$SLURM_ARRAY_TASK_ID]}
-log="$folder/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_0_log"
-text=$(cat "$folder/job.sh" && echo .) || exit
+exec 4<"$folder" || exit
+if [ ! -O /dev/fd/4/ ] || (( 8#$(stat -Lc %a /dev/fd/4) & 8#22 )); then
+  echo "refused: $folder is another user's, or others can write it" >&2
+  exit 1
+fi
+log="/dev/fd/4/${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_0_log"
+text=$(cat /dev/fd/4/job.sh && echo .) || exit
 text=${text%.}
 sum=$(printf %s "$text" | sha256sum) || exit
 if [ "${sum%% *}" != "${sums[$SLURM_ARRAY_TASK_ID]}" ]; then
@@ -38,7 +44,7 @@ if [ "${sum%% *}" != "${sums[$SLURM_ARRAY_TASK_ID]}" ]; then
   exit 1
 fi
 exec 3< <(printf %s "$text")
-exec bash /dev/fd/3 >>"$log.out" 2>>"$log.err"
+exec bash /dev/fd/3 >>"$log.out" 2>>"$log.err" 4<&-
 """
 
 Options = list[tuple[str, str | None]]

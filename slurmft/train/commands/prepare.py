@@ -1,9 +1,9 @@
 """Makes the run directory of the Slurm job that calls it. After a requeue it finds the directory
-again. It prints the path of the script that runs the job.
+again. It prints the script that runs the job.
 
 examples (the files in sbatch/ do this; `slurmft examples .` copies them):
   sbatch --nodes=4 --time=30 sbatch/multi_node.sbatch --task emotion --data /gpfs/emotion
-  job=$(python3 -m slurmft prepare --task emotion) && exec bash "$job"
+  job=$(python3 -P -m slurmft prepare --task emotion) && exec bash <(printf '%s\\n' "$job")
 """
 
 import dataclasses
@@ -164,7 +164,7 @@ def make_run(flags: dict[str, Any], argv: list[str]) -> RunDir:
 
 
 def main(argv: list[str]) -> int:
-    """Finds or makes the run of this job, and prints the path of its script."""
+    """Finds or makes the run of this job, and prints its script."""
     refuse_sbatch_options(argv)
     arguments = parser().parse(argv)
     if "SLURM_JOB_NUM_NODES" not in os.environ:
@@ -177,5 +177,7 @@ def main(argv: list[str]) -> int:
     run = find_run(flags) or make_run(flags, argv)
     # The batch script executes what is on stdout; words for people go to stderr.
     print(f"run directory: {run.path}\n{next_commands(run.path)}", file=sys.stderr)
-    print(run.script)
+    # Not the path of the script: where others can rename, theirs could have that by the time that
+    # it is executed.
+    print(inside_text(run.load_own_config(), run), end="")
     return Exit.OK
