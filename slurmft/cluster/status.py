@@ -379,8 +379,8 @@ class TimeUse(TimeParts):
 
     total_s: float
     ettr: float | None
-    """The share of steps that count, from 0 to 1. null: a program ran that does not tell its steps, and
-    `steps_s` is the least they took; or the run is a prediction, which has none."""
+    """The share of steps that count, from 0 to 1. null: a program ran that does not tell its steps,
+    and `steps_s` is the least they took; or the run is a prediction, which has none."""
     attempts: list[AttemptTime]
 
 

@@ -4,21 +4,42 @@ import re
 import shutil
 import textwrap
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from slurmft.core.terminal import plain
+
+
+def width_of(text: str) -> int:
+    """Returns how many columns of a terminal a `plain` text takes."""
+    # Nearly all texts; the others are counted character by character.
+    if text.isascii():
+        return len(text)
+    width = 0
+    for character in text:
+        # Accents that belong to the letter before them take no column of their own.
+        if unicodedata.combining(character):
+            continue
+        width += 1
+        # Chinese, Japanese and Korean characters, and most emoji, take two.
+        if unicodedata.east_asian_width(character) in "WF":
+            width += 1
+    return width
+
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows as lines, in columns of equal width."""
+    """Returns rows as lines, in columns of equal width, as a terminal shows them."""
+    # What is escaped when it is printed is longer then: the columns behind it would shift.
+    plain_rows = [[plain(cell) for cell in row] for row in rows]
     widths = []
-    for column in zip(*rows, strict=True):
-        longest = max(column, key=len)
-        widths.append(len(longest))
+    for column in zip(*plain_rows, strict=True):
+        widths.append(max(width_of(cell) for cell in column))
     lines = []
-    for row in rows:
+    for row in plain_rows:
         cells = []
         for cell, width in zip(row, widths, strict=True):
-            cells.append(cell.ljust(width))
+            cells.append(cell + " " * (width - width_of(cell)))
         line = "  ".join(cells)
         # Spaces at the end could make two lines of one on a terminal.
         lines.append(line.rstrip())
@@ -26,22 +47,31 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def shown(text: str, width: int = 60) -> str:
-    """Returns a text as one line of at most `width` characters."""
+    """Returns a text as one line of at most `width` columns."""
     line = " ".join(text.split())
-    if len(line) <= width:
+    if width_of(line) <= width:
         return line
-    return line[: width - 3] + "..."
+    return _cut(line, width - 3) + "..."
+
+
+def _cut(line: str, width: int) -> str:
+    """Returns the beginning of a line: as much as fits into a width."""
+    end = max(0, width)
+    # Wide characters alone make it shorter than as many characters.
+    while width_of(line[:end]) > max(0, width):
+        end -= 1
+    return line[:end]
 
 
 def shown_with_end(text: str, width: int = 60) -> str:
-    """Returns a text as one line of at most `width` characters, cut in its middle."""
+    """Returns a text as one line of at most `width` columns, cut in its middle."""
     line = " ".join(text.split())
-    if len(line) <= width:
+    if width_of(line) <= width:
         return line
     # Of a run's name, the end is its time: "text-c...20261124-101500".
-    end = max(0, min(_END, width - 3))
-    begin = max(0, width - 3 - end)
-    return f"{line[:begin]}...{line[len(line) - end :]}"
+    backwards = _cut(line[::-1], min(_END, width - 3))
+    begin = _cut(line, width - 3 - width_of(backwards))
+    return f"{begin}...{backwards[::-1]}"
 
 
 def shown_parts(text: str, width: int = 60) -> str:
@@ -112,11 +142,15 @@ def on_screen(columns: Sequence[ScreenColumn]) -> list[str]:
 
     Columns without any value are left out, unless their rank is 0.
     """
+    # Cells are cut as they will be printed: half an escape would be another character.
+    columns = [
+        column._replace(cells=[plain(cell) for cell in column.cells])
+        for column in columns
+    ]
     natural_widths = {}
     for column in columns:
         texts = (column.head, *column.cells)
-        longest = max(texts, key=len)
-        natural_widths[column.head] = len(longest)
+        natural_widths[column.head] = max(width_of(each) for each in texts)
     widths: dict[str, int] = {}
     # The space between columns is counted after each, also after the last.
     room = screen_width() + 2

@@ -1,0 +1,44 @@
+"""Tables and texts are as wide as a terminal shows them."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmft.core.terminal import plain
+from slurmft.core.text import (
+    ScreenColumn,
+    aligned,
+    on_screen,
+    shown,
+    shown_with_end,
+    width_of,
+)
+
+NAMES = ("a", "run\x1b]0;title\x07", "r\udcffun", "\u202eemoc", "中文模型", "cafe\u0301")
+"""Names of runs: plain, escaped when they are printed, wide, with an accent of its own."""
+
+
+@pytest.mark.parametrize(
+    ("text", "width"),
+    [("abc", 3), ("é", 1), ("e\u0301", 1), ("中文", 4), ("a中", 3), ("", 0)],
+)
+def test_width_is_that_of_the_terminal(text: str, width: int) -> None:
+    assert width_of(text) == width
+
+
+def test_columns_stay_beside_names_that_are_escaped_or_wide() -> None:
+    rows = [(name, "x") for name in NAMES]
+    columns = [ScreenColumn("run", NAMES), ScreenColumn("job", ["x"] * len(NAMES))]
+    # The head of a table on a screen is a row of its own.
+    for lines in (aligned(rows), on_screen(columns)[1:]):
+        printed = [plain(line) for line in lines]
+        assert len({width_of(line) for line in printed}) == 1
+        assert printed[1].startswith(r"run\u001b]0;title\u0007  ")
+
+
+@pytest.mark.parametrize("cut", [shown, shown_with_end])
+@pytest.mark.parametrize("width", range(4, 40))
+def test_a_cut_text_fits(cut: object, width: int) -> None:
+    assert callable(cut)
+    for text in ("中文模型" * 10, "abc" * 20, "a中" * 15):
+        assert width - 1 <= width_of(cut(text, width)) <= width
