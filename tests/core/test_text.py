@@ -14,7 +14,14 @@ from slurmft.core.text import (
     width_of,
 )
 
-NAMES = ("a", "run\x1b]0;title\x07", "r\udcffun", "\u202eemoc", "中文模型", "cafe\u0301")
+NAMES = (
+    "a",
+    "run\x1b]0;title\x07",
+    "r\udcffun",
+    "\u202eemoc",
+    "中文模型",
+    "cafe\u0301",
+)
 """Names of runs: plain, escaped when they are printed, wide, with an accent of its own."""
 
 
