@@ -42,6 +42,7 @@ def receive_signals() -> StopRequest:
     process.die_with_parent()
     # torchrun's end; some launchers ignore it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signals.let_children_be_terminated()
     stop = StopRequest()
     stop.listen()
     return stop

@@ -5,10 +5,16 @@ waits instead, and so does one for a child that is just starting: the mask is in
 From the node's task over torchrun down to the ranks no stop signal kills, and none is lost.
 """
 
+import functools
 import os
+import re
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
+from multiprocessing import popen_fork
+from pathlib import Path
+from typing import Any
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR2})
 """Preemption, scancel and time limits send SIGTERM or SIGUSR2; a terminal's Ctrl-C SIGINT."""
@@ -34,6 +40,41 @@ def listen(on_signal: Callable[[int, int], None]) -> None:
             on_signal(info.si_signo, info.si_pid)
 
     threading.Thread(target=wait, name="stop signals", daemon=True).start()
+
+
+def let_children_be_terminated() -> None:
+    """Makes `terminate()` end the processes that this one starts from now on, by multiprocessing or
+    subprocess.
+
+    They inherit the blocked SIGTERM, which would wait in them for ever: whoever waits for their
+    end, as a pool of multiprocessing does, would hang. Those that unblock it get it.
+    """
+    for process in (popen_fork.Popen, subprocess.Popen):
+        terminate: Any = _terminating(process.terminate)
+        process.terminate = terminate  # type: ignore[method-assign]
+
+
+def _terminating(terminate: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns `terminate` of a process, which kills where SIGTERM is blocked."""
+
+    @functools.wraps(terminate)
+    def end(child: Any) -> None:
+        if _blocks(child.pid, signal.SIGTERM):
+            child.kill()
+        else:
+            terminate(child)
+
+    return end
+
+
+def _blocks(pid: int, signum: int) -> bool:
+    """Returns whether a process blocks a signal; False: it has ended, or hides it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = re.search(r"^SigBlk:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (signum - 1) & 1)
 
 
 class StopRequest:

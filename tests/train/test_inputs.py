@@ -35,7 +35,7 @@ from slurmft.train.login import inputs
 from slurmft.train.login import rows as rows_module
 from slurmft.train.login.cells import Labels, label_ids, label_numbers
 from slurmft.train.login.configure import configure
-from slurmft.train.login.rows import read_columns
+from slurmft.train.login.rows import ShardRow, read_columns
 from slurmft.train.login.sources import (
     check_in_cache,
     fetch_command,
@@ -790,6 +790,32 @@ def test_any_bytes_are_read_or_refused(suffix: str, noise: bytes, place: int) ->
         path = Path(folder) / f"train.{suffix}"
         path.write_bytes(content[:place] + noise + content[place + len(noise) // 2 :])
         Labels("f", read_columns(path, ["text", "label"])["label"]).names()
+
+
+@given(
+    st.lists(
+        st.sampled_from([1, True, 1.0, "1", "a", None, "", float("nan")]), max_size=9
+    ),
+    st.integers(1, 4),
+)
+def test_labels_are_counted_alike_in_parts_of_any_size(
+    values: list[Any], size: int
+) -> None:
+    """By type and value, with the first row of each."""
+    one_by_one = Labels("f")
+    for row, value in enumerate(values, 1):
+        one_by_one.add([(row, value)])
+    in_parts = Labels("f")
+    for start in range(0, len(values), size):
+        part = list(enumerate(values[start : start + size], start + 1))
+        in_parts.add(part, number=lambda row: ShardRow(row, "a.csv"))
+    assert in_parts.counts == one_by_one.counts
+    assert in_parts.first == one_by_one.first
+    assert in_parts.empty == one_by_one.empty
+    assert in_parts.rows == one_by_one.rows == len(values)
+    assert all(str(row).endswith(" of a.csv") for row in in_parts.first.values())
+    with pytest.raises(UsageError, match="row 3 has the label"):
+        one_by_one.add([(3, ["a list"])])
 
 
 def test_every_door_has_the_check(tmp_path: Path) -> None:

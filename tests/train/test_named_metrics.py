@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,7 @@ from slurmft.train.login.configure import configure
 from slurmft.train.login.metrics import trial
 from slurmft.train.loop.evaluator import Evaluator
 from slurmft.train.loop.generators import rng_state
+from slurmft.train.loop.kept_process import kept_process
 from slurmft.train.loop.named_metrics import NamedMetrics
 from slurmft.train.loop.timers import PhaseClock
 from slurmft.train.metric_spec import MetricSpec
@@ -607,6 +609,53 @@ def test_what_a_metric_draws_does_not_change_the_training(
     assert values["evaluate_accuracy"] == 1.0
     assert "gives no finite number for draws" in said[0]
     assert not metrics_of_run.deciding.has_value(values)
+
+
+def test_what_a_script_changes_in_its_process_is_undone(tmp_path: Path) -> None:
+    """Gradients that a metric had switched off ended the training at its next step."""
+
+    def settings() -> dict[str, Any]:
+        return {
+            "folder": os.getcwd(),
+            "umask": current_umask(),
+            "rank": os.environ.get("RANK"),
+            "home": os.environ.get("HOME"),
+            "gradients": torch.is_grad_enabled(),
+            "dtype": torch.get_default_dtype(),
+            "threads": torch.get_num_threads(),
+            "deterministic": torch.get_deterministic_debug_mode(),
+            "matmul": torch.get_float32_matmul_precision(),
+            "numpy": np.geterr(),
+            "warnings": list(warnings.filters),
+            "random": rng_state(torch.device("cpu")),
+        }
+
+    def change() -> None:
+        os.chdir(tmp_path)
+        os.umask(0o777)
+        os.environ["RANK"] = "7"
+        os.environ.pop("HOME")
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(settings_before["threads"] + 1)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_float32_matmul_precision("medium")
+        np.seterr(all="raise")
+        warnings.simplefilter("error")
+        torch.manual_seed(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANK", "0")
+        patch.setenv("HOME", str(tmp_path))
+        patch.delenv("OF_A_SCRIPT", raising=False)
+        settings_before = settings()
+        with kept_process(torch.device("cpu")):
+            change()
+            changed = settings()
+            os.environ["OF_A_SCRIPT"] = "set at its import, read at each computation"
+        assert settings() == settings_before
+        assert all(changed[name] != settings_before[name] for name in changed)
+        assert os.environ.pop("OF_A_SCRIPT")
 
 
 def test_nan_of_the_model_is_told_before_metrics_see_it(

@@ -3,6 +3,7 @@
 Rows are counted from 1; the header of a .csv is none.
 """
 
+import contextlib
 import itertools
 import math
 import re
@@ -76,19 +77,34 @@ class Labels:
         self.empty: list[int] = []
         self.add(enumerate(values, 1))
 
-    def add(self, values: Iterable[tuple[int, Any]]) -> None:
-        """Counts labels, each with the number of its row.
+    def add(
+        self,
+        values: Iterable[tuple[int, Any]],
+        number: Callable[[int], int] = int,
+    ) -> None:
+        """Counts labels, each with its row.
+
+        Args:
+            number: returns the number of a row, as messages have it.
 
         Raises:
             UsageError: a label is a list or an object, or there are too many different ones.
         """
-        for row, value in values:
-            self.rows += 1
-            key = (type(value), value)
-            # Most labels were there before. Lists and objects are keys of no dictionary.
+        labelled = list(values)
+        keys = [(type(value), value) for _, value in labelled]
+        self.rows += len(labelled)
+        # Lists and objects are keys of no dictionary.
+        with contextlib.suppress(TypeError):
+            counts = Counter(keys)
+            # All were there before, as in most parts of a file: words have millions of labels.
+            if counts.keys() <= self.first.keys():
+                self.counts.update(counts)
+                return
+        for (row_in_file, value), key in zip(labelled, keys, strict=True):
             if key[0] not in (list, dict) and key in self.first:
                 self.counts[key] += 1
                 continue
+            row = number(row_in_file)
             if is_empty(value):
                 self.empty.append(row)
                 continue

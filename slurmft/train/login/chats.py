@@ -25,16 +25,18 @@ turn of the assistant."""
 
 WEIGHT = "weight"
 """Key of a message: 0 for a turn of the assistant that is not learnt, as OpenAI has it."""
-_LEARNING_KEYS = (
-    "train",
-    "train_detail",
-    "training",
-    "loss",
-    "loss_mask",
-    "loss_scale",
-    "loss_weight",
-    "mask",
-    "masked",
+_LEARNING_KEYS = frozenset(
+    (
+        "train",
+        "train_detail",
+        "training",
+        "loss",
+        "loss_mask",
+        "loss_scale",
+        "loss_weight",
+        "mask",
+        "masked",
+    )
 )
 """Keys by which other programs say which messages are learnt."""
 _KEYS = (
@@ -108,16 +110,19 @@ def check_contents(messages: Messages, first: int = 1) -> None:
 
 def _check_learning(message: dict[str, Any]) -> None:
     """Raises FormError where a message says in an unknown way whether it is learnt."""
-    for key in _LEARNING_KEYS:
-        if key in message:
-            raise FormError(
-                f"the key {key!r} in a message: a turn of the assistant that is not to be learnt "
-                f'has "{WEIGHT}": 0'
-            )
-    weight = message.get(WEIGHT, 1)
+    # Most messages have neither, and there are millions.
+    if not _LEARNING_KEYS.isdisjoint(message):
+        (key, *_) = (key for key in message if key in _LEARNING_KEYS)
+        raise FormError(
+            f"the key {key!r} in a message: a turn of the assistant that is not to be learnt "
+            f'has "{WEIGHT}": 0'
+        )
+    if WEIGHT not in message:
+        return
+    weight = message[WEIGHT]
     if isinstance(weight, bool) or weight not in (0, 1):
         raise FormError(f"a message of the weight {weight!r}, which is 0 or 1")
-    if message["role"] != "assistant" and message.get(WEIGHT):
+    if message["role"] != "assistant" and weight:
         raise FormError(
             f"a message of the role {message['role']!r} and the weight {weight!r}: the assistant's "
             "alone are learnt"

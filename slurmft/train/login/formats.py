@@ -5,6 +5,7 @@ queue is refused at submission. It needs neither torch nor numpy.
 """
 
 import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -504,7 +505,7 @@ class Words(RowFormat):
 
     def labels(self, values: Columns, start: int = 1) -> Iterator[tuple[int, Any]]:
         for row, labels in enumerate(values[-1], start):
-            yield from ((row, label) for label in labels)
+            yield from zip(itertools.repeat(row), labels, strict=False)
 
     def texts(self, values: Columns) -> Iterable[Text]:
         return map(" ".join, values[0])

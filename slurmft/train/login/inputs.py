@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -530,10 +531,8 @@ def _rows_of_part(
     for chunk in chunks:
         values = chunk.columns
         form.check(values, chunk.where, chunk.first_row)
-        labels.add(
-            (chunk.number(row, where), label)
-            for row, label in form.labels(values, chunk.first_row)
-        )
+        labelled = form.labels(values, chunk.first_row)
+        labels.add(labelled, partial(chunk.number, split=where))
         classes += form.classes(values) or ()
         groups += form.groups(values) or ()
         rows += len(values[0])
@@ -607,11 +606,10 @@ def _add_rows(
             split.without_text.append(chunk.number(row, where))
     for row, what in form.unread(values, start):
         split.unread.setdefault(what, chunk.number(row, where))
-    split.labels.add(
-        (chunk.number(row, where), label)
-        for row, label in form.labels(values, start)
-        if chosen[row - start]
-    )
+    labelled = form.labels(values, start)
+    if not all(chosen):
+        labelled = (pair for pair in labelled if chosen[pair[0] - start])
+    split.labels.add(labelled, partial(chunk.number, split=where))
     split.texts.add(itertools.compress(form.texts(values), chosen))
     questions = itertools.chain(split.questions, form.questions(values))
     split.questions = prompts.longest_questions(questions)

@@ -9,7 +9,7 @@ import numpy as np
 from slurmft.core.errors import UsageError
 from slurmft.train import metric_spec
 from slurmft.train.data.token_data import TokenData
-from slurmft.train.loop.generators import kept_generators
+from slurmft.train.loop.kept_process import kept_process
 from slurmft.train.loop.setup import Setup
 from slurmft.train.tasks.evaluate_metrics import (
     EvaluateMetric,
@@ -68,8 +68,8 @@ class NamedMetrics:
         """
         self.deciding = Deciding(task.metric_names[0], task.lower_is_better)
         if setup.config.named_metrics:
-            # What a script draws must not change the training.
-            with kept_generators(setup.world.device):
+            # What a script does must not change the training.
+            with kept_process(setup.world.device):
                 # On the main rank alone, which computes the metrics: the import of evaluate takes
                 # seconds.
                 facts = setup.world.on_main(self._load)
@@ -162,7 +162,7 @@ class NamedMetrics:
             # Where no metric gives it a value: an evaluation without one is not compared. The
             # caller has the value of a metric of the task itself.
             values[self.deciding.name] = math.nan
-        with kept_generators(setup.world.device):
+        with kept_process(setup.world.device):
             inputs = setup.task.metric_inputs(predictions, data)
             for loaded in self._loaded:
                 for suffix, forms in inputs.items():
