@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from slurmft.core.credentials import redact
 from slurmft.core.interruption import exit_code
-from slurmft.core.terminal import plain
+from slurmft.core.terminal import STDOUT, leave_output, plain
 
 
 class Exit(IntEnum):
@@ -131,7 +131,11 @@ def run_main(
     # Not the file and the line: the reader cannot act on them.
     warnings.formatwarning = lambda text, *_, **__: f"warning: {redact(str(text))}\n"
     try:
-        return command()
+        code = command()
+        # Here an error has its words; at the end of Python it would be "Exception ignored".
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except SlurmftError as error:
         if debug:
             _print_traceback()
@@ -143,8 +147,7 @@ def run_main(
         return exit_code(interrupt)
     # As in `slurmft ... | head`.
     except BrokenPipeError:
-        # Else Python would complain at its end that it could not write the rest.
-        sys.stderr.close()
+        leave_output()
         return 141  # as a shell counts a death by SIGPIPE
     # A full disk, a folder that vanished.
     except OSError as error:
@@ -163,7 +166,11 @@ def _report(error: SlurmftError, as_json: bool) -> int:
         facts = ErrorFacts(
             message=redact(error.message), hint=error.hint, exit_code=int(error.code)
         )
-        print(json.dumps(Failed(error=facts)))
+        # stderr has the error, whatever becomes of stdout.
+        try:
+            print(json.dumps(Failed(error=facts)), flush=True)
+        except OSError:
+            leave_output()
     return error.code
 
 
@@ -171,6 +178,11 @@ def _of_system(error: OSError) -> SlurmftError:
     """Returns an error of the system in words, and what to do."""
     if error.errno == errno.ENAMETOOLONG:
         return UsageError(f"{error.filename!r} is {TOO_LONG}", TOO_LONG_CURE)
+    if error.filename == STDOUT:
+        leave_output()
+        return SlurmftError(
+            f"{STDOUT} cannot be written: {error.strerror}", "write it to another place"
+        )
     from pathlib import Path
 
     from slurmft.core import filesystem  # which imports this module's neighbours

@@ -8,6 +8,7 @@ colours are left out.
 
 import contextlib
 import json
+import os
 import re
 import sys
 import time
@@ -16,6 +17,8 @@ from typing import Any
 
 # Behind it, the carriage return of lines that end as on Windows.
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m|\r(?=\n)")
+STDOUT = "standard output"
+"""Name of the file in errors of writing to it."""
 _PROGRESS_EVERY_S = 1.0
 _COMMAND = re.compile(
     # C0 without tab and newline, C1: a CSI of one character
@@ -44,7 +47,8 @@ class _Plain:
         self.raw_stream = raw
 
     def write(self, text: str) -> int:
-        self.raw_stream.write(plain(text))
+        with _named(self.raw_stream):
+            self.raw_stream.write(plain(text))
         # Callers count their own characters, and not the escapes.
         return len(text)
 
@@ -52,8 +56,37 @@ class _Plain:
         for line in lines:
             self.write(line)
 
+    def flush(self) -> None:
+        with _named(self.raw_stream):
+            self.raw_stream.flush()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw_stream, name)
+
+
+@contextlib.contextmanager
+def _named(stream: Any) -> Iterator[None]:
+    """Says that it is the output that cannot be written: the error of a write names no file."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The reader has what it wanted.
+        raise
+    except OSError as error:
+        if stream is not sys.__stdout__:
+            raise
+        raise OSError(error.errno, error.strerror, STDOUT) from None
+
+
+def leave_output() -> None:
+    """Drops what is still to be printed on standard output, which cannot be written: at its end,
+    Python would complain about it, and return another exit code."""
+    # A test's stream has no file, and nobody is left behind it.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        descriptor = sys.stdout.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
 
 
 def protect() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -141,3 +144,64 @@ def test_what_a_run_says(tmp_path: Path, command: tuple[str, ...]) -> None:
     # Where `resume` could submit it, its job is anywhere between its start and its end.
     assert command[0] == "resume" or "failed" in done.out
     assert_plain(done.out)
+
+
+_COMMANDS = [["list"], ["help", "tasks"], ["status", "none", "--json"]]
+"""A few characters, which Python keeps until its end; more than it keeps; an error."""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", _COMMANDS)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_reads(
+    words: list[str], unbuffered: str, tmp_path: Path
+) -> None:
+    """As in `slurmft list | head -0`: no word about it, and the code of a SIGPIPE."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = _run(words, write_end, unbuffered, tmp_path)
+    os.close(write_end)
+    if "none" in words:
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: no run in")
+        assert done.stderr.count("\n") == 2
+        return
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", _COMMANDS)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_on_a_full_disk(
+    words: list[str], unbuffered: str, tmp_path: Path
+) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    done = _run(words, full, unbuffered, tmp_path)
+    os.close(full)
+    if "none" in words:
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: no run in")
+        assert done.stderr.count("\n") == 2
+        return
+    assert done.returncode == 1
+    problem, hint = done.stderr.splitlines()
+    assert problem.startswith("error: standard output cannot be written: No space")
+    assert hint == "hint: write it to another place"
+
+
+def _run(
+    words: list[str], stdout: int, unbuffered: str, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    if not (folder / "runs").exists():
+        write_run(folder / "runs" / "a")
+    command = [sys.executable, "-m", "slurmft", *words]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    return subprocess.run(
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env=environment,
+        text=True,
+        check=False,
+    )
