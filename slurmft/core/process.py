@@ -1,11 +1,12 @@
 """Child processes: they do not outlive their parent, and what they print is read."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 # From linux/prctl.h: Python has no call for them.
@@ -23,6 +24,16 @@ def die_with_parent(sig: int = signal.SIGKILL) -> None:
 def adopt_orphans() -> None:
     """Makes this process the parent of those below it whose own parent has ended."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Makes this process the parent of those below it whose own parent ends meanwhile."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def start(

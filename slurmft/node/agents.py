@@ -36,6 +36,11 @@ _MOST_LOSSES = 300
 _LOOK_S = 0.005
 """Between two looks at the marks of all agents, for each of them."""
 
+_MEETING_LOOK_S = 0.1
+"""Between two looks of an agent at the state of the rendezvous."""
+_MEETING_LOOKS_PER_S = 1000
+"""Looks of all agents together."""
+
 _UNSEALED_LOOK_S = 1.0
 _UNSEALED_LOOKS = 3
 """So many looks must find values, and no seal."""
@@ -292,6 +297,7 @@ def serve_ranks() -> None:
     next_rendezvous = handler_type.next_rendezvous
 
     def meet_anew(handler: Any) -> Any:
+        poll_often(handler)
         handler._start_port = None
         handler._bootstrap_store_info = None
         handler._shared_tcp_store_server = None
@@ -318,6 +324,26 @@ def serve_ranks() -> None:
 
     handler_type.next_rendezvous = meet_anew
     handler_type._create_tcp_store_server = serve
+
+
+def poll_often(handler: Any) -> None:
+    """Makes an agent look at the state of the rendezvous ten times a second, where the agents are
+    few. torch's own look once: a start that needs three looks takes three seconds."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+    from torch.distributed.elastic.rendezvous.utils import _delay
+
+    pause_s = max(_MEETING_LOOK_S, handler._settings.max_nodes / _MEETING_LOOKS_PER_S)
+
+    def delay(seconds: float | tuple[float, float]) -> None:
+        if not isinstance(seconds, tuple):
+            seconds = min(seconds, pause_s)
+        _delay(seconds)
+
+    module: Any = dynamic_rendezvous
+    module._delay = delay
+    # A state that is younger is not asked for again.
+    state = handler._state_holder
+    state._cache_duration = min(state._cache_duration, pause_s)
 
 
 def _address() -> str:

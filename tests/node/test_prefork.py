@@ -20,7 +20,8 @@ pytestmark = pytest.mark.processes
 RANK = """
 import os, sys, time
 from pathlib import Path
-from slurmft.node.prefork import Rank
+from slurmft.node import signals
+from slurmft.node.prefork import Template
 
 def work():
     line = Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").replace(b"\\0", b" ").decode()
@@ -28,25 +29,26 @@ def work():
     sys.stdout.flush()
     {do}
 
-rank = Rank(work, "python -m a b")
+{begin}
+template = Template(work, "python -m a b")
 {then}
 """
 
 
-def run(do: str, then: str) -> str:
+def run(do: str, then: str, begin: str = "") -> str:
     """What a process prints that forks a rank."""
-    code = RANK.format(do=do, then=then)
+    code = RANK.format(do=do, begin=begin, then=then)
     command = [sys.executable, "-c", code, "long enough for a title"]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     ).stdout
 
 
-BEGIN = "rank.begin({'A': 'x\\ny'})\n"
+START = "rank = template.start({'A': 'x\\ny'})\n"
 
 
 def test_a_rank_has_its_environment_a_session_and_a_title() -> None:
-    printed = run("os._exit(0)", BEGIN + "print(rank.wait(100), rank.poll())")
+    printed = run("os._exit(0)", START + "print(rank.wait(100), rank.poll())")
     assert printed == "x\ny None True python -m a b\n0 0\n"
 
 
@@ -60,23 +62,54 @@ def test_a_rank_has_its_environment_a_session_and_a_title() -> None:
     ],
 )
 def test_exit_codes_are_those_of_popen(do: str, code: int) -> None:
-    assert run(do, BEGIN + "print(rank.wait(100))").splitlines()[-1] == str(code)
+    assert run(do, START + "print(rank.wait(100))").splitlines()[-1] == str(code)
+
+
+def test_a_rank_is_torchruns_own_child() -> None:
+    """By its parent it knows who sends it a signal."""
+    then = START + "print(rank.wait(100), os.getpid())"
+    parent, code, pid = run("print(os.getppid()); os._exit(0)", then).split()[-3:]
+    assert (parent, code) == (pid, "0")
+
+
+def test_a_template_that_was_killed_starts_nothing() -> None:
+    then = (
+        "os.kill(template.pid, 9)\ntry:\n    template.start({})\n"
+        "except OSError:\n    print('ended')"
+    )
+    assert run("", then) == "ended\n"
+
+
+def test_a_stop_signal_to_the_template_reaches_torchrun() -> None:
+    then = (
+        "import signal, subprocess\n"
+        "subprocess.run(['kill', str(template.pid)], check=True)\n"
+        "print(signal.sigwaitinfo(signals.STOP).si_pid == template.pid)"
+    )
+    assert run("", then, begin="signals.block()") == "True\n"
 
 
 def test_waiting_has_a_limit() -> None:
-    then = (
+    then = START + (
         "import subprocess\ntry:\n    rank.wait(0.1)\n"
         "except subprocess.TimeoutExpired:\n    print(rank.poll())"
     )
-    assert run("", then) == "None\n"
+    assert run("time.sleep(60)", then).splitlines()[-1] == "None"
 
 
-@pytest.mark.parametrize("then", ["", BEGIN])
-def test_a_rank_ends_with_torchrun(then: str) -> None:
-    """Also one that has not begun."""
-    then += "time.sleep(0.3)\nprint('pid', rank.pid, file=sys.stderr, flush=True)\n"
+@pytest.mark.parametrize(
+    "then",
+    ["pid = template.pid\n", START + "pid = rank.pid\n"],
+    ids=["template", "rank"],
+)
+def test_all_end_with_torchrun(then: str) -> None:
+    then += "time.sleep(0.3)\nprint('pid', pid, file=sys.stderr, flush=True)\n"
     then += "os.kill(os.getpid(), 9)"
-    command = [sys.executable, "-c", RANK.format(do="time.sleep(60)", then=then)]
+    command = [
+        sys.executable,
+        "-c",
+        RANK.format(do="time.sleep(60)", begin="", then=then),
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -142,9 +175,11 @@ def test_torchrun_imports_once_for_its_ranks(tmp_path: Path) -> None:
 NEW = ["imported by 0", "imported by 1", "main 0 hello 1", "main 1 hello 1"]
 
 
-def test_restarted_ranks_are_new(tmp_path: Path) -> None:
-    printed = torchrun(tmp_path, code=3)
-    assert set(printed) == {"imported by None", "prepared by None", *NEW}
+def test_restarted_ranks_need_no_imports(tmp_path: Path) -> None:
+    ranks = ["main 0 hello 1", "main 1 hello 1"] * 2
+    assert torchrun(tmp_path, code=3) == [
+        "imported by None", *sorted(ranks), "prepared by None",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
