@@ -44,7 +44,7 @@ def _help(words: list[str]) -> int:
 def _version() -> str:
     """Returns the version; of a checkout that was never installed, the commit."""
     if slurmft.__version__ != slurmft.UNKNOWN_VERSION:
-        return slurmft.__version__
+        return str(slurmft.__version__)
     from slurmft.core import git  # an installed slurmft need not wait for it
 
     head = None

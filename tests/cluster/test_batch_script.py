@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ class Script:
             RunConfig(program=program, job=config), RunDir(folder / "run")
         )
         self.text = text.replace(sys.executable, str(tools / "python"))
-        self.env = {
+        self.env: dict[str, Any] = {
             "PATH": f"{tools}:/usr/bin:/bin",
             "STATE": str(folder),
             "SLURM_JOB_ID": "7",

@@ -1240,7 +1240,11 @@ def script_of_a_prepared_run(ada: User, eve: User) -> None:
     here = eve.write(ada.home / "submit-here" / "slurmft" / "__init__.py", "").parent
     eve.write(here / "__main__.py", f"open({str(attacked)!r}, 'w')\n")
     file = REPOSITORY / "sbatch" / "multi_node.sbatch"
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1"}
+    slurm: dict[str, Any] = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NTASKS": "1",
+    }
     done = ada.run(
         *("bash", "-c", f'cd {here.parent}; exec bash {file} "$@"', "bash"),
         *("--runs-dir", str(runs), "--setup", "echo of-ada; exit 3"),
@@ -1279,7 +1283,7 @@ def links_where_a_script_writes(ada: User, eve: User) -> None:
     text = job_array.script_text(
         [], {run_of(ada, "array-2"): "", RunDir(place / "run"): ""}
     )
-    array = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "7"}
+    array: dict[str, Any] = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "7"}
     done = ada.run("bash", "-c", text, **array)
     assert (done.code, done.err) == (
         1,
