@@ -120,9 +120,10 @@ def _usage_line(entry: plugins.Entry) -> str:
 
 def next_commands(
     run_dir: PathLike[str],
-    which: Sequence[str] = ("follow", "watch", "logs", "cancel", "resume"),
+    which: Sequence[str] = ("follow", "watch", "logs", "cancel"),
 ) -> str:
-    """Returns the commands that a user types next, with this run's path in them."""
+    """Returns the commands that a user types next, with this run's path in them; by default, those
+    that work while its job waits or runs."""
     lines = []
     path = pasted(run_dir)
     for name in which:

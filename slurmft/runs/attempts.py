@@ -115,7 +115,9 @@ def begin(run: RunDir, hosts: list[str], job: str, restarts: int = 0) -> int:
     if changed and settings.strict:
         reason = f"changed since submission: {fingerprint.words(changed)} (--strict)"
         run.set_state("failed", reason, Exit.FAILED)()
-        raise SlurmftError(reason, "submit it anew, or: slurmft resume RUN --no-strict")
+        path = shlex.quote(str(run.path))
+        again = f"slurmft resume {path} --no-strict"
+        raise SlurmftError(reason, f"submit it anew, or: {again}")
     attempt = Attempt(
         number=number,
         job=job,

@@ -108,7 +108,7 @@ def check_alone(run: Path) -> None:
     if top is not None:
         raise ForeignRunError(
             f"{str(run)!r} came with {str(top)!r} from elsewhere: it is not executed",
-            "fetch that run by itself: slurmft pull",
+            "fetch that run by itself, by slurmft pull with its name",
         )
 
 

@@ -6,6 +6,7 @@ JSON that they are, and what cannot be read is named, never dropped.
 
 import math
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,6 +217,15 @@ def trainings(runs: Sequence[MeasuredRun], name: str) -> list[MeasuredRun]:
             f"give the run that trained the model: {trained_by(runs[-1].settings)}",
         )
     return measured
+
+
+def what_now(runs: Sequence[MeasuredRun]) -> str:
+    """Returns what to do about runs of which none has finished, by the newest one's record."""
+    newest = max(runs, key=lambda run: run.submission.time)
+    path = shlex.quote(str(newest.path))
+    if newest.has_ended:
+        return f"resume one: slurmft resume {path}"
+    return f"wait for one: slurmft follow {path}"
 
 
 def find(

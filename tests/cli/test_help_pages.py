@@ -62,3 +62,20 @@ def test_source_names_pages_that_a_user_of_the_wheel_can_open() -> None:
             assert name in PAGES or name == help_pages.LIST, (path, name)
         for text in texts_of(path):
             assert not re.search(r"docs/[a-z-]+\.md", text), (path, text)
+
+
+_PLACEHOLDER = re.compile(r"slurmft (status|resume|follow|logs|cancel) RUN\b")
+"""A run that is not named. Whoever prints a message mostly knows it."""
+_WITHOUT_DASHES = re.compile(r"slurmft run (?!--)\S+\.py\b")
+
+
+def test_commands_in_messages_work_as_they_stand() -> None:
+    for path in Path(slurmft.__file__).parent.rglob("*.py"):
+        # What other tools call it is told before there is a run.
+        if path.name == "foreign_flags.py":
+            continue
+        for text in texts_of(path):
+            # Help is of several lines.
+            if "\n" not in text:
+                assert not _PLACEHOLDER.search(text), (path, text)
+            assert not _WITHOUT_DASHES.search(text), (path, text)

@@ -23,6 +23,7 @@ from slurmft.core.config import JobConfig, RunConfig
 from slurmft.plugins.kubernetes import manifests
 from slurmft.plugins.studies.commands import study
 from slurmft.runs.rundir import RunDir
+from slurmft.show import status_words
 from slurmft.train.config import TrainConfig
 from tests.conftest import HOSTILE
 
@@ -88,7 +89,8 @@ def test_next_commands(shell: Shell, name: str) -> None:
     path = str(run.path)
     calls = shell.run(next_commands(run.path).removeprefix("Next:\n"))
     python = ["slurmft"]
-    usual = ("follow", "watch", "logs", "cancel", "resume")
+    # As `slurmft status` has them: nothing resumes a run whose job has not ended.
+    usual = status_words.next_commands("running", "train")
     assert calls == [[*python, command, path] for command in usual]
     hint = wait._resume(run).rpartition("checkpoint: ")[2]
     assert shell.run(hint)[0] == ["slurmft", "resume", path]

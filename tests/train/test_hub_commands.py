@@ -205,8 +205,11 @@ def test_run_that_has_not_finished(state: str, tmp_path: Path) -> None:
     )
     run = RunDir.create(config)
     run.set_state(state)
-    with pytest.raises(UsageError, match=f"has not finished: it is {state}"):
+    with pytest.raises(UsageError, match=f"has not finished: it is {state}") as error:
         check_finished(run)
+    # As it can be typed: nothing is resumed that still runs.
+    command = {"running": "follow", "failed": "resume"}[state]
+    assert str(error.value.hint).endswith(f": slurmft {command} {run.path}")
 
 
 @pytest.mark.parametrize(

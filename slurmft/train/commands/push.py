@@ -23,8 +23,9 @@ from slurmft.core.program import OWN, PREDICT, trained_by
 from slurmft.core.terminal import unprotected
 from slurmft.core.text import shown
 from slurmft.core.trusted import Door
-from slurmft.runs import origin
+from slurmft.runs import origin, scan
 from slurmft.runs.rundir import CONFIG, RunDir
+from slurmft.runs.scan import MeasuredRun
 
 ELSEWHERE = Elsewhere.PLAIN
 
@@ -62,7 +63,7 @@ def check_finished(run: RunDir) -> dict[str, Any]:
     if state != "finished" or result is None:
         raise UsageError(
             f"the run {str(run.path)!r} has not finished: it is {state}",
-            "slurmft follow it, or slurmft resume it; then push",
+            scan.what_now([MeasuredRun.read(run.path)]),
         )
     if not any(run.model.glob("*.safetensors")):
         raise UsageError(f"{str(run.model)!r} holds no model", _why_no_model(run))

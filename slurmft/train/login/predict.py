@@ -1,6 +1,7 @@
 """Batch inference with the model of a finished run: what its job needs, checked at submission."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,8 @@ def _trained(run: RunDir, is_agreed: bool) -> TrainConfig:
         reason = ""
     if reason:
         problem = f"{where} has no finished model: {reason}"
-        raise UsageError(problem, "slurmft status RUN says more")
+        path = shlex.quote(str(run.path))
+        raise UsageError(problem, f"more about it: slurmft status {path}")
     # A task of the user's own is the copy that its run was trained with. Another user's is refused:
     # it would be executed here.
     if _is_code(program):

@@ -31,7 +31,7 @@ LIBRARY = "sentence-transformers"
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 _WEIGHTS = "model.safetensors"
-_BY_THEMSELVES = "train it by sentence-transformers itself: slurmft run train.py"
+_BY_THEMSELVES = "train it by sentence-transformers itself: slurmft run -- train.py"
 
 
 @dataclass(frozen=True, slots=True)

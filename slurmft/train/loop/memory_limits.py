@@ -63,8 +63,7 @@ def check_batch_norms(plan: Plan, model: nn.Module) -> None:
         raise SlurmftError(
             f"{plan.parts} batches rather than {plan.parts_before} make up a step on this number "
             "of nodes, and the model has batch norms, which with other batches train otherwise",
-            "resume it on as many nodes as it had, or as --nodes asks for: slurmft resume RUN "
-            "--nodes N",
+            "resume it on as many nodes as it had: slurmft resume with its --nodes",
         )
 
 

@@ -125,7 +125,7 @@ def _check_fetched(into: Path, opened: Path, came_from: Origin) -> None:
     raise SlurmftError(
         f"{came_from.cluster}:{came_from.path} has no regular file {RunDir(into).config.name!r}: "
         f"it is no run, and {outcome}",
-        "slurmft list --on shows the runs there",
+        f"the runs there: slurmft list --on {shlex.quote(came_from.cluster)}",
     )
 
 

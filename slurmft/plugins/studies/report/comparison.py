@@ -196,7 +196,7 @@ def _read_side(name: str, path: str) -> Side:
     if not usable:
         raise UsageError(
             f"{path!r} holds no finished run, but {len(runs)} other(s)",
-            "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
+            scan.what_now(runs),
         )
     # Repeats have the same settings but for their seeds: one cell holds all of them.
     if len(cells.cells(usable)) > 1:

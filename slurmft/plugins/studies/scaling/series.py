@@ -11,6 +11,7 @@ from slurmft.core.errors import UsageError
 from slurmft.core.run_records import Epoch
 from slurmft.plugins.studies.cells import COST_FIELDS
 from slurmft.plugins.studies.scaling.model import Row, Workload
+from slurmft.runs import scan
 from slurmft.runs.scan import MeasuredRun
 
 _RESOLUTION_S = {
@@ -59,7 +60,7 @@ def series_of(runs: Sequence[MeasuredRun]) -> dict[str, Series]:
         all_states = ", ".join(states)
         raise UsageError(
             f"none of {len(runs)} run(s) has finished: {all_states}",
-            "wait for one (slurmft follow RUN), or resume it: slurmft resume RUN",
+            scan.what_now(runs),
         )
     notes: list[str] = []
     problems: list[str] = []
