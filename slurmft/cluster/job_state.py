@@ -197,7 +197,9 @@ def by_record(
     """
     if not recorded.has_ended:
         phase = Phase.PENDING
-        if recorded.state in _ALIVE_BY_RECORD:
+        if recorded.in_allocation:
+            phase = Phase.RUNNING
+        elif recorded.state in _ALIVE_BY_RECORD:
             phase = Phase(recorded.state)
         elif recorded.problem:
             phase = Phase.UNKNOWN

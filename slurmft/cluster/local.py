@@ -76,6 +76,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class LocalNodes:
     """Starts and watches the tasks of all nodes, as srun does on a cluster."""
 
+    PLACE = "on this machine"
+    """Where the next attempt begins, in words."""
+
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.gpus = visible_gpus(os.environ)
@@ -100,9 +103,10 @@ class LocalNodes:
         write_json(_pid_file(run), Process.of(pid))
         while True:
             outcome = self._outcome(run, self._attempt(run))
-            attempts.end(run, outcome)
             if outcome.state != "requeued":
+                attempts.end(run, outcome)
                 return int(outcome.code)
+            attempts.start_again(run, outcome.reason, self.PLACE)
 
     def _attempt(self, run: RunDir) -> int:
         nodes = run.load_config().job.nodes

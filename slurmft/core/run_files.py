@@ -49,6 +49,13 @@ class Transition:
     """The memory a node that the job asks for from now on, because --mem was too small; 0: Slurm
     has refused it; None: as before."""
 
+    @property
+    def word(self) -> str:
+        """The state as pages and messages call it: what starts again at once is not requeued."""
+        if self.in_allocation:
+            return "restarting"
+        return self.state
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State(Transition):

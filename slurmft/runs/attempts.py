@@ -35,6 +35,8 @@ class Outcome:
     code: int
 
 
+_FROM_NOTHING = ": it will start again"
+"""How the reason ends of a requeue without a checkpoint."""
 SUPERSEDED = "superseded"
 """The state of an outcome that is not recorded: the run belongs to a later attempt."""
 
@@ -206,6 +208,19 @@ def end(run: RunDir, outcome: Outcome) -> Callable[[], None]:
     return run.set_state(outcome.state, outcome.reason, outcome.code)
 
 
+def start_again(run: RunDir, reason: str, where: str) -> None:
+    """Records that the next attempt begins at once, without a queue.
+
+    Args:
+        run: the run.
+        reason: why the attempt has ended.
+        where: the place of the next one, in words: "on the same nodes".
+    """
+    full_reason = f"{reason.removesuffix(_FROM_NOTHING)}; it starts again {where}"
+    run.set_state("requeued", full_reason, Exit.STOPPED, in_allocation=True)
+    print(f"slurmft: restart: {full_reason}", file=sys.stderr, flush=True)
+
+
 def recovered(run: RunDir) -> Outcome | None:
     """Returns what became of a run whose last attempt is over, by what it left on disk; None: it
     left nothing that says so, or its end is on record.
@@ -308,7 +323,7 @@ def decide(run: RunDir, code: int, restarts: int = 0, killed_by: str = "") -> Ou
         return _no_progress(stalled, reason, failure.code)
     is_lost = was_stopped and run.newest_checkpoint() is None
     if is_lost and (failure is None or failure.secondary):
-        reason += ": it will start again"
+        reason += _FROM_NOTHING
     return Outcome("requeued", reason, Exit.STOPPED)
 
 

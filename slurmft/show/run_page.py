@@ -187,7 +187,7 @@ def _history(history: Sequence[Transition]) -> list[str]:
     # The newest: they tell how the run came to its state.
     for transition in history[-_HISTORY_LINES:]:
         when = clock(transition.time)
-        line = f"{when}  {transition.state}"
+        line = f"{when}  {transition.word}"
         if transition.reason:
             line += f": {brief(transition.reason)}"
         # 0 is success, which the state says; None is of states that are no end.

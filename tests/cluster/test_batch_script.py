@@ -197,6 +197,15 @@ def test_signal_to_the_script_leaves_the_end_to_it(
     running.communicate()
 
 
+def test_begin_that_is_killed_is_called_again(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    python = tmp_path / "bin" / "python"
+    begin = 'begin) [ $(grep -c begin "$STATE/calls") = 1 ] && exit 137; echo'
+    python.write_text(python.read_text().replace("begin) echo", begin))
+    assert script.run() == (0, "")
+    assert script.calls == ["begin", "begin", "srun", "end", "ended 0"]
+
+
 def test_attempts_on_the_same_nodes(tmp_path: Path) -> None:
     """Until one ends otherwise."""
     script = Script(tmp_path)
@@ -237,6 +246,8 @@ class Slurm:
         self.calls: list[str] = []
         self.refuses = False
         self.refuses_memory = False
+        self.state = "RUNNING"
+        """Of the job."""
         self.unwell = ""
         """Nodes that take no jobs, as sinfo writes them."""
         self.partitions = ""
@@ -244,10 +255,10 @@ class Slurm:
 
     def call(self, *command: str, timeout_s: float = 0) -> str:
         self.calls.append(" ".join(command))
-        if command[0] == "squeue" and "--format=%L" in command:
+        if command[0] == "squeue" and "--format=%L|%e" in command:
             return self.time_left
         if command[0] == "squeue":
-            return "RUNNING|None\n"
+            return f"{self.state}|None\n"
         if command[:3] == ("scontrol", "show", "hostnames"):
             return command[3].replace(",", "\n")
         if command[0] == "sinfo" and "--exact" in command:
@@ -364,6 +375,50 @@ def test_next_attempt_begins_on_the_same_nodes(make: Make, slurm: Slurm) -> None
     attempts.begin(run, ["n1"], "7")
     # The job has started once.
     assert len(run.get_state().starts_since_submission()) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "time_left", "changes", "recorded"),
+    [
+        ("RUNNING", "9:59", [], "running"),
+        # The stop came when there were no tasks; with a GraceTime, a preempted job still runs.
+        ("RUNNING", "0:17", ["scontrol requeue 7"], "requeued"),
+        ("PENDING", "9:59", [], "requeued"),
+    ],
+)
+def test_job_that_is_taken_back_between_two_attempts(
+    make: Make,
+    slurm: Slurm,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    time_left: str,
+    changes: list[str],
+    recorded: str,
+) -> None:
+    """It begins none that nobody would stop, and whose steps would be lost."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    run = make()
+    assert end(run, 137) == commands.AGAIN
+    slurm.state = state
+    slurm.time_left = f"{time_left}\n"
+    code = first_node.main(["begin", str(run.path)])
+    assert slurm.changes() == changes
+    assert run.get_state().state == recorded
+    has_begun = recorded == "running"
+    assert run.attempt_number() == 1 + has_begun
+    assert code == (Exit.OK if has_begun else Exit.STOPPED)
+
+
+def test_job_that_slurm_has_queued_again_between_two_attempts(
+    make: Make, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node died before the next attempt could begin: that is a requeue after all."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    run = make()
+    assert end(run, 137) == commands.AGAIN
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert first_node.main(["begin", str(run.path)]) == Exit.OK
+    assert len(run.get_state().starts_since_submission()) == 2
 
 
 @pytest.mark.parametrize(

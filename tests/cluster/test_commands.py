@@ -5,6 +5,7 @@ Texts are what Slurm 22.05.8 printed on the test cluster.
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -838,16 +839,19 @@ def test_words_that_are_left_with_a_job(slurm: Callable[..., Slurm]) -> None:
 @pytest.mark.parametrize(
     ("text", "left_s"),
     [
-        ("9:59\n", 599),
-        ("1:00:00\n", 3600),
-        ("2-12:00:01\n", 216_001),
-        ("UNLIMITED\n", None),
-        ("INVALID\n", None),
+        ("9:59|2026-11-27T14:09:59\n", 599),
+        ("1:00:00|2026-11-27T15:00:00\n", 3600),
+        ("2-12:00:01|2026-11-30T02:00:01\n", 216_001),
+        # It is preempted, and has its GraceTime.
+        ("1:00:00|2026-11-27T14:00:20\n", 20),
+        # The clock of the node is slow.
+        ("9:59|2026-11-27T14:30:00\n", 599),
+        ("9:59|NONE\n", 599),
+        ("UNLIMITED|NONE\n", None),
+        ("INVALID|N/A\n", None),
         ("", None),
     ],
 )
-def test_how_long_a_job_has(
-    monkeypatch: pytest.MonkeyPatch, text: str, left_s: int | None
-) -> None:
-    monkeypatch.setattr(commands, "call", lambda *words: text)
-    assert commands.time_left_s("7") == left_s
+def test_how_long_a_job_has(text: str, left_s: int | None) -> None:
+    now = datetime.datetime(2026, 11, 27, 14)
+    assert commands.parse_time_left(text, now) == left_s

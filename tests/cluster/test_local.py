@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from slurmft.cluster import local
-from slurmft.cluster.local import Process
+from slurmft.cluster.local import LocalNodes, Process
+from slurmft.core.config import JobConfig, RunConfig
+from slurmft.core.errors import Exit
 from slurmft.core.files import to_json, write_json
+from slurmft.core.program import Program
+from slurmft.core.run_files import ATTEMPT
+from slurmft.node import signals
+from slurmft.plugins.mpirun.launcher import MpiRun
+from slurmft.runs import attempts
 from slurmft.runs.rundir import RunDir
 from tests.support.made_runs import write_run
 
@@ -75,3 +82,38 @@ def test_ended_run_completes_while_its_own_process_lives(run: RunDir) -> None:
 def test_file_that_tells_nothing_is_no_process(run: RunDir) -> None:
     os.mkfifo(run.submitit / "pid.json")
     assert state(run) == "FAILED"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("launcher", "place"),
+    [(LocalNodes, "on this machine"), (MpiRun, "on the same hosts")],
+)
+def test_attempt_in_the_place_of_the_one_before_is_no_requeue(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: type[LocalNodes],
+    place: str,
+) -> None:
+    config = JobConfig(runs_dir=str(tmp_path))
+    program = Program(kind="script", name="plain", module="plain")
+    run = RunDir.create(RunConfig(program=program, job=config))
+    run.submitit.mkdir(exist_ok=True)
+    codes = [Exit.STOPPED, Exit.OK]
+
+    def attempt(self: LocalNodes, run: RunDir) -> int:
+        attempts.begin(run, ["here"], str(os.getpid()))
+        return codes.pop(0)
+
+    monkeypatch.setenv(ATTEMPT, "0")  # `attempts.begin` sets it
+    monkeypatch.setattr(launcher, "_attempt", attempt)
+    # This process goes on with its signals.
+    monkeypatch.setattr(signals, "block", lambda: None)
+    monkeypatch.setattr(signals, "listen", lambda on_signal: None)
+    assert launcher(run)() == Exit.OK
+    state = run.get_state()
+    assert [each.word for each in state.history] == [
+        *("submitted", "running", "restarting", "running", "finished"),
+    ]
+    assert state.history[2].reason.endswith(f"; it starts again {place}")
+    assert len(state.starts_since_submission()) == 1

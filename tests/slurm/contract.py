@@ -561,8 +561,8 @@ echo $?
         for limit, left in times:
             job = site.submit("--partition=urgent", limit, site.sleeps, "60")
             site.await_running(job)
-            text = site.output("squeue", "-h", f"--jobs={job}", "--format=%L")
-            assert re.fullmatch(left, text.strip())
+            text = site.output("squeue", "-h", f"--jobs={job}", "--format=%L|%e")
+            assert re.fullmatch(rf"{left}\|[\d-]+T[\d:]+", text.strip())
             site.output("scancel", job)
 
     def test_quotes_and_backslashes_in_lines(self, site: Site) -> None:

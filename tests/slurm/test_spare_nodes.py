@@ -184,3 +184,34 @@ def test_a_node_loses_its_power(
         whole = undisturbed(tmp_path / "whole", (*base, "--nodes", "3"))
         assert_same(job.run, whole)
     assert_nodes_are_clean(idle_cluster)
+
+
+@pytest.mark.slurm
+@pytest.mark.extra("faults")
+def test_the_first_node_loses_its_power(idle_cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm keeps the job, and nothing runs in it any more: another node has it requeued."""
+    program = 'touch "$0.began"; test "$SLURMFT_ATTEMPT" = 2 || exec sleep 600'
+    flags = ("--nodes", "2", "--spare-nodes", "1", "--per", "process", "--time", "30")
+    run = run_script(idle_cluster, tmp_path, program, *flags).run
+    until(lambda: (tmp_path / "program.sh.began").exists(), run.history)
+    attempt = run.read_attempt()
+    assert attempt is not None
+    head = attempt.hosts[0]
+
+    def is_watched() -> bool:
+        found = idle_cluster.processes(attempt.hosts[-1])
+        return any("slurmft.cluster.slurm.head_watch" in line for _, line in found)
+
+    until(is_watched, run.history)
+    # Without its last word: else Slurm hears that the batch script was killed.
+    idle_cluster.kill_slurmd(head)
+    idle_cluster.kill_host(head)
+    try:
+        until(lambda: run.get_state().has_ended, run.history)
+    finally:
+        idle_cluster.wait_state(head, "down*")
+        idle_cluster.start_slurmd(head)
+    reasons = [each.reason for each in run.history() if each.state == "requeued"]
+    assert reasons == [f"it was lost: Slurm reports it as down (node {head})"]
+    assert run.get_state().state == "finished"
+    assert_nodes_are_clean(idle_cluster)

@@ -60,7 +60,9 @@ def inside_text(
     in_container = container.srun_options(config, run)
     task = [*in_container, *container.node_task(config, run)]
     chosen_nodes = []
+    watch_head = ""
     if config.job.outlives_nodes:
+        watch_head = _watch_head(run, log)
         # Not all of the allocation: `first_node begin` chooses.
         chosen_nodes = [
             f'--nodes="${NODE_COUNT}"',
@@ -78,6 +80,7 @@ def inside_text(
             "inode": f"${INODE}",
             "start": shlex.join(interpreter.code(_RUN)),
             "task": " ".join([shlex.join(srun), *chosen_nodes, shlex.join(task)]),
+            "watch_head": watch_head,
             "note": commands.NOTE,
             "broken": str(_BROKEN),
             "again": str(commands.AGAIN),
@@ -85,6 +88,27 @@ def inside_text(
         },
     )
     return "\n".join(["#!/bin/bash", *options, "", lines])
+
+
+def _watch_head(run: RunDir, log: str) -> str:
+    """Returns the lines that have another node watch the first one.
+
+    Args:
+        run: the run.
+        log: how the names of the tasks' logs begin.
+    """
+    # --no-kill: the death of the first node would end the step.
+    srun = ["srun", "--overlap", "--no-kill", "--nodes=1", "--ntasks=1"]
+    srun += ["--cpus-per-task=1", "--open-mode=append", "--output=/dev/null"]
+    srun += ["--error", f"{log}.err"]
+    module = "slurmft.cluster.slurm.head_watch"
+    watch = shlex.join(interpreter.module(module, str(run.path)))
+    host = f'--nodelist="${commands.WATCHER}"'
+    # Not into the log of srun: this step is not that of the tasks.
+    return (
+        f'[ -z "${commands.WATCHER}" ] || '
+        f"{shlex.join(srun)} {host} {watch} </dev/null >/dev/null 2>&1 9<&- &"
+    )
 
 
 def _optional_blocks(config: RunConfig, run: RunDir, in_srun: bool) -> dict[str, str]:

@@ -6,6 +6,7 @@ do not, say what they return then.
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import math
 import os
@@ -269,22 +270,36 @@ def job_state(job_id: str) -> Report | None:
 
 
 def allocated_nodes(job_id: str) -> str:
-    """Returns the nodes that a running job has now, as a list of Slurm's: "n[1-3]"."""
-    return call("squeue", "--noheader", f"--jobs={job_id}", "--format=%N").strip()
+    """Returns the nodes that a running job has now, as a list of Slurm's: "n[1-3]"; "" of another
+    job."""
+    which = (f"--jobs={job_id}", "--states=RUNNING,SUSPENDED")
+    return call("squeue", "--noheader", *which, "--format=%N").strip()
 
 
 def time_left_s(job_id: str) -> int | None:
-    """Returns how long a running job has until its time limit; None without a limit, or without an
-    answer."""
+    """Returns how long a running job has until Slurm ends it, at its time limit or at the end of a
+    preemption's GraceTime; None without a limit, or without an answer."""
     try:
-        text = call("squeue", "--noheader", f"--jobs={job_id}", "--format=%L")
-        days, _, clock = text.strip().rpartition("-")
-        left_s = 0
-        for part in clock.split(":"):  # 9:59, 1:00:00, 2-12:00:00
-            left_s = 60 * left_s + int(part)
-        return 86400 * int(days or 0) + left_s
-    except (SlurmftError, ValueError):
+        text = call("squeue", "--noheader", f"--jobs={job_id}", "--format=%L|%e")
+    except SlurmftError:
         return None
+    return parse_time_left(text, datetime.datetime.now())
+
+
+def parse_time_left(text: str, now: datetime.datetime) -> int | None:
+    """Reads the line of `squeue --format=%L|%e`, at a local time."""
+    time_left, _, end = text.strip().partition("|")
+    left_s = []
+    with contextlib.suppress(ValueError):  # UNLIMITED
+        days, _, clock = time_left.rpartition("-")
+        clock_s = 0
+        for part in clock.split(":"):  # 9:59, 1:00:00, 2-12:00:00
+            clock_s = 60 * clock_s + int(part)
+        left_s.append(86400 * int(days or 0) + clock_s)
+    # That is by the limit alone. The end is sooner where others are to have the nodes.
+    with contextlib.suppress(ValueError):  # NONE
+        left_s.append(int((datetime.datetime.fromisoformat(end) - now).total_seconds()))
+    return min(left_s, default=None)
 
 
 def _state_in_queue(job_id: str) -> Report | None:
@@ -742,6 +757,8 @@ def requeue(
 AGAIN = 79
 """Exit code of `first_node end` where the next attempt is to begin in the same allocation; none of
 slurmft's own exit codes is that."""
+WATCHER = "SLURMFT_WATCHER"
+"""Variable with the host that watches the first one (`head_watch`); "": there is no other."""
 NOTE = "slurmft: "
 """How a job's comment begins that slurmft has left there."""
 
@@ -767,8 +784,12 @@ def noted(job: str) -> str:
 
 def call(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
     """Returns the output of a command of Slurm's."""
-    # 0: no limit. By default Slurm cuts a long list of array tasks short.
-    environment = os.environ | {"SLURM_BITSTR_LEN": "0"}
+    # 0: no limit. By default Slurm cuts a long list of array tasks short. Users may choose the
+    # format of times.
+    environment = os.environ | {
+        "SLURM_BITSTR_LEN": "0",
+        "SLURM_TIME_FORMAT": "standard",
+    }
     done = _run(command, timeout_s, "is the Slurm controller up?", environment)
     if done.returncode:
         printed = done.stderr.strip()

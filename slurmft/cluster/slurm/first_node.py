@@ -37,6 +37,7 @@ from slurmft.runs.attempts import (
     end,
     recovered,
     saved,
+    start_again,
 )
 from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
@@ -55,6 +56,8 @@ def begin_attempt(run: RunDir) -> int:
     job = run.load_config().job
     job_id = own_job_id(os.environ)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    if run.get_state().in_allocation and not may_start_again(run, job_id, restarts):
+        return Exit.STOPPED
     # A process that was killed before it could record that the run has finished, may have left
     # that to this one.
     outcome = recovered(run)
@@ -84,9 +87,33 @@ def begin_attempt(run: RunDir) -> int:
     print(f"{ATTEMPT}={number} {rendezvous.HOSTS}={host_list}")
     print(f"{rendezvous.NODE_COUNT}={len(hosts)}")
     print(f"{rendezvous.PORT_VARIABLE}={port_list}")
+    print(f"{commands.WATCHER}={watcher_of_head(run, hosts)}")
     print(f"{sealed.SECRET}={sealed.new_secret()}")
     print(f"{INODE}={run.inode_of_own()}")
     return Exit.OK
+
+
+def may_start_again(run: RunDir, job_id: str, restarts: int) -> bool:
+    """Returns whether an attempt may begin that was to do so in the allocation of the one before;
+    else the job is queued again, or over.
+
+    Args:
+        run: the run.
+        job_id: the job of this process.
+        restarts: how often Slurm has started it again.
+    """
+    last = run.read_attempt()
+    has_moved = last is None or (last.job, last.restarts) != (job_id, restarts)
+    is_over = not has_moved and is_ended_by_slurm(run)
+    if has_moved or is_over:
+        # Slurm has taken the allocation back meanwhile: it did queue the job again.
+        run.set_state("requeued", "the job was queued again", Exit.STOPPED)
+        return not is_over
+    # Between two attempts a stop reaches no tasks. It shows in the time until the job is killed.
+    if is_short_of_time(run.load_config().job.lead_s):
+        requeue(run, "stopped before the next attempt has begun", [])
+        return False
+    return True
 
 
 def note_job(run: RunDir) -> None:
@@ -249,15 +276,11 @@ def hosts_to_use(run: RunDir) -> list[str]:
     """Returns the hosts of this job's allocation that the next attempt is to have, in Slurm's
     order: without those that fail, as far as the others are enough."""
     job = run.load_config().job
-    allocated = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
+    allocated = allocated_hosts(job)
     if not job.outlives_nodes:
         return allocated
     # This process runs on the first one, where the rendezvous will be.
     head = allocated[0]
-    with contextlib.suppress(SlurmftError):
-        # Slurm takes a node that is down out of the job, but not out of its variables.
-        left = commands.allocated_nodes(own_job_id(os.environ))
-        allocated = commands.hostnames(left)
     failing = failing_hosts(run, allocated)
     blamed = run.blamed_hosts(run.attempt_number())
 
@@ -268,6 +291,37 @@ def hosts_to_use(run: RunDir) -> list[str]:
     while len(hosts) > job.least_nodes and any(flaws(hosts[-1])[1:]):
         hosts.pop()
     return sorted(hosts, key=allocated.index)
+
+
+def allocated_hosts(job: JobConfig) -> list[str]:
+    """Returns the hosts that the job of this process has now, in Slurm's order."""
+    nodes = ""
+    if job.outlives_nodes:
+        # Slurm takes a node that is down out of the job, but not out of its variables.
+        with contextlib.suppress(SlurmftError):
+            nodes = commands.allocated_nodes(own_job_id(os.environ))
+    return commands.hostnames(nodes or os.environ["SLURM_JOB_NODELIST"])
+
+
+def watcher_of_head(run: RunDir, hosts: list[str]) -> str:
+    """Returns the host that is to watch the first one; "" where no other can, or where Slurm itself
+    requeues the job of a node that dies.
+
+    Args:
+        run: the run.
+        hosts: those of the attempt, which ends with any of them.
+    """
+    job = run.load_config().job
+    if not job.outlives_nodes:
+        return ""
+    others = hosts[1:]
+    if not others:
+        spare_hosts = allocated_hosts(job)[1:]
+        failing = failing_hosts(run, spare_hosts)
+        others = [host for host in spare_hosts if host not in failing]
+    if not others:
+        return ""
+    return others[-1]
 
 
 def failing_hosts(run: RunDir, hosts: Sequence[str]) -> set[str]:
@@ -291,6 +345,13 @@ def was_stopped(run: RunDir, code: int) -> bool:
     return code == Exit.STOPPED and run.get_state().reason != supervisor.TASK_FAILED
 
 
+def is_short_of_time(time_s: int) -> bool:
+    """Returns whether Slurm ends this script's job within this time, as far as it says so: at its
+    time limit, or as others are to have the nodes."""
+    left_s = commands.time_left_s(own_job_id(os.environ))
+    return left_s is not None and left_s < time_s
+
+
 def hosts_without_queue(run: RunDir) -> list[str]:
     """Returns the hosts on which the next attempt can begin in this allocation; none where the job
     is to go back to the queue."""
@@ -300,28 +361,28 @@ def hosts_without_queue(run: RunDir) -> list[str]:
     if attempt is None or attempt.number != current_attempt():
         return []
     hosts = hosts_to_use(run)
+    # Slurm has given up the node of this script: another one requeues the job (`head_watch`).
+    if hosts[:1] != attempt.hosts[:1]:
+        return []
     # The nodes may be the reason, or what they share: with others it may go on.
     if hosts == attempt.hosts and attempts_without_progress(run) > 1:
         return []
     # A start needs time, too; the stop that comes before the time limit finds it ready to save.
-    left_s = commands.time_left_s(own_job_id(os.environ))
-    if left_s is not None and left_s < _LEAD_TIMES * job.lead_s:
+    if is_short_of_time(_LEAD_TIMES * job.lead_s):
         return []
     if len(hosts) < job.least_nodes or failing_hosts(run, hosts):
         return []
     return hosts
 
 
-def start_again(run: RunDir, reason: str, hosts: list[str]) -> int:
+def start_again_on(run: RunDir, reason: str, hosts: list[str]) -> int:
     """Records that the next attempt begins in this allocation, on these hosts; returns the exit
     code that has the batch script begin it."""
     where = "on the same nodes"
     attempt = run.read_attempt()
     if attempt is not None and hosts != attempt.hosts:
         where = f"on {some(hosts)}"
-    full_reason = f"{reason}; it starts again {where}"
-    run.set_state("requeued", full_reason, Exit.STOPPED, in_allocation=True)
-    print(f"slurmft: restart: {full_reason}", file=sys.stderr, flush=True)
+    start_again(run, reason, where)
     return commands.AGAIN
 
 
@@ -344,14 +405,8 @@ def blame_lost_nodes(run: RunDir, hosts: Sequence[str] = ()) -> None:
 def end_attempt(run: RunDir, code: int) -> int:
     """Has the next attempt begin in this allocation, requeues this script's own job, or records its
     end; returns the exit code."""
-    state = commands.job_state(own_job_id(os.environ))
-    undecided = ("RUNNING", "UNKNOWN")
-    if code != Exit.OK and state is not None and state.name not in undecided:
-        # Cancelled, timed out, or already requeued by whoever ended the tasks: nothing to decide.
-        print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)
-        record_end_by_slurm(run, state)
+    if code != Exit.OK and is_ended_by_slurm(run):
         return code
-    await_failure(run, code)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     job_id = own_job_id(os.environ)
     srun_says = srun_log.path(run.submitit, job_id)
@@ -360,6 +415,9 @@ def end_attempt(run: RunDir, code: int) -> int:
     killed_by = srun_log.over_limit(job_log) or srun_log.cause_of(
         srun_says, current_attempt()
     )
+    # The first task that ended was killed: it has recorded nothing that could come late.
+    if not killed_by:
+        await_failure(run, code)
     # Slurm says so of every task of a step in which a process was killed for its memory, also where
     # the ranks have started again, taken less and finished.
     if srun_log.is_out_of_memory(killed_by) and has_finished(run, srun_says):
@@ -375,7 +433,7 @@ def end_attempt(run: RunDir, code: int) -> int:
         if not was_stopped(run, code) and mem_mib is None:
             hosts = hosts_without_queue(run)
             if hosts:
-                return start_again(run, outcome.reason, hosts)
+                return start_again_on(run, outcome.reason, hosts)
         failure = run.root_failure(current_attempt())
         if exclude or failure is None or not failure.exclude:
             return requeue(run, outcome.reason, exclude, mem_mib=mem_mib)
@@ -389,6 +447,17 @@ def end_attempt(run: RunDir, code: int) -> int:
         commands.note(own_job_id(os.environ), summary)
     wait_for_plugins()
     return outcome.code
+
+
+def is_ended_by_slurm(run: RunDir) -> bool:
+    """Returns whether this script's job was cancelled, has timed out, or was already requeued, so
+    that there is nothing to decide; records an end for good."""
+    state = commands.job_state(own_job_id(os.environ))
+    if state is None or state.name in ("RUNNING", "UNKNOWN"):
+        return False
+    print(f"slurmft: the job is {state.name.lower()}", file=sys.stderr)
+    record_end_by_slurm(run, state)
+    return True
 
 
 def record_end_by_slurm(run: RunDir, state: Report) -> None:

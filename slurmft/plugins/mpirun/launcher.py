@@ -95,6 +95,8 @@ _VARIABLES = (
 class MpiRun(LocalNodes):
     """Runs mpirun to its end, again after a stop or a fault."""
 
+    PLACE = "on the same hosts"
+
     def _attempt(self, run: RunDir) -> int:
         config = run.load_own_config()
         hosts = hosts_of(config.job)

@@ -184,7 +184,7 @@ def _title(run: RunDir, history: list[Transition], number: int) -> str | None:
     if entry.state != "requeued":
         return entry.state
     if " hangs: " in entry.reason:  # as the supervisor words it
-        return "hang, requeued"
+        return f"hang, {entry.word}"
     # A requeue at the time limit is routine; one that gained nothing will repeat itself.
     starts = []
     for each in history[:number]:
@@ -192,7 +192,7 @@ def _title(run: RunDir, history: list[Transition], number: int) -> str | None:
             starts.append(each.checkpoint)
     if starts and starts[-1] != run.newest_checkpoint():
         return None
-    return "requeued without progress"
+    return f"{entry.word} without progress"
 
 
 def _lines(run: RunDir, history: list[Transition], number: int) -> Iterator[str]:

@@ -135,7 +135,7 @@ def test_a_hang_and_its_requeue(server: Server, tmp_path: Path) -> None:
     done = run(tmp_path, "hang", *flags, env={"TELL": server.url})
     assert done.code != 0
     first, second = server.await_messages(2)
-    assert first["title"].endswith(": hang, requeued")
+    assert first["title"].endswith(": hang, restarting")
     assert "rank 0 hangs: no step for" in first["message"].splitlines()[0]
     assert second["title"].endswith(": failed")
     assert len(server.got) == 2

@@ -142,6 +142,7 @@ def _field(letter: str, name: str, job: Job) -> str:
         "C": str(job.allocated_nodes * job.cpus_per_task),
         "l": limit_text(job.time_min),
         "L": time_left_text(job),
+        "e": time_text(job.started + 60 * job.time_min if job.is_running else 0),
         "N": hosts,
         "o": job.command,
         "j": job.name,
