@@ -103,8 +103,16 @@ def on_host(host: str, program: Sequence[str]) -> list[str]:
 
     One step per node: a step that does not start does not affect the others.
     """
-    size = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}")
-    return ["srun", "--quiet", "--overlap", *size, *program]
+    return on_hosts([host], program)
+
+
+def on_hosts(hosts: Sequence[str], program: Sequence[str]) -> list[str]:
+    """Returns an srun with one task on each of these nodes of the current allocation."""
+    count = len(hosts)
+    host_list = ",".join(hosts)
+    size = (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1")
+    where = ("--overlap", f"--nodelist={host_list}")
+    return ["srun", "--quiet", "--export=ALL", *where, *size, *program]
 
 
 def allocated_nodes() -> int | None:

@@ -98,9 +98,9 @@ def _watch_head(run: RunDir, log: str) -> str:
         log: how the names of the tasks' logs begin.
     """
     # --no-kill: the death of the first node would end the step.
-    srun = ["srun", "--overlap", "--no-kill", "--nodes=1", "--ntasks=1"]
-    srun += ["--cpus-per-task=1", "--open-mode=append", "--output=/dev/null"]
-    srun += ["--error", f"{log}.err"]
+    srun = ["srun", "--export=ALL", "--overlap", "--no-kill", "--nodes=1"]
+    srun += ["--ntasks=1", "--cpus-per-task=1", "--open-mode=append"]
+    srun += ["--output=/dev/null", "--error", f"{log}.err"]
     module = "slurmft.cluster.slurm.head_watch"
     watch = shlex.join(interpreter.module(module, str(run.path)))
     host = f'--nodelist="${commands.WATCHER}"'

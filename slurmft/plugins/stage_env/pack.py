@@ -43,6 +43,7 @@ from slurmft.plugins.stage_env.unpack import (
     unpacked,
 )
 from slurmft.programs.description import OwnProgram
+from slurmft.runs.job_ids import own_job_id
 from slurmft.runs.rundir import RunDir
 
 MODULE = "slurmft.plugins.stage_env.pack"
@@ -148,7 +149,7 @@ def _send(config: RunConfig, kept: Path, environment: Mapping[str, str]) -> str:
             # Without --force, it makes the file: one that is there is not written.
             commands.call("sbcast", path, target, timeout_s=_SEND_TIMEOUT_S)
     except SlurmftError as error:
-        clean(sent, allocation.allocated_nodes() or 1)  # some nodes may have it
+        clean(sent)  # some nodes may have it
         raise StageError(error.message) from error
     pack_s = packed_at - began_at
     send_s = time.monotonic() - packed_at
@@ -357,12 +358,15 @@ def _digest(lines: list[str]) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def clean(sent: str, nodes: int) -> None:
+def clean(sent: str) -> None:
     """Removes archives and environments from all nodes of the job."""
     archives = list(json.loads(sent))
     with contextlib.suppress(SlurmftError):  # the next job on the node will
+        # Not by the job's variables: nodes that died since it started are not in it any more, and
+        # srun would wait for them.
+        nodes = commands.allocated_nodes(own_job_id(os.environ))
         remove = interpreter.module(MODULE, "remove", json.dumps(archives))
-        srun = allocation.srun_command(nodes, ["--export=ALL"], remove)
+        srun = allocation.on_hosts(commands.hostnames(nodes), remove)
         commands.call(*srun, timeout_s=120)
 
 
@@ -375,7 +379,7 @@ def main(argv: list[str]) -> int:
         start_removal(paths).join()
         return 0
     if operation == "clean":
-        clean(argument, allocation.allocated_nodes() or 1)
+        clean(argument)
         return 0
     try:
         print(send(RunDir.open(argument), os.environ))

@@ -246,6 +246,28 @@ def test_program_and_its_interpreter_are_staged(
     assert not list(disk.iterdir())
 
 
+def test_archives_are_removed_from_the_nodes_that_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """srun would wait for one that has died since the job started."""
+    calls: list[tuple[str, ...]] = []
+
+    def call(*command: str, timeout_s: float = 0) -> str:
+        calls.append(command)
+        if command[0] == "squeue":
+            return "n[1,3]\n"
+        if command[:2] == ("scontrol", "show"):
+            return "n1\nn3\n"
+        return ""
+
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
+    monkeypatch.setattr(commands, "call", call)
+    pack.clean('{"/tmp/x.tar": {"folder": "/venv", "sha256": ""}}')
+    options = {"--overlap", "--nodes=2", "--ntasks=2", "--nodelist=n1,n3"}
+    assert options <= set(calls[-1])
+
+
 def test_program_of_slurmfts_environment_runs_from_its_copy() -> None:
     python = "/shared/venv/bin/python"
     own = OwnProgram(argv=(python, "x.py"), file="/x.py", folder="/")
@@ -345,6 +367,7 @@ def test_failed_broadcast_leaves_nothing(
             raise SlurmftError("sbcast failed (exit 1): No space left on device")
         return ""
 
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(filesystem, "of", lambda folder: LOCAL)
     monkeypatch.setattr(commands, "call", call)
     monkeypatch.setattr(sys, "prefix", str(small_venv))
