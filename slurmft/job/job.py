@@ -552,7 +552,10 @@ class Job:
         """Ends the job of this process: a failure is recorded, and ends the process."""
         if self._run is None:
             return
-        if isinstance(error, Exception):
+        # SystemExit and KeyboardInterrupt are no failures: they leave as a normal end does.
+        is_end = isinstance(error, SystemExit | KeyboardInterrupt)
+        # Not all others are of Exception: those of time limits and cancelled tasks are none.
+        if error is not None and not is_end:
             code = process.record_failure(
                 error, self._run, self.rank, self._step, self._meetings
             )
@@ -560,7 +563,6 @@ class Job:
                 self._checkpoints.wait(_LAST_WRITE_S)
             self._close()
             process.end(code)
-        # SystemExit and KeyboardInterrupt are no failures: they leave as a normal end does.
         if self._world is not None and self._world.owned:
             from slurmft.job import process_group
 

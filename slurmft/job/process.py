@@ -107,7 +107,7 @@ def note_stopped() -> None:
 
 
 def record_failure(
-    error: Exception, run: RunDir, rank: int, step: int, meetings: int
+    error: BaseException, run: RunDir, rank: int, step: int, meetings: int
 ) -> int:
     """Records a failure, and ends torchrun if a restart cannot help.
 
@@ -201,7 +201,7 @@ def failed_so_before(
     return False
 
 
-def explain(error: Exception, run: RunDir, rank: int) -> SlurmftError:
+def explain(error: BaseException, run: RunDir, rank: int) -> SlurmftError:
     """Returns an error as its reader needs it: with its own message, or where to look for more."""
     if isinstance(error, SlurmftError):
         return error
@@ -244,7 +244,7 @@ def _broken_gpu(error: Exception) -> SlurmftError:
     return broken
 
 
-def is_secondary(error: Exception) -> bool:
+def is_secondary(error: BaseException) -> bool:
     """Returns whether an error only says that another rank is gone.
 
     None does before torch is imported, so torch is not imported to find out.

@@ -146,18 +146,22 @@ with slurmft.attach() as job:
 
 
 @pytest.mark.processes
-def test_failure_is_recorded_with_its_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["ValueError", "BaseException"])
+def test_failure_is_recorded_with_its_step(base: str, tmp_path: Path) -> None:
+    """Also one that is not of Exception, as those of time limits: a peer was lost, no more."""
     run = make_run(tmp_path)
-    script = """
+    script = f"""
 import slurmft
+class WrongError({base}):
+    pass
 with slurmft.attach() as job:
     job.step(3)
-    raise ValueError("no such column")
+    raise WrongError("no such column")
 """
     process = start(run, script, 1)
     assert process.wait(PATIENCE_S) == Exit.FAILED
     (failure,) = run.all_failures()
-    assert failure.message == "ValueError: no such column"
+    assert failure.message == "WrongError: no such column"
     assert failure.step == 3
     assert "no such column" in run.rank_log(0).read_text()
 

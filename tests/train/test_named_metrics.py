@@ -424,6 +424,45 @@ def test_computations_that_are_refused(
     assert hint in str(error.value.hint)
 
 
+_NLTK = """
+***********************************
+  Resource \x1b[93mpunkt_tab\x1b[0m not found.
+  Please use the NLTK Downloader to obtain the resource:
+
+  >>> nltk.download('punkt_tab')
+"""
+
+
+class TimeLimitError(BaseException):
+    """As those of packages that end a call after a time."""
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "hint"),
+    [
+        (LookupError(_NLTK), "failed: nltk has no 'punkt_tab' here", "downloader punkt_tab"),
+        (OSError("We couldn't connect to 'https://huggingface.co' to load the files"),
+         "couldn't connect", "into the caches before"),
+        (ConnectionError("Offline mode is enabled. Tried to reach https://x/bleu.py"),
+         "Tried to reach", "beside the script"),
+        (OSError("no such file"), "no such file", "give its arguments"),
+        (TimeLimitError("60 s"), "TimeLimitError('60 s')", "leave it out"),
+    ],
+)  # fmt: skip
+def test_what_a_script_lacks_is_told(
+    error: BaseException, message: str, hint: str
+) -> None:
+    def compute(**inputs: Any) -> None:
+        raise error
+
+    module = SimpleNamespace(features={}, compute=compute)
+    metric = EvaluateMetric(MetricSpec.parse("any"), module)
+    with pytest.raises(MetricError) as raised:
+        metric.compute(examples("numbers", None)[0])
+    assert message in raised.value.message
+    assert hint in str(raised.value.hint)
+
+
 def test_several_imports_on_a_line_are_told(
     scripts: Path, home: Path, tmp_path: Path
 ) -> None:

@@ -247,9 +247,10 @@ class EvaluateMetric:
                     f"{what} cannot be loaded: evaluate takes 'import a, b' for one package",
                     "write one import a line in its script",
                 ) from error
+            cure = "install what it imports, correct its script, or leave it out"
             raise MetricError(
                 f"{what} cannot be loaded: {reason}",
-                "install what it imports, correct its script, or leave it out",
+                _cure(error, cure),
             ) from error
         metric = cls(spec, module)
         metric._check_arguments()
@@ -326,9 +327,13 @@ class EvaluateMetric:
                 references=inputs.references,
                 **self.spec.arguments,
             )
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        # Whatever a script raises: the exceptions of time limits are not of Exception, either.
+        except BaseException as error:
             problem = f"{what} failed: {_reason(error)}"
-            raise MetricError(problem, "give its arguments, or leave it out") from error
+            cure = _cure(error, "give its arguments, or leave it out")
+            raise MetricError(problem, cure) from error
         # Some metrics return the number itself.
         if not isinstance(result, Mapping):
             result = {self.spec.short_name: result}
@@ -450,6 +455,34 @@ def _check_code(folder: Path, with_folders: bool = False) -> None:
                 os.close(SCRIPTS.open(path, descriptor))
 
 
+def _cure(error: BaseException, otherwise: str) -> str:
+    """Returns the advice for a script that fails; `otherwise` where its error says too little."""
+    resource = _nltk_resource(error)
+    if resource:
+        return (
+            f"on the login node: python -m nltk.downloader {resource}; the nodes find it in "
+            "~/nltk_data, or in $NLTK_DATA"
+        )
+    # evaluate's error where a script imports from an address, and those of the hub's libraries.
+    is_of_hub = isinstance(error, OSError) and "connect to 'https://huggingface" in str(
+        error
+    )
+    if is_of_hub or isinstance(error, ConnectionError):
+        return (
+            "it loads something from the internet: fetch that into the caches before, or put it "
+            "beside the script, which then names its file; or leave the metric out"
+        )
+    return otherwise
+
+
+def _nltk_resource(error: BaseException) -> str:
+    """Returns the name of the data that nltk lacks; "": it is another error."""
+    match = re.search(r"nltk\.download\('([\w-]+)'\)", str(error))
+    if match is None:
+        return ""
+    return match[1]
+
+
 def _is_absent(error: BaseException) -> bool:
     return isinstance(error, FileNotFoundError | ConnectionError)
 
@@ -464,6 +497,9 @@ def _imports_several(spec: MetricSpec) -> bool:
 
 def _reason(error: BaseException) -> str:
     """Returns an error of a script in one line; of long messages their beginning."""
+    resource = _nltk_resource(error)
+    if resource:
+        return f"nltk has no {resource!r} here"
     line = " ".join(one_line(error).split())
     text = " ".join(str(error).split())
     # evaluate's own messages are whole sentences.
