@@ -818,6 +818,38 @@ def test_labels_are_counted_alike_in_parts_of_any_size(
         one_by_one.add([(3, ["a list"])])
 
 
+WRONG_LINES = {
+    "bytes": b'{"text": "a\xff", "label": "x"}',
+    "broken": b'{"text": "a"',
+    "no label": b'{"text": "a"}',
+    "no text": b'{"text": null, "label": "x"}',
+    "number": b'{"text": 3, "label": "x"}',
+    "list": b'{"text": "a", "label": ["x"]}',
+    "half": b'{"text": "a\\ud83d", "label": "x"}',
+}
+
+
+@pytest.mark.parametrize("first", list(WRONG_LINES))
+@pytest.mark.parametrize("second", list(WRONG_LINES))
+@pytest.mark.parametrize("apart", [1, 1500])
+def test_of_two_wrong_lines_the_first_is_named(
+    first: str, second: str, apart: int, tmp_path: Path
+) -> None:
+    """Whatever is wrong with them: bytes, lines and values are looked at one after the other."""
+    fine = [b'{"text": "a b", "label": "x"}', b'{"text": "c", "label": "y"}'] * 3
+    others = fine[:1] * (apart - 1)
+    lines = [*fine, WRONG_LINES[first], *others, WRONG_LINES[second], *fine]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, content in (("train", lines), ("validation", fine)):
+        (folder / f"{name}.jsonl").write_bytes(b"\n".join(content) + b"\n")
+    config = TrainConfig.resolve(task="text-classification", data=str(folder))
+    with pytest.raises(UsageError) as error:
+        inputs.look(config)
+    message = error.value.message
+    assert re.search(r"(line|row) 7\b|rows 7,", message), message
+
+
 def test_every_door_has_the_check(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data", TICKETS + "gone,\n")
     fact = "1 of 5 rows have no label: row 5"

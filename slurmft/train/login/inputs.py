@@ -530,7 +530,7 @@ def _rows_of_part(
     groups: list[Any] = []
     for chunk in chunks:
         values = chunk.columns
-        form.check(values, chunk.where, chunk.first_row)
+        _check_chunk(chunk, form, labels)
         labelled = form.labels(values, chunk.first_row)
         labels.add(labelled, partial(chunk.number, split=where))
         classes += form.classes(values) or ()
@@ -553,6 +553,27 @@ def _read_split(
         is_of_part: for each row whether it is of the split; None: all are.
     """
     split = Split(where, Labels(where), Texts(apart=form.texts_apart))
+    try:
+        _read_chunks(split, chunks, form, is_of_part)
+    except UsageError:
+        # Rows without a label are told of together, at the end: here one of them comes first.
+        split.labels.check_empty()
+        raise
+    split.labels.check_empty()
+    # Some empty texts are a warning, nothing but empty ones a wrong column.
+    if len(split.without_text) >= split.rows:
+        raise UsageError(f"{where!r}: no row has a text", "choose with --text-column")
+    return split
+
+
+def _read_chunks(
+    split: Split,
+    chunks: Chunks,
+    form: RowFormat,
+    is_of_part: Sequence[bool] | None,
+) -> None:
+    """Checks rows and adds them to a split; see `_read_split`."""
+    where = split.where
     rows_before = 0
     began = time.monotonic()
     progress = ProgressLine()
@@ -563,8 +584,7 @@ def _read_split(
         if is_of_part is not None:
             chosen = is_of_part[rows_before : rows_before + count]
         # All rows are checked: messages have their numbers in the file.
-        start = chunk.first_row
-        without_text = form.check(values, chunk.where, start)
+        without_text = _check_chunk(chunk, form, split.labels)
         if not rows_before:
             # Once: it renders a template for each of the first rows.
             form.check_with_model(values, chunk.where)
@@ -578,11 +598,29 @@ def _read_split(
             break
         progress.show(f"checking {os.path.basename(where)!r}: {share:.0%}")
     progress.clear()
-    split.labels.check_empty()
-    # Some empty texts are a warning, nothing but empty ones a wrong column.
-    if len(split.without_text) >= split.rows:
-        raise UsageError(f"{where!r}: no row has a text", "choose with --text-column")
-    return split
+
+
+def _check_chunk(chunk: Chunk, form: RowFormat, labels: Labels) -> list[int]:
+    """Checks rows, and returns the numbers of those without a text.
+
+    Args:
+        labels: gets the labels of the rows before one that is wrong.
+
+    Raises:
+        UsageError: of the first row that cannot be right.
+    """
+    values = chunk.columns
+    try:
+        return form.check(values, chunk.where, chunk.first_row)
+    except UsageError:
+        # A column was checked after the other: another row may come first.
+        for place in range(len(values[0])):
+            row = chunk.first_row + place
+            cells = [column[place : place + 1] for column in values]
+            form.check(cells, chunk.where, row)
+            labelled = form.labels(cells, row)
+            labels.add(labelled, partial(chunk.number, split=labels.where))
+        raise
 
 
 def _add_rows(

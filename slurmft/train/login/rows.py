@@ -143,11 +143,23 @@ def _chunks_of_file(path: Path, names: Sequence[str]) -> Iterator[Chunk]:
         size_bytes = os.fstat(raw.fileno()).st_size
         rows = _READERS[_kind(path)](raw, path, names)
         next(rows, None)  # the names, which the caller has
-        while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-            share = raw.tell() / size_bytes  # of the packed bytes, if it is a .gz
-            columns = [list(column) for column in zip(*chunk, strict=True)]
-            yield Chunk(share, columns, str(path), rows_before + 1)
-            rows_before += len(chunk)
+        wrong_row: UsageError | None = None
+        while wrong_row is None:
+            chunk: list[list[Any]] = []
+            try:
+                for row in itertools.islice(rows, _CHUNK_ROWS):
+                    chunk.append(row)
+            except UsageError as error:
+                wrong_row = error
+            # Also before an error: of these rows one may be wrong in another way.
+            if chunk:
+                share = raw.tell() / size_bytes  # of the packed bytes, if it is a .gz
+                columns = [list(column) for column in zip(*chunk, strict=True)]
+                yield Chunk(share, columns, str(path), rows_before + 1)
+                rows_before += len(chunk)
+            elif wrong_row is None:
+                return
+        raise wrong_row
 
 
 def _kind(path: Path) -> str:
@@ -384,14 +396,17 @@ def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
         raise _not_utf8(path, 1, first_line, first_line.index(0))
     number = 1  # of the first line of a block
     for whole_lines in _blocks_of_lines(stream, block, end, path):
+        wrong_line: UsageError | None = None
         try:
             text = whole_lines.decode()
         except UnicodeDecodeError as error:
             before = whole_lines[: error.start]
-            number += before.count(end)
             begin = before.rfind(end) + 1
             line, *_ = whole_lines[begin:].split(end, 1)
-            raise _not_utf8(path, number, line, error.start - begin) from None
+            at_line = number + before.count(end)
+            wrong_line = _not_utf8(path, at_line, line, error.start - begin)
+            # The lines before it come first: one of them may be wrong in another way.
+            text = whole_lines[:begin].decode()
         if number == 1:
             text = text.removeprefix("\ufeff")  # Excel's byte order mark
         # A split takes the ends away; behind the last one, nothing is left.
@@ -400,6 +415,8 @@ def _lines(raw: BinaryIO, path: Path) -> Iterator[str]:
             yield ended_line + end.decode()
         if last_line:
             yield last_line
+        if wrong_line is not None:
+            raise wrong_line
         number += len(ended_lines)
 
 
