@@ -23,9 +23,10 @@ from slurmft.core.config import RunConfig, time_limit_min
 from slurmft.core.decode import load
 from slurmft.core.errors import Exit, SlurmftError, UsageError, one_line, run_main
 from slurmft.core.files import UnfitFileError, open_to_append, read_text, write_json
+from slurmft.core.run_files import current_attempt
 from slurmft.node import rendezvous, sealed, signals
 from slurmft.node.hardware import Gpu, select, visible_gpus
-from slurmft.runs import attempts
+from slurmft.runs import attempts, hung_collective
 from slurmft.runs.rundir import RunDir
 
 DESTINATION = "on this machine, without Slurm: {} simulated node(s)"
@@ -140,6 +141,7 @@ class LocalNodes:
             return attempts.Outcome("failed", reason, final_code)
         if code and self.stopped_by:
             return attempts.Outcome("cancelled", f"cancelled{saved}", Exit.CANCELLED)
+        hung_collective.record(run, current_attempt())
         return attempts.decide(run, code)
 
     def _start(

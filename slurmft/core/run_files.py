@@ -227,6 +227,67 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """A collective that a rank has called."""
+
+    group: str
+    """The backend and the name of its process group: "gloo:0"."""
+    number: int
+    """Of the calls in this group, from 1; the same on all ranks."""
+    operation: str
+    bytes: int
+    """Of its input or its output, whichever is more."""
+    waits: bool
+    """It has not ended."""
+    seconds: float
+    """Since it was called."""
+    is_backward: bool = False
+    """torch has called it in a thread of the backward pass, as it does on GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallGroup:
+    """A process group, as a rank of it has used it."""
+
+    last: int
+    """The number of the rank's last call."""
+    ranks: list[int] = field(default_factory=list)
+    """Its members; empty where torch does not say."""
+    description: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calls:
+    """The last collectives of a rank, by torch's Flight Recorder."""
+
+    world_size: int
+    lost_peer: bool
+    """It ended by an exception: then torch does not say which calls have ended."""
+    is_full: bool
+    """Older calls are not recorded any more."""
+    where: str
+    """Where the main thread of the rank is, in words: "backward, train.py:24"; "": not known."""
+    groups: dict[str, CallGroup]
+    calls: list[Call]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankCalls:
+    """What a rank was doing when ranks hung, or when it ended (logs/collectives-rank-*.json)."""
+
+    rank: int
+    host: str
+    attempt: int
+    process: str
+    """The kernel's letter for the state of its process: T is stopped; or "gone"."""
+    step: int
+    """The last step that is done."""
+    phase: str
+    calls: Calls | None
+    """None: it has not answered, as a stopped process does not; or its torch has no recorder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleLimits:
     """The most samples of a batch of one rank that memory has held (memory.json); None: no batch
     was too large."""

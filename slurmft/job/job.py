@@ -42,6 +42,7 @@ from slurmft.core.run_records import phase_after, record_of
 from slurmft.job import checkpoints, process
 from slurmft.job.agreement import Boundary
 from slurmft.job.checkpoints import Checkpoints
+from slurmft.job.device_steps import DeviceSteps
 from slurmft.node.heartbeat import Heart
 from slurmft.node.profiles import BACKEND, bind_rank
 from slurmft.node.rendezvous import HOSTS
@@ -143,7 +144,8 @@ class Job:
         # Reentrant: a recorder's warning is recorded while its record holds the lock.
         self._lock = threading.RLock()
         self._step = 0
-        """The last step that is done."""
+        """The last step that is done; by a device, queued."""
+        self._device_steps = DeviceSteps()
         self._agreed_step = 0
         """The step after which the ranks agreed last."""
         self._has_requested = False
@@ -264,7 +266,12 @@ class Job:
         if not self._step:
             self._agreed_step = n - 1
         self._step = n
-        self.alive("train")
+        self._has_agreed = False
+        done = self._device_steps.last_done(n)
+        # No sign of life where the device has not come to the end of any step since the last one.
+        if done is not None:
+            self._heart.beat(done, "train")
+        self._record_phase("train")
         if total is None and loss is None and samples is None and not numbers:
             return
         fields: dict[str, Any] = {"step": n}

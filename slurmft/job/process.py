@@ -18,7 +18,7 @@ from slurmft.core.credentials import redact
 from slurmft.core.errors import Exit, SlurmftError
 from slurmft.core.files import open_to_append
 from slurmft.core.run_files import Failure, current_attempt
-from slurmft.node import heartbeat, memory_kills, sealed, signals
+from slurmft.node import flight_recorder, heartbeat, memory_kills, sealed, signals
 from slurmft.node.hardware import host_name, visible_gpus
 from slurmft.node.heartbeat import Heart
 from slurmft.node.memory_kills import MemoryKills
@@ -135,6 +135,8 @@ def record_failure(
     # Where other hosts are at fault, or other ranks failed, their failure is the one to read.
     is_elsewhere = bool(explained.bad_hosts) or is_secondary(error)
     secondary = bad_host is None and is_elsewhere
+    if secondary:
+        flight_recorder.note_lost_peer()
     can_restart = secondary or explained.retry
     # Without a trace it is a SlurmftError: of the input, or of what the user has asked for.
     if not secondary and bad_host is None and trace is not None:

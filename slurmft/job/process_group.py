@@ -13,11 +13,13 @@ from torch.distributed.rendezvous import rendezvous
 from slurmft.core.errors import SlurmftError
 from slurmft.job import devices, objects
 from slurmft.job.backend import agree
-from slurmft.node import torchrun
+from slurmft.node import flight_recorder, torchrun
 from slurmft.node.peers import LOST_PEER
 
 _TIMEOUT = timedelta(minutes=30)
 """For collectives between steps."""
+_CONTROL = "slurmft"
+"""How torch describes the group for requests and objects."""
 _CONTROL_TIMEOUT = timedelta(days=2)
 """For requests and objects. Ranks may wait long for the main one, which reads data; hangs are the
 watchdog's to find."""
@@ -191,6 +193,7 @@ def init(backend: str, connecting: Callable[[str], object] | None = None) -> Wor
         # The first collective connects the ranks. Where that hangs, it is here, of which
         # `connecting` has told, and not in the first step.
         dist.all_reduce(torch.zeros(1, device=device))
+    flight_recorder.serve()
     return World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
@@ -199,7 +202,9 @@ def init(backend: str, connecting: Callable[[str], object] | None = None) -> Wor
         backend=name,
         # gloo, also beside nccl: requests lie in the memory of the host, and must not wait for the
         # work that is queued on the GPU.
-        control=dist.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT),
+        control=dist.new_group(
+            backend="gloo", timeout=_CONTROL_TIMEOUT, group_desc=_CONTROL
+        ),
         owned=owned,
     )
 

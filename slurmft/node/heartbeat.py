@@ -108,7 +108,8 @@ class Heart:
         # A pause counts for the phase before it: a start says nothing about steps.
         if self._phase not in _PATIENCE:
             self.slowest_s = max(self.slowest_s, pause_s)
-        # Between two beats of training there is one step and nothing else.
+        # Between two beats of training there is one step, or several that a device has done
+        # meanwhile, and nothing else.
         if phase == self._phase == _STEP:
             self._steps_s.append(pause_s)
         self._last_beat = now

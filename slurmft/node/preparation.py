@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from slurmft.core import interpreter
 from slurmft.core.config import RunConfig
 from slurmft.core.program import kind_of
-from slurmft.node import ccl, hardware, profiles
+from slurmft.node import ccl, flight_recorder, hardware, profiles
 from slurmft.node.hardware import host_name
 from slurmft.node.profiles import Profile
 from slurmft.node.rendezvous import LISTEN, LOCAL_NODE, Rendezvous
@@ -56,6 +56,7 @@ def training_environment(
     """
     variables = profiles.merge(profile.settings(), environment)
     variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_STOP_TIMEOUT_S)
+    variables |= flight_recorder.variables(environment)
     address = rendezvous.listen_address()
     variables[LISTEN] = ""
     if address:

@@ -111,6 +111,8 @@ class Supervisor:
             process.end(self._process)
             return int(Exit.FAILED)
         if code != 0:
+            # Of ranks that have lost others, which they waited for.
+            watchdog.keep_last_calls(self.run)
             return child.record_failure(code, log_path, start)
         self._await_others(child)
         # The child ends with 0 in both cases; its ranks know that they have stopped early.

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmft.core import process, removal
-from slurmft.core.files import open_to_append
+from slurmft.core.decode import read
+from slurmft.core.files import open_to_append, write_json
+from slurmft.core.run_files import Calls, RankCalls, current_attempt
 from slurmft.core.text import duration
 from slurmft.core.trusted import temporary_place
-from slurmft.node import ccl, heartbeat
+from slurmft.node import ccl, flight_recorder, heartbeat
+from slurmft.node.hardware import host_name
 from slurmft.runs.rundir import RunDir
 
 # States of a process that got SIGSTOP, or that is being debugged.
@@ -26,6 +29,9 @@ _STOPPED = ("T", "t")
 
 # How long ranks have to write their stacks, here and on other nodes.
 _DUMP_S = 5.0
+# How much longer they have, on a busy node, to write their collectives.
+_ANSWERS_S = 5.0
+_POLL_S = 0.1
 # A watchdog that did not check for so long was itself stopped.
 _ASLEEP_S = 10
 
@@ -124,7 +130,8 @@ class Watchdog:
                 with contextlib.suppress(ProcessLookupError):
                     # faulthandler writes them, without the GIL
                     os.kill(pid, signal.SIGUSR1)
-        time.sleep(_DUMP_S)
+        self._await_answers()
+        self._keep_calls(run)
         for rank in self.ranks():
             text = self._stack_text(rank)
             with (
@@ -132,6 +139,45 @@ class Watchdog:
                 open_to_append(run.stacks(rank)) as file,
             ):
                 file.write(text.encode(errors="surrogateescape"))
+
+    def _await_answers(self) -> None:
+        """Asks the ranks for their collectives, and waits for these and for the stacks."""
+        asked = []
+        for rank in self.ranks():
+            is_stopped = process_state(self._pid(rank)) in _STOPPED
+            if flight_recorder.ask(str(self.folder), rank) and not is_stopped:
+                asked.append(Path(flight_recorder.answer_file(str(self.folder), rank)))
+        time.sleep(_DUMP_S)
+        deadline = time.monotonic() + _ANSWERS_S
+        # A process that does not give up the GIL never answers.
+        while time.monotonic() < deadline and not all(map(Path.exists, asked)):
+            time.sleep(_POLL_S)
+
+    def keep_last_calls(self, run: RunDir) -> None:
+        """Writes the last collectives of ranks that have ended into the run directory. After a hang
+        those of that moment stay: ranks lose others then because these are killed."""
+        if not self._has_dumped:
+            self._keep_calls(run)
+
+    def _keep_calls(self, run: RunDir) -> None:
+        """Writes what each rank of this node has told of its collectives into the run directory."""
+        for rank in self.ranks():
+            beat = heartbeat.read(self.folder / f"beat-{rank}")
+            if beat is None:
+                continue
+            answer = Path(flight_recorder.answer_file(str(self.folder), rank))
+            state = RankCalls(
+                rank=rank,
+                host=host_name(),
+                attempt=current_attempt(),
+                process=process_state(self._pid(rank)),
+                step=beat.step,
+                phase=beat.phase,
+                calls=read(answer, Calls),
+            )
+            # A full disk does not keep a node from its end.
+            with contextlib.suppress(OSError):
+                write_json(run.rank_calls(rank), state)
 
     def _stack_text(self, rank: int) -> str:
         """Reads the stacks that a rank has written; where it wrote none, asks others for them."""

@@ -45,6 +45,7 @@ from slurmft.core.run_files import (
     Environment,
     Failure,
     Job,
+    RankCalls,
     Started,
     State,
     Submission,
@@ -402,6 +403,19 @@ class RunDir:
     def stacks(self, rank: int) -> Path:
         """Returns the file with the stacks of the threads of a rank that hung."""
         return self.logs / f"stacks-rank-{rank:03d}.txt"
+
+    def rank_calls(self, rank: int) -> Path:
+        """Returns the file with the last collectives of a rank that hung, or lost another one."""
+        return self.logs / f"collectives-rank-{rank:03d}.json"
+
+    def all_rank_calls(self, attempt: int) -> list[RankCalls]:
+        """Returns what the ranks of an attempt were doing at its end, in the order of the ranks."""
+        found = []
+        for path in sorted(self.logs.glob("collectives-rank-*.json"))[:MOST_FILES]:
+            of_rank = read(path, RankCalls)
+            if of_rank is not None and of_rank.attempt == attempt:
+                found.append(of_rank)
+        return sorted(found, key=lambda each: each.rank)
 
     def set_state(
         self,

@@ -401,6 +401,38 @@ def test_silence_is_a_hang(here: Path) -> None:
     assert 'hangs.py", line 3' in done.run.stacks(0).read_text()
 
 
+HANGS_IN_STEP = """
+import time, sys, torch, torch.distributed as dist
+from pathlib import Path
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1000, 1000))
+for step in range(6):
+    print("step", step, flush=True)
+    if step == 4 and rank == 3:
+        time.sleep(1000)
+    model(torch.ones(4, 1000)).sum().backward()
+"""
+
+
+def test_the_collective_that_hangs_has_a_name(here: Path) -> None:
+    """The rank that does not come is named, and not one of those that wait."""
+    write(here, "ddp.py", HANGS_IN_STEP)
+    flags = ("--nodes", "2", "--nproc-per-node", "2", "--max-requeues", "0")
+    # Also the longest silence before the first step, in which torch is imported.
+    done = run(*flags, "--hang-timeout-s", "45", "--", "ddp.py")
+    assert done.code != 0
+    said = re.search(
+        r"the job hangs: rank 3 on \S+ has not come to all-reduce \d+ of 3.8 MiB "
+        r"\(backward, ddp.py:11\); 3 ranks have waited \S+ \S+; rank 3 is at ddp.py:10",
+        done.err,
+    )
+    assert said is not None, done.err
+    status = slurmft("status", str(done.run.path), "--json")
+    assert said[0] in json.loads(status.out)["failures"][-1]["message"]
+    assert said[0] in slurmft("logs", str(done.run.path)).out
+
+
 def test_progress_bars_and_bytes(here: Path) -> None:
     """A bar is in the log, but not each of its states; what is no text harms nothing."""
     text = """

@@ -249,6 +249,9 @@ def shows_where_it_hung(run: RunDir) -> None:
     assert any("Thread" in text and "trainer.py" in text for text in stacks)
     words = [f.message for f in run.all_failures() if not f.secondary]
     assert any("hangs: no step for" in text and "SIGSTOP" in text for text in words)
+    assert any(
+        "has waited" in text and text.endswith("is stopped") for text in words
+    ), words
 
 
 FAULTS = [

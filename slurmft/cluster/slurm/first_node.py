@@ -25,7 +25,7 @@ from slurmft.core.run_files import ATTEMPT, Failure, current_attempt
 from slurmft.core.text import some
 from slurmft.core.trusted import NotOwnError
 from slurmft.node import memory_kills, rendezvous, sealed, signals, supervisor
-from slurmft.runs import log_times
+from slurmft.runs import hung_collective, log_times
 from slurmft.runs.attempts import (
     SUPERSEDED,
     Outcome,
@@ -424,6 +424,7 @@ def end_attempt(run: RunDir, code: int) -> int:
         code = Exit.OK
         killed_by = ""
     record_out_of_memory(run, killed_by)
+    hung_collective.record(run, current_attempt())
     for nodes in srun_log.failed_nodes(srun_says, current_attempt()):
         blame_lost_nodes(run, commands.hostnames(nodes))
     outcome = decide(run, code, restarts, killed_by)

@@ -63,6 +63,17 @@ def _show_stacks() -> None:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 
 
+def _tell_collectives() -> None:
+    """Has this Python answer its node's watchdog, if it is a rank, about its collectives."""
+    is_rank = os.environ.get("SLURMFT_NODE_FOLDER") and "RANK" in os.environ
+    if not is_rank or sys.version_info < (3, 9):
+        return
+    with _package_on_path():
+        from slurmft.core.after_import import AfterImport
+        from slurmft.node import flight_recorder
+    AfterImport((flight_recorder.MODULE,), flight_recorder.serve_after_init)
+
+
 def _next() -> None:
     others = [p for p in sys.path if os.path.abspath(p or ".") != _here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
@@ -74,5 +85,6 @@ try:
     _arm()
     _seal_stores()
     _show_stacks()
+    _tell_collectives()
 finally:
     _next()

@@ -35,7 +35,7 @@ from slurmft.node.rendezvous import (
 )
 from slurmft.node.supervisor import Supervisor, record_error, run_task
 from slurmft.node.task import reserve_port, run_torchrun
-from slurmft.runs import attempts
+from slurmft.runs import attempts, hung_collective
 from slurmft.runs.rundir import RunDir
 
 _PORT = 29400
@@ -61,6 +61,7 @@ def run_pod(supervisor: Supervisor, config: RunConfig) -> int:
         code = record_error(run, error)
     # The volume may show only later what another pod has written: why its rank failed.
     attempts.await_failure(run, code)
+    hung_collective.record(run, current_attempt())
     outcome = attempts.decide(run, code)
     attempts.end(run, outcome)
     return outcome.code

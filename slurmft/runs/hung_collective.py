@@ -1,0 +1,272 @@
+"""The collective in which the ranks of an attempt hung, by what each of them has told of its calls.
+
+Nothing is said that torch's recorders do not show: of a rank that has not answered it is only said
+that it has not.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slurmft.core.errors import SlurmftError
+from slurmft.core.run_files import Call, Calls, Failure, RankCalls
+from slurmft.core.text import counted, duration, in_bytes, shown, some
+from slurmft.runs.records import warn
+from slurmft.runs.rundir import RunDir
+
+_NAMES = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "_all_gather_base": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "_reduce_scatter_base": "reduce-scatter",
+    "all_to_all": "all-to-all",
+}
+"""torch's names of operations -> the usual ones, where these differ."""
+_EQUAL_SIZES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
+"""Operations that need as many bytes on every rank."""
+_STOPPED = ("T", "t")
+_WIDTH = 80
+"""The longest text that is taken from a file of a rank."""
+
+
+def record(run: RunDir, attempt: int) -> None:
+    """Records the collective in which an attempt hung, as a failure of it. Where ranks only lost
+    others and nobody knows why, a warning says which of them left no record."""
+    root = run.root_failure(attempt)
+    if root is None:
+        return
+    if root.hang_s is not None:
+        failure = hang(run, run.all_rank_calls(attempt))
+        if failure is not None:
+            run.add(failure)
+    elif root.secondary:
+        text = loss_of_peer(run.all_rank_calls(attempt))
+        if text:
+            warn(run.records, text)
+
+
+def hang(run: RunDir, ranks: Sequence[RankCalls]) -> Failure | None:
+    """Returns the failure that the calls of ranks that hung show; None: they show none."""
+    calls = _CallsOfRanks(ranks)
+    waits = calls.waits()
+    if not waits:
+        return None
+    culprits, text = calls.mismatch() or calls.described(waits[0])
+    where = f"node {calls.hosts(culprits)}"
+    hint = f"where the threads are: {run.stacks(culprits[0])}"
+    error = SlurmftError(f"the job hangs: {text}", hint)
+    step = max(each.step for each in ranks)
+    attempt = ranks[0].attempt
+    return Failure.of(where, error, step=step, attempt=attempt, retry=True)
+
+
+def loss_of_peer(ranks: Sequence[RankCalls]) -> str:
+    """Returns which ranks left no record when others lost a peer; "" where that is not clear."""
+    calls = _CallsOfRanks(ranks)
+    last: dict[int, Call] = {}
+    members: set[int] = set()
+    for each in ranks:
+        if each.calls is not None and each.calls.calls:
+            last[each.rank] = each.calls.calls[-1]
+            members = set(range(each.calls.world_size))
+    missing = sorted(members - last.keys())
+    same = {(call.group, call.number) for call in last.values()}
+    if not missing or len(same) != 1:
+        return ""
+    rank, call = next(iter(last.items()))
+    verb = _verb(missing, "has", "have")
+    return (
+        f"{calls.names(missing)} {verb} left no record of collectives; the last call of "
+        f"{_ranks(sorted(last))} was {calls.call(rank, call)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A collective that some ranks wait in."""
+
+    number: int
+    calls: dict[int, Call]
+    """By rank, of the ranks that wait."""
+    absent: list[int]
+    """Ranks that have come to the call before it, and not to this one."""
+    silent: list[int]
+    """Ranks of the group of which nothing is known."""
+
+
+class _CallsOfRanks:
+    def __init__(self, ranks: Iterable[RankCalls]) -> None:
+        self._ranks = {each.rank: each for each in ranks}
+        self._known: dict[int, Calls] = {}
+        """By rank, of those that have answered."""
+        self._calls: dict[str, dict[int, dict[int, Call]]] = {}
+        """Group -> number -> rank -> call."""
+        for each in self._ranks.values():
+            # Of a rank that has lost another one, torch does not know which calls have ended.
+            if each.calls is None or each.calls.lost_peer:
+                continue
+            self._known[each.rank] = each.calls
+            for call in each.calls.calls:
+                numbers = self._calls.setdefault(call.group, defaultdict(dict))
+                numbers[call.number][each.rank] = call
+
+    def waits(self) -> list[_Wait]:
+        """Returns the first call of each group in which ranks wait. The one that explains most
+        comes first: for whose end only ranks are missing that wait nowhere themselves."""
+        found = []
+        waiting: set[int] = set()
+        for group, numbers in self._calls.items():
+            for number, calls in sorted(numbers.items()):
+                stuck = {rank: call for rank, call in calls.items() if call.waits}
+                if stuck:
+                    waiting |= stuck.keys()
+                    found.append(self._wait(group, number, stuck))
+                    break
+
+        def rank_of(wait: _Wait) -> tuple[bool, bool, int, int]:
+            is_explained = bool(wait.absent) and not waiting & set(wait.absent)
+            sizes = [call.bytes for call in wait.calls.values()]
+            return is_explained, bool(wait.silent), len(wait.calls), max(sizes)
+
+        return sorted(found, key=rank_of, reverse=True)
+
+    def _wait(self, group: str, number: int, calls: dict[int, Call]) -> _Wait:
+        members: set[int] = set()
+        for rank in calls:
+            members |= set(self._known[rank].groups[group].ranks)
+        absent = []
+        silent = []
+        for rank in sorted(members - calls.keys()):
+            known = self._known.get(rank)
+            if known is None:
+                silent.append(rank)
+                continue
+            last = known.groups.get(group)
+            # A rank that is further behind has been asked at another time.
+            if last is not None and last.last == number - 1:
+                absent.append(rank)
+            is_first = last is None and number == 1 and not known.is_full
+            if is_first:
+                absent.append(rank)
+        return _Wait(number, calls, absent, silent)
+
+    def mismatch(self) -> tuple[list[int], str] | None:
+        """Returns the ranks that have called something else than most, and what; None: the calls
+        that are known fit together."""
+        for numbers in self._calls.values():
+            is_stuck = any(
+                call.waits for calls in numbers.values() for call in calls.values()
+            )
+            for _, calls in sorted(numbers.items()):
+                kinds: dict[tuple[str, int], list[int]] = defaultdict(list)
+                for rank, call in sorted(calls.items()):
+                    kinds[_kind(call)].append(rank)
+                if is_stuck and len(kinds) > 1:
+                    groups = sorted(kinds.values(), key=len)
+                    parts = []
+                    for ranks in groups:
+                        described = self.call(ranks[0], calls[ranks[0]])
+                        parts.append(f"{self.names(ranks)} called {described}")
+                    text = f"{some(parts, 3, '; ')}: all ranks must make the same calls"
+                    return groups[0], text
+        return None
+
+    def described(self, wait: _Wait) -> tuple[list[int], str]:
+        """Returns the ranks that others wait for, or else those that wait; and what is known."""
+        first = min(wait.calls)
+        call = self.call(first, wait.calls[first])
+        seconds = min(each.seconds for each in wait.calls.values())
+        verb = _verb(list(wait.calls), "has", "have")
+        waited = f"{counted(len(wait.calls), 'rank')} {verb} waited {duration(seconds)}"
+        if wait.absent:
+            verb = _verb(wait.absent, "has", "have")
+            text = f"{self.names(wait.absent)} {verb} not come to {call}; {waited}"
+            calls = self._ranks[wait.absent[0]].calls
+            if calls is not None and calls.where:
+                text += (
+                    f"; {_ranks(wait.absent[:1])} is at {shown(calls.where, _WIDTH)}"
+                )
+            return wait.absent, text
+        if wait.silent:
+            text = f"{waited} in {call}; {self._silence(wait.silent)}"
+            return wait.silent, text
+        return sorted(wait.calls), f"{waited} in {call}; no rank is known to be missing"
+
+    def _silence(self, ranks: list[int]) -> str:
+        states = {
+            rank: self._ranks[rank].process for rank in ranks if rank in self._ranks
+        }
+        verb = _verb(ranks, "is", "are")
+        if len(states) == len(ranks) and set(states.values()) <= set(_STOPPED):
+            return f"{self.names(ranks)} {verb} stopped"
+        verb = _verb(ranks, "does", "do")
+        return f"{self.names(ranks)} {verb} not answer"
+
+    def call(self, rank: int, call: Call) -> str:
+        """Returns a call in words: all-reduce 1,204 of 22.0 MiB (backward, step 310)"""
+        text = f"{_name(call)} {call.number:,}"
+        if call.bytes:
+            text += f" of {in_bytes(call.bytes)}"
+        details = []
+        calls = self._ranks[rank].calls
+        if calls is not None and call.group in calls.groups:
+            details.append(calls.groups[call.group].description)
+        # The program goes on after a call that has ended.
+        if calls is not None and call.waits:
+            details.append(calls.where)
+        if call.is_backward and "backward" not in details:
+            details.append("backward")
+        details.append(_step(self._ranks[rank]))
+        in_brackets = [shown(each, _WIDTH) for each in details if each]
+        if in_brackets:
+            text += f" ({', '.join(in_brackets)})"
+        return text
+
+    def names(self, ranks: Sequence[int]) -> str:
+        """Returns ranks and their hosts: rank 3 on n2"""
+        hosts = self.hosts(ranks)
+        if not hosts:
+            return _ranks(ranks)
+        return f"{_ranks(ranks)} on {hosts}"
+
+    def hosts(self, ranks: Sequence[int]) -> str:
+        """Returns the hosts of ranks; "" where none of them is known."""
+        hosts = []
+        for rank in ranks:
+            if rank in self._ranks:
+                hosts.append(shown(self._ranks[rank].host, _WIDTH))
+        return some(list(dict.fromkeys(hosts)))
+
+
+def _step(rank: RankCalls) -> str:
+    """Returns the step in which a rank is, in words; "" of a program that does not tell steps."""
+    if rank.phase == "train":
+        return f"step {rank.step + 1:,}"
+    if rank.step:
+        return f"{rank.phase}, after step {rank.step:,}"
+    return ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    noun = _verb(ranks, "rank", "ranks")
+    return f"{noun} {some([str(rank) for rank in ranks])}"
+
+
+def _verb(ranks: Sequence[int], one: str, several: str) -> str:
+    if len(ranks) == 1:
+        return one
+    return several
+
+
+def _name(call: Call) -> str:
+    name = _NAMES.get(call.operation, call.operation)
+    return shown(name, _WIDTH)
+
+
+def _kind(call: Call) -> tuple[str, int]:
+    """Returns in what the calls of all ranks must be equal."""
+    name = _name(call)
+    if name in _EQUAL_SIZES:
+        return name, call.bytes
+    return name, 0
