@@ -173,8 +173,8 @@ def _node_hours(
 
 
 def _attempt_times(run: MeasuredRun) -> list[tuple[float, float]]:
-    """Returns the begin and the end of each attempt; one without a recorded end lasts until
-    now."""
+    """Returns the begin and the end of each attempt; one without a recorded end lasts until now,
+    and one whose next begins on the same nodes until that one begins: the job has them."""
     attempts = []
     started_at: float | None = None
     for transition in run.state.history:
@@ -182,6 +182,8 @@ def _attempt_times(run: MeasuredRun) -> list[tuple[float, float]]:
             if started_at is not None:  # the attempt before ended without a record
                 attempts.append((started_at, transition.time))
             started_at = transition.time
+        elif transition.in_allocation:
+            continue
         elif transition.state != "stopping" and started_at is not None:
             attempts.append((started_at, transition.time))
             started_at = None

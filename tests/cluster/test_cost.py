@@ -69,6 +69,18 @@ def test_all_attempts_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_moment_between_two_attempts_in_an_allocation_counts(tmp_path: Path) -> None:
+    """The job has its nodes all the while."""
+    history = [("submitted", 0), ("running", 100), ("requeued", 3400)]
+    made(tmp_path, [*history, ("running", 3700), ("failed", 5500)])
+    record = json.loads((tmp_path / "state.json").read_text())
+    record["history"][2]["in_allocation"] = True
+    (tmp_path / "state.json").write_text(json.dumps(record))
+    (found,) = cost.costs_of([MeasuredRun.read(tmp_path)])
+    assert found["node_hours"] == pytest.approx(2 * 1.5)
+
+
+@pytest.mark.processes
 def test_attempts_count_by_their_own_nodes(tmp_path: Path) -> None:
     """Each start of --nodes MIN-MAX has as many as are free, and a resume as many as it asks
     for."""

@@ -361,7 +361,7 @@ def test_failed_broadcast_leaves_nothing(
     run = RunDir.create(RunConfig(program=TrainConfig.resolve().program(), job=job))
     calls: list[tuple[str, ...]] = []
 
-    def call(*command: str, timeout_s: float) -> str:
+    def call(*command: str, timeout_s: float = 0) -> str:
         calls.append(command)
         if command[0] == "sbcast":
             raise SlurmftError("sbcast failed (exit 1): No space left on device")
