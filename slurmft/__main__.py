@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import slurmft
-from slurmft.cli import load_command, usage
+from slurmft.cli import load_command, on_cluster, usage
 from slurmft.core import interruption, plugins, terminal
 from slurmft.core.errors import Exit, SlurmftError, UsageError, run_main
 
@@ -85,6 +85,16 @@ def _open_closed_streams() -> None:
             setattr(sys, name, stream)
 
 
+def _main_as_typed(words: list[str]) -> int:
+    """Runs a command; what its errors advise can be typed where the command was."""
+    try:
+        return main(words)
+    except SlurmftError as error:
+        if error.hint is not None:
+            error.hint = on_cluster(error.hint)
+        raise
+
+
 def console(argv: list[str] | None = None) -> int:
     """The console script `slurmft`."""
     words = sys.argv[1:] if argv is None else argv
@@ -96,7 +106,7 @@ def console(argv: list[str] | None = None) -> int:
     try:
         with interruption.as_exceptions():
             return run_main(
-                lambda: main(words),
+                lambda: _main_as_typed(words),
                 debug="--debug" in own_words,
                 as_json="--json" in own_words,
             )

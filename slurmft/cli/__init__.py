@@ -152,6 +152,25 @@ def command(*words: str) -> str:
     return shlex.join([*typed(), *words])
 
 
+def on_cluster(hint: str) -> str:
+    """Returns a hint of a command; of one that came from a laptop, by --on, the commands in it can
+    be typed there."""
+    import re  # not above: --help need not wait for these
+
+    from slurmft.runs.request import ON
+
+    cluster = os.environ.get(ON)
+    if not cluster:
+        return hint
+    names = "|".join(re.escape(name) for name in plugins.entries(plugins.COMMANDS))
+    return re.sub(
+        rf"\bslurmft (?=(?:{names})\b)",
+        # No template, whose backslashes would mean something.
+        lambda _: shlex.join(["slurmft", "--on", cluster]) + " ",
+        hint,
+    )
+
+
 def typed() -> list[str]:
     """Returns how the user calls slurmft: `slurmft`, or by a path; or by a Python, with -m; or from
     elsewhere, with --on."""

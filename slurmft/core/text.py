@@ -199,6 +199,9 @@ def counted(count: int, one: str, several: str = "") -> str:
 
 def some(names: Sequence[str], most: int = 8, separator: str = ", ") -> str:
     """Returns the first names, and how many there are besides: n1, n2 and 998 more"""
+    # The last one takes no more room than the words that would stand for it.
+    if len(names) == most + 1:
+        most += 1
     text = separator.join(names[:most])
     if len(names) > most:
         text += f" and {len(names) - most:,} more"

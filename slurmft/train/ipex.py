@@ -19,7 +19,11 @@ def check_package() -> None:
     """Raises UsageError where the extension is not installed, or not for this torch."""
     import importlib.metadata  # 20 ms, which every submission would pay
 
-    hint = "leave --ipex out, or pip install -c constraints-xeon.txt '.[xeon]'"
+    # In the wheel there are neither constraints nor a folder to install from.
+    hint = (
+        "leave --ipex out; its last release needs torch 2.8, in an environment of its own: "
+        "slurmft help sites"
+    )
     try:
         release = importlib.metadata.version(_PACKAGE)
     except importlib.metadata.PackageNotFoundError:

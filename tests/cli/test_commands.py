@@ -18,7 +18,7 @@ import pytest
 import slurmft as slurmft_package
 from slurmft import Run
 from slurmft.__main__ import console
-from slurmft.cli import load_command, pasted, run, status, typed
+from slurmft.cli import load_command, on_cluster, pasted, run, status, typed
 from slurmft.cli.parser import first_clause
 from slurmft.core import git, plugins
 from slurmft.core.config import JobConfig
@@ -494,3 +494,28 @@ def test_version_of_a_checkout_that_was_never_installed(
     assert console(["--version"]) == 0
     expected = "slurmft 0+unknown (never installed; commit 012345678, with changes)\n"
     assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("cluster", ["lab", "my lab", r"\1"])
+def test_hints_of_a_command_that_came_from_a_laptop(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hint = "look: slurmft status /r/a; slurmft help sites; slurmft run -- train.py"
+    assert on_cluster(hint) == hint
+    monkeypatch.setenv("SLURMFT_ON", cluster)
+    typed_there = on_cluster(hint)
+    look, page, run = typed_there.split("; ")
+    there = ["slurmft", "--on", cluster]
+    assert shlex.split(look)[1:] == [*there, "status", "/r/a"]
+    # Pages are here, too.
+    assert page == "slurmft help sites"
+    assert shlex.split(run) == [*there, "run", "--", "train.py"]
+
+
+def test_errors_of_a_command_that_came_from_a_laptop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "a", state="failed")
+    monkeypatch.setenv("SLURMFT_ON", "lab")
+    assert console(["push", str(run.path), "me/x"]) == 2
+    assert f"slurmft --on lab resume {run.path}" in capsys.readouterr().err

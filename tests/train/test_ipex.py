@@ -39,7 +39,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, torch="2.8.0")
     with pytest.raises(UsageError, match=f"{PACKAGE}, which is not installed") as error:
         configure({"ipex": True})
-    assert "leave --ipex out, or pip install" in str(error.value.hint)
+    assert "slurmft help sites" in str(error.value.hint)
     # The image may have it: its ranks look.
     configure({"ipex": True, "container": "docker://debian:12"})
 
