@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 from slurmft.core.errors import UsageError
@@ -48,10 +49,35 @@ def is_hub_id(name: str) -> bool:
     return hub_id is not None and not name.endswith(_SUFFIXES)
 
 
+def check_id(flag: str, name: str) -> None:
+    """Checks a name in a job, where folders have absolute paths: libraries would read a file or
+    folder of that name in the present folder, which somebody has made since the submission.
+
+    Raises:
+        UsageError: there is one.
+    """
+    path = os.path.abspath(name)
+    if is_hub_id(name) and os.path.lexists(path):
+        raise UsageError(
+            f"{flag} {name!r} is a name of the hub, and by now {path!r} has it, too",
+            f"rename that; or submit anew, if you mean it: {flag} {path}",
+        )
+
+
 def is_hub_offline() -> bool:
     """Returns True if the user, or the node's task, has told the libraries to ask the hub for
     nothing."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def leave_out_kernels() -> None:
+    """Lets transformers, which is not imported yet, take the package `kernels` for absent.
+
+    With it, transformers fetches code of the hub and executes it, for kinds of models and of
+    quantization that a `config.json` names; or what others have put into a cache that they share.
+    """
+    # As Python has it for a module that cannot be imported.
+    sys.modules["kernels"] = None  # type: ignore[assignment]
 
 
 def endpoint() -> str:

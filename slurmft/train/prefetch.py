@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmft.core.errors import Exit, run_main
-from slurmft.core.hub import NotOnHubError, hub_cache, is_local
+from slurmft.core.hub import NotOnHubError, hub_cache, is_local, leave_out_kernels
 from slurmft.core.text import counted, in_bytes
 from slurmft.train import tasks
 from slurmft.train.config import TrainConfig
@@ -19,6 +19,7 @@ from slurmft.train.own_task import facts
 
 
 def main(argv: list[str]) -> int:
+    leave_out_kernels()
     try:
         return _load(argv)
     except NotOnHubError as error:

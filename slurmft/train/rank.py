@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from slurmft.core import process
+from slurmft.core.hub import leave_out_kernels
 from slurmft.core.program import PREDICT
 from slurmft.job import attach
 from slurmft.job.process import end
@@ -32,6 +33,7 @@ def prepare() -> None:
     if _imports_s is None:
         # collections of garbage would find none, and take a third of the time
         gc.disable()
+        leave_out_kernels()
         # For one function, in losses of object detection: a tenth of the time of all imports.
         later = sys.modules.setdefault("scipy.optimize", _Later("scipy.optimize"))
         with contextlib.suppress(ImportError):

@@ -1035,6 +1035,47 @@ study.main(["run", "s", "--cluster", "local", "--studies-dir", "."])
 
 @attack(
     GROUP,
+    "has runs in the folder of runs of your study, where they can write, or to which your own link "
+    "leads, and names processes of yours in them, before you `study run` or `study cancel` it",
+    "refused, with the folder; your process runs on",
+)
+def runs_among_those_of_a_study(ada: User, eve: User) -> None:
+    text = 'name = "{}"\n[fixed]\ntask = "synthetic"\n[grid]\nnodes = [1]\n'
+    other = subprocess.Popen(["sleep", "100"], user=ada.uid)
+    try:
+        for name in ("open", "link"):
+            study = ada.write(
+                ada.home / "open-studies" / name / "study.toml", text.format(name)
+            ).parent
+            runs = study / "runs"
+            if name == "link":
+                runs.symlink_to(ada.home / "project")
+                os.lchown(runs, ada.uid, ada.uid)
+            theirs = run_of(eve, f"among-{name}", state="running", job=str(other.pid))
+            process = to_json(local.Process.of(other.pid))
+            eve.write(theirs.submitit / "pid.json", process)
+            runs.resolve().mkdir()
+            os.chown(runs, ada.uid, 21100)
+            runs.chmod(0o2775)
+            theirs.path.rename(runs / theirs.path.name)
+            for words in (("cancel",), ("run", "--cluster", "local", "--yes")):
+                done = ada.slurmft("study", *words, str(study))
+                assert done.code != 0
+                assert f"others can write '{runs}' (mode 2775)" in done.err
+                assert other.poll() is None
+            # A link of hers to a run of theirs, in a folder that nobody else can write.
+            runs.chmod(0o755)
+            done = ada.slurmft("study", "cancel", str(study))
+            assert "belongs to eve" in done.err
+            assert "its job, if it has one, is not cancelled" in done.err
+            assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+@attack(
+    GROUP,
     "gives the name of a metric, an image of a registry, or a study that comes along to a file of "
     "theirs in the folder where you type commands",
     "refused, with the path to give if you mean that; nothing of it runs",
@@ -1059,6 +1100,42 @@ def names_with_two_meanings(ada: User, eve: User) -> None:
     shutil.rmtree(ada.home / "f1")
     shutil.rmtree(ada.home / "nvcr.io")
     (ada.home / "lab-train").unlink()
+
+
+@attack(
+    GROUP,
+    "gives the name of a model or data set of the hub to a folder of theirs in the folder where "
+    "you submit, before or after you do so",
+    "before: a warning says what is read; after: the job ends with a line, and reads nothing of it",
+)
+def names_of_the_hub(ada: User, eve: User) -> None:
+    here = ada.write(ada.home / "with-names" / "x", "").parent
+    eve.write(here / "lab" / "data" / "train.jsonl", "")
+    os.chown(here / "lab" / "data", eve.uid, eve.uid)
+    submit = (
+        "submit --task text-classification --data lab/data --dry-run --cluster local"
+    )
+    command = f"cd {here}; {sys.executable} -P -m slurmft {submit}"
+    done = ada.run("bash", "-c", command)
+    words = f"--data 'lab/data' is '{here}/lab/data' here, which belongs to eve"
+    assert words in " ".join(done.err.split())
+    code = f"""
+import os
+from slurmft.core.errors import UsageError
+from slurmft.train.config import TrainConfig
+from slurmft.train.login.sources import check_hub_names
+os.chdir({str(here)!r})
+given = {{"task": "text-classification", "model": "lab/model", "data": "lab/data"}}
+for changes in ({{}}, {{"data": "lab/other"}}, {{"data": "lab/other", "mix": ("lab/data:0.5",)}}):
+    try: print(check_hub_names(TrainConfig.resolve(**given | changes)))
+    except UsageError as error: print(error.message)
+"""
+    taken = f"'lab/data' is a name of the hub, and by now '{here}/lab/data' has it, too"
+    assert ada.python(code).splitlines() == [
+        f"--data {taken}",
+        "None",
+        f"--mix {taken}",
+    ]
 
 
 @attack(
@@ -1240,17 +1317,14 @@ def script_of_a_prepared_run(ada: User, eve: User) -> None:
     here = eve.write(ada.home / "submit-here" / "slurmft" / "__init__.py", "").parent
     eve.write(here / "__main__.py", f"open({str(attacked)!r}, 'w')\n")
     file = REPOSITORY / "sbatch" / "multi_node.sbatch"
-    slurm: dict[str, Any] = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_NTASKS": "1",
-    }
     done = ada.run(
         *("bash", "-c", f'cd {here.parent}; exec bash {file} "$@"', "bash"),
         *("--runs-dir", str(runs), "--setup", "echo of-ada; exit 3"),
         SLURMFT_PYTHON=str(ada.home / "fake" / "python"),
         PATH=f"{ada.home}/fake:{os.environ['PATH']}",
-        **slurm,
+        SLURM_JOB_ID="7",
+        SLURM_JOB_NUM_NODES="1",
+        SLURM_NTASKS="1",
     )
     assert (done.code, done.out) == (3, "of-ada\n"), done.err
     assert not attacked.exists()
@@ -1277,14 +1351,15 @@ def links_where_a_script_writes(ada: User, eve: User) -> None:
     for folder in (place, place / "bin", place / "run"):
         ada.own(folder)
     eve.own(place / "theirs")
-    assert ada.run("bash", "-c", script.text, **script.env).code == 0
+    started = ["env", *(f"{name}={value}" for name, value in script.env.items())]
+    assert ada.run(*started, "bash", "-c", script.text).code == 0
     # The file's descriptor leads to the run that has begun, whatever its name is by now.
     assert (place / "aside" / "ended.json").is_file()
     text = job_array.script_text(
         [], {run_of(ada, "array-2"): "", RunDir(place / "run"): ""}
     )
-    array: dict[str, Any] = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "7"}
-    done = ada.run("bash", "-c", text, **array)
+    task = ("SLURM_ARRAY_TASK_ID=1", "SLURM_ARRAY_JOB_ID=7")
+    done = ada.run("env", *task, "bash", "-c", text)
     assert (done.code, done.err) == (
         1,
         f"refused: {place}/run/submitit is another user's, or others can write it\n",
@@ -1790,6 +1865,30 @@ def metric_in_a_shared_cache(ada: User, eve: User) -> None:
         printed = ada.python(code, HF_HOME=str(home), HF_HUB_OFFLINE="1")
         assert "attacked" not in printed
         assert "the script of a metric is code: refused" in printed
+
+
+@attack(
+    GROUP,
+    "puts a link to a folder of yours into a shared `HF_HOME`, where evaluate copies the script of "
+    "a metric of yours",
+    "refused; nothing is copied there",
+)
+def links_in_the_cache_of_metrics(ada: User, eve: User) -> None:
+    thesis = ada.write(ada.home / "thesis-of-metrics" / "thesis.tex", "mine")
+    script = ada.write(ada.home / "mine" / "mine.py", "import evaluate\n")
+    modules = eve.write(eve.home / "cache with links" / "modules" / "x", "").parent
+    modules.chmod(0o777)
+    link(eve, modules / "evaluate_modules", thesis.parent)
+    code = (
+        "from slurmft.train.metric_spec import MetricSpec\n"
+        "from slurmft.train.tasks.evaluate_metrics import EvaluateMetric\n"
+        f"try: EvaluateMetric.load(MetricSpec.parse({str(script.parent)!r}))\n"
+        "except Exception as error: print(error)"
+    )
+    home = str(modules.parent)
+    printed = ada.python(code, HF_HOME=home, HF_HUB_OFFLINE="1")
+    assert "the script of a metric is code: refused" in printed
+    assert names_in(thesis.parent) == {"thesis.tex"}
 
 
 # --- the door -------------------------------------------------------------------------------------

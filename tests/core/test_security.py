@@ -391,6 +391,41 @@ def test_model_that_names_code_of_the_hub_is_refused(
     assert "attn_implementation 'somebody/kernel'" in error.value.message
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from slurmft.train import rank; rank.prepare()",
+        "from slurmft.train import prefetch; prefetch.main(['{}'])",
+    ],
+)
+def test_no_kind_of_model_brings_code_of_the_hub(tmp_path: Path, start: str) -> None:
+    """transformers would execute it for some, as soon as the package `kernels` is installed."""
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("__version__ = '0.18.2'\n")
+    facts = tmp_path / "kernels-0.18.2.dist-info" / "METADATA"
+    facts.parent.mkdir()
+    facts.write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.2\n")
+    code = (
+        f"{start}\n"
+        "from transformers.utils import is_kernels_available\n"
+        "print(is_kernels_available())\n"
+        "try:\n"
+        "    from transformers.integrations.hub_kernels import get_kernel\n"
+        "    get_kernel('kernels-community/yoso', version=1)\n"
+        "except ImportError: print('no code')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-2:] == ["False", "no code"], done.stderr
+
+
 def test_a_run_that_is_held_is_told_of_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

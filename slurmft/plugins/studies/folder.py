@@ -15,15 +15,19 @@ from slurmft import locks
 from slurmft.cluster.status import RunStatus, run_statuses
 from slurmft.core import descent, filesystem, permissions
 from slurmft.core.credentials import redact
-from slurmft.core.errors import UsageError
+from slurmft.core.errors import UsageError, one_line
 from slurmft.core.files import parse_toml, read_text, write_text
 from slurmft.core.filesystem import absolute
 from slurmft.core.run_files import Metrics
+from slurmft.core.trusted import NotOwnError
 from slurmft.plugins.studies import spec
 from slurmft.plugins.studies.spec import Cell, RepeatKey, Study
 from slurmft.runs import records, scan
 from slurmft.runs.rundir import RunDir
 from slurmft.runs.scan import MeasuredRun
+
+RUNS = "runs"
+"""Name of the folder with a study's runs, in that of the study."""
 
 
 class HeldError(UsageError):
@@ -35,6 +39,19 @@ def folder_of(study: Study, studies_dir: str) -> Path:
     if study.is_in_own_folder:
         return descent.pinned(study.path.parent)
     return descent.pinned(absolute(studies_dir)) / study.name
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Holds the folder of a study, or one in it, for whoever acts on what is there: the study's own
+    link may lead to a disk where a group can write, and rename.
+
+    Raises:
+        NotOwnError: it is another user's, or others can write it.
+        OSError: it cannot be opened.
+    """
+    with spec.STUDY.folder(folder) as opened, descent.held(folder, opened):
+        yield
 
 
 @contextlib.contextmanager
@@ -54,10 +71,10 @@ def exclusive(folder: Path, share_with_group: bool = False) -> Iterator[None]:
             permissions.make_folder(folder, share_with_group, exist_ok=True)
             permissions.settle(share_with_group)
             # Run directories hold what jobs start: no other user may have put the folder there.
-            with spec.STUDY.folder(folder) as opened:
-                stack.enter_context(descent.held(folder, opened))
-            runs = descent.through(folder) / "runs"
+            stack.enter_context(held(folder))
+            runs = descent.through(folder) / RUNS
             permissions.make_folder(runs, share_with_group, exist_ok=True)
+            stack.enter_context(held(folder / RUNS))
             stack.enter_context(locks.hold(folder / ".lock"))
         except BlockingIOError as holder:
             raise HeldError(
@@ -228,9 +245,24 @@ def study_status(study: Study, folder: Path) -> StudyStatus:
     return StudyStatus(list(repeats.values()), others, problems)
 
 
+def own_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
+    """Returns the runs in a study's folder whose jobs a command may end, and a line for each other
+    one: what somebody else has written names a job of anybody's."""
+    runs, problems = find_runs(folder)
+    own = []
+    for run in runs:
+        try:
+            RunDir(run.path).inode_of_own()
+        except (NotOwnError, OSError) as error:
+            problems.append(one_line(error))
+            continue
+        own.append(run)
+    return own, problems
+
+
 def find_runs(folder: Path) -> tuple[list[MeasuredRun], list[str]]:
     """Returns the runs in a study's folder, oldest first, and what could not be read."""
-    top = folder / "runs"
+    top = folder / RUNS
     # Before the first submission there is no such folder, which `scan.find` takes for a mistake.
     if not top.is_dir():
         return [], []

@@ -26,6 +26,7 @@ from slurmft.core.options import flag
 from slurmft.core.site import in_file, merge, site_defaults
 from slurmft.core.text import some
 from slurmft.plugins.studies import cells, programs, spec
+from slurmft.plugins.studies import folder as study_folder
 from slurmft.plugins.studies.folder import Repeat, StudyStatus
 from slurmft.plugins.studies.spec import Study
 from slurmft.programs import submission
@@ -77,7 +78,7 @@ def configurations(study: Study, folder: Path, make: bool = True) -> Configs:
     if study.program:
         site_options = OPTIONS | FLAGS
     site = site_defaults(site_options)
-    fixed = study.fixed | {"runs_dir": str(folder / "runs")}
+    fixed = study.fixed | {"runs_dir": str(folder / study_folder.RUNS)}
     # The site file's name would be overridden by one in `fixed`.
     if "job_name" not in site:
         fixed = {"job_name": study.name} | fixed
@@ -305,6 +306,13 @@ def submit_arrays(
     scripts = todo.folder / "arrays"
     share = any(config.job.share_with_group for config in todo.configs.values())
     permissions.make_folder(scripts, share, exist_ok=True)
+    with study_folder.held(scripts):
+        return _submit_each(todo, due, scripts)
+
+
+def _submit_each(
+    todo: Submission, due: Sequence[Repeat], scripts: Path
+) -> dict[tuple[str, int], str]:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     provenance = todo.provenance()
     jobs: dict[tuple[str, int], str] = {}

@@ -72,7 +72,7 @@ def check_finished(run: RunDir) -> dict[str, Any]:
 
 def _why_no_model(run: RunDir) -> str:
     """Returns where to look for a model that is not in the folder of its run."""
-    program = run.load_config().program
+    program = run.load_own_config().program
     if program.kind == PREDICT:
         trained = trained_by(program.settings)
         return f"it is a prediction; give the run that trained the model: {trained}"

@@ -6,18 +6,27 @@ import importlib.util
 import os
 import re
 import shlex
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from slurmft.core import interpreter
-from slurmft.core.errors import UsageError
+from slurmft.core.errors import SlurmftWarning, UsageError
 from slurmft.core.files import other_kind, read_json
 from slurmft.core.filesystem import absolute
-from slurmft.core.hub import datasets_cache, hub_cache, is_hub_offline, is_local
+from slurmft.core.hub import (
+    check_id,
+    datasets_cache,
+    hub_cache,
+    is_hub_id,
+    is_hub_offline,
+    is_local,
+)
 from slurmft.core.options import flag, options
 from slurmft.core.permissions import user_name
 from slurmft.core.text import some
+from slurmft.core.trusted import other_owner
 from slurmft.train import ipex, metric_spec
 from slurmft.train.config import TrainConfig, frozen_layers
 from slurmft.train.login.rows import as_argument, cure_of_json, files_of
@@ -300,8 +309,28 @@ def notes_of_names(train: TrainConfig) -> list[str]:
     return notes
 
 
+def check_hub_names(train: TrainConfig) -> None:
+    """Checks in a job that what was a name of the hub at the submission still is none of a file;
+    raises UsageError."""
+    if train.model is not None:
+        check_id("--model", train.model)
+    main, *mixed = train.sources()
+    if main.data is not None:
+        check_id("--data", main.data)
+    for source in mixed:
+        check_id("--mix", str(source.data))
+
+
 def _folder(flag: str, name: str) -> Path:
     path = absolute(name)
+    other_user = other_owner(path)
+    if is_hub_id(name) and other_user:
+        warnings.warn(
+            f"{flag} {name!r} is {str(path)!r} here, which belongs to {other_user}, not what the "
+            "hub has by that name",
+            SlurmftWarning,
+            stacklevel=2,
+        )
     if path.is_file() and flag == "--data":
         suffix = suffix_of(path.name)
         if suffix is None:

@@ -28,6 +28,7 @@ from slurmft.train.config import (
 )
 from slurmft.train.data.token_data import TokenData, balanced
 from slurmft.train.login.formats import check_step, left_out
+from slurmft.train.login.sources import check_hub_names
 from slurmft.train.loop import memory_limits, token_files
 from slurmft.train.loop.checkpoint import Checkpoint
 from slurmft.train.loop.memory_limits import NO_LIMITS, MemoryLimits
@@ -77,6 +78,7 @@ class Setup:
         run_dir = RunDir(job.run_dir)
         # A task of the user's own is imported from the copy that submission made from here on.
         config = ResolvedConfig.of(job.config.program)
+        check_hub_names(config)
         task = tasks.get(config)
         precision = choose_precision(config, world)
         choice.check(config, world, precision)

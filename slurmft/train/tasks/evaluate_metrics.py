@@ -384,6 +384,7 @@ def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
         uses_cache = is_cached(spec, modules) and not refresh
         evaluate.config.HF_EVALUATE_OFFLINE = is_offline or uses_cache
         # It copies the script into the cache, and executes nothing of it yet.
+        _check_cache(modules)
         imported = loading.evaluation_module_factory(name)
         check_trusted(modules, imported.module_path)
         metric_class = loading.import_main_class(imported.module_path)
@@ -407,6 +408,30 @@ def _load(spec: MetricSpec, seed: int | None, refresh: bool) -> Any:
     return module
 
 
+def _check_cache(modules: Path) -> None:
+    """Looks at the folders into which evaluate writes by their paths: others could have put links
+    to folders of this user's there.
+
+    Raises:
+        UsageError: somebody else can write them.
+    """
+    scripts = modules / "evaluate_modules"
+    try:
+        for folder in (modules, scripts, scripts / "metrics"):
+            if os.path.lexists(folder):
+                with SCRIPTS.folder(folder):
+                    pass
+    except trusted.NotOwnError as error:
+        raise _not_own(error) from error
+
+
+def _not_own(error: trusted.NotOwnError) -> UsageError:
+    return UsageError(
+        f"the script of a metric is code: {error.message}",
+        f"{error.hint}; or a cache of your own: export HF_MODULES_CACHE=DIR, slurmft fetch",
+    )
+
+
 def check_trusted(modules: Path, module_path: str) -> None:
     """Looks at all files that are executed when a module of evaluate's cache is imported.
 
@@ -425,10 +450,7 @@ def check_trusted(modules: Path, module_path: str) -> None:
             folder = folder / part
         _check_code(folder, with_folders=True)
     except trusted.NotOwnError as error:
-        raise UsageError(
-            f"the script of a metric is code: {error.message}",
-            f"{error.hint}; or a cache of your own: export HF_MODULES_CACHE=DIR, slurmft fetch",
-        ) from error
+        raise _not_own(error) from error
 
 
 def _check_code(folder: Path, with_folders: bool = False) -> None:

@@ -61,7 +61,7 @@ from slurmft.cluster.slurm import job_array
 from slurmft.cluster.slurm import launcher as slurm
 from slurmft.cluster.slurm.batch_script import inside_text
 from slurmft.cluster.status import RunStatus
-from slurmft.core import descent, interruption, shipped
+from slurmft.core import interruption, shipped
 from slurmft.core.config import JobConfig
 from slurmft.core.errors import Exit, UsageError
 from slurmft.core.options import options
@@ -300,7 +300,7 @@ def cancel_main(argv: list[str]) -> int:
     except study_folder.HeldError:
         # Without Slurm, `study run` holds the folder as long as it runs, and ends with a run that
         # is cancelled. With Slurm, the other command ends soon, and the user can wait for it.
-        with spec.STUDY.folder(folder) as opened, descent.held(folder, opened):
+        with study_folder.held(folder), study_folder.held(folder / study_folder.RUNS):
             runs = _alive_runs(folder)
             alive = [run for run in runs if run.cluster != "slurm"]
             if not alive:
@@ -310,8 +310,9 @@ def cancel_main(argv: list[str]) -> int:
 
 
 def _alive_runs(folder: Path) -> list[RunStatus]:
-    """Returns the runs of a study that wait or run; warns of what cannot be read."""
-    runs, problems = study_folder.find_runs(folder)
+    """Returns the runs of a study that wait or run; warns of what cannot be read, or is another
+    user's."""
+    runs, problems = study_folder.own_runs(folder)
     lines = []
     for problem in problems:
         lines.append(f"warning: {problem}; its job, if it has one, is not cancelled")
