@@ -749,6 +749,7 @@ def test_data_without_a_task(tmp_path: Path, values: dict[str, Any]) -> None:
     assert slurmft(*shlex.split(look)[1:]).code == 0
 
 
+@pytest.mark.processes
 def test_submit_refuses_before_anything_is_written(tmp_path: Path) -> None:
     data = folder_of(tmp_path / "data", TICKETS + "gone,\n")
     source = (

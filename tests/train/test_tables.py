@@ -21,7 +21,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from slurmft.core.errors import UsageError
 from slurmft.train.login import rows
-from slurmft.train.login.rows import read_columns, write_rows
+from slurmft.train.login.rows import cure_of_words, read_columns, write_rows
 from slurmft.train.login.sources import find_split
 
 PARTS = (
@@ -233,6 +233,53 @@ def test_cure_of_json_works_as_typed(
     subprocess.run(["bash", "-c", command], check=True)
     columns = read_columns(find_split(tmp_path, "train"))
     assert pandas.DataFrame(columns).to_dict("records") == rows_of_it
+
+
+CONLL = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+"German" JJ B-NP B-MISC
+
+Peter_B. NNP B-NP B-PER
+"""
+WORD_ROWS = [
+    {"tokens": ["EU", "rejects", '"German"'], "tags": ["B-ORG", "O", "B-MISC"]},
+    {"tokens": ["Peter_B."], "tags": ["B-PER"]},
+]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.conll", CONLL),
+        ("train.txt", CONLL.replace("\n", "\r\n")),
+        ("train.tsv", CONLL.replace(" ", "\t")),
+        ("train.csv", CONLL.replace(" ", "\t")),
+        ("train.bio", "# id 1\n" + CONLL.replace(" ", "\t") + "\n\n"),
+    ],
+)
+def test_cure_of_words_works_as_typed(name: str, content: str, tmp_path: Path) -> None:
+    """A word a line, as CoNLL's files have it."""
+    (tmp_path / name).write_bytes(content.encode())
+    with pytest.raises(UsageError) as caught:
+        read_columns(find_split(tmp_path, "train"), ("tokens", "tags"))
+    _, _, command = (caught.value.hint or "").partition(": ")
+    command = command.replace("python", shlex.quote(sys.executable), 1)
+    subprocess.run(["bash", "-c", command], check=True)
+    columns = read_columns(find_split(tmp_path, "train"))
+    assert pandas.DataFrame(columns).to_dict("records") == WORD_ROWS
+
+
+@pytest.mark.parametrize(
+    "content", ["a b\nc\n", "once upon a time\nthere was\n", "a O\n\nb x\n"]
+)
+def test_other_texts_are_not_taken_for_words(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.txt"
+    file.write_text(content)
+    assert not cure_of_words(file)
+    assert read_columns(file, ("text",))["text"] == [content]
 
 
 def test_types_of_a_parquet_stay(tmp_path: Path) -> None:

@@ -691,6 +691,7 @@ def _check_header(header: Sequence[str], path: Path, names: Sequence[str]) -> No
     ]
     if not missing:
         return
+    _check_no_words(path, names)
     cells = [cell for cell in header if cell.strip()]
     has_text = any(len(cell.split()) > _MOST_WORDS_OF_NAME for cell in cells)
     has_number = any(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", cell) for cell in cells)
@@ -869,6 +870,72 @@ def cure_of_json(file: Path) -> str:
     return ""
 
 
+_TAG = re.compile(r"O|[BIESLU][-_].+")
+"""The label of a word in the schemes of seqeval."""
+_COMMENTS = ("#", "-DOCSTART-")
+"""How lines of CoNLL's files begin that have no word."""
+
+
+def cure_of_words(file: Path) -> str:
+    """Returns the command that writes the rows of a file in CoNLL's form a row a line; "": it is in
+    another one.
+
+    In that form a line has a word first and its label last, and a blank line ends a text.
+    """
+    try:
+        with open_regular(file) as raw:
+            beginning = raw.read(_BLOCK_BYTES)
+    except (OSError, ValueError):  # whatever reads it says so
+        return ""
+    # The last line may be cut off.
+    lines = beginning.decode(errors="replace").split("\n")[:-1]
+    separator = None
+    if b"\t" in beginning:
+        separator = "\t"
+    rows = [
+        line.rstrip().split(separator)
+        for line in lines
+        if line.strip() and not line.startswith(_COMMENTS)
+    ]
+    widths = {len(row) for row in rows}
+    # A word and its label; with others between them, all lines have as many.
+    if len(widths) != 1 or min(widths) < 2:
+        return ""
+    if not all(_TAG.fullmatch(row[-1]) for row in rows):
+        return ""
+    new = file.with_suffix(".jsonl")
+    cells = "split()"
+    if separator:
+        cells = "split(chr(9))"
+    code = (
+        "import itertools, json, sys; old, new = sys.argv[1:]; "
+        "file = open(old, encoding='utf-8-sig'); "
+        "texts = itertools.groupby(file, lambda line: bool(line.strip())); "
+        f"rows = ([line.rstrip().{cells} for line in text if not line.startswith({_COMMENTS})] "
+        "for is_text, text in texts if is_text); "
+        "open(new, 'w').writelines(json.dumps({'tokens': [cells[0] for cells in row], "
+        "'tags': [cells[-1] for cells in row]}) + '\\n' for row in rows if row)"
+    )
+    names = f"{as_argument(file)} {as_argument(new)}"
+    command = f'python -c "{code}" {names}'
+    # Of two files of a split none is read.
+    if file.suffix in (".txt", ".tsv", ".csv"):
+        command += (
+            f" && mv {as_argument(file)} {as_argument(file.with_suffix('.conll'))}"
+        )
+    return f"write a text a line, with its words and labels: {command}"
+
+
+def _check_no_words(path: Path, names: Sequence[str]) -> None:
+    """Raises UsageError where a file lacks columns, as it is in CoNLL's form."""
+    if cure := cure_of_words(path):
+        raise UsageError(
+            f"{str(path)!r} has a word a line, as files of CoNLL, and no columns "
+            f"{' and '.join(names)}",
+            cure,
+        )
+
+
 def _parquet(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
     import pyarrow.parquet  # 100 ms: only a parquet file pays for it
 
@@ -999,6 +1066,9 @@ def class_names(path: Path) -> dict[str, list[str]]:
 
 def _text(raw: BinaryIO, path: Path, names: Sequence[str]) -> Iterator[list[Any]]:
     """Yields the parts of one long text, of whole lines."""
+    # A text has one column.
+    if any(not isinstance(name, OptionalColumn) for name in names[1:]):
+        _check_no_words(path, names)
     chosen = _chosen(str(path), names, names[:1])
     yield chosen
     lines = _lines(raw, path)

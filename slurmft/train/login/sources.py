@@ -29,7 +29,7 @@ from slurmft.core.text import some
 from slurmft.core.trusted import other_owner
 from slurmft.train import ipex, metric_spec
 from slurmft.train.config import TrainConfig, frozen_layers
-from slurmft.train.login.rows import as_argument, cure_of_json, files_of
+from slurmft.train.login.rows import as_argument, cure_of_json, cure_of_words, files_of
 from slurmft.train.login.validation_part import (
     VALIDATION,
     has_validation,
@@ -788,6 +788,9 @@ def find_split(folder: Path, split: str) -> Path:
                 hint = cure_of_json(file) or (
                     f"if each line of it is a row: mv {as_argument(file)} {lines}"
                 )
+        for name in sorted(os.listdir(folder)):
+            if name.startswith(f"{split}.") and (cure := cure_of_words(folder / name)):
+                hint = cure
         hint = _cure_of_hashes(folder, split) or hint
         raise NoSplitError(
             f"the data folder {str(folder)!r} has no {split} file: {_contents(folder)}",
